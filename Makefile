@@ -1,0 +1,71 @@
+# Run `make` for what there is. Everything happens in .venv, which `make setup` creates; nothing else is installed.
+
+VENV := .venv
+BASE_PYTHON ?= python3
+PYTHON ?= $(VENV)/bin/python
+WITHOUT ?=
+
+SET_UP := $(VENV)/.set-up
+SET_UP_211 := .venv-torch211/.set-up
+BENCHMARKS := $(sort $(wildcard benchmarks/*.py))
+RUN_PARTS := $(VENV)/bin/python ci/run_parts.py
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup tour test test-all lint bench gpu-test clean
+
+help:  ## what you are reading
+	@echo "opsmith: a PyTorch operator, declared once."
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "Each sets up what it needs, so begin with any: 'make tour' shows opsmith, 'make test' shows that it works."
+	@echo
+	@echo "  make setup BASE_PYTHON=python3.12      the Python (3.11 or newer) that .venv is made from"
+	@echo "  make gpu-test PYTHON=python3           an environment of yours that has pytest and torch for your GPU"
+	@echo "  make test-all WITHOUT=torch-2.11       leave a part out; the closing table says so"
+
+setup: $(SET_UP)  ## create .venv with opsmith and everything that development uses
+
+tour: $(SET_UP)  ## see what opsmith does, on real input, start to end
+	$(VENV)/bin/opsmith tour
+
+test: $(SET_UP)  ## lint, types, tests, examples and documentation: what must pass before a push (under 15 minutes)
+	$(RUN_PARTS) test
+
+test-all: $(SET_UP) $(if $(filter torch-2.11,$(WITHOUT)),,$(SET_UP_211))  ## all of that, the slow tests, and the oldest torch that we support
+	$(RUN_PARTS) test-all $(if $(WITHOUT),--without $(WITHOUT))
+
+lint: $(SET_UP)  ## ruff and mypy alone
+	$(RUN_PARTS) test --only lint types
+
+bench: $(SET_UP)  ## run every benchmark in benchmarks/
+	@$(if $(BENCHMARKS),,echo "bench: there is no benchmarks/*.py" >&2; exit 1)
+	@set -e; for benchmark in $(BENCHMARKS); do echo "--- $$benchmark"; $(VENV)/bin/python "$$benchmark"; done
+
+# With PYTHON, nothing is installed: neither .venv nor opsmith.
+gpu-test: $(if $(filter $(VENV)/bin/python,$(PYTHON)),$(SET_UP))  ## the tests that need a GPU
+	@$(PYTHON) -c 'import torch; torch.cuda.is_available() or exit("gpu-test: the torch of $(PYTHON) sees no GPU")'
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+
+clean:  ## remove builds, caches and out/, but not the environments
+	rm -rf build dist out .mypy_cache .pytest_cache .ruff_cache
+	find . -path './.venv*' -prune -o -path ./.git -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -exec rm -rf {} +
+
+# A file in each environment says when it was last brought up to date.
+
+$(SET_UP): requirements/dev.txt requirements/tests.txt pyproject.toml
+	$(call make_environment,$(VENV),requirements/dev.txt)
+
+$(SET_UP_211): requirements/torch-2.11.txt requirements/tests.txt pyproject.toml
+	$(call make_environment,.venv-torch211,requirements/torch-2.11.txt)
+
+# The pinned torch comes first; opsmith itself, in editable form, must then bring nothing along.
+define make_environment
+	@$(BASE_PYTHON) -c 'import sys; sys.version_info >= (3, 11) or exit("setup: $(BASE_PYTHON) is older than Python 3.11; name another one with BASE_PYTHON=")'
+	test -x $(1)/bin/python || $(BASE_PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --requirement $(2)
+	$(1)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(1)/bin/python -m pip check
+	@touch $@
+endef

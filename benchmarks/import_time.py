@@ -1,0 +1,44 @@
+"""How long `import opsmith` takes beyond `import torch`: each in fresh processes, in turn, medians and spread.
+
+The stated limit is 60 ms; this prints figures and judges nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+
+ROUNDS = 9
+LIMIT_MS = 60
+
+# The clock starts after `import torch`: the difference of two whole processes would drown in their noise.
+TIMED = """
+import time
+import torch
+start = time.perf_counter()
+{statement}
+print((time.perf_counter() - start) * 1e3)
+"""
+
+
+def milliseconds(statement: str) -> float:
+    """Time one statement in a fresh process that has imported torch."""
+    command = [sys.executable, "-W", "ignore", "-c", TIMED.format(statement=statement)]
+    return float(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+
+def main() -> None:
+    statements = ["import opsmith", "import opsmith.ops", "pass"]
+    times: dict[str, list[float]] = {statement: [] for statement in statements}
+    for _ in range(ROUNDS):
+        for statement in statements:
+            times[statement].append(milliseconds(statement))
+    print(f"after `import torch`, {ROUNDS} fresh processes each, milliseconds (limit for opsmith: {LIMIT_MS})")
+    for statement, taken in times.items():
+        low, middle, high = min(taken), statistics.median(taken), max(taken)
+        print(f"  {statement:40s} median {middle:6.1f}   min {low:6.1f}   max {high:6.1f}")
+
+
+if __name__ == "__main__":
+    main()

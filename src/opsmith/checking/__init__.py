@@ -1,0 +1,8 @@
+"""The check face: is this operator right, and if not, what is wrong, where, and why?"""
+
+from __future__ import annotations
+
+from opsmith.checking.report import Failure, Outcome, Report
+from opsmith.checking.session import check
+
+__all__ = ["Failure", "Outcome", "Report", "check"]

@@ -1,0 +1,130 @@
+"""Where two tensors differ most, and what they look like there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The element at which a tensor is furthest from what it should be.
+
+    Args:
+        index: Place of the element.
+        got: Its value.
+        expected: The right value.
+        wrong: How many elements are outside the bound.
+        total: How many elements there are.
+        units: Distance, in units; None for exact values.
+        allowed: How many units would have been right.
+        unit: What the units are.
+    """
+
+    index: tuple[int, ...]
+    got: complex | float | int | bool
+    expected: complex | float | int | bool
+    wrong: int
+    total: int
+    units: float | None = None
+    allowed: float | None = None
+    unit: str = "rounding units"
+
+    def __str__(self) -> str:
+        place = f"at {list(self.index)} " if self.index else ""
+        count = f"; {self.wrong} of {self.total} elements are wrong" if self.total > 1 else ""
+        return f"{place}it is {_number(self.got)} where {_number(self.expected)} is right{count}"
+
+    def evidence(self) -> dict[str, Any]:
+        """The difference as a report keeps it."""
+        found: dict[str, Any] = {
+            "index": list(self.index),
+            "got": self.got,
+            "expected": self.expected,
+            "wrong elements": f"{self.wrong} of {self.total}",
+        }
+        if self.units is not None and self.allowed is not None:
+            found[f"{self.unit} off"] = float(f"{self.units:.3g}")
+            found[f"{self.unit} allowed"] = float(f"{self.allowed:.3g}")
+        return found
+
+
+def largest(got: Tensor, expected: Tensor, unit: Tensor, allowed: float, judged: Tensor) -> Difference | None:
+    """The element furthest outside its bound; None where all are inside.
+
+    Args:
+        got: What came.
+        expected: What is right, of the same shape.
+        unit: Rounding unit of each element.
+        allowed: How many units an element may be off.
+        judged: Elements that count.
+    """
+    mine = got.detach().to(expected.dtype)
+    distance = (mine - expected).abs() / unit
+    # What is no number compares by being the same; so does an infinity that the narrower dtype has made.
+    rounded = expected.to(got.dtype).to(expected.dtype)
+    same = (mine == rounded) | (mine == expected) | (mine.isnan() & expected.isnan())
+    distance = torch.where(same, 0.0, distance.nan_to_num(float("inf"), float("inf")))
+    distance = torch.where(judged, distance, 0.0)
+    wrong = distance > allowed
+    if not wrong.any():
+        return None
+    index = _place(distance)
+    return Difference(
+        index,
+        got.detach()[index].item(),
+        expected[index].item(),
+        int(wrong.sum()),
+        got.numel(),
+        float(distance[index]),
+        allowed,
+    )
+
+
+def off_gradcheck(got: Tensor, expected: Tensor) -> Difference | None:
+    """The element furthest outside the tolerances of `torch.autograd.gradcheck`, for finite differences."""
+    tolerance = 1e-5 + 1e-3 * expected.abs()
+    found = largest(got, expected, tolerance, 1.0, torch.ones_like(tolerance, dtype=torch.bool))
+    return None if found is None else replace(found, unit="tolerances of gradcheck")
+
+
+def unequal(got: Tensor, expected: Tensor) -> Difference | None:
+    """The first element that is not exactly the same; nan equals nan."""
+    mine, right = got.detach(), expected.detach()
+    same = (mine == right) | ((mine != mine) & (right != right))
+    if same.all():
+        return None
+    index = _place(~same)
+    return Difference(index, mine[index].item(), right[index].item(), int((~same).sum()), got.numel())
+
+
+def form_fault(got: Tensor, expected: Tensor, *, strides: bool) -> tuple[str, str, str] | None:
+    """In what two tensors differ but for values: (`shape`, got, expected), or `dtype`, `device`, `stride`."""
+    if got.shape != expected.shape:
+        return "shape", str(list(got.shape)), str(list(expected.shape))
+    if got.dtype != expected.dtype:
+        return "dtype", str(got.dtype), str(expected.dtype)
+    if got.device.type != expected.device.type:
+        return "device", str(got.device), str(expected.device)
+    if strides and _walked(got) != _walked(expected):
+        return "stride", str(list(got.stride())), str(list(expected.stride()))
+    return None
+
+
+def _walked(tensor: Tensor) -> list[int]:
+    """The strides that say where elements lie: none for an empty tensor, none for a dimension of one."""
+    if not tensor.numel():
+        return []
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+
+
+def _place(score: Tensor) -> tuple[int, ...]:
+    position = score.to(torch.float64).argmax()
+    return tuple(int(i) for i in torch.unravel_index(position, score.shape)) if score.dim() else ()
+
+
+def _number(value: complex | float | int | bool) -> str:
+    return f"{value:.6g}" if isinstance(value, float | complex) else str(value)

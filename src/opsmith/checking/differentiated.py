@@ -1,0 +1,102 @@
+"""Which inputs of a sample have a gradient to check, and why others have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.derivative import with_gradient
+from opsmith.checking.sample import Sample, is_inexact
+from opsmith.checking.subject import Subject
+from opsmith.core.answers import NonDifferentiable, NotImplementedGradient
+from opsmith.core.gradients import Formula
+from opsmith.core.location import where
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """The flat arguments of a sample that gradients flow to.
+
+    Args:
+        places: Those to check.
+        refused: For each input that has no gradient to check, why not.
+    """
+
+    places: tuple[int, ...]
+    refused: dict[str, str]
+
+    def subsets(self) -> Iterator[tuple[int, ...]]:
+        """Each place alone, then all of them together."""
+        for place in self.places:
+            yield (place,)
+        if len(self.places) > 1:
+            yield self.places
+
+
+def differentiated(subject: Subject, sample: Sample) -> Differentiated:
+    """Which inputs of a sample are differentiated: floating tensors with a gradient, derived or given.
+
+    There are none where no result has a dtype that has gradients. A floating result of which autograd knows
+    nothing is no such case: finite differences have to bear out that it is constant.
+    """
+    if not any(results_with_gradient(subject, subject.call(sample, sample.at()))):
+        return Differentiated((), {})
+    rules = subject.specification.gradients
+    places: list[int] = []
+    refused: dict[str, str] = {}
+    for place in sample.inexact:
+        name = sample.names[place]
+        rule = rules.rules.get(name)
+        if isinstance(rule, NotImplementedGradient):
+            refused[name] = f"the gradient of `{name}` is not implemented: {rule.reason}"
+        elif rule is None and subject.specification.opaque and rules.stand_in is None:
+            refused[name] = (
+                f"`{name}` has no gradient: the operator is opaque; write "
+                f"`.gradients({name}=lambda grad: ...)`, or `{name}=opsmith.non_differentiable`"
+            )
+        elif not isinstance(rule, NonDifferentiable):
+            places.append(place)
+    return Differentiated(tuple(places), refused)
+
+
+def given_instead(subject: Subject, sample: Sample) -> dict[str, str]:
+    """Inputs with a formula that a sample does not differentiate, and what it gives instead."""
+    inexact = {sample.names[place] for place in sample.inexact}
+    rules = subject.specification.gradients.rules
+    instead: dict[str, str] = {}
+    for name, value in zip(sample.names, sample.flat, strict=True):
+        if isinstance(rules.get(name), Formula) and name not in inexact:
+            instead[name] = str(value.dtype) if isinstance(value, Tensor) else repr(value)
+    empty = [name for name, rule in rules.items() if isinstance(rule, Formula) and name not in sample.names]
+    return {**instead, **dict.fromkeys(empty, "an empty list")}
+
+
+def nothing_to_differentiate(subject: Subject) -> bool:
+    """Whether no result asks for a gradient in any sample, though every floating input does."""
+    for sample in subject.samples:
+        flat = [value.requires_grad_() if is_inexact(value) else value for value in sample.at(torch.float64)]
+        with torch.enable_grad():
+            if any(with_gradient(result) for result in subject.call(sample, flat)):
+                return False
+    return True
+
+
+def rule_place(subject: Subject, name: str) -> str:
+    """`file:line` of what computes the gradient of an input."""
+    specification = subject.specification
+    rule = specification.gradients.rules.get(name)
+    if isinstance(rule, Formula):
+        return rule.where
+    stand_in = specification.gradients.stand_in
+    return where(stand_in) if stand_in is not None and rule is None else specification.where
+
+
+def results_with_gradient(subject: Subject, results: Sequence[Tensor]) -> list[bool]:
+    """Which of the visible results a gradient can come in for."""
+    return [
+        described.differentiable and is_inexact(result)
+        for described, result in zip(subject.results, results, strict=True)
+    ]

@@ -1,0 +1,61 @@
+"""The fake kernel tells the form of the real results: tracing, compiling and exporting build on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.checking.difference import form_fault
+from opsmith.checking.property import Findings, Note, raised
+from opsmith.checking.report import Failure
+from opsmith.checking.sample import Sample
+from opsmith.checking.subject import Subject
+from opsmith.core.location import where
+from opsmith.torch_library import capabilities
+
+
+def compare_fake(
+    check: str, subject: Subject, sample: Sample, flat: Sequence[Any], results: Sequence[Tensor], case: str
+) -> Findings:
+    """Run the operator on fake tensors; hold shape, dtype, stride and device to those of the real results.
+
+    Args:
+        check: Name of the property that asks.
+        subject: What is under check.
+        sample: The sample.
+        flat: Its arguments.
+        results: What the operator returned for them.
+        case: Sample, dtype and device, in words.
+    """
+    mode = capabilities.fake_mode()
+    faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
+    try:
+        with mode:
+            fakes = subject.call(sample, faked)
+    except errors.MissingFakeError as error:
+        yield Note(f"the fake kernel was left out, since there is none: {error.mend}")
+        return
+    except Exception as error:
+        failure = raised(check, subject, error, case)
+        message = f"on fake tensors, where there is a form and no data, it raises {failure.message}"
+        yield replace(failure, cause="fake-raises", message=message)
+        return
+    function = subject.specification.fake or subject.specification.reference
+    for fake, real, result in zip(fakes, results, subject.results, strict=True):
+        fault = form_fault(fake, real, strides=True)
+        if fault is None:
+            continue
+        aspect, mine, right = fault
+        yield Failure(
+            check,
+            result.name,
+            f"fake-{aspect}",
+            f"the fake kernel gives `{result.name}` the {aspect} {mine}, and the real one {right}: "
+            "code compiled for the one would be wrong for the other",
+            where(function),
+            {"sample": case, "fake": mine, "real": right},
+        )

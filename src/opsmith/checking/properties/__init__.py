@@ -1,0 +1,29 @@
+"""The properties that a right operator has, one to a file, in the order in which they are checked."""
+
+from __future__ import annotations
+
+from opsmith.checking.properties.effects import EFFECTS
+from opsmith.checking.properties.forward import FORWARD
+from opsmith.checking.properties.forward_mode import FORWARD_MODE
+from opsmith.checking.properties.gradient import GRADIENT
+from opsmith.checking.properties.integration import INTEGRATION
+from opsmith.checking.properties.randomness import RANDOMNESS
+from opsmith.checking.properties.second_order import SECOND_ORDER
+from opsmith.checking.properties.surrogate import SURROGATE
+from opsmith.checking.property import Property
+
+__all__ = ["PROPERTIES"]
+
+PROPERTIES: dict[str, Property] = {
+    known.name: known
+    for known in (
+        FORWARD,
+        GRADIENT,
+        SURROGATE,
+        FORWARD_MODE,
+        SECOND_ORDER,
+        RANDOMNESS,
+        EFFECTS,
+        INTEGRATION,
+    )
+}

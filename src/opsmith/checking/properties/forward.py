@@ -1,0 +1,141 @@
+"""The results are right: every kernel and the call itself, against the reference, in every dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.case import NARROW, WIDE, Case, cases, short
+from opsmith.checking.difference import form_fault
+from opsmith.checking.fake_kernel import compare_fake
+from opsmith.checking.hypotheses import UNKNOWN, explain_difference
+from opsmith.checking.property import Findings, Note, Property, each_sample, raised
+from opsmith.checking.replay import call_code, replay, visible_code
+from opsmith.checking.report import Failure
+from opsmith.checking.sample import Sample, is_inexact
+from opsmith.checking.subject import Subject, missing_device
+from opsmith.checking.truth import Measure
+from opsmith.core.calls import tensors_in
+from opsmith.core.kernels import Kernel, Rejected, choose
+
+NAME = "forward"
+
+
+def run(subject: Subject) -> Findings:
+    """Run every kernel, the call and the fake kernel on every sample, in every dtype, on every device."""
+    for kernel in subject.specification.kernels:
+        reason = missing_device(kernel.device)
+        if reason is not None:
+            yield Note(f"the kernel for {kernel.device}, {kernel.where}, did not run: {reason}")
+    ran: set[Kernel] = set()
+    yield from each_sample(NAME, subject, partial(_sample, ran=ran))
+    yield from _idle(subject, ran)
+
+
+def _sample(subject: Subject, sample: Sample, ran: set[Kernel]) -> Findings:
+    reference = partial(subject.reference, sample)
+    measure = Measure.of(reference, sample.at(), subject.generator(), has_truth=subject.has_truth)
+    for case in cases(subject, sample, measure, (*WIDE, *NARROW)):
+        if isinstance(case, Note):
+            yield case
+            continue
+        if any(bound and bound.truth.numel() and not bound.judged.any() for bound in case.truth.bounds):
+            words = "the reference itself loses more than half of its digits"
+            yield Note(f"{sample} says nothing in {short(case.dtype)}, in which {words}")
+        wrong: set[Kernel] = set()
+        for kernel in subject.kernels_on(case.device):
+            if isinstance(kernel.consider(tensors_in(case.flat())), Rejected):
+                continue
+            ran.add(kernel)
+            for failure in _kernel(case, kernel):
+                wrong.add(kernel)
+                yield failure
+        yield from _call(case, wrong)
+
+
+def _kernel(case: Case, kernel: Kernel) -> Findings:
+    subject = case.subject
+    try:
+        results = subject.kernel(case.sample, case.flat(), kernel.function)
+    except Exception as error:
+        yield raised(NAME, subject, error, str(case))
+        return
+    every = range(len(subject.specification.schema.results))
+    yield from _compare(case, results, every, f"the kernel for {kernel.device}", kernel.where)
+
+
+def _call(case: Case, wrong: set[Kernel]) -> Findings:
+    """The call as users make it; if it runs a kernel that is wrong, it would only say so again."""
+    subject, flat = case.subject, case.flat()
+    chosen = choose(subject.specification.kernels, tensors_in(flat))[0]
+    if chosen is not None and chosen.kernel in wrong:
+        return
+    results = subject.call(case.sample, flat)
+    visible = subject.specification.schema.visible
+    yield from _compare(case, results, visible, "the operator", subject.specification.where)
+    yield from compare_fake(NAME, subject, case.sample, case.flat(), results, str(case))
+
+
+def _compare(
+    case: Case, results: Sequence[Tensor], positions: Sequence[int], what: str, where: str
+) -> Findings:
+    """Hold results to the truth: first their form, then their values."""
+    for got, position in zip(results, positions, strict=True):
+        name = case.subject.specification.schema.results[position].name
+        expected, right = case.truth.ordinary[position], case.truth.right[position]
+        assert expected is not None
+        assert right is not None
+        fault = form_fault(got, expected, strides=False)
+        if fault is not None:
+            aspect, mine, theirs = fault
+            message = f"{what} returns `{name}` with the {aspect} {mine}, and the reference with {theirs}"
+            evidence = {"sample": str(case), "got": mine, "expected": theirs}
+            yield Failure(NAME, name, aspect, message, where, evidence)
+            continue
+        difference = case.truth.judge(position, got)
+        if difference is None:
+            continue
+        cause, reason = explain_difference(got.cpu(), right) if is_inexact(got) else (UNKNOWN, "")
+        yield Failure(
+            NAME,
+            name,
+            cause,
+            f"`{name}` from {what} is wrong: {difference}" + (f"; {reason}" if reason else ""),
+            where,
+            {"sample": str(case), **difference.evidence()},
+            _replay(case, position),
+        )
+
+
+def _replay(case: Case, position: int) -> str | None:
+    """The call against the reference, which a hidden result does not show in."""
+    schema = case.subject.specification.schema
+    if position not in schema.visible:
+        return None
+    shown = schema.visible.index(position)
+    got, expected = visible_code(case.subject, shown, call_code(case.sample))
+    return replay(case.subject, case.sample, case.flat(), [f"torch.testing.assert_close({got}, {expected})"])
+
+
+def _idle(subject: Subject, ran: set[Kernel]) -> Findings:
+    """A kernel that could run here and takes no sample is a claim that nothing has looked at."""
+    for kernel in subject.specification.kernels:
+        if kernel in ran or missing_device(kernel.device) is not None:
+            continue
+        flats = [sample.at(device=torch.device(kernel.device)) for sample in subject.samples]
+        verdicts = [kernel.consider(tensors_in(flat)) for flat in flats]
+        reasons = sorted({verdict.reason for verdict in verdicts if isinstance(verdict, Rejected)})
+        yield Failure(
+            NAME,
+            None,
+            "not-exercised",
+            f"the kernel for {kernel.device} takes none of the samples ({'; '.join(reasons)}): "
+            "add a sample that it takes",
+            kernel.where,
+        )
+
+
+FORWARD = Property(NAME, "the results are those of the reference, in every dtype, from every kernel", run)

@@ -1,0 +1,123 @@
+"""Randomness is declared: whoever draws says so, and whoever says so draws."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from opsmith.checking.property import Findings, Property, each_sample
+from opsmith.checking.report import Failure
+from opsmith.checking.sample import Sample
+from opsmith.checking.subject import Subject, drawing_operations
+
+NAME = "randomness"
+
+
+def run(subject: Subject) -> Findings:
+    """Watch what the reference draws from, and whether a call moves any global random state."""
+    drew = False
+
+    def look(subject: Subject, sample: Sample) -> Findings:
+        nonlocal drew
+        draws = [name for name, own_generator in drawing_operations(subject, sample) if not own_generator]
+        moved = _states_moved(subject, sample)
+        drew = drew or bool(draws) or "torch" in moved
+        if not subject.specification.random and (draws or "torch" in moved):
+            yield _undeclared(subject, sample, draws)
+        for name in moved:
+            if name != "torch":
+                yield _foreign(subject, sample, name)
+
+    raised = False
+    for finding in each_sample(NAME, subject, look):
+        raised = raised or (isinstance(finding, Failure) and finding.cause == "raises")
+        yield finding
+    if subject.specification.random and not drew and not raised:
+        yield Failure(
+            NAME,
+            None,
+            "never-draws",
+            "it is declared `random=True` and drew from torch's random state in no sample; torch merges and "
+            "recomputes random operators less freely: leave `random=True` out, or add a sample that draws",
+            subject.specification.where,
+        )
+
+
+def _states_moved(subject: Subject, sample: Sample) -> list[str]:
+    """Which global random states a call of the operator moves; they are put back."""
+    before = {name: get() for name, (get, _) in _states().items()}
+    try:
+        with torch.no_grad():
+            args, kwargs = sample.arguments(sample.at())
+            subject.operator(*args, **kwargs)
+        return [
+            name for name, (get, _) in _states().items() if name in before and not _same(before[name], get())
+        ]
+    finally:
+        for name, (_, put) in _states().items():
+            if name in before:
+                put(before[name])
+
+
+def _states() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Every global random state there is: how to read and how to set it."""
+    states: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+        "torch": (_torch_state, _set_torch_state),
+        "Python's `random`": (random.getstate, random.setstate),
+    }
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        states["NumPy"] = (numpy.random.get_state, numpy.random.set_state)
+    return states
+
+
+def _torch_state() -> list[torch.Tensor]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return [torch.get_rng_state(), *cuda]
+
+
+def _set_torch_state(states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states[1:])
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(_same(a, b) for a, b in zip(first, second, strict=True))
+    return bool((first == second).all()) if hasattr(first, "all") else bool(first == second)
+
+
+def _undeclared(subject: Subject, sample: Sample, draws: list[str]) -> Failure:
+    by = f"by `{'`, `'.join(dict.fromkeys(draws))}`" if draws else "somewhere in its kernel"
+    return Failure(
+        NAME,
+        None,
+        "undeclared",
+        f"{subject.operator.name} draws from torch's random state ({by}) and does not say so: compiled code "
+        "may merge two calls into one, and a backward that runs the reference again draws other numbers. "
+        "Declare it with `random=True`, or give it a seed or a `torch.Generator` as an argument",
+        subject.specification.where,
+        {"sample": str(sample), "draws": draws},
+    )
+
+
+def _foreign(subject: Subject, sample: Sample, name: str) -> Failure:
+    return Failure(
+        NAME,
+        None,
+        "foreign-state",
+        f"{subject.operator.name} draws from the global state of {name}, which `torch.manual_seed` does not "
+        "reach and checkpointing does not restore: draw with torch, or give it a seed as an argument",
+        subject.specification.where,
+        {"sample": str(sample)},
+    )
+
+
+RANDOMNESS = Property(NAME, "randomness is declared, and what is declared random draws", run)

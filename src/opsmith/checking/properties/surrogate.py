@@ -1,0 +1,195 @@
+"""Surrogate gradients keep what can be asked of them: form, linearity, layout, and the stated stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.case import WIDE, Case, cases
+from opsmith.checking.derivative import vjp
+from opsmith.checking.difference import form_fault
+from opsmith.checking.differentiated import differentiated, given_instead, rule_place
+from opsmith.checking.hypotheses import alike, explain_difference
+from opsmith.checking.probes import Probe, plain_probe, probes
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
+from opsmith.checking.report import Failure
+from opsmith.checking.sample import Sample
+from opsmith.checking.subject import CPU, Subject
+from opsmith.checking.truth import Measure
+
+NAME = "surrogate"
+FACTORS = (0.75, -1.5)
+
+
+def run(subject: Subject) -> Findings:
+    """Hold the surrogate gradients of every sample to what their author promises by calling them that."""
+    if not subject.specification.gradients.surrogate:
+        yield Skipped("the operator has no surrogate gradients")
+        return
+    seen: set[str] = set()
+    instead: dict[str, str] = {}
+    failed = False
+    for finding in each_sample(NAME, subject, partial(_sample, seen=seen, instead=instead)):
+        failed = failed or isinstance(finding, Failure)
+        yield finding
+    for name, given in instead.items():
+        if name not in seen:
+            failed = True
+            message = (
+                f"no sample differentiates `{name}`, so nothing has looked at its surrogate gradient: "
+                f"expected a floating tensor in at least one sample, got {given}"
+            )
+            yield Failure(NAME, name, "not-exercised", message, rule_place(subject, name))
+    if not seen and not failed:
+        yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
+
+
+def _sample(subject: Subject, sample: Sample, seen: set[str], instead: dict[str, str]) -> Findings:
+    places = differentiated(subject, sample).places
+    instead.update(given_instead(subject, sample))
+    seen.update(sample.names[place] for place in places)
+    if not places:
+        return
+    results = subject.call(sample, sample.at(torch.float64))
+    tried, plain = probes(subject, sample, results), plain_probe(subject, sample, results)
+    for place in places:
+        gradient = partial(_gradient, subject, sample, place)
+        yield from _form(subject, sample, place, gradient, plain)
+        yield from _linear(subject, sample, place, gradient, plain)
+        yield from _layouts(subject, sample, place, gradient, tried)
+    if subject.specification.gradients.stand_in is not None:
+        yield from _stand_in(subject, sample, places, plain)
+
+
+def _gradient(
+    subject: Subject,
+    sample: Sample,
+    place: int,
+    grads: Sequence[Tensor | None],
+    dtype: torch.dtype = torch.float64,
+    device: torch.device = CPU,
+) -> Tensor | None:
+    found = vjp(partial(subject.call, sample), sample.at(dtype, device), (place,), grads)
+    return found[0] if found else None
+
+
+def _form(subject: Subject, sample: Sample, place: int, gradient: Any, probe: Probe) -> Findings:
+    for dtype in WIDE:
+        for device in subject.devices:
+            got = gradient(probe.at(dtype, device), dtype, device)
+            like = sample.at(dtype, device)[place]
+            if got is None:
+                yield _failure(subject, sample, place, "missing", "there is none (None)", {})
+                return
+            fault = form_fault(got, like, strides=False)
+            if fault is not None:
+                aspect, mine, right = fault
+                what = f"it has the {aspect} {mine}, and the input {right}"
+                yield _failure(subject, sample, place, aspect, what, {"got": mine, "expected": right})
+                return
+
+
+def _linear(subject: Subject, sample: Sample, place: int, gradient: Any, probe: Probe) -> Findings:
+    """Backward is linear in what comes in, or sums of losses and accumulated gradients go wrong."""
+    first = probe.at(torch.float64, CPU)
+    second = [None if grad is None else grad.flip(tuple(range(grad.dim()))) + 0.5 for grad in first]
+    a, b = FACTORS
+    mixed = [None if u is None or v is None else a * u + b * v for u, v in zip(first, second, strict=True)]
+    got, u, v = gradient(mixed), gradient(first), gradient(second)
+    if got is None or u is None or v is None:
+        return
+    expected = a * u + b * v
+    if not alike(got, expected, torch.finfo(torch.float64).eps ** 0.5):
+        yield _failure(
+            subject,
+            sample,
+            place,
+            "not-linear",
+            f"for {a} u + ({b}) v it is not {a} times that for u and {b} times that for v; torch adds up "
+            "gradients before and after an operator, and takes each backward to be linear",
+            {"largest difference": float((got - expected).abs().max())},
+        )
+
+
+def _layouts(subject: Subject, sample: Sample, place: int, gradient: Any, tried: Sequence[Probe]) -> Findings:
+    for probe in tried:
+        if probe.plain:
+            continue
+        expected = gradient(probe.contiguous(torch.float64, CPU))
+        try:
+            got = gradient(probe.at(torch.float64, CPU))
+        except RuntimeError as error:
+            got, evidence = None, {"exception": f"{type(error).__name__}: {error}"}
+        else:
+            evidence = {}
+        if expected is None or (
+            got is not None and alike(got, expected, torch.finfo(torch.float64).eps ** 0.5)
+        ):
+            continue
+        what = (
+            f"it is another one for a gradient that comes in {probe.name} than for the same one, contiguous"
+        )
+        yield _failure(subject, sample, place, "layout", what, {"incoming gradient": probe.name, **evidence})
+        return
+
+
+def _stand_in(subject: Subject, sample: Sample, places: tuple[int, ...], probe: Probe) -> Findings:
+    stand_in = subject.specification.gradients.stand_in
+    count = len(sample.flat)
+
+    def right(values: list[Any]) -> list[Tensor]:
+        flat, grads = values[:count], values[count:]
+        found = vjp(subject.plain(sample, stand_in), flat, places, grads) or [None] * len(places)
+        return [
+            torch.zeros_like(flat[place]) if gradient is None else gradient
+            for place, gradient in zip(places, found, strict=True)
+        ]
+
+    values = [*sample.at(torch.float64), *probe.grads]
+    measure = Measure.of(right, values, subject.generator(), has_truth=not subject.specification.random)
+
+    def arguments(dtype: torch.dtype, device: torch.device) -> list[Any]:
+        return [*sample.at(dtype, device), *probe.at(dtype, device)]
+
+    for case in cases(subject, sample, measure, WIDE, arguments):
+        if isinstance(case, Note):
+            yield case
+            continue
+        for position, place in enumerate(places):
+            yield from _as_stand_in(case, place, position, probe)
+
+
+def _as_stand_in(case: Case, place: int, position: int, probe: Probe) -> Findings:
+    subject, sample = case.subject, case.sample
+    got = _gradient(subject, sample, place, probe.at(case.dtype, case.device), case.dtype, case.device)
+    right = case.truth.right[position]
+    if got is None or right is None:
+        return
+    difference = case.truth.judge(position, got)
+    if difference is not None:
+        looks, reason = explain_difference(got.cpu(), right)
+        what = f"it is not that of the stand-in: {difference}" + (f"; {reason}" if reason else "")
+        evidence = {"looks like": looks, **difference.evidence()}
+        yield _failure(subject, sample, place, "stand-in", what, evidence)
+
+
+def _failure(
+    subject: Subject, sample: Sample, place: int, cause: str, what: str, evidence: dict[str, Any]
+) -> Failure:
+    label = sample.labels[place]
+    message = f"the surrogate gradient of `{label}` is wrong: {what}"
+    return Failure(
+        NAME,
+        label,
+        cause,
+        message,
+        rule_place(subject, sample.names[place]),
+        {"sample": str(sample), **evidence},
+    )
+
+
+SURROGATE = Property(NAME, "surrogate gradients are linear, free of layout, and those of their stand-in", run)

@@ -1,0 +1,109 @@
+"""What a property of an operator is: a name, a promise, and a function that looks whether it is kept."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opsmith import errors
+from opsmith.checking.report import Failure
+from opsmith.checking.sample import Sample
+from opsmith.checking.subject import Subject
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The property could not be looked at."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A part of the property could not be looked at; the rest was."""
+
+    text: str
+
+
+Finding = Failure | Note | Skipped
+Findings = Iterator[Finding]
+
+
+@dataclass(frozen=True)
+class Property:
+    """One thing that holds of a right operator.
+
+    Args:
+        name: One word, as in `only=["forward"]`.
+        title: What is promised, in one sentence.
+        run: Yields what is wrong, what was left out, or that nothing could be looked at; nothing is a pass.
+    """
+
+    name: str
+    title: str
+    run: Callable[[Subject], Findings]
+
+
+def each_sample(check: str, subject: Subject, look: Callable[[Subject, Sample], Findings]) -> Findings:
+    """Look at every sample; what the operator raises is a finding, and not the end of the check."""
+    for sample in subject.samples:
+        try:
+            yield from look(subject, sample)
+        except Exception as error:
+            refuse_own(error)
+            yield raised(check, subject, error, str(sample))
+
+
+def refuse_own(error: Exception) -> None:
+    """Raise an exception again that comes out of the check itself: the operator is not to blame for it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, _MISTAKES) and frames and Path(frames[-1].filename).is_relative_to(_HERE):
+        raise error
+
+
+_HERE = Path(__file__).parent
+_MISTAKES = (AssertionError, AttributeError, IndexError, KeyError, NameError)
+
+
+def raised(check: str, subject: Subject, error: Exception, when: str, input: str | None = None) -> Failure:
+    """The failure for an exception inside the operator.
+
+    Args:
+        check: Name of the property.
+        subject: What is under check.
+        error: What was raised.
+        when: What was being done, for the message.
+        input: Argument that was being looked at.
+    """
+    where = error.where if isinstance(error, errors.OpsmithError) else None
+    if isinstance(error, errors.OpsmithError):
+        input = error.argument or input
+    notes = [note for note in getattr(error, "__notes__", ()) if note not in str(error)]
+    evidence: dict[str, Any] = {"sample": when, "exception": type(error).__name__}
+    if notes:
+        evidence["notes"] = " ".join(notes)
+    return Failure(
+        check=check,
+        input=input,
+        cause="raises",
+        message=f"{type(error).__name__}: {_text(error)}",
+        where=where or _innermost(error, subject),
+        evidence=evidence,
+    )
+
+
+def _text(error: Exception) -> str:
+    """What an exception says, without the place, which stands elsewhere."""
+    lines = [line for line in str(error).splitlines() if not line.startswith("  where: ")]
+    return "\n".join(lines) or "without a message"
+
+
+def _innermost(error: Exception, subject: Subject) -> str:
+    """The last line, in the file that declares the operator, that the exception passed through."""
+    place = subject.specification.where
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == place.rpartition(":")[0]]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else place

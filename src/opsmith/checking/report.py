@@ -1,0 +1,214 @@
+"""What a check found: one outcome for each property, and everything that is known about each failure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SCHEMA = 1
+"""Version of what `Report.to_json` writes; it changes when a key changes its meaning or goes."""
+
+Status = Literal["passed", "failed", "skipped"]
+
+REQUIRED = (("forward",), ("gradient", "surrogate"))
+"""A check only passes if one property of each group was really run and passed."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One thing that is wrong.
+
+    Args:
+        check: Name of the property that failed.
+        input: Name of the argument or result at fault, where it is one.
+        cause: A word for what is wrong, decided by evidence (`sign`, `transposed`, `layout`); else `unknown`.
+        message: What is wrong, in sentences.
+        where: `file:line` of the formula, kernel or reference at fault.
+        evidence: What was measured.
+        replay: A few lines of Python that show the failure again, where that is possible.
+        follows: Name of the property whose failure explains this one, so that mending that may mend this.
+    """
+
+    check: str
+    input: str | None
+    cause: str
+    message: str
+    where: str | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    replay: str | None = None
+    follows: str | None = None
+
+    def heading(self) -> str:
+        """What fails, in a line."""
+        subject = f" of `{self.input}`" if self.input else ""
+        after = f", which follows from `{self.follows}`" if self.follows else ""
+        return f"{self.check}{subject}: {self.cause}{after}"
+
+    def __str__(self) -> str:
+        if self.follows:
+            return self.heading()
+        lines = [self.heading(), *_indented(self.message)]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        for name, value in self.evidence.items():
+            lines += _indented(f"{name}: {shown(value)}")
+        if self.replay:
+            lines += ["  replay:", *_indented(self.replay, "    ")]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one property.
+
+    Args:
+        property: Its name.
+        status: `passed`, `failed` or `skipped`; skipped is never success.
+        reason: Why it was skipped.
+        seconds: How long it took.
+        failures: What is wrong.
+        notes: Parts of it that did not run, each with its reason.
+        left_out: Whether the caller asked for it not to run.
+    """
+
+    property: str
+    status: Status
+    reason: str = ""
+    seconds: float = 0.0
+    failures: tuple[Failure, ...] = ()
+    notes: tuple[str, ...] = ()
+    left_out: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer of `opsmith.check`; printing it shows it.
+
+    Args:
+        operator: The operator's name.
+        outcomes: One for each property, in the order in which they ran.
+        seed: Seed of samples and probes: the same seed gives the same report.
+        environment: Versions and devices that the check ran with.
+
+    Example:
+        >>> Report("demo::twice", (Outcome("forward", "passed"),), seed=0).passed  # no gradient was run
+        False
+    """
+
+    operator: str
+    outcomes: tuple[Outcome, ...]
+    seed: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Everything that is wrong."""
+        return tuple(failure for outcome in self.outcomes for failure in outcome.failures)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed, and results and gradients were really checked."""
+        return not self._any("failed", self._names) and all(self._any("passed", group) for group in REQUIRED)
+
+    @property
+    def passed_as_asked(self) -> bool:
+        """The same, but results or gradients that the caller left out by `only` or `skip` are not missed."""
+        left_out = {outcome.property for outcome in self.outcomes if outcome.left_out}
+        return (
+            not self._any("failed", self._names)
+            and self._any("passed", self._names)
+            and all(self._any("passed", group) or left_out & set(group) for group in REQUIRED)
+        )
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(outcome.property for outcome in self.outcomes)
+
+    def _any(self, status: Status, names: Iterable[str]) -> bool:
+        return any(outcome.status == status and outcome.property in names for outcome in self.outcomes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report in JSON's types, versioned by `"schema"`."""
+        return {
+            "schema": SCHEMA,
+            "operator": self.operator,
+            "passed": self.passed,
+            "seed": self.seed,
+            "environment": dict(self.environment),
+            "outcomes": [_outcome_dict(outcome) for outcome in self.outcomes],
+        }
+
+    def to_json(self) -> str:
+        """The report as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def verdict(self) -> str:
+        """One line: what the whole check says, and why it is no success where nothing failed."""
+        failed = [outcome.property for outcome in self.outcomes if outcome.status == "failed"]
+        if failed:
+            return f"{self.operator}: FAILED: {', '.join(failed)}"
+        if self.passed:
+            return f"{self.operator}: passed"
+        missing = [group[0] for group in REQUIRED if not self._any("passed", group)]
+        if self.passed_as_asked:
+            return f"{self.operator}: passed as far as asked; not checked: {', '.join(missing)}"
+        return f"{self.operator}: NOT PASSED: {' and '.join(missing)} could not be checked"
+
+    def __str__(self) -> str:
+        lines = [self.verdict()]
+        for outcome in self.outcomes:
+            row = f"  {outcome.property:<13} {outcome.status:<8} {outcome.seconds:6.2f} s"
+            lines.append(f"{row}  {outcome.reason}".rstrip())
+            lines += [f"    {note}" for note in outcome.notes]
+        for failure in self.failures:
+            lines += ["", str(failure)]
+        return "\n".join(lines)
+
+
+def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "property": outcome.property,
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "seconds": round(outcome.seconds, 6),
+        "notes": list(outcome.notes),
+        "left_out": outcome.left_out,
+        "failures": [
+            {
+                "check": failure.check,
+                "input": failure.input,
+                "cause": failure.cause,
+                "message": failure.message,
+                "where": failure.where,
+                "evidence": _plain(failure.evidence),
+                "replay": failure.replay,
+                "follows": failure.follows,
+            }
+            for failure in outcome.failures
+        ],
+    }
+
+
+def shown(value: Any) -> str:
+    """A piece of evidence in text: numbers to six digits."""
+    return f"{value:.6g}" if isinstance(value, float | complex) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """A value in JSON's types; numbers that JSON lacks (nan, infinity, complex) as text."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+def _indented(text: str, by: str = "  ") -> list[str]:
+    return [f"{by}{line}" for line in text.splitlines()]

@@ -1,0 +1,200 @@
+"""How far a right result may lie from the truth: bounds that follow from the dtype and from the mathematics.
+
+The truth `t` is the reference, run in float64 on the very inputs that were rounded to the dtype under test.
+An element's *rounding unit* is what one rounding of every input does to it, plus one rounding of itself:
+
+    unit[i] = u |t[i]| + s[i],   u = half of the dtype's eps,
+
+where `s[i]` is how far `t[i]` moves when each input is scaled by 1 + u or 1 - u (the largest of a few random
+choices of signs: D. S. Parker, "Monte Carlo Arithmetic", 1997). A backward-stable computation of a sum of n
+terms is, with a probability near one, within a small multiple of sqrt(n) such units (N. J. Higham and
+T. Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput., 2019). An element is
+right if
+
+    |got[i] - t[i]|  <=  (2 k + 8 (1 + sqrt(n))) unit[i],
+
+with `n` the number of input elements that the result element depends on, and `k` the error of the reference
+itself, run in that dtype, in the same units. 8: a library function may be off by 4 units in the last place.
+2 k: a kernel may order its operations in another way than the reference does, and is not asked to be better.
+Where the reference loses more than half of its digits in a dtype, that dtype says nothing about a kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.difference import Difference, largest
+from opsmith.checking.sample import is_inexact
+
+LIBRARY = 8
+DRAWS = 4
+PROBES = 3
+_STEP = (
+    2.0**-26
+)  # the inputs are moved by this, not by u, which in float64 would be lost in the truth's own rounding
+
+Function = Callable[[list[Any]], Sequence[Tensor | None]]
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """How sensitive results are to their inputs, whatever the dtype.
+
+    Args:
+        sensitivity: For each result how far each element moves, per unit of relative change of the inputs.
+        accumulated: For each result how many input elements an element of it depends on.
+    """
+
+    sensitivity: tuple[Tensor | None, ...]
+    accumulated: tuple[int, ...]
+
+    @classmethod
+    def unknown(cls, flat: Sequence[Any], count: int) -> Conditioning:
+        """Where a function has no truth in float64: nothing is known but the size of its inputs."""
+        largest = _largest([value for value in flat if is_inexact(value)])
+        return cls((None,) * count, (largest,) * count)
+
+
+def conditioning(
+    function: Function, flat: list[Any], truth: Sequence[Tensor | None], generator: torch.Generator
+) -> Conditioning:
+    """Measure it, by running a float64 function on inputs that are moved a little.
+
+    Args:
+        function: Takes flat arguments, returns results.
+        flat: Arguments, floating ones in float64.
+        truth: What the function returns for them.
+        generator: Source of the signs.
+    """
+    moved: list[Tensor | None] = [
+        None if t is None or not is_inexact(t) else torch.zeros_like(t).abs() for t in truth
+    ]
+    for _ in range(DRAWS):
+        for position, other in enumerate(function([_scaled(value, generator) for value in flat])):
+            known, result = moved[position], truth[position]
+            if known is not None and other is not None and result is not None:
+                step = (other - result).abs().nan_to_num(0.0, 0.0, 0.0) / _STEP
+                moved[position] = torch.maximum(known, step)
+    return Conditioning(
+        tuple(moved), tuple(fan_in(function, flat, position) for position in range(len(truth)))
+    )
+
+
+def fan_in(function: Function, flat: list[Any], position: int) -> int:
+    """How many input elements one element of a result depends on: the largest of a few elements.
+
+    Where autograd cannot tell, as for an opaque function, it is the size of the largest input.
+    """
+    with torch.enable_grad():
+        leaves = [value.detach().requires_grad_() if is_inexact(value) else value for value in flat]
+        inputs = [leaf for leaf in leaves if is_inexact(leaf)]
+        try:
+            result = function(leaves)[position]
+            if result is None or not result.requires_grad or not result.numel():
+                return _largest(inputs)
+            places = sorted({0, result.numel() // 2, result.numel() - 1})[:PROBES]
+            flattened = (
+                torch.view_as_real(result).sum(-1).flatten() if result.is_complex() else result.flatten()
+            )
+            return max(1, *(_reached(flattened[place], inputs) for place in places))
+        except (RuntimeError, NotImplementedError):
+            return _largest(inputs)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What one result may be.
+
+    Args:
+        truth: The right values, in float64 where there is a truth in float64.
+        unit: Rounding unit of each element.
+        own_error: Error of the reference itself in the dtype under test, in units.
+        accumulated: How many input elements each element depends on.
+        judged: Elements that are judged. In the others the reference itself overflows in this dtype, or loses
+            half of its digits, as next to a jump.
+    """
+
+    truth: Tensor
+    unit: Tensor
+    own_error: float
+    accumulated: int
+    judged: Tensor
+
+    @property
+    def allowed(self) -> float:
+        """How many units an element may be off."""
+        return 2 * self.own_error + LIBRARY * (1 + math.sqrt(self.accumulated))
+
+    def judge(self, got: Tensor) -> Difference | None:
+        """The worst element of a result, if it is further from the truth than allowed."""
+        return largest(got, self.truth, self.unit, self.allowed, self.judged)
+
+
+def bound(
+    truth: Tensor, ordinary: Tensor | None, dtype: torch.dtype, sensitivity: Tensor | None, accumulated: int
+) -> Bound:
+    """The bound for one floating result.
+
+    Args:
+        truth: The right result, in float64 or complex128.
+        ordinary: The reference's result in the dtype under test, if that is not the truth itself.
+        dtype: The dtype under test.
+        sensitivity: From `conditioning`; None where there is no truth in float64.
+        accumulated: From `conditioning`.
+    """
+    coarse = max(unit_roundoff(dtype), unit_roundoff(ordinary.dtype) if ordinary is not None else 0.0)
+    size = truth.abs()
+    if sensitivity is not None:
+        size = size + sensitivity.to(size.device)
+    elif size.numel():  # nothing is known about cancellation: the largest element stands for its terms
+        size = size.max().expand(size.shape)
+    underflow = max(torch.finfo(dtype).tiny * coarse, torch.finfo(torch.float64).tiny)
+    unit = coarse * size + underflow
+    judged = torch.ones_like(unit, dtype=torch.bool)
+    own_error = 0.0
+    if ordinary is not None:
+        error = (ordinary.to(truth.dtype) - truth).abs()
+        kept = (
+            torch.finfo(dtype).eps ** 0.5 * truth.abs().nan_to_num(0.0, 0.0, 0.0).amax()
+            if truth.numel()
+            else 0
+        )
+        judged = ~(error > kept) & (ordinary.isfinite() | ~truth.isfinite())
+        measured = (error / unit)[judged & truth.isfinite()]
+        own_error = float(measured.max()) if measured.numel() else 0.0
+    return Bound(truth, unit, own_error, accumulated, judged)
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Half of the dtype's eps: the largest relative error of rounding once."""
+    return float(torch.finfo(dtype).eps) / 2
+
+
+def neighbours(flat: Sequence[Any], generator: torch.Generator) -> Iterator[list[Any]]:
+    """Some arguments, and others near them that round in other ways."""
+    yield list(flat)
+    for _ in range(DRAWS - 1):
+        yield [_scaled(value, generator, 2.0**-10) for value in flat]
+
+
+def _scaled(value: Any, generator: torch.Generator, step: float = _STEP) -> Any:
+    if not is_inexact(value):
+        return value
+    signs = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    return value * (1 + step * signs.to(value.device))
+
+
+def _reached(element: Tensor, inputs: list[Tensor]) -> int:
+    gradients = torch.autograd.grad(element, inputs, retain_graph=True, allow_unused=True)
+    found: list[Tensor | None] = list(gradients)  # torch's types leave the None out
+    return sum(int(gradient.count_nonzero()) for gradient in found if gradient is not None)
+
+
+def _largest(inputs: list[Tensor]) -> int:
+    return max((tensor.numel() for tensor in inputs), default=1)

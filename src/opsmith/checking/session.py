@@ -1,0 +1,175 @@
+"""`opsmith.check`: every property of an operator, on its samples, into one report."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.checking.merging import merged, referred
+from opsmith.checking.properties import PROPERTIES
+from opsmith.checking.property import Note, Property, Skipped, raised, refuse_own
+from opsmith.checking.report import Failure, Outcome, Report, Status
+from opsmith.checking.sample import Sample
+from opsmith.checking.subject import Subject
+from opsmith.core.calls import Call
+from opsmith.core.operator import Operator
+from opsmith.core.samples import Make, as_call, samples_of
+
+Samples = Callable[[], Iterable[Any]] | Iterable[Any] | None
+Progress = Callable[[str, int, int], None]
+
+
+def check(
+    operator: Operator[..., Any],
+    *,
+    samples: Samples = None,
+    only: Iterable[str] | None = None,
+    skip: Iterable[str] | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Report:
+    """Check an operator: results, gradients, second order, side effects and more, each against its reference.
+
+    Args:
+        operator: The operator.
+        samples: Tuples of arguments, or a function that returns them; the operator's own samples by default.
+        only: Names of the properties to check; all by default.
+        skip: Names of properties to leave out.
+        seed: Seed of samples and probes: the same seed gives the same report.
+        progress: Called with a property's name before it runs, how many are done, and how many there are.
+
+    Raises:
+        MissingSamplesError: If there are no samples.
+        SampleError: If a sample does not fit the operator's arguments.
+        UsageError: If `operator` is none, or a name in `only` or `skip` is no property.
+
+    Example:
+        >>> import opsmith.ops
+        >>> opsmith.check(opsmith.ops.exp, only=["forward", "gradient"]).passed
+        True
+    """
+    if not isinstance(operator, Operator):
+        raise errors.UsageError(
+            "only an operator can be checked",
+            got=repr(operator),
+            mend='declare it first, with `@opsmith.operator("mylib::name")`',
+        )
+    chosen, unwanted = _known(only), _known(skip) or frozenset()
+    subject = _subject(operator, samples, seed)
+    found: dict[str, Outcome] = {}
+    for name in sorted(PROPERTIES, key=lambda name: name not in FIRST):
+        if progress is not None:
+            progress(name, len(found), len(PROPERTIES))
+        if name in unwanted or (chosen is not None and name not in chosen):
+            found[name] = Outcome(name, "skipped", "left out, as asked", left_out=True)
+        elif _unsteady(found) and name not in FIRST:
+            found[name] = Outcome(name, "skipped", UNSTEADY)
+        else:
+            found[name] = _outcome(PROPERTIES[name], subject)
+    if progress is not None:
+        progress("", len(found), len(PROPERTIES))
+    return Report(operator.name, tuple(referred([found[name] for name in PROPERTIES])), seed, environment())
+
+
+FIRST = ("randomness", "effects")
+"""What these find can make every comparison meaningless, so they run first."""
+
+
+UNSTEADY = (
+    "two runs of it differ, so that comparing them with anything says nothing: see `randomness` and `effects`"
+)
+
+
+def _unsteady(found: Mapping[str, Outcome]) -> bool:
+    causes = {failure.cause for outcome in found.values() for failure in outcome.failures}
+    return bool(causes & {"nondeterministic", "mutates", "foreign-state"})
+
+
+def _outcome(known: Property, subject: Subject) -> Outcome:
+    """Run one property, and sort what it finds."""
+    failures: list[Failure] = []
+    notes: dict[str, None] = {}
+    reasons: list[str] = []
+    start = time.perf_counter()
+    try:
+        for finding in known.run(subject):
+            if isinstance(finding, Failure):
+                failures.append(finding)
+            elif isinstance(finding, Note):
+                notes[finding.text] = None
+            elif isinstance(finding, Skipped):
+                reasons.append(finding.reason)
+    except Exception as error:
+        refuse_own(error)
+        failures.append(raised(known.name, subject, error, "all samples"))
+    seconds = time.perf_counter() - start
+    status: Status = "failed" if failures else "skipped" if reasons else "passed"
+    return Outcome(known.name, status, "; ".join(reasons), seconds, merged(failures), tuple(notes))
+
+
+def _subject(operator: Operator[..., Any], samples: Samples, seed: int) -> Subject:
+    specification = operator.specification
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # an author may well draw with torch, past `make`
+        calls = _own(operator, seed) if samples is None else _given(operator, samples)
+    if not calls:
+        raise errors.MissingSamplesError(
+            "there are no samples to check it on",
+            operator=operator.name,
+            where=specification.where,
+            mend=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
+            "of arguments, or call `check(..., samples=[(x, weight)])`",
+        )
+    own = tuple(Sample.of(position, call, specification.schema) for position, call in enumerate(calls))
+    return Subject(operator, own, seed, samples is None)
+
+
+def _own(operator: Operator[..., Any], seed: int) -> list[Call]:
+    specification = operator.specification
+    if specification.samples is None:
+        return []
+    make = Make(generator=torch.Generator().manual_seed(seed))
+    return samples_of(specification.samples, make, specification.schema, operator.name)
+
+
+def _given(operator: Operator[..., Any], samples: Samples) -> list[Call]:
+    given = samples() if callable(samples) else samples
+    place = "the samples given to `check`"
+    return [as_call(sample, operator.specification.schema, operator.name, place) for sample in given or ()]
+
+
+def _known(names: Iterable[str] | None) -> frozenset[str] | None:
+    if names is None:
+        return None
+    found = frozenset([names] if isinstance(names, str) else names)
+    unknown = sorted(found - set(PROPERTIES))
+    if unknown:
+        raise errors.UsageError(
+            f"there is no property `{unknown[0]}`",
+            expected=", ".join(f"`{name}`" for name in PROPERTIES),
+            mend="take one of those names for `only` or `skip`",
+        )
+    return found
+
+
+def environment() -> dict[str, str]:
+    """What a check runs with: versions, platform, devices."""
+    import opsmith
+
+    devices = ["cpu"]
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        assert kind is not None
+        devices += [kind.type] * torch.accelerator.device_count()
+    return {
+        "opsmith": opsmith.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "devices": ", ".join(devices),
+    }

@@ -1,0 +1,28 @@
+"""The command line: `opsmith check`, `opsmith doctor`, `opsmith tour`."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+NEEDED = ("typer", "rich")
+
+
+def main() -> None:
+    """Run the command line, as the script `opsmith` does.
+
+    It leaves with the status that the command means to give: 0, 1 or 2, or 130 after Ctrl-C.
+    """
+    try:
+        from opsmith.cli.app import app
+
+        app(prog_name="opsmith")
+    except ModuleNotFoundError as error:
+        if error.name not in NEEDED:
+            raise
+        sys.stderr.write(f"opsmith: the command line needs `{error.name}`: pip install 'opsmith[cli]'\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write("opsmith: interrupted\n")
+        sys.exit(130)

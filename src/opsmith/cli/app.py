@@ -1,0 +1,66 @@
+"""The commands by name; each one's module is imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from opsmith import __version__
+
+COMMANDS = {
+    "check": "opsmith.cli.check",
+    "doctor": "opsmith.cli.doctor",
+    "tour": "opsmith.cli.tour",
+}
+"""Where each command is; its function has the command's name."""
+
+
+class Commands(TyperGroup):
+    """A group that imports a command when it runs, or when its help is shown."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of the commands."""
+        return [name for name, module in COMMANDS.items() if importlib.util.find_spec(module) is not None]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name; None where there is none."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        single = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+        single.command(cmd_name)(getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name))
+        command = typer.main.get_command(single)
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(
+    cls=Commands,
+    rich_markup_mode="markdown",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"opsmith {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def opsmith(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version, and leave."),
+    ] = False,
+) -> None:
+    """PyTorch operators, declared once: check them, and see what this machine has for them.
+
+    Begin with `opsmith check my_operators.py`. Every command has `--help`, with examples.
+
+    Exit status: 0 all is well, 1 something failed, 2 the command could not be carried out, 130 interrupted.
+    """

@@ -1,0 +1,42 @@
+"""What every command does with errors: one message, no traceback, and the exit status that belongs to it."""
+
+from __future__ import annotations
+
+import traceback as tracebacks
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from opsmith import errors
+
+FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
+"""Exit statuses: something failed; the command could not be carried out; Ctrl-C."""
+
+
+@contextmanager
+def guarded(*, traceback: bool = False) -> Iterator[None]:
+    """A region whose errors become messages on stderr.
+
+    Args:
+        traceback: Whether to show where an error comes from.
+
+    Raises:
+        Exit: With status 2 for an error of opsmith, 130 for Ctrl-C. Other exceptions are mistakes in opsmith
+            itself, and pass.
+    """
+    try:
+        yield
+    except errors.OpsmithError as error:
+        if traceback:
+            typer.echo(tracebacks.format_exc(), err=True)
+        complain(error)
+        raise typer.Exit(UNUSABLE) from None
+    except KeyboardInterrupt:
+        typer.echo("opsmith: interrupted", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def complain(error: Exception) -> None:
+    """Say what is wrong, on stderr."""
+    typer.echo(f"opsmith: {error}", err=True)

@@ -1,0 +1,4 @@
+"""Immutable values that describe an operator, and the handle that holds them.
+
+Nothing here registers anything with torch: that is `opsmith.torch_library`.
+"""

@@ -1,0 +1,98 @@
+"""What a backward will run and must have saved, for a given set of inputs that need gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from opsmith.core.answers import NotImplementedGradient, Zero
+from opsmith.core.calls import tensors_in
+from opsmith.core.gradients import NEEDED, Formula
+from opsmith.core.kernels import choose
+from opsmith.core.specification import Specification
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """The work of one backward.
+
+    Args:
+        needed: Inputs whose gradient is wanted.
+        formulas: Formulas to run, each once, also where it serves several inputs.
+        zeros: Inputs whose gradient is zero.
+        refused: Inputs whose gradient is declared as not implemented.
+        derived: Inputs whose gradient comes from recomputing the reference.
+        follows_hidden: Hidden results that formulas use without naming their gradients, which a second order
+            has to take from the reference.
+        saved: Names of the inputs and results to keep for the backward.
+    """
+
+    needed: frozenset[str]
+    formulas: tuple[Formula, ...]
+    zeros: tuple[str, ...]
+    refused: tuple[str, ...]
+    derived: tuple[str, ...]
+    follows_hidden: tuple[str, ...]
+    saved: tuple[str, ...]
+
+
+def backward_plan(specification: Specification, needed: frozenset[str]) -> BackwardPlan:
+    """Plan the backward for these inputs: only what the needed formulas name is saved."""
+    schema, rules = specification.schema, specification.gradients.rules
+    differentiable = specification.gradients.differentiable
+    wanted = [name for name in schema.tensor_names if name in needed and differentiable(name)]
+    formulas: list[Formula] = []
+    zeros: list[str] = []
+    refused: list[str] = []
+    derived: list[str] = []
+    for name in wanted:
+        rule = rules.get(name)
+        if isinstance(rule, Formula):
+            if rule not in formulas:
+                formulas.append(rule)
+        elif isinstance(rule, Zero):
+            zeros.append(name)
+        elif isinstance(rule, NotImplementedGradient):
+            refused.append(name)
+        else:
+            derived.append(name)
+    named = {parameter for formula in formulas for parameter in formula.parameters}
+    # A hidden result that a formula uses depends on the inputs: a second order has to follow it there.
+    follows_hidden = tuple(
+        result.name
+        for result in schema.results
+        if result.hidden
+        and result.differentiable
+        and result.name in named
+        and any(result.gradient_name() not in formula.parameters for formula in formulas)
+    )
+    keep = named - set(schema.gradient_position) - {NEEDED}
+    if runs_again(specification, bool(derived)) or (follows_hidden and not specification.opaque):
+        keep |= set(schema.names)
+    saved = tuple(name for name in (*schema.names, *schema.result_position) if name in keep)
+    return BackwardPlan(
+        frozenset(wanted),
+        tuple(formulas),
+        tuple(zeros),
+        tuple(refused),
+        tuple(derived),
+        follows_hidden,
+        saved,
+    )
+
+
+def runs_again(specification: Specification, derived: bool) -> bool:
+    """Whether a backward that derives gradients has a function to derive them from."""
+    return derived and (not specification.opaque or specification.gradients.stand_in is not None)
+
+
+def runs_ordinary(specification: Specification, values: list[Any]) -> bool:
+    """Whether the reference itself runs, under ordinary autograd: no formula, no kernel in its place."""
+    if specification.opaque or specification.gradients.given:
+        return False
+    return not takes_kernel(specification, values)
+
+
+def takes_kernel(specification: Specification, values: list[Any]) -> bool:
+    """Whether one of the author's kernels takes a call with these values."""
+    return bool(specification.kernels) and choose(specification.kernels, tensors_in(values))[0] is not None

@@ -1,0 +1,79 @@
+"""One call of an operator, and what is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from opsmith.core.schema import REQUIRED, Schema
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of one call.
+
+    Args:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+Fault = tuple[str, str | None, str | None, str | None]
+
+
+def call_fault(args: tuple[Any, ...], kwargs: dict[str, Any], schema: Schema) -> Fault | None:
+    """What is wrong with a call: (problem, argument, expected, got); None where nothing is."""
+    if len(args) > schema.positional:
+        taken = f"{schema.positional} positional argument{'s' * (schema.positional != 1)}"
+        return f"it takes {taken} and {len(args)} were given", None, None, None
+    unknown = [name for name in kwargs if name not in schema.by_name]
+    if unknown:
+        names = ", ".join(f"`{name}`" for name in schema.names)
+        return f"it has no argument `{unknown[0]}`", unknown[0], f"one of {names}", None
+    for position, argument in enumerate(schema.arguments):
+        if position < len(args):
+            if argument.name in kwargs:
+                return f"`{argument.name}` is given twice", argument.name, None, None
+            value = args[position]
+        elif argument.name in kwargs:
+            value = kwargs[argument.name]
+        elif argument.default is REQUIRED:
+            return f"`{argument.name}` is missing", argument.name, argument.kind.hint(), "nothing"
+        else:
+            continue
+        if not argument.kind.accepts(value):
+            return (
+                f"`{argument.name}` has the wrong type",
+                argument.name,
+                argument.kind.hint(),
+                shown(value),
+            )
+    return None
+
+
+def shown(value: Any) -> str:
+    """A value in a message: type and, where it is short, what it is."""
+    if value is None:
+        return "None"
+    if isinstance(value, torch.Tensor):
+        return f"Tensor of {value.dtype}, shape {list(value.shape)}"
+    if isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor) for item in value):
+        return f"{type(value).__name__} of {', '.join(sorted({type(item).__name__ for item in value}))}"
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def tensors_in(values: list[Any]) -> list[torch.Tensor]:
+    """The tensors among argument values, those in lists too."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += [item for item in value if isinstance(item, torch.Tensor)]
+    return found

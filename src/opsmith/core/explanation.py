@@ -1,0 +1,84 @@
+"""What a call would run, and why: which kernel, which formulas, what is saved, what is recomputed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from opsmith.core.answers import NonDifferentiable
+from opsmith.core.backward_plan import backward_plan, runs_again, runs_ordinary
+from opsmith.core.calls import tensors_in
+from opsmith.core.gradients import Formula
+from opsmith.core.kernels import choose
+from opsmith.core.location import where
+from opsmith.core.specification import Specification
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """An answer to "what will this call do?"; printing it shows it.
+
+    Args:
+        operator: The operator's name.
+        forward: What computes the results.
+        rejected: Kernels that do not take the call, each with its reason.
+        gradients: What computes each gradient, by input name.
+        saved: What is kept for the backward when every input needs a gradient.
+        recomputes: Whether the backward runs the reference, or the stand-in, to derive a gradient.
+    """
+
+    operator: str
+    forward: str
+    rejected: tuple[str, ...]
+    gradients: dict[str, str]
+    saved: tuple[str, ...]
+    recomputes: bool
+
+    def __str__(self) -> str:
+        lines = [self.operator, f"  forward: {self.forward}"]
+        lines += [f"    rejected: {reason}" for reason in self.rejected]
+        lines += [f"  gradient of `{name}`: {source}" for name, source in self.gradients.items()]
+        lines.append(f"  saved for the backward: {', '.join(self.saved) or 'nothing'}")
+        if self.recomputes:
+            lines.append("  the backward runs what gradients are derived from")
+        return "\n".join(lines)
+
+
+def explain(specification: Specification, values: list[Any]) -> Explanation:
+    """Explain a call with these argument values."""
+    accepted, rejected = choose(specification.kernels, tensors_in(values))
+    forward = (
+        f"kernel for {accepted.kernel.device}, {accepted.kernel.where}"
+        if accepted
+        else f"reference, {specification.where}"
+    )
+    rules = specification.gradients
+    ordinary = runs_ordinary(specification, values)
+    plan = backward_plan(
+        specification, frozenset(filter(rules.differentiable, specification.schema.tensor_names))
+    )
+    return Explanation(
+        specification.name,
+        forward,
+        tuple(f"kernel for {r.kernel.device}, {r.kernel.where}: {r.reason}" for r in rejected),
+        {name: _source(specification, name, ordinary) for name in specification.schema.tensor_names},
+        () if ordinary else plan.saved,
+        runs_again(specification, bool(plan.derived)) and not ordinary,
+    )
+
+
+def _source(specification: Specification, name: str, ordinary: bool) -> str:
+    rules = specification.gradients
+    rule = rules.rules.get(name)
+    kind = "surrogate " if rules.surrogate else ""
+    if isinstance(rule, Formula):
+        return f"{kind}{'joint ' * rule.joint}formula, {rule.where}"
+    if isinstance(rule, NonDifferentiable):
+        return "none: non-differentiable"
+    if rule is not None:
+        return repr(rule)
+    if rules.stand_in is not None:
+        return f"derived from the stand-in, {where(rules.stand_in)}"
+    if specification.opaque:
+        return "none: the operator is opaque and no formula is given"
+    return "ordinary autograd of the reference" if ordinary else "derived: the reference, run again"

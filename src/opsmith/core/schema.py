@@ -1,0 +1,364 @@
+"""The signature of an operator: its arguments, its results, and torch's text for both."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.core.answers import NonDifferentiable
+from opsmith.core.kinds import Kind, kind_of, mend_for
+from opsmith.core.location import where
+
+REQUIRED = inspect.Parameter.empty
+RESERVED = ("grad", "result")
+
+Role = types.EllipsisType | NonDifferentiable
+ResultNames = Mapping[str, Role] | Iterable[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One parameter of the reference."""
+
+    name: str
+    kind: Kind
+    default: Any = REQUIRED
+    keyword_only: bool = False
+
+    def schema(self) -> str:
+        """The argument in torch's schema language."""
+        text = f"{self.kind.schema()} {self.name}"
+        return text if self.default is REQUIRED else f"{text}={self.kind.default_text(self.default)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One tensor that the reference returns."""
+
+    name: str
+    differentiable: bool = True
+    hidden: bool = False
+
+    def gradient_name(self) -> str:
+        """The name under which a formula receives the gradient of this result."""
+        return "grad" if self.name == "result" else f"grad_{self.name}"
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Arguments and results of an operator; `single` says that the reference returns a bare tensor."""
+
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+    single: bool
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The arguments' names, in order."""
+        return tuple(argument.name for argument in self.arguments)
+
+    @cached_property
+    def by_name(self) -> dict[str, Argument]:
+        """The arguments, by name."""
+        return {argument.name: argument for argument in self.arguments}
+
+    @cached_property
+    def positional(self) -> int:
+        """How many arguments may be given by position."""
+        return sum(not argument.keyword_only for argument in self.arguments)
+
+    @cached_property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Names of the arguments that hold tensors."""
+        return tuple(argument.name for argument in self.arguments if argument.kind.is_tensor)
+
+    @cached_property
+    def plain(self) -> tuple[tuple[int, str], ...]:
+        """Position and name of the arguments that hold no tensors."""
+        return tuple((i, each.name) for i, each in enumerate(self.arguments) if not each.kind.is_tensor)
+
+    @cached_property
+    def visible(self) -> tuple[int, ...]:
+        """Positions of the results that callers see."""
+        return tuple(i for i, result in enumerate(self.results) if not result.hidden)
+
+    @cached_property
+    def hidden(self) -> tuple[int, ...]:
+        """Positions of the results that only formulas see."""
+        return tuple(i for i, result in enumerate(self.results) if result.hidden)
+
+    @cached_property
+    def result_position(self) -> dict[str, int]:
+        """Position of each result, by name."""
+        return {result.name: i for i, result in enumerate(self.results)}
+
+    @cached_property
+    def gradient_position(self) -> dict[str, int]:
+        """Position of the result behind each name of an incoming gradient."""
+        return {result.gradient_name(): i for i, result in enumerate(self.results)}
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """`grad` and `result`, where one named result is all that callers see: they mean that one."""
+        if len(self.visible) != 1:
+            return {}
+        only = self.results[self.visible[0]]
+        return {} if only.name == "result" else {"grad": only.gradient_name(), "result": only.name}
+
+    def text(self, name: str, *, with_hidden: bool = False) -> str:
+        """The schema in torch's language, for an operator of this name.
+
+        Example:
+            >>> import torch
+            >>> def scale(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+            ...     return x * by
+            >>> schema_of(scale, "demo::scale").text("scale")
+            'scale(Tensor x, float by=2.0) -> Tensor'
+        """
+        pieces: list[str] = []
+        for position, argument in enumerate(self.arguments):
+            if argument.keyword_only and position == self.positional:
+                pieces.append("*")
+            pieces.append(argument.schema())
+        count = len(self.results) if with_hidden else len(self.visible)
+        returns = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+        return f"{name}({', '.join(pieces)}) -> {returns}"
+
+    def call_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The value of every argument of a call that fits: defaults filled in, lists as declared."""
+        values = list(args)
+        for argument in self.arguments[len(args) :]:
+            values.append(kwargs.get(argument.name, argument.default))
+        return [
+            argument.kind.restore(value) if argument.kind.sequence else value
+            for argument, value in zip(self.arguments, values, strict=True)
+        ]
+
+    def split(self, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword arguments for a call with these values."""
+        if self.positional == len(values):
+            return values, {}
+        return values[: self.positional], dict(
+            zip(self.names[self.positional :], values[self.positional :], strict=True)
+        )
+
+
+def schema_of(
+    reference: Callable[..., Any],
+    operator: str,
+    *,
+    results: ResultNames = None,
+    hidden: Iterable[str] = (),
+) -> Schema:
+    """Read an operator's signature off its reference.
+
+    Args:
+        reference: Function with a type hint on every parameter and on its return value.
+        operator: The operator's name, for messages.
+        results: Names of the results, in order; or a mapping from name to `...` (differentiable) or
+            `opsmith.non_differentiable`.
+        hidden: Names of results that callers do not see.
+
+    Raises:
+        NotAFunctionError, MissingAnnotationError, UnsupportedTypeError, ParameterKindError, NameFormatError,
+        ReservedNameError, DefaultError, ResultNameError: As their names say.
+    """
+    place, hidden = where(reference), tuple(hidden)
+    signature = _signature(reference, operator, place)
+    arguments = tuple(_argument(parameter, operator, place) for parameter in signature.parameters.values())
+    count, single = _result_count(signature.return_annotation, operator, place)
+    names = _result_roles(count, results, hidden, operator, place)
+    clash = {argument.name for argument in arguments} & {result.name for result in names}
+    if clash:
+        raise errors.ResultNameError(
+            f"`{min(clash)}` names both an argument and a result",
+            operator=operator,
+            argument=min(clash),
+            where=place,
+            mend=f"rename the result in `{'hidden' if min(clash) in hidden else 'results'}=`",
+        )
+    return Schema(arguments, names, single)
+
+
+def _signature(reference: Callable[..., Any], operator: str, place: str) -> inspect.Signature:
+    if not isinstance(reference, types.FunctionType | types.MethodType):
+        raise errors.NotAFunctionError(
+            "the reference is no Python function whose signature can be read",
+            operator=operator,
+            expected="a function with type hints",
+            got=place,
+            mend="write a function around it: `def f(x: Tensor) -> Tensor: ...`",
+        )
+    try:
+        hints = typing.get_type_hints(reference)
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:
+        raise errors.UnsupportedTypeError(
+            f"a type hint cannot be resolved: {error}",
+            operator=operator,
+            where=place,
+            mend="import the name at the top of the module that declares the operator",
+        ) from error
+    signature = inspect.signature(reference)
+    parameters = [
+        parameter.replace(annotation=hints.get(parameter.name, REQUIRED))
+        for parameter in signature.parameters.values()
+    ]
+    return signature.replace(parameters=parameters, return_annotation=hints.get("return", REQUIRED))
+
+
+def _argument(parameter: inspect.Parameter, operator: str, place: str) -> Argument:
+    name = parameter.name
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+        shown: dict[Any, str] = {parameter.VAR_POSITIONAL: f"*{name}", parameter.VAR_KEYWORD: f"**{name}"}
+        raise errors.ParameterKindError(
+            f"an operator cannot take `{shown.get(parameter.kind, name + ', /')}`",
+            operator=operator,
+            argument=name,
+            where=place,
+            mend="name every argument; for a number of tensors that varies take `list[Tensor]`",
+        )
+    if name.startswith(RESERVED):
+        raise errors.ReservedNameError(
+            "names that begin with `grad` or `result` are what formulas call gradients and results",
+            operator=operator,
+            argument=name,
+            where=place,
+            mend="rename the argument",
+        )
+    if not name.isascii():
+        raise errors.NameFormatError(
+            f"torch's schema language cannot write the name of `{name}`",
+            operator=operator,
+            argument=name,
+            expected="letters of ASCII, digits and `_`",
+            where=place,
+            mend="rename the argument",
+        )
+    if parameter.annotation is REQUIRED:
+        raise errors.MissingAnnotationError(
+            f"parameter `{name}` has no type hint",
+            operator=operator,
+            argument=name,
+            expected="a type hint on every parameter",
+            where=place,
+            mend=f"write `{name}: Tensor`, or `int`, `float`, `bool`, `str`, ...",
+        )
+    kind = kind_of(parameter.annotation)
+    if kind is None:
+        raise errors.UnsupportedTypeError(
+            f"parameter `{name}` has a type that an operator's schema cannot carry",
+            operator=operator,
+            argument=name,
+            got=_shown(parameter.annotation),
+            where=place,
+            mend=mend_for(parameter.annotation),
+        )
+    if parameter.default is not REQUIRED:
+        _check_default(name, kind, parameter.default, operator, place)
+    return Argument(name, kind, parameter.default, parameter.kind is parameter.KEYWORD_ONLY)
+
+
+def _check_default(name: str, kind: Kind, default: Any, operator: str, place: str) -> None:
+    if not kind.accepts(default):
+        raise errors.DefaultError(
+            f"the default of `{name}` does not fit its type hint",
+            operator=operator,
+            argument=name,
+            expected=kind.hint(),
+            got=repr(default),
+            where=place,
+            mend=f"write `{name}: {kind.hint()} | None = None`"
+            if default is None
+            else "change the one or the other",
+        )
+
+
+def _result_count(hint: Any, operator: str, place: str) -> tuple[int, bool]:
+    if hint is REQUIRED:
+        raise errors.MissingAnnotationError(
+            "the reference has no return type hint",
+            operator=operator,
+            expected="a return type hint",
+            where=place,
+            mend="write `-> Tensor` or `-> tuple[Tensor, Tensor]`",
+        )
+    if hint is torch.Tensor:
+        return 1, True
+    items = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple and items and all(item is torch.Tensor for item in items):
+        return len(items), False
+    mends = {
+        None: "return a tensor; an operator that only has side effects is not supported",
+        type(None): "return a tensor; an operator that only has side effects is not supported",
+        int: "return a tensor without dimensions, `torch.tensor(value)`",
+        float: "return a tensor without dimensions, `torch.tensor(value)`",
+        bool: "return a tensor without dimensions, `torch.tensor(value)`",
+    }
+    raise errors.UnsupportedTypeError(
+        "an operator returns a tensor, or a tuple of a fixed number of tensors",
+        operator=operator,
+        argument="return",
+        got=_shown(hint),
+        where=place,
+        mend=mends.get(hint, "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"),
+    )
+
+
+def _result_roles(
+    count: int, results: ResultNames, hidden: tuple[str, ...], operator: str, place: str
+) -> tuple[Result, ...]:
+    roles: dict[str, Role]
+    if results is None:
+        shown = count - len(hidden)
+        given = ["result"] if shown == 1 else [f"result{i}" for i in range(shown)]
+        roles = dict.fromkeys((*given, *hidden), ...)
+    else:
+        roles = dict(results) if isinstance(results, Mapping) else dict.fromkeys(results, ...)
+        for name in hidden:
+            roles.setdefault(name, ...)
+        for name in roles:
+            if name.startswith(RESERVED) and name != "result":
+                raise errors.ReservedNameError(
+                    "names that begin with `grad` or `result` are what formulas call gradients and results",
+                    operator=operator,
+                    argument=name,
+                    where=place,
+                    mend="rename the result in `results=`",
+                )
+    if len(roles) != count or len(set(hidden)) == count:
+        raise errors.ResultNameError(
+            "the names of the results do not fit what the reference returns",
+            operator=operator,
+            expected=f"{count} names, at least one of them not hidden",
+            got=", ".join(roles) or "none",
+            where=place,
+            mend="give `results=` and `hidden=` one name for each tensor returned, in order",
+        )
+    for name, role in roles.items():
+        if not (role is ... or isinstance(role, NonDifferentiable)):
+            raise errors.ResultNameError(
+                f"`{name}` has an unknown role",
+                operator=operator,
+                argument=name,
+                expected="`...` or `opsmith.non_differentiable`",
+                got=repr(role),
+                where=place,
+                mend=f"write `results={{{name!r}: ...}}`",
+            )
+    return tuple(Result(name, role is ..., name in hidden) for name, role in roles.items())
+
+
+def _shown(hint: Any) -> str:
+    if hint is types.NoneType:
+        return "None"
+    if isinstance(hint, type):
+        return hint.__name__
+    return str(hint).replace("torch.Tensor", "Tensor").replace("typing.", "")

@@ -1,0 +1,260 @@
+"""A hash of everything a function's behaviour is written in: its code, and what that code reaches.
+
+Compiled code is cached on disk under names alone, so that an edited formula would be served as it was before.
+This hash goes into the cache's key. It follows code, constants, defaults, closures, and the globals and
+attributes that the code names; it stops at installed libraries, which count by name and version. What cannot
+be followed gets a token of this process, so that nothing stale is ever found again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import sys
+import sysconfig
+import types
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from opsmith.core.gradients import Formula, Rule
+from opsmith.core.operator import Operator
+from opsmith.core.specification import Specification
+
+Seen = dict[int, tuple[int, Any]]  # holds each value, so that no other can come to have its id
+
+_PROCESS = uuid.uuid4().hex
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_BY_REPR = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    types.NoneType,
+    types.EllipsisType,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+    range,
+    slice,
+)
+
+
+def operator_hash(specification: Specification) -> str:
+    """The hash of an operator: of everything in its specification that decides what compiled code does."""
+    return source_hash(*_aspects(specification))
+
+
+def source_hash(*things: Any) -> str:
+    """Hash functions and values, with all they reach.
+
+    Example:
+        >>> def scaled_by(factor):
+        ...     return lambda x: x * factor
+        >>> twice, thrice = source_hash(scaled_by(2)), source_hash(scaled_by(3))
+        >>> twice == source_hash(scaled_by(2)), twice == thrice
+        (True, False)
+    """
+    digest = hashlib.sha256()
+    seen: Seen = {}
+    for piece in _pieces(things, seen):
+        digest.update(piece.encode())
+        digest.update(b"\x00")
+    return digest.hexdigest()
+
+
+def _pieces(thing: Any, seen: Seen) -> Iterator[str]:
+    """The hash's input for a value, piece by piece; a value met before counts by when it was met."""
+    if isinstance(thing, _BY_REPR):
+        yield f"{type(thing).__name__}:{thing!r}"
+        return
+    if id(thing) in seen:
+        yield f"again:{seen[id(thing)][0]}"
+        return
+    seen[id(thing)] = len(seen), thing
+    for matches, follow in _FOLLOW:
+        if matches(thing):
+            yield type(thing).__name__
+            yield from follow(thing, seen)
+            return
+    yield f"opaque:{type(thing).__module__}.{type(thing).__qualname__}:{_PROCESS}"
+
+
+def _function(function: Any, seen: Seen) -> Iterator[str]:
+    if _is_library(getattr(function, "__module__", None)):
+        yield _library_name(function)
+        return
+    yield from _pieces(function.__code__, seen)
+    yield from _pieces((function.__defaults__, function.__kwdefaults__), seen)
+    for cell in function.__closure__ or ():
+        yield from _pieces(_contents(cell), seen)
+    names = _names(function.__code__)
+    for name in sorted(names):
+        if name in function.__globals__:
+            value = function.__globals__[name]
+            yield f"global:{name}"
+            yield from (
+                _module(value, names, seen) if isinstance(value, types.ModuleType) else _pieces(value, seen)
+            )
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet, as in a function that refers to itself
+        return None
+
+
+def _code(code: types.CodeType, seen: Seen) -> Iterator[str]:
+    yield code.co_code.hex()
+    yield repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_argcount))
+    for constant in code.co_consts:
+        yield from _pieces(constant, seen)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names(constant)
+    return names
+
+
+def _module(module: types.ModuleType, names: set[str], seen: Seen) -> Iterator[str]:
+    """A module counts by those of its members that the code names."""
+    yield _library_name(module)
+    if _is_library(module.__name__):
+        return
+    for name in sorted(names & set(vars(module))):
+        value = vars(module)[name]
+        yield f"member:{name}"
+        yield from (
+            _module(value, names, seen) if isinstance(value, types.ModuleType) else _pieces(value, seen)
+        )
+
+
+def _is_library(module: str | None) -> bool:
+    """Whether a module is installed rather than written by the user: it counts by name and version."""
+    if module is None or module == "builtins":
+        return True
+    known = sys.modules.get(module)
+    file = getattr(known, "__file__", None)
+    if file is None:
+        return module != "__main__" and known is not None
+    if module.startswith("opsmith."):
+        return not module.startswith("opsmith.ops.")  # our operators are sources, like anyone's
+    return any(file.startswith(folder) for folder in _LIBRARIES)
+
+
+def _library_name(thing: Any) -> str:
+    module = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", "")
+    top = sys.modules.get(str(module).partition(".")[0])
+    version = getattr(top, "__version__", "")
+    return f"{module}:{getattr(thing, '__qualname__', '')}:{version}"
+
+
+def _class(kind: type, seen: Seen) -> Iterator[str]:
+    yield _library_name(kind)
+    if _is_library(kind.__module__):
+        return
+    for name, value in sorted(vars(kind).items()):
+        if name not in ("__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__"):
+            yield f"member:{name}"
+            yield from _pieces(value, seen)
+    yield from _pieces(kind.__bases__, seen)
+
+
+def _callable(thing: Any, seen: Seen) -> Iterator[str]:
+    """A callable of an installed library, such as `torch.ops.aten.mul`: it counts by name, if it has one."""
+    name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
+    yield f"{_library_name(thing)}:{name or _PROCESS}"
+
+
+def _tensor(tensor: torch.Tensor, seen: Seen) -> Iterator[str]:
+    yield repr((tensor.dtype, tuple(tensor.shape), tensor.device.type))
+    yield repr(tensor.detach().cpu().tolist())
+
+
+def _items(things: Any, seen: Seen) -> Iterator[str]:
+    yield str(len(things))
+    for thing in things:
+        yield from _pieces(thing, seen)
+
+
+def _unordered(things: Any, seen: Seen) -> Iterator[str]:
+    yield from sorted("|".join(_pieces(thing, dict(seen))) for thing in things)
+
+
+def _mapping(things: Any, seen: Seen) -> Iterator[str]:
+    for key, value in things.items():
+        yield from _pieces(key, seen)
+        yield from _pieces(value, seen)
+
+
+def _attributes(*names: str) -> Callable[[Any, Seen], Iterator[str]]:
+    def follow(thing: Any, seen: Seen) -> Iterator[str]:
+        for name in names:
+            yield from _pieces(getattr(thing, name), seen)
+
+    return follow
+
+
+def _dataclass(thing: Any, seen: Seen) -> Iterator[str]:
+    yield from _class(type(thing), seen)
+    for field in dataclasses.fields(thing):
+        yield from _pieces(getattr(thing, field.name), seen)
+
+
+def _rule(rule: Rule) -> Any:
+    return (rule.function, rule.joint, rule.inputs) if isinstance(rule, Formula) else repr(rule)
+
+
+def _aspects(specification: Specification) -> list[Any]:
+    rules = specification.gradients
+    return [
+        specification.name,
+        specification.reference,
+        specification.fake,
+        rules.stand_in,
+        [(name, _rule(rules.rules[name])) for name in sorted(rules.rules)],
+        [
+            (kernel.device, kernel.function, sorted(map(str, kernel.dtypes or ())))
+            for kernel in specification.kernels
+        ],
+        (specification.opaque, specification.random, specification.autocast, specification.inline),
+    ]
+
+
+_FOLLOW: list[tuple[Callable[[Any], bool], Callable[[Any, Seen], Iterator[str]]]] = [
+    (lambda thing: isinstance(thing, types.FunctionType), _function),
+    (lambda thing: isinstance(thing, types.CodeType), _code),
+    (lambda thing: isinstance(thing, types.MethodType), _attributes("__func__", "__self__")),
+    (lambda thing: isinstance(thing, staticmethod | classmethod), _attributes("__func__")),
+    (lambda thing: isinstance(thing, property), _attributes("fget", "fset")),
+    (lambda thing: isinstance(thing, functools.partial), _attributes("func", "args", "keywords")),
+    (
+        lambda thing: isinstance(thing, Operator),
+        lambda thing, seen: _items(_aspects(thing.specification), seen),
+    ),
+    (lambda thing: isinstance(thing, types.ModuleType), lambda thing, seen: iter([_library_name(thing)])),
+    (lambda thing: isinstance(thing, enum.Enum), _attributes("name", "value")),
+    (lambda thing: isinstance(thing, type), _class),
+    (lambda thing: isinstance(thing, tuple | list), _items),
+    (lambda thing: isinstance(thing, set | frozenset), _unordered),
+    (lambda thing: isinstance(thing, dict | types.MappingProxyType), _mapping),
+    (lambda thing: isinstance(thing, torch.Tensor), _tensor),
+    (lambda thing: dataclasses.is_dataclass(thing) and not isinstance(thing, type), _dataclass),
+    (lambda thing: callable(thing) and _is_library(type(thing).__module__), _callable),
+    (
+        lambda thing: isinstance(thing, types.MemberDescriptorType | types.GetSetDescriptorType),
+        lambda thing, seen: iter([str(thing)]),
+    ),
+]

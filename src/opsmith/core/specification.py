@@ -1,0 +1,61 @@
+"""Everything that is known about an operator, as one frozen value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from opsmith.core.gradients import GradientRules
+from opsmith.core.kernels import Kernel
+from opsmith.core.samples import Samples
+from opsmith.core.schema import Schema
+
+Autocast = Literal["promote", "lower", "float32"]
+
+
+@dataclass(frozen=True)
+class Specification:
+    """An operator: its reference, and what its author attached to it.
+
+    Args:
+        name: `namespace::name`.
+        reference: The mathematics; for an opaque operator, the routine itself.
+        schema: Arguments and results.
+        module: Module that declared it.
+        qualname: Name of the reference in that module.
+        where: `file:line` of the reference.
+        opaque: Whether the reference is not made of torch operations, so that nothing is derived from it.
+        random: Whether it draws from torch's random state.
+        autocast: What happens to floating inputs under autocast.
+        inline: Whether compiled code sees the reference in its place; None: where no kernel takes the call.
+        gradients: Gradient rules.
+        kernels: Kernels, in the order in which they are tried.
+        fake: Function that computes shapes and dtypes only, if the author gave one.
+        samples: Function that yields representative inputs.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    schema: Schema
+    module: str
+    qualname: str
+    where: str
+    opaque: bool = False
+    random: bool = False
+    autocast: Autocast = "promote"
+    inline: bool | None = None
+    gradients: GradientRules = field(default_factory=GradientRules)
+    kernels: tuple[Kernel, ...] = ()
+    fake: Callable[..., Any] | None = None
+    samples: Samples | None = None
+
+    @property
+    def namespace(self) -> str:
+        """The part of the name before `::`."""
+        return self.name.partition("::")[0]
+
+    @property
+    def short_name(self) -> str:
+        """The part of the name after `::`."""
+        return self.name.partition("::")[2]

@@ -1,0 +1,186 @@
+"""`opsmith.operator`: from a reference to an operator that torch knows."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar, get_args, overload
+
+from opsmith import errors
+from opsmith.core.location import where
+from opsmith.core.operator import Operator
+from opsmith.core.schema import ResultNames, schema_of
+from opsmith.core.specification import Autocast, Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.registration import HIDDEN_SUFFIX, DispatcherRegistration
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*", re.ASCII)
+_declared: dict[str, Operator[Any, Any]] = {}
+
+
+@overload
+def operator(
+    name: str,
+    /,
+    *,
+    results: ResultNames = ...,
+    opaque: bool = ...,
+    random: bool = ...,
+    autocast: Autocast = ...,
+    inline: bool | None = ...,
+) -> Callable[[Callable[P, R]], Operator[P, R]]: ...
+@overload
+def operator(
+    name: str,
+    /,
+    *,
+    hidden: Iterable[str],
+    results: ResultNames = ...,
+    opaque: bool = ...,
+    random: bool = ...,
+    autocast: Autocast = ...,
+    inline: bool | None = ...,
+) -> Callable[[Callable[P, Any]], Operator[P, Any]]: ...
+def operator(
+    name: str,
+    /,
+    *,
+    results: ResultNames = None,
+    hidden: Iterable[str] = (),
+    opaque: bool = False,
+    random: bool = False,
+    autocast: Autocast = "promote",
+    inline: bool | None = None,
+) -> Callable[[Callable[P, Any]], Operator[P, Any]]:
+    """Declare an operator: the decorated function is its reference, the mathematics in plain PyTorch.
+
+    Declaring a name again from the same place (a notebook cell, a reload) replaces the operator behind the
+    same handle; from elsewhere it is an error.
+
+    Args:
+        name: `namespace::name`; the operator is also `torch.ops.namespace.name`.
+        results: Names of the results, or a mapping from name to `...` or `opsmith.non_differentiable`.
+        hidden: Names of results that callers do not see and formulas may use.
+        opaque: The function is not made of torch operations: nothing is derived from it.
+        random: The function draws from torch's random state.
+        autocast: What happens to floating inputs under autocast: `"promote"` to the widest among them,
+            `"lower"` to autocast's dtype, `"float32"`.
+        inline: Whether torch.compile sees the reference in the operator's place, and so fuses it; by default
+            wherever no kernel takes the call. torch.export keeps the operator whole.
+
+    Raises:
+        NameFormatError, NameTakenError, NotAFunctionError, MissingAnnotationError, UnsupportedTypeError,
+        ParameterKindError, ReservedNameError, DefaultError, ResultNameError: As their names say.
+
+    Example:
+        >>> import torch, opsmith
+        >>> @opsmith.operator("demo::twice")
+        ... def twice(x: torch.Tensor) -> torch.Tensor:
+        ...     return x + x
+        >>> twice(torch.ones(2)), torch.ops.demo.twice(torch.ones(2))
+        (tensor([2., 2.]), tensor([2., 2.]))
+    """
+    given: Any = name
+    if not isinstance(given, str) or not _NAME.fullmatch(given):
+        raise errors.NameFormatError(
+            "an operator's name is `namespace::name`",
+            expected="two identifiers with `::` between them",
+            got=where(given) if callable(given) else repr(given),
+            mend='write `@opsmith.operator("mylib::linear")`',
+        )
+    if autocast not in get_args(Autocast):
+        raise errors.UsageError(
+            "unknown rule for autocast",
+            operator=name,
+            expected=", ".join(f"`{rule}`" for rule in get_args(Autocast)),
+            got=repr(autocast),
+            mend='leave it out, or write `autocast="lower"`',
+        )
+
+    def declare(reference: Callable[P, Any]) -> Operator[P, Any]:
+        specification = Specification(
+            name=name,
+            reference=reference,
+            schema=schema_of(reference, name, results=results, hidden=hidden),
+            module=reference.__module__,
+            qualname=reference.__qualname__,
+            where=where(reference),
+            opaque=opaque,
+            random=random,
+            autocast=autocast,
+            inline=inline,
+        )
+        known: Operator[P, Any] | None = _declared.get(name)
+        if known is not None:
+            _refuse_other_place(known.specification, specification)
+            known.redeclare(specification)
+            return known
+        _refuse_taken(specification)
+        handle: Operator[P, Any] = Operator(
+            specification, DispatcherRegistration(specification), find_operator
+        )
+        _declared[name] = handle
+        return handle
+
+    return declare
+
+
+def find_operator(name: str, module: str | None = None) -> Operator[..., Any]:
+    """The operator of this name, if it is declared; `module` is imported first if it is not.
+
+    Raises:
+        OperatorNotFoundError: Saying what to import.
+
+    Example:
+        >>> import opsmith.ops
+        >>> find_operator("opsmith::exp")
+        <opsmith operator opsmith::exp(Tensor x) -> Tensor>
+    """
+    if name not in _declared and module is not None:
+        importlib.import_module(module)
+    if name not in _declared:
+        raise errors.OperatorNotFoundError(
+            "no operator of this name is declared",
+            operator=name,
+            got=f"module `{module}`, which does not declare it" if module else None,
+            mend="import the module that declares it first",
+        )
+    return _declared[name]
+
+
+def declared_operators(module: str | None = None) -> list[Operator[..., Any]]:
+    """Every declared operator, or those of one module, in the order of their declaration.
+
+    Example:
+        >>> import opsmith.ops.linear
+        >>> [operator.name for operator in declared_operators("opsmith.ops.linear")]
+        ['opsmith::linear']
+    """
+    return [known for known in _declared.values() if module is None or known.specification.module == module]
+
+
+def _refuse_other_place(old: Specification, new: Specification) -> None:
+    if (old.module, old.qualname) != (new.module, new.qualname):
+        raise errors.NameTakenError(
+            f"the name is taken by `{old.module}.{old.qualname}`",
+            operator=new.name,
+            got=f"{new.module}.{new.qualname}, {new.where}",
+            where=old.where,
+            mend="choose another name; the namespace is best the name of your package",
+        )
+
+
+def _refuse_taken(specification: Specification) -> None:
+    names = [specification.name, specification.name + HIDDEN_SUFFIX * bool(specification.schema.hidden)]
+    for name in names:
+        if capabilities.operator_exists(name):
+            raise errors.NameTakenError(
+                f"torch already has an operator `{name}`, which opsmith did not declare",
+                operator=specification.name,
+                where=specification.where,
+                mend="choose another name; the namespace is best the name of your package",
+            )

@@ -1,0 +1,258 @@
+"""Every error that opsmith raises: one class per failure, one form for the message.
+
+A message names the operator, says what is wrong, and then, line by line, the argument, what was expected,
+what came, where the operator (or formula) was written, and the mend.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AliasError",
+    "ArgumentError",
+    "DefaultError",
+    "DeviceNameError",
+    "FormulaError",
+    "FormulaParameterError",
+    "ForwardModeError",
+    "GradientConflictError",
+    "GradientCountError",
+    "GradientDeviceError",
+    "GradientDtypeError",
+    "GradientNotImplementedError",
+    "GradientShapeError",
+    "GradientTypeError",
+    "GraphCutError",
+    "HiddenResultError",
+    "IntegerResultError",
+    "KernelRejectedError",
+    "LayoutError",
+    "MissingAnnotationError",
+    "MissingExtraError",
+    "MissingFakeError",
+    "MissingGradientError",
+    "MissingSamplesError",
+    "ModuleImportError",
+    "MutationError",
+    "NameFormatError",
+    "NameTakenError",
+    "NotAFunctionError",
+    "NotDifferentiableError",
+    "OperatorNotFoundError",
+    "OpsmithError",
+    "ParameterKindError",
+    "ReservedNameError",
+    "ResultCountError",
+    "ResultNameError",
+    "ResultTypeError",
+    "SampleError",
+    "SavedTensorModifiedError",
+    "TransformError",
+    "UnknownInputError",
+    "UnsupportedTypeError",
+    "UsageError",
+]
+
+
+class OpsmithError(Exception):
+    """Base of all errors of this package.
+
+    Args:
+        problem: One sentence that says what is wrong.
+        operator: Name of the operator, `namespace::name`.
+        argument: Name of the argument or result at fault.
+        expected: What would have been right.
+        got: What came instead.
+        where: `file:line` of the declaration or formula at fault.
+        mend: What to write instead.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        operator: str | None = None,
+        argument: str | None = None,
+        expected: str | None = None,
+        got: str | None = None,
+        where: str | None = None,
+        mend: str | None = None,
+    ) -> None:
+        self.problem = problem
+        self.operator = operator
+        self.argument = argument
+        self.expected = expected
+        self.got = got
+        self.where = where
+        self.mend = mend
+        lines = [f"{operator}: {problem}" if operator else problem]
+        details = {"argument": argument, "expected": expected, "got": got, "where": where, "mend": mend}
+        lines += [f"  {label}: {text}" for label, text in details.items() if text is not None]
+        super().__init__("\n".join(lines))
+
+
+class NameFormatError(OpsmithError, ValueError):
+    """The operator's name is not `namespace::name`."""
+
+
+class NameTakenError(OpsmithError, ValueError):
+    """Another module, or torch itself, has an operator of this name."""
+
+
+class NotAFunctionError(OpsmithError, TypeError):
+    """The reference is no Python function whose signature can be read."""
+
+
+class MissingAnnotationError(OpsmithError, TypeError):
+    """A parameter, or the return value, of the reference has no type hint."""
+
+
+class UnsupportedTypeError(OpsmithError, TypeError):
+    """A type hint that an operator's schema cannot carry."""
+
+
+class ParameterKindError(OpsmithError, TypeError):
+    """The reference takes `*args`, `**kwargs` or a positional-only parameter."""
+
+
+class ReservedNameError(OpsmithError, ValueError):
+    """A name begins with `grad` or `result`, which formulas use for themselves."""
+
+
+class DefaultError(OpsmithError, ValueError):
+    """A default value that does not fit its type hint or that a schema cannot carry."""
+
+
+class ResultNameError(OpsmithError, ValueError):
+    """The names in `results=` or `hidden=` do not fit what the reference returns."""
+
+
+class UnknownInputError(OpsmithError, ValueError):
+    """A gradient is given for something that is not an input."""
+
+
+class NotDifferentiableError(OpsmithError, TypeError):
+    """A gradient is given for an input that is not a tensor."""
+
+
+class FormulaError(OpsmithError, TypeError):
+    """A gradient formula is not a plain function of named parameters, nor one of the three answers."""
+
+
+class FormulaParameterError(OpsmithError, ValueError):
+    """A formula names a parameter that is no input, no result and no gradient."""
+
+
+class GradientConflictError(OpsmithError, ValueError):
+    """True and surrogate gradients, or two joint formulas, are declared for one operator."""
+
+
+class DeviceNameError(OpsmithError, ValueError):
+    """A kernel is declared for a device type that torch does not know."""
+
+
+class MissingSamplesError(OpsmithError, LookupError):
+    """Something needs the operator's samples and there are none."""
+
+
+class SampleError(OpsmithError, ValueError):
+    """A sample does not fit the operator's signature."""
+
+
+class OperatorNotFoundError(OpsmithError, LookupError):
+    """A name, file or module holds no operator."""
+
+
+class ModuleImportError(OpsmithError, ImportError):
+    """A file or module that should declare operators cannot be imported."""
+
+
+class MissingExtraError(OpsmithError, ImportError):
+    """A package that only one face needs is not installed."""
+
+
+class UsageError(OpsmithError, ValueError):
+    """A command was called with arguments it cannot use."""
+
+
+class ArgumentError(OpsmithError, TypeError):
+    """An argument is missing, unknown, or of the wrong type."""
+
+
+class LayoutError(OpsmithError, TypeError):
+    """A sparse, nested, quantised or mkldnn tensor, which operators do not take."""
+
+
+class AliasError(OpsmithError, RuntimeError):
+    """A reference or kernel returned one of its inputs, or a view of one."""
+
+
+class MutationError(OpsmithError, RuntimeError):
+    """A reference or kernel wrote into one of its inputs."""
+
+
+class ResultCountError(OpsmithError, RuntimeError):
+    """A reference or kernel returned another number of results than declared."""
+
+
+class ResultTypeError(OpsmithError, TypeError):
+    """A reference or kernel returned something that is not a tensor."""
+
+
+class IntegerResultError(OpsmithError, TypeError):
+    """A gradient is asked through a result whose dtype has none."""
+
+
+class MissingFakeError(OpsmithError, NotImplementedError):
+    """An opaque operator was traced, and no fake kernel was given."""
+
+
+class KernelRejectedError(OpsmithError, RuntimeError):
+    """An opaque operator has no kernel that takes these arguments."""
+
+
+class MissingGradientError(OpsmithError, NotImplementedError):
+    """An opaque operator was differentiated, and no gradient was given."""
+
+
+class GradientNotImplementedError(OpsmithError, NotImplementedError):
+    """The author declared this gradient as not implemented."""
+
+
+class GradientTypeError(OpsmithError, TypeError):
+    """A formula returned something that is not a tensor."""
+
+
+class GradientShapeError(OpsmithError, ValueError):
+    """A formula returned a gradient whose shape is not the input's."""
+
+
+class GradientDtypeError(OpsmithError, TypeError):
+    """A formula returned a gradient whose dtype is not the input's."""
+
+
+class GradientDeviceError(OpsmithError, ValueError):
+    """A formula returned a gradient on another device than the input's."""
+
+
+class GradientCountError(OpsmithError, ValueError):
+    """A joint formula, or the formula of a list, returned too few or too many gradients."""
+
+
+class SavedTensorModifiedError(OpsmithError, RuntimeError):
+    """A formula wrote into a saved tensor or into the incoming gradient."""
+
+
+class GraphCutError(OpsmithError, RuntimeError):
+    """A formula lost the graph, so that a second order would be silently wrong."""
+
+
+class HiddenResultError(OpsmithError, RuntimeError):
+    """A second order needs the gradient of a hidden result, and it cannot be derived."""
+
+
+class ForwardModeError(OpsmithError, NotImplementedError):
+    """Forward mode cannot be derived for this operator."""
+
+
+class TransformError(OpsmithError, NotImplementedError):
+    """A `torch.func` transform that this operator does not support."""

@@ -1,0 +1,258 @@
+"""Involution: a convolution whose kernel differs from pixel to pixel and is shared by groups of channels.
+
+It is linear in `input` and in `weight`. So are its two gradients, which are operators too: each of the three
+has the other two for its gradients, and so there is every order of derivative.
+
+Source: D. Li et al., "Involution: Inverting the Inherence of Convolution for Visual Recognition", CVPR 2021,
+arXiv:2103.06255, equation 4. Ho = floor((H + 2 padding - (dilation (Kh - 1) + 1)) / stride + 1), likewise Wo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import opsmith
+
+Pair = int | tuple[int, int]
+
+
+@opsmith.operator("opsmith::involution", autocast="lower")
+def involution(
+    input: Tensor, weight: Tensor, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1
+) -> Tensor:
+    """Weigh the neighbourhood of each pixel with that pixel's own kernel, one for every C/G channels.
+
+    Args:
+        input: [B, C, H, W], floating or complex.
+        weight: [B, G, Kh, Kw, Ho, Wo], where G divides C.
+        stride: Step from one neighbourhood to the next; one number, or one for each dimension.
+        padding: Width of the border of zeros around the input.
+        dilation: Step from one pixel of a neighbourhood to the next.
+
+    Returns:
+        [B, C, Ho, Wo].
+
+    Raises:
+        ValueError: If the shapes do not fit one another.
+
+    Example:
+        >>> import torch
+        >>> input, weight = torch.ones(1, 4, 5, 5), torch.ones(1, 2, 3, 3, 2, 2)
+        >>> involution(input, weight, stride=2)[0, 0]
+        tensor([[9., 9.],
+                [9., 9.]])
+    """
+    _expect_dimensions("input [B, C, H, W]", input, 4)
+    _expect_dimensions("weight [B, G, Kh, Kw, Ho, Wo]", weight, 6)
+    (batch, channels), groups, kernel = input.shape[:2], weight.shape[1], weight.shape[2:4]
+    output = _output_size(input.shape[2:], kernel, stride, padding, dilation)
+    _expect_groups(channels, groups)
+    _expect_shape("weight [B, G, Kh, Kw, Ho, Wo]", weight, (batch, groups, *kernel, *output))
+    windows = _windows(input, kernel, stride, padding, dilation).unflatten(1, (groups, channels // groups))
+    return torch.einsum("bgcijuv,bguvij->bgcij", windows, weight).flatten(1, 2)
+
+
+@opsmith.operator("opsmith::involution_input_gradient", autocast="lower")
+def involution_input_gradient(
+    cotangent: Tensor,
+    weight: Tensor,
+    size: tuple[int, int],
+    stride: Pair = 1,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+) -> Tensor:
+    """Compute the gradient of `involution` by its input.
+
+    Args:
+        cotangent: [B, C, Ho, Wo], the gradient of the result.
+        weight: [B, G, Kh, Kw, Ho, Wo].
+        size: H and W.
+        stride, padding, dilation: As in `involution`.
+
+    Returns:
+        [B, C, H, W].
+
+    Raises:
+        ValueError: If the shapes do not fit one another.
+
+    Example:
+        >>> import torch
+        >>> cotangent, weight = torch.ones(1, 4, 2, 2), torch.ones(1, 2, 3, 3, 2, 2)
+        >>> involution_input_gradient(cotangent, weight, (4, 4))[0, 0]
+        tensor([[1., 2., 2., 1.],
+                [2., 4., 4., 2.],
+                [2., 4., 4., 2.],
+                [1., 2., 2., 1.]])
+    """
+    _expect_dimensions("cotangent [B, C, Ho, Wo]", cotangent, 4)
+    _expect_dimensions("weight [B, G, Kh, Kw, Ho, Wo]", weight, 6)
+    (batch, channels), groups, kernel = cotangent.shape[:2], weight.shape[1], weight.shape[2:4]
+    output = _output_size(size, kernel, stride, padding, dilation)
+    _expect_groups(channels, groups)
+    _expect_shape("cotangent [B, C, Ho, Wo]", cotangent, (batch, channels, *output))
+    _expect_shape("weight [B, G, Kh, Kw, Ho, Wo]", weight, (batch, groups, *kernel, *output))
+    grouped = cotangent.unflatten(1, (groups, channels // groups))
+    columns = torch.einsum("bguvij,bgcij->bgcuvij", weight, grouped).flatten(5).flatten(1, 4)
+    return F.fold(columns, size, kernel, dilation, padding, stride)
+
+
+@opsmith.operator("opsmith::involution_weight_gradient", autocast="lower")
+def involution_weight_gradient(
+    cotangent: Tensor,
+    input: Tensor,
+    groups: int,
+    kernel: tuple[int, int],
+    stride: Pair = 1,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+) -> Tensor:
+    """Compute the gradient of `involution` by its weight.
+
+    Args:
+        cotangent: [B, C, Ho, Wo], the gradient of the result.
+        input: [B, C, H, W].
+        groups: G.
+        kernel: Kh and Kw.
+        stride, padding, dilation: As in `involution`.
+
+    Returns:
+        [B, G, Kh, Kw, Ho, Wo].
+
+    Raises:
+        ValueError: If the shapes do not fit one another.
+
+    Example:
+        >>> import torch
+        >>> cotangent, input = torch.ones(1, 4, 1, 1), torch.arange(36.0).reshape(1, 4, 3, 3)
+        >>> involution_weight_gradient(cotangent, input, 2, (3, 3))[0, 0, :, :, 0, 0]
+        tensor([[ 9., 11., 13.],
+                [15., 17., 19.],
+                [21., 23., 25.]])
+    """
+    _expect_dimensions("cotangent [B, C, Ho, Wo]", cotangent, 4)
+    _expect_dimensions("input [B, C, H, W]", input, 4)
+    batch, channels = input.shape[:2]
+    output = _output_size(input.shape[2:], kernel, stride, padding, dilation)
+    _expect_groups(channels, groups)
+    _expect_shape("cotangent [B, C, Ho, Wo]", cotangent, (batch, channels, *output))
+    windows = _windows(input, kernel, stride, padding, dilation).unflatten(1, (groups, channels // groups))
+    grouped = cotangent.unflatten(1, (groups, channels // groups))
+    return torch.einsum("bgcijuv,bgcij->bguvij", windows, grouped)
+
+
+involution.gradients(
+    input=lambda grad, input, weight, stride, padding, dilation: involution_input_gradient(
+        grad, weight.conj(), input.shape[2:], stride, padding, dilation
+    ),
+    weight=lambda grad, input, weight, stride, padding, dilation: involution_weight_gradient(
+        grad, input.conj(), weight.shape[1], weight.shape[2:4], stride, padding, dilation
+    ),
+)
+
+involution_input_gradient.gradients(
+    cotangent=lambda grad, weight, stride, padding, dilation: involution(
+        grad, weight.conj(), stride, padding, dilation
+    ),
+    weight=lambda grad, cotangent, weight, stride, padding, dilation: involution_weight_gradient(
+        cotangent.conj(), grad, weight.shape[1], weight.shape[2:4], stride, padding, dilation
+    ),
+)
+
+involution_weight_gradient.gradients(
+    cotangent=lambda grad, input, stride, padding, dilation: involution(
+        input.conj(), grad, stride, padding, dilation
+    ),
+    input=lambda grad, cotangent, input, stride, padding, dilation: involution_input_gradient(
+        cotangent.conj(), grad, input.shape[2:], stride, padding, dilation
+    ),
+)
+
+
+_CASES = [  # B, C, G, (H, W), (Kh, Kw), stride, padding, dilation
+    (1, 4, 2, (3, 3), (3, 3), 1, 1, 1),
+    (1, 3, 1, (4, 5), (3, 3), 2, 1, 1),
+    (2, 2, 2, (3, 4), (1, 2), (1, 2), (0, 1), 1),
+    (1, 2, 1, (5, 4), (3, 2), (2, 1), (2, 0), (1, 2)),
+    (0, 4, 2, (3, 3), (3, 3), 1, 1, 1),
+]
+
+
+def _output(case: Any) -> tuple[int, int]:
+    *_, size, kernel, stride, padding, dilation = case
+    return _output_size(size, kernel, stride, padding, dilation)
+
+
+@involution.samples
+def _(make: opsmith.Make) -> Iterator[Any]:
+    for case in _CASES:
+        B, C, G, size, kernel, *steps = case
+        yield make(B, C, *size), make(B, G, *kernel, *_output(case)), *steps
+    yield make(1, 4, 3, 4).movedim(-1, 1), make(1, 2, 3, 3, 1, 2).movedim(-1, 1)
+
+
+@involution_input_gradient.samples
+def _(make: opsmith.Make) -> Iterator[Any]:
+    for case in _CASES:
+        B, C, G, size, kernel, *steps = case
+        yield make(B, C, *_output(case)), make(B, G, *kernel, *_output(case)), size, *steps
+
+
+@involution_weight_gradient.samples
+def _(make: opsmith.Make) -> Iterator[Any]:
+    for case in _CASES:
+        B, C, G, size, kernel, *steps = case
+        yield make(B, C, *_output(case)), make(B, C, *size), G, kernel, *steps
+
+
+def _windows(input: Tensor, kernel: Sequence[int], stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+    """The neighbourhood of each pixel of the result, [B, C, Ho, Wo, Kh, Kw]: views of the padded input."""
+    steps, (rows, columns), gaps = _pair(stride), _pair(padding), _pair(dilation)
+    windows = F.pad(input, (columns, columns, rows, rows))
+    for i in (0, 1):
+        windows = windows.unfold(2 + i, gaps[i] * (kernel[i] - 1) + 1, steps[i])
+    return windows[..., :: gaps[0], :: gaps[1]]
+
+
+def _pair(value: Pair) -> tuple[int, int]:
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def _output_size(
+    size: Sequence[int], kernel: Sequence[int], stride: Pair, padding: Pair, dilation: Pair
+) -> tuple[int, int]:
+    """Ho and Wo."""
+    stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
+    if min(*stride, *dilation) < 1 or min(padding) < 0:
+        raise ValueError(
+            "involution expects stride and dilation of at least 1 and padding of at least 0, "
+            f"got stride {stride}, dilation {dilation}, padding {padding}"
+        )
+    height, width = (
+        (size[i] + 2 * padding[i] - (dilation[i] * (kernel[i] - 1) + 1)) // stride[i] + 1 for i in (0, 1)
+    )
+    if min(*size, *kernel, height, width) < 1:
+        raise ValueError(
+            "involution expects an image, with its padding, no smaller than the kernel, got "
+            f"H, W = {list(size)}, padding {padding}, Kh, Kw = {list(kernel)}, dilation {dilation}"
+        )
+    return height, width
+
+
+def _expect_dimensions(layout: str, tensor: Tensor, count: int) -> None:
+    if tensor.ndim != count:
+        raise ValueError(f"involution expects {layout}, got {tensor.ndim} dimensions: {list(tensor.shape)}")
+
+
+def _expect_groups(channels: int, groups: int) -> None:
+    if groups < 1 or channels < 1 or channels % groups:
+        raise ValueError(f"involution expects G to divide C, got G = {groups} and C = {channels}")
+
+
+def _expect_shape(layout: str, tensor: Tensor, shape: Sequence[int]) -> None:
+    if tensor.shape != tuple(shape):
+        raise ValueError(f"involution expects {layout} = {list(shape)}, got {list(tensor.shape)}")

@@ -1,0 +1,64 @@
+"""The affine map of a linear layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import opsmith
+
+
+@opsmith.operator("opsmith::linear", autocast="lower")
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute y = x Wᵀ + b.
+
+    Args:
+        x: [..., M], floating or complex, with any number of leading dimensions, also none.
+        weight: [N, M].
+        bias: [N], or None for none.
+
+    Returns:
+        [..., N].
+
+    Raises:
+        ValueError: If the shapes do not fit.
+
+    Example:
+        >>> import torch
+        >>> x, weight, bias = torch.tensor([[4.0, 5.0]]), torch.tensor([[2.0, 3.0]]), torch.tensor([3.0])
+        >>> linear(x, weight, bias)
+        tensor([[26.]])
+    """
+    if x.ndim < 1 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"linear expects x [..., M] and weight [N, M], got {list(x.shape)} and {list(weight.shape)}"
+        )
+    y = x @ weight.mT
+    if bias is None:
+        return y
+    if bias.shape != weight.shape[:1]:
+        raise ValueError(f"linear expects bias [N] with N = {weight.shape[0]}, got {list(bias.shape)}")
+    return y + bias
+
+
+# The chain rule for Y = X Wᵀ + b, with G for the gradient of Y: Gᵀ X for the weight, G W for x, and for the
+# bias the sum of G over its rows, which is what broadcasting b to every row asks for.
+linear.gradients(
+    x=lambda grad, weight: grad @ weight.conj(),
+    weight=lambda grad, x: torch.einsum("...n,...m->nm", grad, x.conj()),
+    bias=lambda grad: grad,
+)
+
+
+@linear.samples
+def _(make: opsmith.Make) -> Iterator[Any]:
+    yield make(4, 3), make(2, 3), make(2)
+    yield make(5, 7), make(3, 7)
+    yield make(3), make(2, 3), make(2)
+    yield make.call(make(2, 3, 5), make(4, 5), bias=make(4))
+    yield make(0, 3), make(2, 3), make(2)
+    yield make(1, 1), make(1, 1), None
+    yield make(5, 6)[1:].mT, make(4, 3).mT[:2, :4], make(4)[::2]

@@ -1,0 +1,1 @@
+"""Operators as torch knows them: registration with the dispatcher, and what its keys do."""

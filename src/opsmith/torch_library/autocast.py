@@ -1,0 +1,61 @@
+"""Autocast: inputs are cast before the operator sees them, so that formulas never meet mixed dtypes.
+
+`"promote"` casts to the widest dtype among the inputs, `"lower"` to autocast's own, `"float32"` to float32;
+float64 and integers are left alone, as torch's own operators leave them.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.core.calls import tensors_in
+from opsmith.core.specification import Autocast
+from opsmith.torch_library import capabilities
+
+
+def autocast_kernel(operator: Any, device: str, key: str, rule: Any) -> Any:
+    """The kernel for one autocast key.
+
+    Args:
+        operator: The operator to call, with inputs cast and the key off.
+        device: Device type of the key.
+        key: Name of the key.
+        rule: A function that tells the operator's rule at the time of the call.
+    """
+
+    def kernel(_keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+        dtype = _target(rule(), device, tensors_in([*args, *kwargs.values()]))
+        with capabilities.without_autocast(key):
+            if dtype is None:
+                return operator(*args, **kwargs)
+            return operator(
+                *(_cast(value, device, dtype) for value in args),
+                **{name: _cast(value, device, dtype) for name, value in kwargs.items()},
+            )
+
+    return kernel
+
+
+def _eligible(tensor: Tensor, device: str) -> bool:
+    return tensor.device.type == device and tensor.is_floating_point() and tensor.dtype is not torch.float64
+
+
+def _target(rule: Autocast, device: str, tensors: list[Tensor]) -> torch.dtype | None:
+    if rule == "lower":
+        return torch.get_autocast_dtype(device)
+    if rule == "float32":
+        return torch.float32
+    dtypes = {tensor.dtype for tensor in tensors if _eligible(tensor, device)}
+    return reduce(torch.promote_types, dtypes) if dtypes else None
+
+
+def _cast(value: Any, device: str, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype) if _eligible(value, device) else value
+    if isinstance(value, list | tuple):
+        return type(value)(_cast(item, device, dtype) for item in value)
+    return value

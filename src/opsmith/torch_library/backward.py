@@ -1,0 +1,287 @@
+"""The vector-Jacobian product of an operator: formulas run by name, answers checked, the rest derived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.answers import NonDifferentiable, NotImplementedGradient, Zero
+from opsmith.core.backward_plan import BackwardPlan
+from opsmith.core.calls import tensors_in
+from opsmith.core.gradients import NEEDED, Formula
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.flattening import Flattening
+from opsmith.torch_library.gradient_values import Form, fit
+from opsmith.torch_library.graph_cut import refuse_graph_cut
+from opsmith.torch_library.random_state import RandomState, generators_in
+from opsmith.torch_library.recompute import vjp_by_recompute
+
+
+@dataclass(frozen=True)
+class Vjp:
+    """Everything one backward needs that is no tensor.
+
+    Args:
+        specification: The operator.
+        plan: What to run.
+        flattening: How arguments lie in flat form.
+        inputs: For each flat argument its form, where it is a tensor that needs a gradient; else None.
+        results: Form of each result.
+        mixed: Whether the call mixed floating dtypes.
+        state: Random state of the forward, where the backward recomputes a random reference.
+    """
+
+    specification: Specification
+    plan: BackwardPlan
+    flattening: Flattening
+    inputs: tuple[Form | None, ...]
+    results: tuple[Form, ...]
+    mixed: bool
+    state: RandomState | None
+
+    def __call__(self, saved: Mapping[str, Any], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Gradients of the flat arguments.
+
+        Args:
+            saved: Saved inputs and results by name; lists as lists.
+            grads: Gradient of each result, None where there is none.
+        """
+        self._refuse()
+        gradients: list[Tensor | None] = [None] * len(self.inputs)
+        for name in self.plan.zeros:
+            self._fill(gradients, name, lambda form, place: form.zeros())
+        for formula in self.plan.formulas:
+            self._run(formula, saved, grads, gradients)
+        self._derive(saved, grads, gradients)
+        return gradients
+
+    def _refuse(self) -> None:
+        specification = self.specification
+        for name in self.plan.refused:
+            rule = specification.gradients.rules[name]
+            assert isinstance(rule, NotImplementedGradient)
+            raise errors.GradientNotImplementedError(
+                f"the gradient of `{name}` is not implemented: {rule.reason}",
+                operator=specification.name,
+                argument=name,
+                where=specification.where,
+                mend=f"call it with `{name}.detach()`, or give a formula: `.gradients({name}=...)`",
+            )
+        if specification.opaque and self.plan.derived and specification.gradients.stand_in is None:
+            name = self.plan.derived[0]
+            raise errors.MissingGradientError(
+                f"the operator is opaque, and no gradient is given for `{name}`",
+                operator=specification.name,
+                argument=name,
+                where=specification.where,
+                mend=f"write `.gradients({name}=lambda grad: ...)`, or `{name}=opsmith.non_differentiable`",
+            )
+
+    def _fill(self, gradients: list[Tensor | None], name: str, value: Callable[[Form, int], Tensor]) -> None:
+        span = self.flattening.spans[name]
+        for place in range(span.start, span.stop):
+            form = self.inputs[place]
+            if form is not None:
+                gradients[place] = value(form, place - span.start)
+
+    def _run(
+        self,
+        formula: Formula,
+        saved: Mapping[str, Any],
+        grads: Sequence[Tensor | None],
+        gradients: list[Tensor | None],
+    ) -> None:
+        positions = self.specification.schema.gradient_position
+        named = [positions[name] for name in formula.parameters if name in positions]
+        inputs = [name for name in formula.inputs if name in self.plan.needed]
+        if named and all(grads[position] is None for position in named):
+            # Gradients are linear in what comes in, and nothing did.
+            for name in inputs:
+                self._fill(gradients, name, lambda form, place: form.zeros())
+            return
+        arguments = {
+            keyword: self._argument(name, saved, grads, inputs)
+            for keyword, name in zip(formula.keywords, formula.parameters, strict=True)
+        }
+        answers = self._call(formula, arguments)
+        for name in inputs:
+            items = self._items(formula, name, answers[name])
+            labels = self.flattening.labels(name)
+
+            def fitted(
+                form: Form,
+                place: int,
+                name: str = name,
+                items: Sequence[Any] = items,
+                labels: list[str] = labels,
+            ) -> Tensor:
+                gradient = fit(
+                    items[place],
+                    form,
+                    label=labels[place],
+                    operator=self.specification.name,
+                    formula=formula,
+                    mixed=self.mixed,
+                )
+                if torch.is_grad_enabled() and not isinstance(items[place], Zero):
+                    find = partial(self._item, formula, name, place)
+                    refuse_graph_cut(self.specification, formula, labels[place], gradient, arguments, find)
+                return gradient
+
+            self._fill(gradients, name, fitted)
+
+    def _argument(
+        self, name: str, saved: Mapping[str, Any], grads: Sequence[Tensor | None], inputs: list[str]
+    ) -> Any:
+        if name == NEEDED:
+            return frozenset(inputs)
+        position = self.specification.schema.gradient_position.get(name)
+        if position is None:
+            return saved[name]
+        gradient = grads[position]
+        return self.results[position].zeros() if gradient is None else gradient
+
+    def _call(self, formula: Formula, arguments: dict[str, Any]) -> Mapping[str, Any]:
+        """Run a formula, see that it leaves what it was given as it was, and return its answers by input."""
+        tensors = [(name, tensor) for name, value in arguments.items() for tensor in tensors_in([value])]
+        before = [capabilities.version(tensor) for _, tensor in tensors]
+        try:
+            answer = formula.function(**arguments)
+        except Exception as error:
+            note_formula(self.specification, formula, error)
+            raise
+        for (name, tensor), count in zip(tensors, before, strict=True):
+            if count is not None and capabilities.version(tensor) != count:
+                raise errors.SavedTensorModifiedError(
+                    f"a gradient formula wrote into `{name}`",
+                    operator=self.specification.name,
+                    argument=name,
+                    where=formula.where,
+                    mend=f"work on a copy, `{name}.clone()`, or use an operation without a trailing `_`",
+                )
+        return self._joint_answers(formula, answer) if formula.joint else {formula.inputs[0]: answer}
+
+    def _joint_answers(self, formula: Formula, answer: Any) -> Mapping[str, Any]:
+        needed = [name for name in formula.inputs if name in self.plan.needed]
+        given = list(answer) if isinstance(answer, Mapping) else None
+        if given is None or set(needed) - set(given) or set(given) - set(formula.inputs):
+            raise errors.GradientCountError(
+                "the joint gradient does not answer for the inputs that it covers",
+                operator=self.specification.name,
+                expected=f"a dict with {', '.join(f'`{name}`' for name in needed)}",
+                got=", ".join(f"`{name}`" for name in given) if given is not None else type(answer).__name__,
+                where=formula.where,
+                mend="return a dict by input name; cover fewer inputs with `@op.gradients('x', ...)`",
+            )
+        assert isinstance(answer, Mapping)
+        return answer
+
+    def _item(self, formula: Formula, name: str, place: int, answer: Any) -> Any:
+        return self._items(formula, name, answer[name] if formula.joint else answer)[place]
+
+    def _items(self, formula: Formula, name: str, answer: Any) -> Sequence[Any]:
+        if not self.flattening.is_list(name):
+            return [answer]
+        count = len(self.flattening.labels(name))
+        if isinstance(answer, list | tuple) and len(answer) == count:
+            return answer
+        raise errors.GradientCountError(
+            f"the gradient of the list `{name}` has the wrong length",
+            operator=self.specification.name,
+            argument=name,
+            expected=f"a list of {count} tensors",
+            got=f"a list of {len(answer)}" if isinstance(answer, list | tuple) else type(answer).__name__,
+            where=formula.where,
+            mend="return one gradient for each tensor of the list",
+        )
+
+    def _derive(
+        self, saved: Mapping[str, Any], grads: Sequence[Tensor | None], gradients: list[Tensor | None]
+    ) -> None:
+        """Add what no formula covers: inputs without one, and the way through hidden results."""
+        specification, plan = self.specification, self.plan
+        positions = specification.schema.result_position
+        followed = [positions[name] for name in plan.follows_hidden if grads[positions[name]] is not None]
+        if not plan.derived and not followed:
+            return
+        self._refuse_to_follow(followed)
+        flat = self.flattening.flatten([saved[name] for name in specification.schema.names])
+        self._refuse_to_draw_again(flat)
+        function, wanted = specification.reference, grads
+        if specification.gradients.stand_in is not None:
+            function = specification.gradients.stand_in
+            wanted = [grads[position] for position in specification.schema.visible]
+        if plan.derived:
+            places = self._places(plan.derived)
+            answers = vjp_by_recompute(function, self.flattening, flat, places, wanted, self.state)
+            for place, answer in zip(places, answers, strict=True):
+                gradients[place] = answer
+        for formula in plan.formulas:
+            blind = [
+                p
+                for p in followed
+                if specification.schema.results[p].gradient_name() not in formula.parameters
+            ]
+            if not blind:
+                continue
+            places = self._places([name for name in formula.inputs if name in plan.needed])
+            only = [grad if position in blind else None for position, grad in enumerate(grads)]
+            answers = vjp_by_recompute(
+                specification.reference, self.flattening, flat, places, only, self.state
+            )
+            for place, answer in zip(places, answers, strict=True):
+                known = gradients[place]
+                gradients[place] = answer if known is None else known + answer
+
+    def _refuse_to_follow(self, followed: list[int]) -> None:
+        specification = self.specification
+        if specification.opaque and followed:
+            hidden = specification.schema.results[followed[0]]
+            raise errors.HiddenResultError(
+                f"a second order, or forward mode, needs the derivative of the hidden `{hidden.name}`, "
+                "and it is opaque",
+                operator=specification.name,
+                argument=hidden.name,
+                where=self.plan.formulas[0].where,
+                mend=f"let the formulas take `{hidden.gradient_name()}` into account, or declare "
+                f"`results={{{hidden.name!r}: opsmith.non_differentiable}}`",
+            )
+
+    def _refuse_to_draw_again(self, flat: Sequence[Any]) -> None:
+        specification = self.specification
+        draws = specification.random or generators_in(flat)
+        if draws and self.state is None and specification.gradients.stand_in is None:
+            raise errors.ForwardModeError(
+                "it draws random numbers: its reference cannot be run again in forward mode or torch.func",
+                operator=specification.name,
+                where=specification.where,
+                mend="return what was drawn as a hidden result, and give formulas that use it",
+            )
+
+    def _places(self, names: Sequence[str]) -> list[int]:
+        spans = [self.flattening.spans[name] for name in names]
+        return [p for span in spans for p in range(span.start, span.stop) if self.inputs[p] is not None]
+
+
+def differentiable_places(specification: Specification, flattening: Flattening) -> list[bool]:
+    """For each flat argument, whether gradients flow to it."""
+    rules = specification.gradients.rules
+    return [
+        not isinstance(rules.get(name), NonDifferentiable)
+        for name in specification.schema.names
+        for _ in flattening.labels(name)
+    ]
+
+
+def note_formula(specification: Specification, formula: Formula, error: Exception) -> None:
+    """Add to an error that a formula raised which formula it was; our own errors say it already."""
+    if not isinstance(error, errors.OpsmithError):
+        which = ", ".join(f"`{name}`" for name in formula.inputs)
+        error.add_note(f"raised in the gradient of {which} of {specification.name}, {formula.where}")

@@ -1,0 +1,168 @@
+"""What a reference or kernel may not do: write into its inputs, or return them or views of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.calls import shown, tensors_in
+from opsmith.core.location import where
+from opsmith.core.schema import Schema
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+
+
+def run_pure(
+    specification: Specification, function: Callable[..., Any], values: list[Any]
+) -> tuple[Tensor, ...]:
+    """Run a reference or kernel, hold it to its contract, and return its results as a tuple.
+
+    Raises:
+        MutationError, AliasError, ResultCountError, ResultTypeError: As their names say.
+    """
+    schema = specification.schema
+    inputs = tensors_in(values)
+    before = [capabilities.version(tensor) for tensor in inputs]
+    args, kwargs = schema.split(values)
+    results = _as_tuple(specification, function, function(*args, **kwargs))
+    for tensor, count in zip(inputs, before, strict=True):
+        if count is not None and capabilities.version(tensor) != count:
+            raise errors.MutationError(
+                "an operator must not write into its inputs",
+                operator=specification.name,
+                argument=_name_of(tensor, schema, values),
+                where=where(function),
+                mend="work on a copy: `x = x.clone()` before the first in-place operation",
+            )
+    _check_fresh(specification, function, results, inputs, values)
+    return results
+
+
+def settle(specification: Specification, function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """What is done with a result that does not look fresh at first sight: the whole contract is checked."""
+
+    def settled(result: Any, values: list[Any]) -> Tensor:
+        results = _as_tuple(specification, function, result)
+        _check_fresh(specification, function, results, tensors_in(values), values)
+        return results[0]
+
+    return settled
+
+
+def _as_tuple(
+    specification: Specification, function: Callable[..., Any], returned: Any
+) -> tuple[Tensor, ...]:
+    schema = specification.schema
+    results = (returned,) if schema.single else returned
+    if not isinstance(results, tuple | list) or len(results) != len(schema.results):
+        count = len(results) if isinstance(results, tuple | list) else 1
+        raise errors.ResultCountError(
+            "it returned another number of results than declared",
+            operator=specification.name,
+            expected=f"a tuple of {len(schema.results)} tensors",
+            got=f"{count}" if count != 1 else shown(returned),
+            where=where(function),
+            mend="return what the type hint says, or change the type hint",
+        )
+    for result, described in zip(results, schema.results, strict=True):
+        if not isinstance(result, Tensor):
+            raise errors.ResultTypeError(
+                f"`{described.name}` is not a tensor",
+                operator=specification.name,
+                argument=described.name,
+                expected="Tensor",
+                got=shown(result),
+                where=where(function),
+                mend="convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`",
+            )
+        if result.layout is not torch.strided or result.is_nested or result.is_quantized:
+            raise errors.LayoutError(
+                f"`{described.name}` is not a strided dense tensor",
+                operator=specification.name,
+                argument=described.name,
+                expected="torch.strided",
+                got=tensor_layout(result),
+                where=where(function),
+                mend="return `result.to_dense()`",
+            )
+    return tuple(results)
+
+
+def _check_fresh(
+    specification: Specification,
+    function: Callable[..., Any],
+    results: tuple[Tensor, ...],
+    inputs: list[Tensor],
+    values: list[Any],
+) -> None:
+    names = [result.name for result in specification.schema.results]
+    for position, result in enumerate(results):
+        for tensor in inputs:
+            if result is tensor or capabilities.shares_memory(result, tensor):
+                name = _name_of(tensor, specification.schema, values)
+                what = "is its input" if result is tensor else "shares memory with its input"
+                raise errors.AliasError(
+                    f"`{names[position]}` {what} `{name}`",
+                    operator=specification.name,
+                    argument=name,
+                    expected="a new tensor",
+                    where=where(function),
+                    mend="return a copy: `.clone()`",
+                )
+        for other in range(position):
+            if capabilities.shares_memory(result, results[other]):
+                raise errors.AliasError(
+                    f"`{names[position]}` shares memory with `{names[other]}`",
+                    operator=specification.name,
+                    argument=names[position],
+                    expected="a new tensor",
+                    where=where(function),
+                    mend="return a copy of one of them: `.clone()`",
+                )
+
+
+def _name_of(tensor: Tensor, schema: Schema, values: Sequence[Any]) -> str:
+    for name, value in zip(schema.names, values, strict=True):
+        if value is tensor:
+            return name
+        if isinstance(value, list | tuple):
+            for position, item in enumerate(value):
+                if item is tensor:
+                    return f"{name}[{position}]"
+    return "an input"
+
+
+def tensor_layout(tensor: Tensor) -> str:
+    """What kind of tensor it is, in a message."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.is_quantized:
+        return "a quantised tensor"
+    return str(tensor.layout)
+
+
+def refuse_foreign(specification: Specification, values: list[Any]) -> None:
+    """Refuse sparse, nested, quantised and mkldnn inputs by name.
+
+    Raises:
+        LayoutError: Naming the argument.
+    """
+    for tensor in tensors_in(values):
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+            raise errors.LayoutError(
+                "it takes strided dense tensors only",
+                operator=specification.name,
+                argument=_name_of(tensor, specification.schema, values),
+                expected="torch.strided",
+                got=tensor_layout(tensor),
+                where=specification.where,
+                mend="call it with `x.dequantize()`"
+                if tensor.is_quantized
+                else "call it with `x.to_dense()`"
+                if not tensor.is_nested
+                else "call it with `torch.nested.to_padded_tensor(x, 0.0)`",
+            )

@@ -1,0 +1,160 @@
+"""The front door: code generated for one operator, which calls its kernel with nothing in between.
+
+The dispatcher asks many things of every call. Where the answer to all of them is "nothing special" (plain
+dense tensors, no mode, no transform, no autocast, no trace, no profiler), a call from Python goes to the
+kernel at once, or to an autograd node written for this operator. Everything else goes through the dispatcher.
+So do the first call and the first backward, where what the author's code may not do is looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.core.kinds import BOOL, FLOAT, INT, STR
+from opsmith.core.schema import REQUIRED, Argument
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.effects import settle
+from opsmith.torch_library.fast_node import fast_node
+
+MISSING = object()
+"""What stands for an argument that was not given."""
+
+_SCALARS = {FLOAT: "float", INT: "int", BOOL: "bool", STR: "str"}
+_KERNEL_DEVICES = {"cpu": "is_cpu", "cuda": "is_cuda"}
+
+
+def front_door(
+    specification: Specification, overload: Any, call: Callable[..., Any]
+) -> Callable[..., Any] | None:
+    """Generate the `__call__` of a handle; None for an operator that needs the dispatcher for every call.
+
+    Args:
+        specification: The operator.
+        overload: The operator as torch knows it.
+        call: Takes the handle, positional and keyword arguments: the call that is right in every case.
+    """
+    schema = specification.schema
+    lists = any(argument.kind.is_tensor and argument.kind.sequence for argument in schema.arguments)
+    taken = any(name.startswith("_op_") for name in schema.names)
+    kernel, conditions = _kernel(specification)
+    if lists or taken or kernel is None or specification.random or len(schema.results) > 1:
+        return None
+    node = fast_node(specification, kernel)
+    names: dict[str, Any] = {
+        **capabilities.front_door_checks(),
+        "_op_MISSING": MISSING,
+        "_op_PLAIN": frozenset((Tensor, torch.nn.Parameter)),
+        "_op_Tensor": Tensor,
+        "_op_strided": torch.strided,
+        "_op_compiling": torch.compiler.is_compiling,
+        "_op_grad_enabled": torch.is_grad_enabled,
+        "_op_overload": overload,
+        "_op_call": call,
+        "_op_kernel": kernel,
+        "_op_node": node and capabilities.direct_apply(node),
+        "_op_settle": settle(specification, kernel),
+    }
+    for argument in schema.arguments:
+        if argument.default is not REQUIRED:
+            names[f"_op_default_{argument.name}"] = argument.default
+            names[f"_op_restored_{argument.name}"] = argument.kind.restore(argument.default)
+    exec(_source(specification, conditions, with_node=node is not None), names)
+    door: Callable[..., Any] = names["__call__"]
+    return door
+
+
+def _kernel(specification: Specification) -> tuple[Callable[..., Any] | None, list[str]]:
+    """What the door calls, and what must hold of the tensors for it."""
+    tensors = [argument for argument in specification.schema.arguments if argument.kind.is_tensor]
+    # torch operations take any tensor; a kernel takes memory as it lies there.
+    materialised = [
+        _given(each, "not ({0}.is_conj() or {0}.is_neg() or _op_batched({0}))") for each in tensors
+    ]
+    if not specification.kernels:
+        return specification.reference, materialised if specification.opaque else []
+    first = specification.kernels[0]
+    attribute = _KERNEL_DEVICES.get(first.device)
+    if attribute is None or first.dtypes is not None:
+        return None, []
+    return first.function, [*materialised, *[_given(each, "{0}." + attribute) for each in tensors]]
+
+
+def _source(specification: Specification, conditions: list[str], *, with_node: bool) -> str:
+    schema = specification.schema
+    tensors = [argument for argument in schema.arguments if argument.kind.is_tensor]
+    # Modes are asked for first: one that watches torch functions would see the questions to tensors.
+    plain = [*capabilities.FRONT_DOOR_CONDITIONS, *map(_fits, schema.arguments), *conditions]
+    requires = " or ".join(
+        f"({each.name} is not None and {each.name}.requires_grad)"
+        if each.kind.optional
+        else f"{each.name}.requires_grad"
+        for each in tensors
+    )
+    fresh = "".join(f" and _op_result is not {each.name}" for each in tensors)
+    to_node = ", ".join(_passed(each) for each in schema.arguments)
+    to_kernel = ", ".join(
+        f"{each.name}={_passed(each)}" if each.keyword_only else _passed(each) for each in schema.arguments
+    )
+    positional = "".join(f"{name}, " for name in schema.names[: schema.positional])
+    keywords = "".join(f"{name}={name}, " for name in schema.names[schema.positional :])
+    # Without formula and kernel it is the reference that autograd records, as it would any function.
+    ordinary = not (specification.gradients.given or specification.kernels or specification.opaque)
+    return f"""
+def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
+    if _op_compiling():
+        return _op_overload({positional}{keywords})
+    if not _op_extra and not _op_unknown and {" and ".join(plain)}:
+        if {"False" if ordinary or not requires else f"_op_grad_enabled() and ({requires})"}:
+            {f"return _op_node({to_node})" if with_node else "pass"}
+        else:
+            _op_result = _op_kernel({to_kernel})
+            if type(_op_result) is _op_Tensor{fresh} and not _op_result._is_view():
+                return _op_result
+            return _op_settle(_op_result, [{", ".join(schema.names)}])
+    return _op_call(_op_handle, ({positional}*_op_extra,), dict({keywords}**_op_unknown))
+"""
+
+
+def _signature(arguments: Sequence[Argument], positional: int) -> str:
+    pieces = [
+        f"{each.name}={'_op_MISSING' if each.default is REQUIRED else f'_op_default_{each.name}'}"
+        for each in arguments
+    ]
+    return ", ".join([*pieces[:positional], "*_op_extra", *pieces[positional:], "**_op_unknown"])
+
+
+def _fits(argument: Argument) -> str:
+    """A condition: the argument is of a kind that the door passes on as it is."""
+    kind = argument.kind
+    if kind.is_tensor:
+        return _given(
+            argument,
+            "type({0}) in _op_PLAIN and {0}.layout is _op_strided"
+            " and not {0}.is_nested and not {0}.is_quantized",
+        )
+    if kind.base in _SCALARS and (not kind.sequence or kind.spread):
+        return _given(argument, f"type({{0}}) is {_SCALARS[kind.base]}")
+    name = argument.name
+    return "False" if argument.default is REQUIRED else f"{name} is _op_default_{name}"
+
+
+def _passed(argument: Argument) -> str:
+    """What the kernel gets for an argument that fits."""
+    name, kind = argument.name, argument.kind
+    if kind.is_tensor or not kind.sequence:
+        return name
+    if kind.spread:
+        spread = "(" + f"{name}, " * (kind.length or 1) + ")"
+        return f"(None if {name} is None else {spread})" if kind.optional else spread
+    return f"_op_restored_{name}"
+
+
+def _given(argument: Argument, condition: str) -> str:
+    """A condition on an argument that holds where an optional one is not given."""
+    text = condition.format(argument.name)
+    return f"({argument.name} is None or {text})" if argument.kind.optional else f"({text})"

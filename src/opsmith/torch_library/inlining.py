@@ -1,0 +1,50 @@
+"""No fusion barrier: under torch.compile an operator without a kernel of its own becomes its reference.
+
+By the time a call is made functional, autograd has been through it: the author's formulas are in the graph
+already, and what is left to compute is the forward alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from opsmith.core.backward_plan import takes_kernel
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+
+
+def inline_reference(
+    library: torch.library.Library,
+    name: str,
+    specification: Callable[[], Specification],
+    reference: Callable[..., Any],
+) -> None:
+    """Let torch.compile see through an operator.
+
+    Args:
+        library: Where the operator is registered.
+        name: `namespace::name`.
+        specification: Tells what is in force at the time of a trace.
+        reference: Takes a call of the operator, returns what the operator does.
+    """
+
+    def rule(mode: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if capabilities.exporting() or not inlined(specification(), [*args, *kwargs.values()]):
+            return mode.__torch_dispatch__(operator, types, args, kwargs)
+        if not capabilities.only_stand_ins(types):
+            return NotImplemented
+        with mode:
+            return reference(*args, **kwargs)
+
+    torch.library.register_torch_dispatch(name, capabilities.FUNCTIONALIZATION, rule, lib=library)
+
+
+def inlined(specification: Specification, values: list[Any]) -> bool:
+    """Whether compiled code sees the reference: as the author says, else where no kernel takes the call."""
+    if specification.inline is not None:
+        return specification.inline
+    return not specification.opaque and not takes_kernel(specification, values)

@@ -1,0 +1,249 @@
+"""An operator in torch's dispatcher: its schema, and a kernel for each key that concerns us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
+from opsmith.core.calls import shown, tensors_in
+from opsmith.core.kernels import choose
+from opsmith.core.schema import REQUIRED
+from opsmith.core.specification import Specification
+from opsmith.torch_library import autocast, capabilities
+from opsmith.torch_library.backward import differentiable_places
+from opsmith.torch_library.compiled_code import CompiledCode
+from opsmith.torch_library.differentiation import OperatorNode
+from opsmith.torch_library.effects import refuse_foreign, run_pure
+from opsmith.torch_library.flattening import Flattening
+from opsmith.torch_library.front_door import MISSING, front_door
+from opsmith.torch_library.inlining import inline_reference
+from opsmith.torch_library.layers import call_in_layers
+from opsmith.torch_library.operator_call import OperatorCall
+
+HIDDEN_SUFFIX = "_and_hidden"
+"""An operator with hidden results has a sibling of this name, which returns them too."""
+
+
+class DispatcherRegistration:
+    """One operator, registered; `update` makes torch use another specification.
+
+    Attributes:
+        specification: What is in force.
+        overload: `torch.ops.namespace.name.default`.
+        whole: The same with hidden results.
+        node: The class of its autograd node.
+        proven: Whether a call has been through without fault.
+    """
+
+    overload: Any
+    whole: Any
+    missing = MISSING
+
+    def __init__(self, specification: Specification) -> None:
+        self.specification = specification
+        self.proven = False
+        self._plans: dict[frozenset[str], BackwardPlan] = {}
+        self._compiled = CompiledCode()
+        self._register()
+
+    def update(self, specification: Specification) -> None:
+        """Use this specification from now on; compiled code that holds the old one is dropped."""
+        before, self.specification = self.specification, specification
+        self._plans = {}
+        self.proven = False
+        if _torch_face(before) != _torch_face(specification):
+            self.remove()
+            try:
+                self._register()
+            except Exception:
+                self.remove()
+                self.specification = before
+                self._register()
+                raise
+        if replace(before, samples=None) != replace(specification, samples=None):
+            self._compiled.drop()
+
+    def remove(self) -> None:
+        """Take the operator out of the dispatcher."""
+        capabilities.destroy(self._library)
+
+    def _register(self) -> None:
+        specification = self.specification
+        schema, name = specification.schema, specification.short_name
+        self._library = torch.library.Library(specification.namespace, "FRAGMENT")
+        self.node: type[OperatorNode] = type(name, (OperatorNode,), {})
+        self.overload = self.whole = self._define(name, hidden=False)
+        if schema.hidden:
+            self.whole = self._define(name + HIDDEN_SUFFIX, hidden=True)
+
+    def _define(self, name: str, *, hidden: bool) -> Any:
+        text = self.specification.schema.text(name, with_hidden=hidden)
+        tags = [torch.Tag.pt2_compliant_tag]
+        if self.specification.random:
+            tags.append(torch.Tag.nondeterministic_seeded)
+        try:
+            self._library.define(text, tags=tuple(tags))
+        except (RuntimeError, ValueError, IndexError):
+            self._blame_default()
+            raise
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            return self._returned(self._run(self._values(args, kwargs)), hidden=hidden)
+
+        def fake(*args: Any, **kwargs: Any) -> Any:
+            return self._returned(self._run_fake(self._values(args, kwargs)), hidden=hidden)
+
+        self._library.impl(name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{self.specification.namespace}::{name}", fake, lib=self._library)
+        overload = getattr(getattr(torch.ops, self.specification.namespace), name).default
+        self._register_layers(overload, name, hidden=hidden)
+        inline_reference(
+            self._library,
+            f"{self.specification.namespace}::{name}",
+            lambda: self.specification,
+            lambda *args, **kwargs: self._returned(self._by_reference(args, kwargs), hidden=hidden),
+        )
+        self._register_autocast(overload, name)
+        return overload
+
+    def _blame_default(self) -> None:
+        specification = self.specification
+        for argument in specification.schema.arguments:
+            if argument.default is REQUIRED:
+                continue
+            if capabilities.schema_fault(f"probe({argument.schema()}) -> Tensor") is not None:
+                raise errors.DefaultError(
+                    f"torch's schema language cannot write the default of `{argument.name}`",
+                    operator=specification.name,
+                    argument=argument.name,
+                    got=repr(argument.default),
+                    where=specification.where,
+                    mend=f"write `{argument.name}: {argument.kind.hint()} | None = None` "
+                    "and put the value in inside",
+                )
+
+    def _register_layers(self, overload: Any, name: str, *, hidden: bool) -> None:
+        functionalize = capabilities.transform_kernel(f"{self.specification.namespace}::{name}")
+
+        def autograd(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+            values = self._values(args, kwargs)
+            if not self._differentiates(values):
+                return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)
+            return self._returned(self._in_layers(values), hidden=hidden)
+
+        def transforms(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+            layer = capabilities.innermost_layer()
+            if layer is None or layer.kind == "Functionalize":
+                return functionalize.call_boxed(keyset, *args, **kwargs)
+            return self._returned(self._in_layers(self._values(args, kwargs)), hidden=hidden)
+
+        self._library.impl(name, autograd, "Autograd", with_keyset=True)
+        self._library.impl(name, transforms, "FuncTorchDynamicLayerFrontMode", with_keyset=True)
+
+    def _register_autocast(self, overload: Any, name: str) -> None:
+        for device in capabilities.AUTOCAST_DEVICES:
+            key = capabilities.autocast_key(device)
+            if key is None:
+                continue
+            kernel = autocast.autocast_kernel(overload, device, key, lambda: self.specification.autocast)
+            self._library.impl(name, kernel, key, with_keyset=True)
+
+            capabilities.serve_autocast_while_tracing(overload, key, partial(kernel, None))
+
+    def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Argument values in order, held to what the dispatcher does not look at."""
+        specification = self.specification
+        values = specification.schema.call_values(args, kwargs)
+        for argument, value in zip(specification.schema.arguments, values, strict=True):
+            kind = argument.kind
+            if (value is None and not kind.optional) or (kind.length is not None and not kind.accepts(value)):
+                raise errors.ArgumentError(
+                    f"`{argument.name}` has the wrong type",
+                    operator=specification.name,
+                    argument=argument.name,
+                    expected=kind.hint(),
+                    got=shown(value),
+                    where=specification.where,
+                    mend=f"call it as {specification.schema.text(specification.short_name)}",
+                )
+        refuse_foreign(specification, values)
+        self._compiled.notice(specification, tensors_in(values))
+        return values
+
+    def _returned(self, results: tuple[Tensor, ...], *, hidden: bool) -> Any:
+        """Results as the dispatcher wants them."""
+        shown = results if hidden else [results[position] for position in self.specification.schema.visible]
+        return shown[0] if len(shown) == 1 else tuple(shown)
+
+    def _run(self, values: list[Any]) -> tuple[Tensor, ...]:
+        """Run the kernel that takes the call, or the reference."""
+        accepted, _ = choose(self.specification.kernels, tensors_in(values))
+        function = accepted.kernel.function if accepted else self.specification.reference
+        results = run_pure(self.specification, function, values)
+        self.proven = True
+        return results
+
+    def front_door(self, call: Callable[..., Any]) -> Callable[..., Any] | None:
+        """A `__call__` that is faster, and hands on to `call` what it does not take; None where none is."""
+        return front_door(self.specification, self.overload, call)
+
+    def _by_reference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+        """Run the reference, whatever kernels there are."""
+        return run_pure(self.specification, self.specification.reference, self._values(args, kwargs))
+
+    def _run_fake(self, values: list[Any]) -> tuple[Tensor, ...]:
+        """Compute shapes and dtypes only."""
+        specification = self.specification
+        if specification.opaque and specification.fake is None:
+            raise errors.MissingFakeError(
+                "it is opaque and has no fake kernel, which tracing, compiling and `meta` tensors need",
+                operator=specification.name,
+                where=specification.where,
+                mend="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result",
+            )
+        return run_pure(specification, specification.fake or specification.reference, values)
+
+    def _differentiates(self, values: list[Any]) -> bool:
+        """Whether autograd has anything to do in this call."""
+        if capabilities.forward_mode_active():
+            return True
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(values))
+
+    def _in_layers(self, values: list[Any]) -> tuple[Tensor, ...]:
+        """All results, through autograd or the transforms that are running."""
+        specification = self.specification
+        if runs_ordinary(specification, values):
+            results = run_pure(specification, specification.reference, values)
+            roles = zip(results, specification.schema.results, strict=True)
+            return tuple(result if role.differentiable else result.detach() for result, role in roles)
+        flattening = Flattening.of(specification.schema, values)
+        flat = [
+            value if open_ or not isinstance(value, Tensor) else value.detach()
+            for value, open_ in zip(
+                flattening.flatten(values), differentiable_places(specification, flattening), strict=True
+            )
+        ]
+        return call_in_layers(OperatorCall(self, flattening), flat)
+
+    def plan(self, needed: frozenset[str]) -> BackwardPlan:
+        """The backward for these inputs, made once."""
+        plan = self._plans.get(needed)
+        if plan is None:
+            plan = self._plans[needed] = backward_plan(self.specification, needed)
+        return plan
+
+
+def _torch_face(specification: Specification) -> tuple[Any, ...]:
+    """What torch was told about an operator, and cannot be told again without registering anew."""
+    return (
+        specification.schema.text(specification.name, with_hidden=True),
+        specification.schema.hidden,
+        (specification.random),
+    )

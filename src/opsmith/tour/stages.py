@@ -1,0 +1,12 @@
+"""The stages of the tour, in order: to add one, write a module with a function `run(context)`, and name it here."""
+
+from __future__ import annotations
+
+from opsmith.tour import checks, digits, line
+from opsmith.tour.stage import Stage
+
+STAGES = (
+    Stage("checks", "check every operator that the tour uses", checks.run),
+    Stage("linear", "learn a plane with the linear operator", line.run),
+    Stage("digits", "read handwritten digits with a network of our own operators", digits.run, ("sklearn",)),
+)

@@ -1,0 +1,46 @@
+"""Write into every page what its Python prints now: `python tests/docs/update.py [PAGE ...]`.
+
+Read the difference before you commit it: the pages show what users see.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from doc_pages import Program, pages, same
+from errors_table import ERRORS_PAGE, with_table
+from quick_start import README, with_example
+
+
+def updated(page: Path) -> str:
+    """The page's text with the output of each block as it is now."""
+    text = page.read_text(encoding="utf-8")
+    running = Program(page)
+    lines = text.splitlines()
+    outputs = [running.printed(position) for position in range(len(running.blocks))]
+    for block, printed in reversed(list(zip(running.blocks, outputs, strict=True))):
+        if same(printed, block.expected):
+            continue
+        if block.output is not None:
+            lines[block.output.start : block.output.start + len(block.output.lines)] = printed.splitlines()
+        elif printed:
+            end = block.code.start + len(block.code.lines) + 1
+            lines[end:end] = ["", "```text", *printed.splitlines(), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def main(names: list[str]) -> None:
+    for page in pages():
+        if names and page.name not in names:
+            continue
+        text = with_example(page.read_text(encoding="utf-8")) if page == README else updated(page)
+        if page == ERRORS_PAGE:
+            text = with_table(text)
+        if text != page.read_text(encoding="utf-8"):
+            page.write_text(text, encoding="utf-8")
+            sys.stdout.write(f"updated {page.name}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,369 @@
+"""Messages of what is attached to an operator and does not fit it: gradients, kernels, samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opsmith
+from opsmith import Make, errors
+from opsmith.core.samples import samples_of
+
+Place = Callable[[Callable[..., Any]], str]
+
+
+def scaled(x: Tensor, weight: Tensor, by: float = 2.0) -> Tensor:
+    return x * weight * by
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x / 2, x / 2
+
+
+def test_gradient_for_an_unknown_input(name: str, place: Place, says: Any) -> None:
+    operator = opsmith.operator(name)(scaled)
+    with says(
+        errors.UnknownInputError,
+        f"""
+        {name}: a gradient is given for `wieght`, which is not an input
+          argument: wieght
+          expected: one of `x`, `weight`
+          where: {place(scaled)}
+          mend: name the gradient after the argument of the reference
+        """,
+    ):
+        operator.gradients(wieght=lambda grad: grad)
+
+
+def test_joint_gradient_for_an_unknown_input(name: str, place: Place, says: Any) -> None:
+    operator = opsmith.operator(name)(scaled)
+    with says(
+        errors.UnknownInputError,
+        f"""
+        {name}: a gradient is given for `y`, which is not an input
+          argument: y
+          expected: one of `x`, `weight`
+          where: {place(scaled)}
+          mend: name the gradient after the argument of the reference
+        """,
+    ):
+
+        @operator.gradients("x", "y")
+        def _(grad: Tensor) -> dict[str, Tensor]:
+            return {}
+
+
+def test_gradient_for_an_input_that_is_no_tensor(name: str, place: Place, says: Any) -> None:
+    operator = opsmith.operator(name)(scaled)
+    with says(
+        errors.NotDifferentiableError,
+        f"""
+        {name}: a gradient is given for `by`, which is not a tensor
+          argument: by
+          expected: one of `x`, `weight`
+          got: float
+          where: {place(scaled)}
+          mend: leave `by` out: only tensors have gradients
+        """,
+    ):
+        operator.gradients(by=lambda grad, x: (grad * x).sum())
+
+
+ONE_RESULT = "one of `x`, `weight`, `by`, `result`, `grad`"
+
+
+@pytest.mark.parametrize(
+    ("formula", "unknown", "mend"),
+    [
+        pytest.param(
+            lambda grad_output: grad_output,
+            "grad_output",
+            "the incoming gradient is called `grad`",
+            id="grad_output",
+        ),
+        pytest.param(lambda g: g, "g", "the incoming gradient is called `grad`", id="g"),
+        pytest.param(
+            lambda grad, out: grad * out, "out", "the result is called `result`", id="out"
+        ),
+        pytest.param(lambda grad, y: grad * y, "y", "the result is called `result`", id="y"),
+        pytest.param(lambda grad, wieght: grad * wieght, "wieght", "did you mean `weight`?", id="nearest"),
+        pytest.param(
+            lambda grad, temperature: grad, "temperature", "use one of those names", id="nothing-near"
+        ),
+        pytest.param(lambda grad, grads_needed: grad, "grads_needed", "use one of those names", id="joint-only"),
+    ],
+)
+def test_formula_with_an_unknown_parameter(
+    formula: Any, unknown: str, mend: str, name: str, place: Place, says: Any
+) -> None:
+    operator = opsmith.operator(name)(scaled)
+    with says(
+        errors.FormulaParameterError,
+        f"""
+        {name}: the gradient of `x` asks for `{unknown}`, which is no input, result or gradient
+          argument: {unknown}
+          expected: {ONE_RESULT}
+          where: {place(formula)}
+          mend: {mend}
+        """,
+    ):
+        operator.gradients(x=formula)
+
+
+def test_formula_that_asks_for_the_one_gradient_of_two_results(name: str, place: Place, says: Any) -> None:
+    def formula(grad: Tensor) -> Tensor:
+        return grad
+
+    operator = opsmith.operator(name)(halves)
+    with says(
+        errors.FormulaParameterError,
+        f"""
+        {name}: the gradient of `x` asks for `grad`, which is no input, result or gradient
+          argument: grad
+          expected: one of `x`, `result0`, `result1`, `grad_result0`, `grad_result1`
+          where: {place(formula)}
+          mend: with several results each has its own: `grad_result0`, `grad_result1`
+        """,
+    ):
+        operator.gradients(x=formula)
+
+
+def test_joint_formula_with_an_unknown_parameter(name: str, place: Place, says: Any) -> None:
+    def joint(grad: Tensor, needed: frozenset[str]) -> dict[str, Tensor]:
+        return {"x": grad, "weight": grad}
+
+    operator = opsmith.operator(name)(scaled)
+    with says(
+        errors.FormulaParameterError,
+        f"""
+        {name}: the joint gradient asks for `needed`, which is no input, result or gradient
+          argument: needed
+          expected: {ONE_RESULT}, `grads_needed`
+          where: {place(joint)}
+          mend: did you mean `grads_needed`?
+        """,
+    ):
+        operator.gradients(joint)
+
+
+def several(*grads: Tensor) -> Tensor:
+    return grads[0]
+
+
+def options(grad: Tensor, **rest: Any) -> Tensor:
+    return grad
+
+
+def positional(grad: Tensor, /) -> Tensor:
+    return grad
+
+
+@pytest.mark.parametrize(
+    ("formula", "shown"),
+    [(several, "*grads: Tensor"), (options, "**rest: Any"), (positional, "grad: Tensor")],
+    ids=["star", "star-star", "positional-only"],
+)
+def test_formula_whose_parameters_name_nothing(
+    formula: Any, shown: str, name: str, place: Place, says: Any
+) -> None:
+    operator = opsmith.operator(name)(scaled)
+    with says(
+        errors.FormulaError,
+        f"""
+        {name}: the gradient of `x` takes `{shown.replace(": Tensor", ": 'Tensor'").replace("Any", "'Any'")}`; a formula's parameters name what it needs
+          expected: parameters from `x`, `weight`, `by`, `result`, `grad`
+          where: {place(formula)}
+          mend: name each thing that the formula uses
+        """,
+    ):
+        operator.gradients(x=formula)
+
+
+def test_formula_with_a_default(name: str, place: Place, says: Any) -> None:
+    formula = lambda grad, by=3.0: grad * by
+    operator = opsmith.operator(name)(scaled)
+    with says(
+        errors.FormulaError,
+        f"""
+        {name}: the gradient of `x` gives its parameter `by` a default, which would hide what it needs
+          argument: by
+          where: {place(formula)}
+          mend: close over the value instead: write the formula inside a function that has it
+        """,
+    ):
+        operator.gradients(x=formula)
+
+
+def test_formula_without_a_signature(name: str, says: Any) -> None:
+    operator = opsmith.operator(name)(scaled)
+    with says(
+        errors.FormulaError,
+        f"""
+        {name}: the gradient of `x` has no signature that could be read
+          expected: parameters from `x`, `weight`, `by`, `result`, `grad`
+          got: neg
+          mend: write a function around it: `lambda grad: ...`
+        """,
+    ):
+        operator.gradients(x=torch.neg)
+
+
+@pytest.mark.parametrize(
+    ("rule", "mend"),
+    [
+        pytest.param(None, "write `x=lambda grad: ...` or `opsmith.zero`", id="none"),
+        pytest.param(0, "write `x=lambda grad: ...` or `opsmith.zero`", id="zero"),
+        pytest.param("grad * weight", "write `x=lambda grad: ...`", id="str"),
+    ],
+)
+def test_formula_that_is_no_function(rule: Any, mend: str, name: str, place: Place, says: Any) -> None:
+    operator = opsmith.operator(name)(scaled)
+    with says(
+        errors.FormulaError,
+        f"""
+        {name}: the gradient of `x` is neither a function nor an answer
+          argument: x
+          expected: a function, or opsmith.zero, .non_differentiable or .not_implemented(...)
+          got: {rule!r}
+          where: {place(scaled)}
+          mend: {mend}
+        """,
+    ):
+        operator.gradients(x=rule)
+
+
+def test_stand_in_with_other_arguments(name: str, place: Place, says: Any) -> None:
+    def soft(x: Tensor) -> Tensor:
+        return x.tanh()
+
+    operator = opsmith.operator(name)(scaled)
+    with says(
+        errors.FormulaError,
+        f"""
+        {name}: the stand-in cannot be called as the operator is: too many positional arguments
+          expected: a function of `x`, `weight`, `by`
+          where: {place(soft)}
+          mend: write `def stand_in(x, weight, by): ...`, even if it uses only some
+        """,
+    ):
+        operator.surrogate_gradients(soft)
+
+
+@pytest.mark.parametrize("surrogate_first", [True, False], ids=["surrogate-first", "true-first"])
+def test_true_and_surrogate_gradients(
+    surrogate_first: bool, name: str, place: Place, says: Any
+) -> None:
+    operator = opsmith.operator(name)(scaled)
+    ways = [operator.gradients, operator.surrogate_gradients]
+    first, second = reversed(ways) if surrogate_first else ways
+    first(x=lambda grad: grad)
+    with says(
+        errors.GradientConflictError,
+        f"""
+        {name}: true and surrogate gradients are declared for one operator
+          got: {second.__name__}(...)
+          where: {place(scaled)}
+          mend: keep one of them; declare the operator again to change your mind
+        """,
+    ):
+        second(weight=lambda grad: grad)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:0", "CPU", ""])
+def test_kernel_for_an_unknown_device(device: str, name: str, says: Any) -> None:
+    operator = opsmith.operator(name)(scaled)
+    with says(
+        errors.DeviceNameError,
+        f"""
+        {name}: a kernel is declared for a device type that torch does not know
+          expected: a device type such as `cpu`, `cuda` or `mps`, without an index
+          got: {device!r}
+          mend: write `op.kernel('cpu', ...)` or `op.kernel('cuda', ...)`
+        """,
+    ):
+        operator.kernel(device, scaled)
+
+
+@pytest.mark.parametrize(
+    ("sample", "problem", "details"),
+    [
+        pytest.param(
+            (torch.ones(2),),
+            "`weight` is missing",
+            ["argument: weight", "expected: Tensor", "got: nothing"],
+            id="missing",
+        ),
+        pytest.param(
+            (torch.ones(2), torch.ones(2), "twice"),
+            "`by` has the wrong type",
+            ["argument: by", "expected: float", "got: str 'twice'"],
+            id="wrong-type",
+        ),
+        pytest.param(
+            (torch.ones(2), torch.ones(2), 1.0, 2.0),
+            "it takes 3 positional arguments and 4 were given",
+            [],
+            id="too-many",
+        ),
+    ],
+)
+def test_sample_that_does_not_fit(
+    sample: Any, problem: str, details: list[str], name: str, place: Place, says: Any
+) -> None:
+    def samples(make: Make) -> Any:
+        yield sample
+
+    operator = opsmith.operator(name)(scaled)
+    operator.samples(samples)
+    lines = [
+        f"{name}: a sample does not fit the signature: {problem}",
+        *(f"  {detail}" for detail in details),
+        f"  where: {place(samples)}",
+        "  mend: yield the arguments as a call of the operator would give them",
+    ]
+    with says(errors.SampleError, "\n".join(lines)):
+        samples_of(samples, Make(), operator.specification.schema, name)
+
+
+def test_sample_that_is_no_call(name: str, place: Place, says: Any) -> None:
+    def samples(make: Make) -> Any:
+        yield {"x": 1}
+
+    operator = opsmith.operator(name)(scaled)
+    with says(
+        errors.SampleError,
+        f"""
+        {name}: a sample is neither a tuple of arguments nor `make.call(...)`
+          got: {{'x': 1}}
+          where: {place(samples)}
+          mend: yield `(x, weight)` or `make.call(x, weight, stride=2)`
+        """,
+    ):
+        samples_of(samples, Make(), operator.specification.schema, name)
+
+
+def test_operator_that_is_not_declared(says: Any) -> None:
+    with says(
+        errors.OperatorNotFoundError,
+        """
+        messages::nobody: no operator of this name is declared
+          mend: import the module that declares it first
+        """,
+    ):
+        opsmith.find_operator("messages::nobody")
+
+
+def test_operator_that_its_module_does_not_declare(says: Any) -> None:
+    with says(
+        errors.OperatorNotFoundError,
+        """
+        messages::nobody: no operator of this name is declared
+          got: module `json`, which does not declare it
+          mend: import the module that declares it first
+        """,
+    ):
+        opsmith.find_operator("messages::nobody", "json")

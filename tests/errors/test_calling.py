@@ -1,0 +1,478 @@
+"""Messages of calls that are wrong, and of references that do not keep their contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import opsmith
+from opsmith import errors
+
+Place = Callable[[Callable[..., Any]], str]
+
+
+def scaled(x: Tensor, by: float = 2.0, *, shift: int = 0) -> Tensor:
+    return x * by + shift
+
+
+CALL = "call it as {short}(Tensor x, float by=2.0, *, SymInt shift=0) -> Tensor"
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "problem", "details"),
+    [
+        pytest.param((), {}, "`x` is missing", ["argument: x", "expected: Tensor", "got: nothing"], id="missing"),
+        pytest.param(
+            ([1.0, 2.0],),
+            {},
+            "`x` has the wrong type",
+            ["argument: x", "expected: Tensor", "got: list [1.0, 2.0]"],
+            id="list-for-tensor",
+        ),
+        pytest.param(
+            (np.ones(2),),
+            {},
+            "`x` has the wrong type",
+            ["argument: x", "expected: Tensor", "got: ndarray array([1., 1.])"],
+            id="array-for-tensor",
+        ),
+        pytest.param(
+            (None,),
+            {},
+            "`x` has the wrong type",
+            ["argument: x", "expected: Tensor", "got: None"],
+            id="none-for-tensor",
+        ),
+        pytest.param(
+            (torch.ones(2), "twice"),
+            {},
+            "`by` has the wrong type",
+            ["argument: by", "expected: float", "got: str 'twice'"],
+            id="str-for-float",
+        ),
+        pytest.param(
+            (torch.ones(2), torch.ones(2)),
+            {},
+            "`by` has the wrong type",
+            ["argument: by", "expected: float", "got: Tensor of torch.float32, shape [2]"],
+            id="tensor-for-float",
+        ),
+        pytest.param(
+            (torch.ones(2),),
+            {"shift": 1.5},
+            "`shift` has the wrong type",
+            ["argument: shift", "expected: int", "got: float 1.5"],
+            id="float-for-int",
+        ),
+        pytest.param(
+            (torch.ones(2),),
+            {"shift": None},
+            "`shift` has the wrong type",
+            ["argument: shift", "expected: int", "got: None"],
+            id="none-for-int",
+        ),
+        pytest.param(
+            (torch.ones(2),),
+            {"scale": 1.0},
+            "it has no argument `scale`",
+            ["argument: scale", "expected: one of `x`, `by`, `shift`"],
+            id="unknown",
+        ),
+        pytest.param(
+            (torch.ones(2), 1.0, 2),
+            {},
+            "it takes 2 positional arguments and 3 were given",
+            [],
+            id="too-many",
+        ),
+        pytest.param(
+            (torch.ones(2),), {"x": torch.ones(2)}, "`x` is given twice", ["argument: x"], id="twice"
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit(
+    args: Any, kwargs: Any, problem: str, details: list[str], name: str, place: Place, says: Any
+) -> None:
+    operator = opsmith.operator(name)(scaled)
+    lines = [
+        f"{name}: {problem}",
+        *(f"  {detail}" for detail in details),
+        f"  where: {place(scaled)}",
+        f"  mend: {CALL.format(short=name.partition('::')[2])}",
+    ]
+    with says(errors.ArgumentError, "\n".join(lines)):
+        operator(*args, **kwargs)
+    with says(errors.ArgumentError, "\n".join(lines)):
+        operator.explain(*args, **kwargs)
+
+
+@pytest.mark.parametrize("value", [torch.tensor(2.0), torch.tensor(2.0, requires_grad=True)], ids=["", "differentiated"])
+def test_tensor_where_torch_would_take_it_for_a_number(
+    value: Tensor, name: str, place: Place, says: Any
+) -> None:
+    operator = opsmith.operator(name)(scaled)
+    with says(
+        errors.ArgumentError,
+        f"""
+        {name}: `by` has the wrong type
+          argument: by
+          expected: float
+          got: Tensor of torch.float32, shape []
+          where: {place(scaled)}
+          mend: {CALL.format(short=name.partition("::")[2])}
+        """,
+    ):
+        operator(torch.ones(2), value)  # type: ignore[arg-type]
+
+
+def pooled(x: Tensor, size: int | tuple[int, int] = 2, scale: float | tuple[float, float] = 1.0) -> Tensor:
+    return x.clone()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "expected", "got"),
+    [
+        pytest.param({"size": (1, 2, 3)}, "int | tuple[int, int]", "tuple (1, 2, 3)", id="too-long"),
+        pytest.param({"size": ()}, "int | tuple[int, int]", "tuple ()", id="empty"),
+        pytest.param({"size": (1.5, 2)}, "int | tuple[int, int]", "tuple (1.5, 2)", id="float-in-it"),
+        pytest.param({"size": "same"}, "int | tuple[int, int]", "str 'same'", id="str"),
+        pytest.param({"scale": 1}, "float | tuple[float, float]", "int 1", id="int-for-float"),
+    ],
+)
+def test_pair_of_the_wrong_length_or_type(
+    kwargs: Any, expected: str, got: str, name: str, place: Place, says: Any
+) -> None:
+    operator = opsmith.operator(name)(pooled)
+    argument, short = next(iter(kwargs)), name.partition("::")[2]
+    with says(
+        errors.ArgumentError,
+        f"""
+        {name}: `{argument}` has the wrong type
+          argument: {argument}
+          expected: {expected}
+          got: {got}
+          where: {place(pooled)}
+          mend: call it as {short}(Tensor x, int[2] size=2, float[2] scale=1.0) -> Tensor
+        """,
+    ):
+        operator(torch.ones(2), **kwargs)
+
+
+def total(xs: list[Tensor]) -> Tensor:
+    return torch.stack(xs).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("xs", "got"),
+    [
+        pytest.param(torch.ones(2), "Tensor of torch.float32, shape [2]", id="tensor"),
+        pytest.param([torch.ones(2), 1.0], "list of Tensor, float", id="number-in-it"),
+        pytest.param([torch.ones(2), None], "list of NoneType, Tensor", id="none-in-it"),
+    ],
+)
+def test_list_of_tensors_with_something_else(
+    xs: Any, got: str, name: str, place: Place, says: Any
+) -> None:
+    operator = opsmith.operator(name)(total)
+    with says(
+        errors.ArgumentError,
+        f"""
+        {name}: `xs` has the wrong type
+          argument: xs
+          expected: list[Tensor]
+          got: {got}
+          where: {place(total)}
+          mend: call it as {name.partition("::")[2]}(Tensor[] xs) -> Tensor
+        """,
+    ):
+        operator(xs)
+
+
+def test_long_values_are_cut_short(name: str, place: Place, says: Any) -> None:
+    operator = opsmith.operator(name)(scaled)
+    with says(
+        errors.ArgumentError,
+        f"""
+        {name}: `by` has the wrong type
+          argument: by
+          expected: float
+          got: str '{"a" * 56}...
+          where: {place(scaled)}
+          mend: {CALL.format(short=name.partition("::")[2])}
+        """,
+    ):
+        operator(torch.ones(2), "a" * 100)  # type: ignore[arg-type]
+
+
+def nested() -> Tensor:
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+
+
+def quantised() -> Tensor:
+    return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+
+
+DENSE, DEQUANTIZE = "call it with `x.to_dense()`", "call it with `x.dequantize()`"
+PADDED = "call it with `torch.nested.to_padded_tensor(x, 0.0)`"
+
+
+@pytest.mark.parametrize(
+    ("make", "got", "mend"),
+    [
+        pytest.param(lambda: torch.eye(2).to_sparse(), "torch.sparse_coo", DENSE, id="coo"),
+        pytest.param(lambda: torch.eye(2).to_sparse_csr(), "torch.sparse_csr", DENSE, id="csr"),
+        pytest.param(lambda: torch.eye(2).to_sparse_csc(), "torch.sparse_csc", DENSE, id="csc"),
+        pytest.param(lambda: torch.ones(2).to_mkldnn(), "torch._mkldnn", DENSE, id="mkldnn"),
+        pytest.param(nested, "a nested tensor", PADDED, id="nested"),
+        pytest.param(quantised, "a quantised tensor", DEQUANTIZE, id="quantised"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*(Sparse|sparse|quantize|nested|Quantized).*")
+@pytest.mark.parametrize("gradients", ["ordinary", "formula"])
+def test_tensor_that_is_not_strided_and_dense(
+    make: Any, got: str, mend: str, gradients: str, name: str, place: Place, says: Any
+) -> None:
+    operator = opsmith.operator(name)(scaled)
+    if gradients == "formula":
+        operator.gradients(x=lambda grad, by: grad * by)
+    with says(
+        errors.LayoutError,
+        f"""
+        {name}: it takes strided dense tensors only
+          argument: x
+          expected: torch.strided
+          got: {got}
+          where: {place(scaled)}
+          mend: {mend}
+        """,
+    ):
+        operator(make())
+
+
+def test_sparse_tensor_in_a_list(name: str, place: Place, says: Any) -> None:
+    operator = opsmith.operator(name)(total)
+    with says(
+        errors.LayoutError,
+        f"""
+        {name}: it takes strided dense tensors only
+          argument: xs[1]
+          expected: torch.strided
+          got: torch.sparse_coo
+          where: {place(total)}
+          mend: call it with `x.to_dense()`
+        """,
+    ):
+        operator([torch.eye(2), torch.eye(2).to_sparse()])
+
+
+Reference = Callable[[Tensor], Any]
+
+
+def writes(x: Tensor) -> Tensor:
+    x.add_(1)
+    return x * 2
+
+
+def writes_through_a_view(x: Tensor) -> Tensor:
+    x.view(-1)[0] = 0
+    return x * 2
+
+
+def own(x: Tensor) -> Tensor:
+    return x
+
+
+def view(x: Tensor) -> Tensor:
+    return x.view(-1)
+
+
+def contiguous(x: Tensor) -> Tensor:
+    return x.contiguous()
+
+
+@pytest.mark.parametrize("differentiated", [False, True], ids=["plain", "differentiated"])
+@pytest.mark.parametrize("reference", [writes, writes_through_a_view], ids=lambda f: f.__name__)
+def test_reference_that_writes_into_its_input(
+    reference: Reference, differentiated: bool, name: str, place: Place, says: Any
+) -> None:
+    operator = opsmith.operator(name)(reference)
+    x = torch.ones(2, requires_grad=differentiated) * 1  # no leaf, into which torch itself lets no one write
+    with says(
+        errors.MutationError,
+        f"""
+        {name}: an operator must not write into its inputs
+          argument: x
+          where: {place(reference)}
+          mend: work on a copy: `x = x.clone()` before the first in-place operation
+        """,
+    ):
+        operator(x)
+
+
+def test_kernel_that_writes_into_its_input(name: str, place: Place, says: Any) -> None:
+    operator = opsmith.operator(name)(scaled).kernel("cpu", writes_as_kernel)
+    with says(
+        errors.MutationError,
+        f"""
+        {name}: an operator must not write into its inputs
+          argument: x
+          where: {place(writes_as_kernel)}
+          mend: work on a copy: `x = x.clone()` before the first in-place operation
+        """,
+    ):
+        operator(torch.ones(2))
+
+
+def writes_as_kernel(x: Tensor, by: float, *, shift: int) -> Tensor:
+    return x.mul_(by).add(shift)
+
+
+@pytest.mark.parametrize("differentiated", [False, True], ids=["plain", "differentiated"])
+@pytest.mark.parametrize(
+    ("reference", "what"),
+    [
+        (own, "is its input `x`"),
+        (contiguous, "is its input `x`"),
+        (view, "shares memory with its input `x`"),
+    ],
+    ids=["input", "contiguous", "view"],
+)
+def test_reference_that_returns_its_input_or_a_view(
+    reference: Reference, what: str, differentiated: bool, name: str, place: Place, says: Any
+) -> None:
+    operator = opsmith.operator(name)(reference)
+    with says(
+        errors.AliasError,
+        f"""
+        {name}: `result` {what}
+          argument: x
+          expected: a new tensor
+          where: {place(reference)}
+          mend: return a copy: `.clone()`
+        """,
+    ):
+        operator(torch.ones(2, requires_grad=differentiated))
+
+
+def test_reference_that_returns_an_item_of_its_list(name: str, place: Place, says: Any) -> None:
+    def first(xs: list[Tensor]) -> Tensor:
+        return xs[0]
+
+    operator = opsmith.operator(name)(first)
+    with says(
+        errors.AliasError,
+        f"""
+        {name}: `result` is its input `xs[0]`
+          argument: xs[0]
+          expected: a new tensor
+          where: {place(first)}
+          mend: return a copy: `.clone()`
+        """,
+    ):
+        operator([torch.ones(2), torch.ones(2)])
+
+
+def test_results_that_share_memory(name: str, place: Place, says: Any) -> None:
+    def split(x: Tensor) -> tuple[Tensor, Tensor]:
+        doubled = x * 2
+        return doubled[:1], doubled[1:]
+
+    operator = opsmith.operator(name, results=("head", "tail"))(split)
+    with says(
+        errors.AliasError,
+        f"""
+        {name}: `tail` shares memory with `head`
+          argument: tail
+          expected: a new tensor
+          where: {place(split)}
+          mend: return a copy of one of them: `.clone()`
+        """,
+    ):
+        operator(torch.ones(2))
+
+
+def three(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x + 1, x + 2, x + 3  # type: ignore[return-value]
+
+
+def one(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x + 1  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("reference", "got"), [(three, "3"), (one, "Tensor of torch.float32, shape [2]")], ids=["three", "one"]
+)
+def test_wrong_number_of_results(
+    reference: Any, got: str, name: str, place: Place, says: Any
+) -> None:
+    operator = opsmith.operator(name)(reference)
+    with says(
+        errors.ResultCountError,
+        f"""
+        {name}: it returned another number of results than declared
+          expected: a tuple of 2 tensors
+          got: {got}
+          where: {place(reference)}
+          mend: return what the type hint says, or change the type hint
+        """,
+    ):
+        operator(torch.ones(2))
+
+
+def as_array(x: Tensor) -> Tensor:
+    return x.numpy() * 2  # type: ignore[return-value]
+
+
+def nothing(x: Tensor) -> Tensor:
+    return None  # type: ignore[return-value]
+
+
+def both(x: Tensor) -> Tensor:
+    return x + 1, x + 2  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("reference", "got"),
+    [(as_array, "ndarray array([2., 2.], dtype=float32)"), (nothing, "None"), (both, "tuple of Tensor")],
+    ids=["array", "none", "tuple"],
+)
+def test_result_that_is_no_tensor(
+    reference: Any, got: str, name: str, place: Place, says: Any
+) -> None:
+    operator = opsmith.operator(name)(reference)
+    with says(
+        errors.ResultTypeError,
+        f"""
+        {name}: `result` is not a tensor
+          argument: result
+          expected: Tensor
+          got: {got}
+          where: {place(reference)}
+          mend: convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`
+        """,
+    ):
+        operator(torch.ones(2))
+
+
+def test_sparse_result(name: str, place: Place, says: Any) -> None:
+    def sparse(x: Tensor) -> Tensor:
+        return x.to_sparse()
+
+    operator = opsmith.operator(name)(sparse)
+    with says(
+        errors.LayoutError,
+        f"""
+        {name}: `result` is not a strided dense tensor
+          argument: result
+          expected: torch.strided
+          got: torch.sparse_coo
+          where: {place(sparse)}
+          mend: return `result.to_dense()`
+        """,
+    ):
+        operator(torch.eye(2))

@@ -1,0 +1,578 @@
+"""Messages of declarations that are wrong: the name, the type hints, the defaults, the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import opsmith
+from opsmith import errors
+
+Place = Callable[[Callable[..., Any]], str]
+
+
+def identity(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "linear",
+        "demo:linear",
+        "demo::",
+        "::linear",
+        "demo::a::b",
+        "demo::a.b",
+        "demo::1a",
+        "demo::a b",
+        "démo::a",
+    ],
+)
+def test_bad_name(bad: str, says: Any) -> None:
+    with says(
+        errors.NameFormatError,
+        f"""
+        an operator's name is `namespace::name`
+          expected: two identifiers with `::` between them
+          got: {bad!r}
+          mend: write `@opsmith.operator("mylib::linear")`
+        """,
+    ):
+        opsmith.operator(bad)
+
+
+def test_decorator_without_a_name(place: Place, says: Any) -> None:
+    with says(
+        errors.NameFormatError,
+        f"""
+        an operator's name is `namespace::name`
+          expected: two identifiers with `::` between them
+          got: {place(identity)}
+          mend: write `@opsmith.operator("mylib::linear")`
+        """,
+    ):
+        opsmith.operator(identity)  # type: ignore[call-overload]
+
+
+def test_name_of_the_wrong_type(says: Any) -> None:
+    with says(
+        errors.NameFormatError,
+        """
+        an operator's name is `namespace::name`
+          expected: two identifiers with `::` between them
+          got: 3
+          mend: write `@opsmith.operator("mylib::linear")`
+        """,
+    ):
+        opsmith.operator(3)  # type: ignore[call-overload]
+
+
+def test_name_taken_by_another_module(name: str, place: Place, says: Any) -> None:
+    opsmith.operator(name)(identity)
+    elsewhere: dict[str, Any] = {"__name__": "elsewhere", "Tensor": Tensor}
+    exec(compile("def other(x: Tensor) -> Tensor:\n    return x + 1\n", "elsewhere.py", "exec"), elsewhere)
+    with says(
+        errors.NameTakenError,
+        f"""
+        {name}: the name is taken by `{__name__}.identity`
+          got: elsewhere.other, elsewhere.py:1
+          where: {place(identity)}
+          mend: choose another name; the namespace is best the name of your package
+        """,
+    ):
+        opsmith.operator(name)(elsewhere["other"])
+
+
+def test_name_taken_by_another_function_of_the_module(name: str, place: Place, says: Any) -> None:
+    def other(x: Tensor) -> Tensor:
+        return x + 1
+
+    opsmith.operator(name)(identity)
+    with says(
+        errors.NameTakenError,
+        f"""
+        {name}: the name is taken by `{__name__}.identity`
+          got: {__name__}.{other.__qualname__}, {place(other)}
+          where: {place(identity)}
+          mend: choose another name; the namespace is best the name of your package
+        """,
+    ):
+        opsmith.operator(name)(other)
+
+
+def test_name_taken_outside_opsmith(name: str, place: Place, says: Any) -> None:
+    library = torch.library.Library("messages", "FRAGMENT")
+    library.define(f"{name.partition('::')[2]}(Tensor x) -> Tensor")
+    with says(
+        errors.NameTakenError,
+        f"""
+        {name}: torch already has an operator `{name}`, which opsmith did not declare
+          where: {place(identity)}
+          mend: choose another name; the namespace is best the name of your package
+        """,
+    ):
+        opsmith.operator(name)(identity)
+
+
+def test_name_of_an_operator_of_torch(place: Place, says: Any) -> None:
+    with says(
+        errors.NameTakenError,
+        f"""
+        aten::sin: torch already has an operator `aten::sin`, which opsmith did not declare
+          where: {place(identity)}
+          mend: choose another name; the namespace is best the name of your package
+        """,
+    ):
+        opsmith.operator("aten::sin")(identity)
+
+
+def test_name_of_the_sibling_with_hidden_results_taken(name: str, place: Place, says: Any) -> None:
+    def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x / 2, x / 2
+
+    library = torch.library.Library("messages", "FRAGMENT")
+    library.define(f"{name.partition('::')[2]}_and_hidden(Tensor x) -> Tensor")
+    with says(
+        errors.NameTakenError,
+        f"""
+        {name}: torch already has an operator `{name}_and_hidden`, which opsmith did not declare
+          where: {place(halves)}
+          mend: choose another name; the namespace is best the name of your package
+        """,
+    ):
+        opsmith.operator(name, hidden=("other",))(halves)
+
+
+def test_unknown_rule_for_autocast(name: str, says: Any) -> None:
+    with says(
+        errors.UsageError,
+        f"""
+        {name}: unknown rule for autocast
+          expected: `promote`, `lower`, `float32`
+          got: 'float16'
+          mend: leave it out, or write `autocast="lower"`
+        """,
+    ):
+        opsmith.operator(name, autocast="float16")  # type: ignore[call-overload]
+
+
+def test_parameter_without_a_hint(name: str, place: Place, says: Any) -> None:
+    def scaled(x: Tensor, by) -> Tensor:  # type: ignore[no-untyped-def]
+        return x * by
+
+    with says(
+        errors.MissingAnnotationError,
+        f"""
+        {name}: parameter `by` has no type hint
+          argument: by
+          expected: a type hint on every parameter
+          where: {place(scaled)}
+          mend: write `by: Tensor`, or `int`, `float`, `bool`, `str`, ...
+        """,
+    ):
+        opsmith.operator(name)(scaled)
+
+
+def test_return_value_without_a_hint(name: str, place: Place, says: Any) -> None:
+    def scaled(x: Tensor):  # type: ignore[no-untyped-def]
+        return x * 2
+
+    with says(
+        errors.MissingAnnotationError,
+        f"""
+        {name}: the reference has no return type hint
+          expected: a return type hint
+          where: {place(scaled)}
+          mend: write `-> Tensor` or `-> tuple[Tensor, Tensor]`
+        """,
+    ):
+        opsmith.operator(name)(scaled)
+
+
+OTHERWISE = "use Tensor, int, float, bool, str, complex, torch.dtype, torch.device, a list or `| None` of one"
+BY_VALUES = "pass its values as arguments of their own"
+BY_FUNCTION = "declare one operator per function, or pass a `str` that chooses one"
+BY_ITEMS = "say what it holds, for example `list[int]`"
+BY_KIND = "say which type it is, for example `Tensor` or `float`"
+
+
+@pytest.mark.parametrize(
+    ("hint", "shown", "mend"),
+    [
+        pytest.param(dict[str, Tensor], "dict[str, Tensor]", BY_VALUES, id="dict-of-tensors"),
+        pytest.param(dict, "dict", BY_VALUES, id="dict"),
+        pytest.param(
+            Callable[[Tensor], Tensor],
+            "collections.abc.Callable[[Tensor], Tensor]",
+            BY_FUNCTION,
+            id="callable-with-types",
+        ),
+        pytest.param(Callable, "Callable", BY_FUNCTION, id="callable"),
+        pytest.param(
+            np.ndarray, "ndarray", "take a `Tensor` and convert inside with `.numpy()`", id="numpy-array"
+        ),
+        pytest.param(
+            np.float32, "float32", "take a `Tensor` and convert inside with `.numpy()`", id="numpy-scalar"
+        ),
+        pytest.param(
+            nn.Parameter, "Parameter", "annotate it as `Tensor`; a Parameter is one", id="parameter"
+        ),
+        pytest.param(nn.Module, "Module", "take its parameters as `Tensor` arguments", id="module"),
+        pytest.param(list, "list", BY_ITEMS, id="bare-list"),
+        pytest.param(tuple, "tuple", BY_ITEMS, id="bare-tuple"),
+        pytest.param(
+            Literal["sum", "mean"],
+            "Literal['sum', 'mean']",
+            "annotate it as `str` or `int`, and test its value inside",
+            id="literal",
+        ),
+        pytest.param(Any, "Any", BY_KIND, id="any"),
+        pytest.param(object, "object", BY_KIND, id="object"),
+        pytest.param(set[int], "set[int]", OTHERWISE, id="set"),
+        pytest.param(list[list[int]], "list[list[int]]", OTHERWISE, id="nested-list"),
+        pytest.param(list[int | None], "list[int | None]", OTHERWISE, id="list-of-optional-ints"),
+        pytest.param(tuple[int, float], "tuple[int, float]", OTHERWISE, id="mixed-tuple"),
+        pytest.param(tuple[Tensor, Tensor], "tuple[Tensor, Tensor]", OTHERWISE, id="tuple-of-tensors"),
+        pytest.param(Tensor | float, "Tensor | float", OTHERWISE, id="tensor-or-float"),
+        pytest.param(int | str | bool, "int | str | bool", OTHERWISE, id="three-types"),
+    ],
+)
+def test_unsupported_type(hint: Any, shown: str, mend: str, name: str, place: Place, says: Any) -> None:
+    def reference(x: Tensor, extra: Any) -> Tensor:
+        return x.clone()
+
+    reference.__annotations__ = {"x": Tensor, "extra": hint, "return": Tensor}
+    with says(
+        errors.UnsupportedTypeError,
+        f"""
+        {name}: parameter `extra` has a type that an operator's schema cannot carry
+          argument: extra
+          got: {shown}
+          where: {place(reference)}
+          mend: {mend}
+        """,
+    ):
+        opsmith.operator(name)(reference)
+
+
+NUMBER = "return a tensor without dimensions, `torch.tensor(value)`"
+NOTHING = "return a tensor; an operator that only has side effects is not supported"
+TENSORS = "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"
+
+
+@pytest.mark.parametrize(
+    ("hint", "shown", "mend"),
+    [
+        pytest.param(float, "float", NUMBER, id="float"),
+        pytest.param(int, "int", NUMBER, id="int"),
+        pytest.param(bool, "bool", NUMBER, id="bool"),
+        pytest.param(None, "None", NOTHING, id="none"),
+        pytest.param(list[Tensor], "list[Tensor]", TENSORS, id="list-of-tensors"),
+        pytest.param(tuple[Tensor, ...], "tuple[Tensor, ...]", TENSORS, id="any-number-of-tensors"),
+        pytest.param(Tensor | None, "Tensor | None", TENSORS, id="optional-tensor"),
+        pytest.param(tuple[Tensor, int], "tuple[Tensor, int]", TENSORS, id="tensor-and-int"),
+        pytest.param(dict[str, Tensor], "dict[str, Tensor]", TENSORS, id="dict"),
+    ],
+)
+def test_unsupported_return_type(
+    hint: Any, shown: str, mend: str, name: str, place: Place, says: Any
+) -> None:
+    def reference(x: Tensor) -> Any:
+        return x.clone()
+
+    reference.__annotations__ = {"x": Tensor, "return": hint}
+    with says(
+        errors.UnsupportedTypeError,
+        f"""
+        {name}: an operator returns a tensor, or a tuple of a fixed number of tensors
+          argument: return
+          got: {shown}
+          where: {place(reference)}
+          mend: {mend}
+        """,
+    ):
+        opsmith.operator(name)(reference)
+
+
+@pytest.mark.parametrize(
+    ("hint", "problem"),
+    [
+        ("Tenser", "name 'Tenser' is not defined"),
+        ("torch.Tenser", "module 'torch' has no attribute 'Tenser'"),
+    ],
+    ids=["name", "attribute"],
+)
+def test_hint_that_cannot_be_resolved(
+    hint: str, problem: str, name: str, place: Place, says: Any
+) -> None:
+    def reference(x: Tensor) -> Tensor:
+        return x.clone()
+
+    reference.__annotations__["x"] = hint
+    with says(
+        errors.UnsupportedTypeError,
+        f"""
+        {name}: a type hint cannot be resolved: {problem}
+          where: {place(reference)}
+          mend: import the name at the top of the module that declares the operator
+        """,
+    ):
+        opsmith.operator(name)(reference)
+
+
+@pytest.mark.parametrize("form", ["*xs", "**options", "x, /"])
+def test_parameter_that_cannot_be_named(form: str, name: str, says: Any) -> None:
+    module: dict[str, Any] = {"__name__": __name__, "Tensor": Tensor}
+    typed = form.replace("xs", "xs: Tensor").replace("options", "options: float").replace("x,", "x: Tensor,")
+    exec(compile(f"def reference({typed}) -> Tensor: ...", "forms.py", "exec"), module)
+    with says(
+        errors.ParameterKindError,
+        f"""
+        {name}: an operator cannot take `{form}`
+          argument: {form.strip("*, /")}
+          where: forms.py:1
+          mend: name every argument; for a number of tensors that varies take `list[Tensor]`
+        """,
+    ):
+        opsmith.operator(name)(module["reference"])
+
+
+@pytest.mark.parametrize("reserved", ["grad", "grad_scale", "result", "results"])
+def test_reserved_name_of_an_argument(reserved: str, name: str, says: Any) -> None:
+    module: dict[str, Any] = {"__name__": __name__, "Tensor": Tensor}
+    exec(compile(f"def reference({reserved}: Tensor) -> Tensor: ...", "reserved.py", "exec"), module)
+    with says(
+        errors.ReservedNameError,
+        f"""
+        {name}: names that begin with `grad` or `result` are what formulas call gradients and results
+          argument: {reserved}
+          where: reserved.py:1
+          mend: rename the argument
+        """,
+    ):
+        opsmith.operator(name)(module["reference"])
+
+
+def test_reserved_name_of_a_result(name: str, place: Place, says: Any) -> None:
+    with says(
+        errors.ReservedNameError,
+        f"""
+        {name}: names that begin with `grad` or `result` are what formulas call gradients and results
+          argument: gradient
+          where: {place(identity)}
+          mend: rename the result in `results=`
+        """,
+    ):
+        opsmith.operator(name, results=("gradient",))(identity)
+
+
+def test_default_of_the_wrong_type(name: str, place: Place, says: Any) -> None:
+    def scaled(x: Tensor, by: float = "two") -> Tensor:  # type: ignore[assignment]
+        return x * by
+
+    with says(
+        errors.DefaultError,
+        f"""
+        {name}: the default of `by` does not fit its type hint
+          argument: by
+          expected: float
+          got: 'two'
+          where: {place(scaled)}
+          mend: change the one or the other
+        """,
+    ):
+        opsmith.operator(name)(scaled)
+
+
+def test_default_none_without_optional(name: str, place: Place, says: Any) -> None:
+    def affine(x: Tensor, bias: Tensor = None) -> Tensor:  # type: ignore[assignment]
+        return x if bias is None else x + bias
+
+    with says(
+        errors.DefaultError,
+        f"""
+        {name}: the default of `bias` does not fit its type hint
+          argument: bias
+          expected: Tensor
+          got: None
+          where: {place(affine)}
+          mend: write `bias: Tensor | None = None`
+        """,
+    ):
+        opsmith.operator(name)(affine)
+
+
+def test_default_of_the_wrong_length(name: str, place: Place, says: Any) -> None:
+    def pooled(x: Tensor, size: tuple[int, int] = (1, 2, 3)) -> Tensor:  # type: ignore[assignment]
+        return x.clone()
+
+    with says(
+        errors.DefaultError,
+        f"""
+        {name}: the default of `size` does not fit its type hint
+          argument: size
+          expected: tuple[int, int]
+          got: (1, 2, 3)
+          where: {place(pooled)}
+          mend: change the one or the other
+        """,
+    ):
+        opsmith.operator(name)(pooled)
+
+
+@pytest.mark.parametrize(
+    ("hint", "default"),
+    [
+        pytest.param(float, float("inf"), id="inf"),
+        pytest.param(float, float("-inf"), id="minus-inf"),
+        pytest.param(float, float("nan"), id="nan"),
+        pytest.param(float, 1e-320, id="denormal"),
+        pytest.param(int, 2**63, id="int-of-64-bits"),
+        pytest.param(str, "a\nb", id="str-of-two-lines"),
+        pytest.param(list[str], ["a"], id="list-of-str"),
+        pytest.param(complex, 1 + 2j, id="complex"),
+        pytest.param(complex, 1, id="complex-that-is-real"),
+    ],
+)
+def test_default_that_a_schema_cannot_write(
+    hint: Any, default: Any, name: str, place: Place, says: Any
+) -> None:
+    def reference(x: Tensor, extra: Any = default) -> Tensor:
+        return x.clone()
+
+    reference.__annotations__ = {"x": Tensor, "extra": hint, "return": Tensor}
+    shown = hint.__name__ if isinstance(hint, type) else str(hint)
+    with says(
+        errors.DefaultError,
+        f"""
+        {name}: torch's schema language cannot write the default of `extra`
+          argument: extra
+          got: {default!r}
+          where: {place(reference)}
+          mend: write `extra: {shown} | None = None` and put the value in inside
+        """,
+    ):
+        opsmith.operator(name)(reference)
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x / 2, x / 2
+
+
+@pytest.mark.parametrize(
+    ("options", "got"),
+    [
+        pytest.param({"results": ("y",)}, "y", id="too-few"),
+        pytest.param({"results": ("y", "z", "w")}, "y, z, w", id="too-many"),
+        pytest.param({"results": {"y": ..., "z": ...}, "hidden": ("w",)}, "y, z, w", id="hidden-is-a-third"),
+        pytest.param({"hidden": ("y", "z")}, "y, z", id="all-hidden"),
+        pytest.param({"hidden": ("y", "z", "w")}, "y, z, w", id="more-hidden-than-returned"),
+        pytest.param({"results": ()}, "none", id="none"),
+    ],
+)
+def test_names_that_do_not_fit_the_results(
+    options: dict[str, Any], got: str, name: str, place: Place, says: Any
+) -> None:
+    with says(
+        errors.ResultNameError,
+        f"""
+        {name}: the names of the results do not fit what the reference returns
+          expected: 2 names, at least one of them not hidden
+          got: {got}
+          where: {place(halves)}
+          mend: give `results=` and `hidden=` one name for each tensor returned, in order
+        """,
+    ):
+        opsmith.operator(name, **options)(halves)
+
+
+def test_unknown_role(name: str, place: Place, says: Any) -> None:
+    with says(
+        errors.ResultNameError,
+        f"""
+        {name}: `z` has an unknown role
+          argument: z
+          expected: `...` or `opsmith.non_differentiable`
+          got: opsmith.zero
+          where: {place(halves)}
+          mend: write `results={{'z': ...}}`
+        """,
+    ):
+        opsmith.operator(name, results={"y": ..., "z": opsmith.zero})(halves)  # type: ignore[dict-item]
+
+
+def test_result_named_as_an_argument(name: str, place: Place, says: Any) -> None:
+    with says(
+        errors.ResultNameError,
+        f"""
+        {name}: `x` names both an argument and a result
+          argument: x
+          where: {place(halves)}
+          mend: rename the result in `results=`
+        """,
+    ):
+        opsmith.operator(name, results=("y", "x"))(halves)
+
+
+def test_hidden_result_named_as_an_argument(name: str, place: Place, says: Any) -> None:
+    with says(
+        errors.ResultNameError,
+        f"""
+        {name}: `x` names both an argument and a result
+          argument: x
+          where: {place(halves)}
+          mend: rename the result in `hidden=`
+        """,
+    ):
+        opsmith.operator(name, hidden=("x",))(halves)
+
+
+def test_reference_without_a_signature(name: str, says: Any) -> None:
+    with says(
+        errors.NotAFunctionError,
+        f"""
+        {name}: the reference is no Python function whose signature can be read
+          expected: a function with type hints
+          got: sin
+          mend: write a function around it: `def f(x: Tensor) -> Tensor: ...`
+        """,
+    ):
+        opsmith.operator(name)(torch.sin)
+
+
+@pytest.mark.parametrize("thing", [partial(identity), 3, nn.ReLU()], ids=["partial", "int", "module"])
+def test_reference_that_is_no_function(thing: Any, name: str, says: Any) -> None:
+    with says(
+        errors.NotAFunctionError,
+        f"""
+        {name}: the reference is no Python function whose signature can be read
+          expected: a function with type hints
+          got: {type(thing).__name__}
+          mend: write a function around it: `def f(x: Tensor) -> Tensor: ...`
+        """,
+    ):
+        opsmith.operator(name)(thing)
+
+
+def test_argument_whose_name_a_schema_cannot_write(name: str, place: Place, says: Any) -> None:
+    def scaled(x: Tensor, α: float) -> Tensor:
+        return x * α
+
+    with says(
+        errors.NameFormatError,
+        f"""
+        {name}: torch's schema language cannot write the name of `α`
+          argument: α
+          expected: letters of ASCII, digits and `_`
+          where: {place(scaled)}
+          mend: rename the argument
+        """,
+    ):
+        opsmith.operator(name)(scaled)

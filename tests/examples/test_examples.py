@@ -1,0 +1,57 @@
+"""Every example runs, asserts what it shows, is short enough to copy, and its operators pass the check."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import opsmith
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
+
+
+@pytest.fixture(scope="module", params=EXAMPLES, ids=lambda path: path.stem)
+def example(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    path: Path = request.param
+    specification = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[module.__name__] = module
+    specification.loader.exec_module(module)
+    yield module
+    del sys.modules[module.__name__]
+
+
+def operators(example: ModuleType) -> list[opsmith.Operator[..., object]]:
+    return opsmith.declared_operators(example.__name__)
+
+
+def test_there_are_examples() -> None:
+    assert {path.stem for path in EXAMPLES} >= {"add_constant", "transpose", "straight_through", "quick_start"}
+
+
+def test_runs(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    example.main()
+    printed = capsys.readouterr()
+    assert printed.out.strip()
+    assert printed.err == ""
+
+
+def test_is_short(example: ModuleType) -> None:
+    assert example.__file__ is not None
+    assert len(Path(example.__file__).read_text().splitlines()) < 60
+
+
+# torch warns of its own deprecated names when it first loads the formulas of forward mode.
+@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated:DeprecationWarning")
+def test_passes_the_check(example: ModuleType) -> None:
+    assert operators(example)
+    for operator in operators(example):
+        report = opsmith.check(operator)
+        assert report.passed, str(report)

@@ -1,0 +1,149 @@
+"""involution: against its definition and against convolution, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opsmith.ops import involution
+from opsmith.ops.involution import involution_input_gradient, involution_weight_gradient
+
+STEPS = [  # stride, padding, dilation
+    (1, 0, 1),
+    (1, 1, 1),
+    (2, 1, 1),
+    ((2, 1), (1, 2), (1, 2)),
+    ((1, 3), (0, 3), (2, 1)),
+]
+
+
+def output_size(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    return (size + 2 * padding - (dilation * (kernel - 1) + 1)) // stride + 1
+
+
+def by_definition(input: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> Tensor:
+    """One multiplication at a time, as in the paper's equation."""
+    s, p, d = ((value, value) if isinstance(value, int) else value for value in (stride, padding, dilation))
+    (B, C, H, W), (_, G, Kh, Kw, Ho, Wo) = input.shape, weight.shape
+    result = input.new_zeros(B, C, Ho, Wo)
+    for b, c, i, j, u, v in product(*map(range, (B, C, Ho, Wo, Kh, Kw))):
+        row, column = i * s[0] + u * d[0] - p[0], j * s[1] + v * d[1] - p[1]
+        if 0 <= row < H and 0 <= column < W:
+            result[b, c, i, j] += weight[b, c // (C // G), u, v, i, j] * input[b, c, row, column]
+    return result
+
+
+@pytest.mark.parametrize(("stride", "padding", "dilation"), STEPS, ids=str)
+def test_by_definition(stride: Any, padding: Any, dilation: Any) -> None:
+    input = torch.rand(1, 4, 6, 7, dtype=torch.float64)
+    pairs = [(value, value) if isinstance(value, int) else value for value in (stride, padding, dilation)]
+    Ho, Wo = (output_size(size, 3, *(pair[i] for pair in pairs)) for i, size in enumerate((6, 7)))
+    weight = torch.rand(1, 2, 3, 3, Ho, Wo, dtype=torch.float64)
+    torch.testing.assert_close(
+        involution(input, weight, stride, padding, dilation),
+        by_definition(input, weight, stride, padding, dilation),
+    )
+
+
+@pytest.mark.parametrize(("stride", "padding", "dilation"), STEPS, ids=str)
+def test_same_kernel_everywhere_is_convolution(stride: Any, padding: Any, dilation: Any) -> None:
+    input = torch.rand(2, 4, 6, 7, dtype=torch.float64, requires_grad=True)
+    kernel = torch.rand(2, 3, 2, dtype=torch.float64, requires_grad=True)
+    depthwise = kernel.repeat_interleave(2, 0).unsqueeze(1)
+    expected = F.conv2d(input, depthwise, None, stride, padding, dilation, groups=4)
+    weight = kernel[None, ..., None, None].expand(2, -1, -1, -1, *expected.shape[2:])
+    result = involution(input, weight, stride, padding, dilation)
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(result.sin().sum(), (input, kernel)),
+        torch.autograd.grad(expected.sin().sum(), (input, kernel)),
+    )
+
+
+REFUSED = {
+    "input": (
+        (4, 5, 5),
+        (2, 2, 3, 3, 3, 3),
+        {},
+        "involution expects input [B, C, H, W], got 3 dimensions: [4, 5, 5]",
+    ),
+    "weight": (
+        (2, 4, 5, 5),
+        (2, 2, 9, 3, 3),
+        {},
+        "involution expects weight [B, G, Kh, Kw, Ho, Wo], got 5 dimensions: [2, 2, 9, 3, 3]",
+    ),
+    "groups": (
+        (2, 4, 5, 5),
+        (2, 3, 3, 3, 3, 3),
+        {},
+        "involution expects G to divide C, got G = 3 and C = 4",
+    ),
+    "batch": (
+        (2, 4, 5, 5),
+        (1, 2, 3, 3, 3, 3),
+        {},
+        "involution expects weight [B, G, Kh, Kw, Ho, Wo] = [2, 2, 3, 3, 3, 3], got [1, 2, 3, 3, 3, 3]",
+    ),
+    "output": (
+        (2, 4, 5, 5),
+        (2, 2, 3, 3, 5, 5),
+        {"stride": 2, "padding": 1},
+        "involution expects weight [B, G, Kh, Kw, Ho, Wo] = [2, 2, 3, 3, 3, 3], got [2, 2, 3, 3, 5, 5]",
+    ),
+    "stride": (
+        (2, 4, 5, 5),
+        (2, 2, 3, 3, 3, 3),
+        {"stride": (1, 0)},
+        "involution expects stride and dilation of at least 1 and padding of at least 0, "
+        "got stride (1, 0), dilation (1, 1), padding (0, 0)",
+    ),
+    "padding": (
+        (2, 4, 5, 5),
+        (2, 2, 3, 3, 3, 3),
+        {"padding": -1},
+        "involution expects stride and dilation of at least 1 and padding of at least 0, "
+        "got stride (1, 1), dilation (1, 1), padding (-1, -1)",
+    ),
+    "kernel": (
+        (2, 4, 5, 5),
+        (2, 2, 7, 3, 1, 3),
+        {},
+        "involution expects an image, with its padding, no smaller than the kernel, got H, W = [5, 5], "
+        "padding (0, 0), Kh, Kw = [7, 3], dilation (1, 1)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("input", "weight", "steps", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(
+    input: tuple[int, ...], weight: tuple[int, ...], steps: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        involution(torch.ones(input), torch.ones(weight), **steps)
+
+
+def test_gradients_refuse_a_cotangent_of_another_size() -> None:
+    message = re.escape("involution expects cotangent [B, C, Ho, Wo] = [2, 4, 3, 3], got [2, 4, 5, 5]")
+    cotangent, input, weight = torch.ones(2, 4, 5, 5), torch.ones(2, 4, 5, 5), torch.ones(2, 2, 3, 3, 3, 3)
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        involution_input_gradient(cotangent, weight, (5, 5))
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        involution_weight_gradient(cotangent, input, 2, (3, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_lower_precision_under_autocast(dtype: torch.dtype) -> None:
+    input, weight = torch.rand(1, 2, 3, 3, requires_grad=True), torch.rand(1, 1, 3, 3, 3, 3)
+    with torch.autocast("cpu", dtype=dtype):
+        result = involution(input, weight, padding=1)
+    assert result.dtype == dtype
+    result.sum().backward()
+    assert input.grad is not None
+    assert input.grad.dtype == torch.float32
