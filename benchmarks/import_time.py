@@ -1,4 +1,4 @@
-"""How long `import opsmith` takes beyond `import torch`: each in fresh processes, in turn, medians and spread.
+"""How long `import opsmith` takes beyond `import torch`: fresh processes in turn, medians and spread.
 
 The stated limit is 60 ms; this prints figures and judges nothing.
 """
@@ -34,7 +34,9 @@ def main() -> None:
     for _ in range(ROUNDS):
         for statement in statements:
             times[statement].append(milliseconds(statement))
-    print(f"after `import torch`, {ROUNDS} fresh processes each, milliseconds (limit for opsmith: {LIMIT_MS})")
+    print(
+        f"after `import torch`, {ROUNDS} fresh processes each, milliseconds (limit for opsmith: {LIMIT_MS})"
+    )
     for statement, taken in times.items():
         low, middle, high = min(taken), statistics.median(taken), max(taken)
         print(f"  {statement:40s} median {middle:6.1f}   min {low:6.1f}   max {high:6.1f}")

@@ -122,10 +122,14 @@ def cases() -> dict[str, Callable[[Callable[..., Tensor]], Callable[[], Any]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--calls", type=int, default=400, help="calls in each round")
-    parser.add_argument("--without-cpp", action="store_true", help="leave out what a C++ compiler is needed for")
+    parser.add_argument(
+        "--without-cpp", action="store_true", help="leave out what a C++ compiler is needed for"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     ways: dict[str, Callable[..., Tensor]] = {
@@ -148,7 +152,9 @@ def main() -> None:
 
 
 def measure(
-    ways: dict[str, Callable[..., Tensor]], prepare: Callable[..., Callable[[], Any]], given: argparse.Namespace
+    ways: dict[str, Callable[..., Tensor]],
+    prepare: Callable[..., Callable[[], Any]],
+    given: argparse.Namespace,
 ) -> dict[str, tuple[float, float]]:
     """Median microseconds, and median ratio to aten, of each way."""
     timers = {name: timeit.Timer(prepare(way)) for name, way in ways.items()}

@@ -255,4 +255,4 @@ class ForwardModeError(OpsmithError, NotImplementedError):
 
 
 class TransformError(OpsmithError, NotImplementedError):
-    """A `torch.func` transform that this operator does not support."""
+    """A transform, of `torch.func` or of a compiler, that this operator does not support."""

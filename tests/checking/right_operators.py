@@ -141,7 +141,9 @@ def complex_numbers() -> Any:
 def opaque() -> Any:
     @opsmith.operator("right::opaque", opaque=True)
     def sine(x: Tensor) -> Tensor:
-        return torch.from_numpy(np.sin(x.detach().float().numpy() if x.dtype.itemsize < 4 else np.sin(0) + x.detach().numpy())).to(x.dtype)
+        return torch.from_numpy(
+            np.sin(x.detach().float().numpy() if x.dtype.itemsize < 4 else np.sin(0) + x.detach().numpy())
+        ).to(x.dtype)
 
     sine.fake(lambda x: torch.empty_like(x))
     sine.samples(lambda make: [(make(3, 4),), (make(5),)])
@@ -253,7 +255,9 @@ def odd_layouts() -> Any:
     def double(x: Tensor) -> Tensor:
         return x + x
 
-    double.samples(lambda make: [(make(4, 3).mT,), (make(3).expand(2, 3),), (make(8)[::2],), (make(5).unfold(0, 3, 1),)])
+    double.samples(
+        lambda make: [(make(4, 3).mT,), (make(3).expand(2, 3),), (make(8)[::2],), (make(5).unfold(0, 3, 1),)]
+    )
     return double.gradients(x=lambda grad: grad + grad)
 
 

@@ -1,19 +1,60 @@
-"""Check rejects every wrong operator, by the right property and for the right cause, and passes every right one."""
+"""Check rejects every wrong operator by the right property and for the right cause."""
 
+from functools import cache
+
+import mutants
 import pytest
+import wrong_effects
+import wrong_gradients
+import wrong_results
+import wrong_surrogates
+from mutants import WRONG
 from right_operators import RIGHT
-from wrong_operators import WRONG
 
 import opsmith
+
+FILES = {
+    str(module.__file__)
+    for module in (mutants, wrong_effects, wrong_gradients, wrong_results, wrong_surrogates)
+}
+
+
+@cache
+def report_on(name: str) -> opsmith.Report:
+    return opsmith.check(WRONG[name].operator, skip=["integration"])
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_operator_is_rejected(name: str) -> None:
     wrong = WRONG[name]
-    report = opsmith.check(wrong.operator, skip=["integration"])
-    found = [(failure.check, failure.cause, failure.input) for failure in report.failures]
+    report = report_on(name)
+    found = {(failure.check, failure.cause, failure.input): failure for failure in report.failures}
     assert (wrong.check, wrong.cause, wrong.input) in found, str(report)
+    failure = found[wrong.check, wrong.cause, wrong.input]
+    assert wrong.says in failure.message
+    assert failure.where is not None
+    assert failure.where.rpartition(":")[0] in FILES
     assert not report.passed
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_one_property_looks_for_the_others_accept(name: str) -> None:
+    """Where one fails in several properties, each failure after the first names the one it follows from."""
+    wrong = WRONG[name]
+    report = report_on(name)
+    others = [f for f in report.failures if f.check != wrong.check and f.follows is None]
+    known = {
+        "kernel_by_two": {"gradient", "forward_mode"},  # finite differences see the wrong results
+        "kernel_shape": {"gradient"},
+        "kernel_raises": {"randomness"},
+        "in_place_on_saved": {"second_order"},
+        "fake_stride": {"forward_mode"},  # torch refuses forward mode for results that are not contiguous
+        "graph_cut": {"forward_mode"},
+        "forward_mode_follows_the_formula": {"gradient"},
+        "numpy_randomness": {"effects"},
+        "python_randomness": {"effects"},
+    }
+    assert {failure.check for failure in others} <= known.get(name, set())
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -21,6 +62,23 @@ def test_a_right_operator_passes(name: str) -> None:
     report = opsmith.check(RIGHT[name], skip=["integration"])
     assert report.passed, str(report)
     assert not report.failures
+
+
+@pytest.mark.compile
+@pytest.mark.xdist_group("opcheck")
+@pytest.mark.parametrize(
+    ("name", "cause", "says"),
+    [
+        ("kernel_writes_into_its_input", "schema", "Argument x is not defined as mutable but was mutated"),
+        ("fake_stride", "faketensor", "Stride mismatch! Strides are (1, 3) and (4, 1)"),
+        ("graph_cut", "aot_dispatch_dynamic", "results and gradients are the same when traced with dynamic"),
+    ],
+)
+def test_opcheck_rejects_a_wrong_operator(name: str, cause: str, says: str) -> None:
+    (failure,) = opsmith.check(WRONG[name].operator, only=["integration"]).failures
+    assert (failure.check, failure.cause) == ("integration", cause)
+    assert failure.message.startswith(f"opcheck's test_{cause} fails (")
+    assert says in failure.message
 
 
 @pytest.mark.compile

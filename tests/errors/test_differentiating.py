@@ -521,6 +521,22 @@ def test_opaque_random_operator_under_vmap(randomness: str, name: str, place: Pl
         torch.func.vmap(operator, randomness=randomness)(torch.ones(3, 2))
 
 
+def test_numbers_drawn_in_a_kernel_while_tracing(name: str, place: Place, says: Any) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    operator = opsmith.operator(name, random=True)(noisy).kernel("cpu", noisy)
+    x = torch.ones(2, requires_grad=True)
+    with says(
+        errors.TransformError,
+        f"""
+        {name}: it draws random numbers in a kernel, which a traced backward cannot draw again
+          where: {place(noisy)}
+          mend: return what was drawn as a hidden result, and give formulas that use it
+        """,
+    ):
+        make_fx(lambda x: torch.autograd.grad(operator(x).sum(), x))(x)
+
+
 @pytest.mark.parametrize(
     "transform",
     [

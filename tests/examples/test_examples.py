@@ -32,8 +32,16 @@ def operators(example: ModuleType) -> list[opsmith.Operator[..., object]]:
     return opsmith.declared_operators(example.__name__)
 
 
-def test_there_are_examples() -> None:
-    assert {path.stem for path in EXAMPLES} >= {"add_constant", "transpose", "straight_through", "quick_start"}
+def test_these_are_the_examples() -> None:
+    assert {path.stem for path in EXAMPLES} == {
+        "add_constant",
+        "dropout",
+        "layer_norm",
+        "numpy_routine",
+        "quick_start",
+        "straight_through",
+        "transpose",
+    }
 
 
 def test_runs(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,9 +82,9 @@ def _scale(got: Tensor, expected: Tensor, coarse: float) -> str | None:
         got, expected * (factor if got.is_complex() else factor.real), coarse
     ):
         return None
-    # One number is a multiple of any other: then only a simple factor is evidence.
     simple = _simple(factor, coarse)
-    if simple is None and int(expected.count_nonzero()) < 3:
+    # One number is a multiple of any other: then only a whole factor, or one over it, is evidence.
+    if int(expected.count_nonzero()) < 3 and (simple is None or 1 not in map(abs, simple.as_integer_ratio())):
         return None
     return f"it is the right one times {simple or _shown(factor)}"
 
@@ -128,11 +128,12 @@ def _peak(tensor: Tensor) -> float:
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
-def _simple(factor: complex, coarse: float) -> str | None:
+def _simple(factor: complex, coarse: float) -> Fraction | None:
+    """A factor as a fraction of small numbers, if it is one."""
     if abs(factor.imag) > coarse * abs(factor):
         return None
     near = Fraction(factor.real).limit_denominator(64)
-    return str(near) if near and abs(factor.real - near) <= coarse * abs(factor) else None
+    return near if near and abs(factor.real - near) <= coarse * abs(factor) else None
 
 
 def _shown(factor: complex) -> str:

@@ -102,15 +102,17 @@ def _written(value: Any) -> str:
     if not isinstance(value, Tensor):
         return repr(value)
     plain = value.detach().cpu()
+    for dimension, stride in enumerate(plain.stride()):
+        if stride == 0:  # an expanded dimension is stored once
+            plain = plain.narrow(dimension, 0, min(1, plain.shape[dimension]))
     device = f", device={value.device.type!r}" if value.device.type != "cpu" else ""
     form = f"dtype={value.dtype}{device}"
     numbers = repr(plain.tolist()).replace("nan", 'float("nan")').replace("inf", 'float("inf")')
     text = (
         f"torch.tensor({numbers}, {form})" if plain.numel() else f"torch.empty({list(plain.shape)}, {form})"
     )
-    if plain.numel() and not any(plain.stride()) and plain.dim():
-        first = plain[(0,) * plain.dim()]
-        text = f"torch.tensor({first.item()!r}, {form}).expand({list(plain.shape)})"
-    elif not plain.is_contiguous():
+    if not plain.is_contiguous():
         text = f"torch.empty_strided({list(plain.shape)}, {list(plain.stride())}, {form}).copy_({text})"
+    if plain.shape != value.shape:
+        text = f"{text}.expand({list(value.shape)})"
     return f"{text}.requires_grad_()" if value.requires_grad else text

@@ -5,6 +5,7 @@ Nothing else in the package touches torch's private names, so that an upgrade of
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -268,6 +269,12 @@ def exporting() -> bool:
 def only_stand_ins(types: Sequence[type]) -> bool:
     """Whether tensors of these types are plain or stand-ins of a trace, none of them a foreign subclass."""
     return all(kind is Tensor or issubclass(kind, FunctionalTensor | FakeTensor) for kind in types)
+
+
+def recording() -> bool:
+    """Whether operations are being recorded into a graph, in which nothing but operations is remembered."""
+    tracer: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return tracer is not None and tracer.get_proxy_mode() is not None
 
 
 def transform_kernel(name: str) -> Any:

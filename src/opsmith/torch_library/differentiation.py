@@ -28,7 +28,7 @@ class OperatorNode(torch.autograd.Function):
         """Compute the results and keep what the backward will need."""
         plan = target.plan(target.flattening.needed(ctx.needs_input_grad[LEADING:]))
         draws = target.specification.random or generators_in(flat)
-        state = RandomState.now(flat) if draws and (plan.derived or plan.follows_hidden) else None
+        state = _state(target, flat) if draws and (plan.derived or plan.follows_hidden) else None
         results = target.below(flat)
         prepare_backward(ctx, target, plan, flat, results, state)
         if forward_mode:
@@ -50,6 +50,18 @@ class OperatorNode(torch.autograd.Function):
         with capabilities.forward_mode_on():
             answers = ctx.target.jvp(primal, tangents[LEADING:])
         return answers if len(answers) > 1 else answers[0]
+
+
+def _state(target: Target, flat: Sequence[Any]) -> RandomState:
+    if capabilities.recording():
+        specification = target.specification
+        raise errors.TransformError(
+            "it draws random numbers in a kernel, which a traced backward cannot draw again",
+            operator=specification.name,
+            where=specification.where,
+            mend="return what was drawn as a hidden result, and give formulas that use it",
+        )
+    return RandomState.now(flat)
 
 
 def differentiate(target: Target, flat: Sequence[Any]) -> tuple[Tensor, ...]:

@@ -50,9 +50,6 @@ def generators_in(values: Iterable[Any]) -> list[torch.Generator]:
     """The generators among argument values, those in lists too."""
     found: list[torch.Generator] = []
     for value in values:
-        found += [item for item in (value if isinstance(value, list) else [value]) if _generates(item)]
+        items = value if type(value) is list else [value]
+        found += [item for item in items if type(item) is torch.Generator]
     return found
-
-
-def _generates(value: Any) -> bool:
-    return isinstance(value, torch.Generator)

@@ -14,6 +14,7 @@ from opsmith.tour.files import write_json
 from opsmith.tour.progress import progress
 from opsmith.tour.stage import Context, StageResult
 from opsmith.tour.swish import swish
+from opsmith.tour.threads import single_thread
 
 OPERATORS = (
     ops.exp,
@@ -27,6 +28,7 @@ OPERATORS = (
 )
 
 
+@single_thread()
 def run(context: Context) -> StageResult:
     """Check the operators, print a table, and write the reports to `checks.json`."""
     reports: dict[str, Report] = {}
@@ -53,6 +55,9 @@ def run(context: Context) -> StageResult:
     )
 
 
+STATUSES = ("passed", "skipped")
+
+
 def _table(reports: dict[str, Report], seconds: dict[str, float]) -> Table:
     table = Table("operator", "check", "passed", "skipped", "seconds")
     for name, report in reports.items():
@@ -60,6 +65,3 @@ def _table(reports: dict[str, Report], seconds: dict[str, float]) -> Table:
         verdict = "[green]passed" if report.passed else "[red]failed"
         table.add_row(name, verdict, *counts, f"{seconds[name]:.1f}")
     return table
-
-
-STATUSES = ("passed", "skipped")

@@ -15,6 +15,7 @@ from opsmith.tour.files import write_json, write_weights
 from opsmith.tour.network import DigitNetwork
 from opsmith.tour.progress import progress
 from opsmith.tour.stage import Context, StageResult
+from opsmith.tour.threads import single_thread
 
 BATCH, LEARNING_RATE, WEIGHT_DECAY, SMOOTHING = 64, 0.01, 0.05, 0.1
 ACCURACY = 0.97
@@ -30,7 +31,7 @@ class Epoch:
 
 
 def train(network: DigitNetwork, train: Images, test: Images, epochs: int, seed: int) -> Iterator[Epoch]:
-    """Train a network with AdamW and one cycle of the learning rate; after each epoch, look at the test images."""
+    """Train a network with AdamW and one cycle of the learning rate; after each epoch, test it."""
     device = network.position.device
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
@@ -57,9 +58,11 @@ def confusion(network: DigitNetwork, images: Images) -> torch.Tensor:
     network.eval()
     images = images.to(network.position.device)
     read = network(images.pixels).argmax(1)
-    return (images.labels * 10 + read).bincount(minlength=100).reshape(10, 10).cpu()
+    counts: torch.Tensor = (images.labels * 10 + read).bincount(minlength=100)
+    return counts.reshape(10, 10).cpu()
 
 
+@single_thread()
 def run(context: Context) -> StageResult:
     """Train, print which digits were confused, and write `digits.json` and `digits.pt`."""
     start = perf_counter()

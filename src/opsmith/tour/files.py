@@ -14,7 +14,7 @@ import torch
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which becomes `path` at the end; after an exception or Ctrl-C nothing of it is left.
+    """A path to write to, which becomes `path` at the end; an exception, also Ctrl-C, leaves nothing of it.
 
     Example:
         >>> import tempfile

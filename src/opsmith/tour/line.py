@@ -1,7 +1,7 @@
 """Stage: the linear operator learns y = 2 x1 + 3 x2 + 4 by gradient descent.
 
-SGD with learning rate 0.01, momentum 0.9 and weight decay 5e-4; mean squared error; in each step 64 new points,
-uniform in [0, 1)²; float64. Weight decay pulls what is learned off the target: `optimum` says how far.
+SGD with learning rate 0.01, momentum 0.9 and weight decay 5e-4; mean squared error; 64 new points in each
+step, uniform in [0, 1)²; float64. Weight decay pulls what is learned off the target: `optimum` says how far.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from opsmith.tour.files import write_json, write_weights
 from opsmith.tour.layers import Linear
 from opsmith.tour.progress import progress
 from opsmith.tour.stage import Context, StageResult
+from opsmith.tour.threads import single_thread
 
 TARGET = (2.0, 3.0, 4.0)
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, BATCH = 0.01, 0.9, 5e-4, 64
@@ -62,11 +63,13 @@ def optimum() -> Tensor:
     """
     moments = torch.tensor([[1 / 3, 1 / 4, 1 / 2], [1 / 4, 1 / 3, 1 / 2], [1 / 2, 1 / 2, 1]]).double()
     right = 2 * moments @ torch.tensor(TARGET).double()
-    return torch.linalg.solve(2 * moments + WEIGHT_DECAY * torch.eye(3).double(), right)
+    solution: Tensor = torch.linalg.solve(2 * moments + WEIGHT_DECAY * torch.eye(3).double(), right)
+    return solution
 
 
+@single_thread()
 def run(context: Context) -> StageResult:
-    """Train, print what was learned beside what was to be learned, and write `linear.json` and `linear.pt`."""
+    """Train, print what was learned beside the target, and write `linear.json` and `linear.pt`."""
     steps = context.linear_steps
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(context.seed)

@@ -1,4 +1,4 @@
-"""A small network for 8x8 images: all that works on pixels, but for the kernels' generation, is our own operators."""
+"""A small network for 8x8 images, made of our own operators."""
 
 from __future__ import annotations
 

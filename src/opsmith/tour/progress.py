@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def progress(console: Console, title: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar that advances each time the function is called, with a note beside it; no bar without a terminal."""
+    """A bar that advances at each call of the function, with a note beside it; none without a terminal."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

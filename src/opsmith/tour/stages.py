@@ -1,4 +1,4 @@
-"""The stages of the tour, in order: to add one, write a module with a function `run(context)`, and name it here."""
+"""The stages of the tour, in order. To add one, write a module with `run(context)`, and name it here."""
 
 from __future__ import annotations
 

@@ -130,9 +130,7 @@ def _layouts(subject: Subject, sample: Sample, place: int, gradient: Any, tried:
             got is not None and alike(got, expected, torch.finfo(torch.float64).eps ** 0.5)
         ):
             continue
-        what = (
-            f"it is another one for a gradient that comes in {probe.name} than for the same one, contiguous"
-        )
+        what = f"it is another one for a gradient that is {probe.name} than for the same one, contiguous"
         yield _failure(subject, sample, place, "layout", what, {"incoming gradient": probe.name, **evidence})
         return
 

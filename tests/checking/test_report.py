@@ -1,0 +1,138 @@
+"""What a report says, when it counts as passed, and what it writes."""
+
+import json
+import math
+
+import pytest
+
+from opsmith.checking import Failure, Outcome, Report
+
+FAILURE = Failure(
+    "gradient",
+    "x",
+    "sign",
+    "the gradient of `x` is wrong:\nsecond line",
+    where="file.py:3",
+    evidence={"index": [2, 0], "got": 1.25, "spread": 1 / 3},
+    replay="first()\nsecond()",
+)
+
+
+def report(**statuses: str) -> Report:
+    """A report of properties with these statuses; `out` means left out by the caller."""
+    outcomes = [
+        Outcome(name, "skipped" if status == "out" else status, left_out=status == "out")  # type: ignore[arg-type]
+        for name, status in statuses.items()
+    ]
+    return Report("demo::op", tuple(outcomes), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "passed", "as_asked", "verdict"),
+    [
+        ({"forward": "passed", "gradient": "passed"}, True, True, "passed"),
+        ({"forward": "passed", "surrogate": "passed"}, True, True, "passed"),
+        ({"forward": "passed", "gradient": "passed", "effects": "failed"}, False, False, "FAILED: effects"),
+        ({"forward": "failed", "gradient": "failed"}, False, False, "FAILED: forward, gradient"),
+        (
+            {"forward": "passed", "gradient": "skipped"},
+            False,
+            False,
+            "NOT PASSED: gradient could not be checked",
+        ),
+        (
+            {"forward": "skipped", "gradient": "skipped"},
+            False,
+            False,
+            "NOT PASSED: forward and gradient could not be checked",
+        ),
+        (
+            {"forward": "passed", "gradient": "out"},
+            False,
+            True,
+            "passed as far as asked; not checked: gradient",
+        ),
+        ({"effects": "passed", "forward": "out", "gradient": "skipped"}, False, False, "NOT PASSED: "),
+        ({"forward": "out", "gradient": "out"}, False, False, "NOT PASSED: "),
+    ],
+)
+def test_skipped_is_never_success(
+    statuses: dict[str, str], passed: bool, as_asked: bool, verdict: str
+) -> None:
+    made = report(**statuses)
+    assert made.passed is passed
+    assert made.passed_as_asked is as_asked
+    assert made.verdict().startswith(f"demo::op: {verdict}")
+
+
+def test_a_failure_in_text() -> None:
+    assert str(FAILURE).splitlines() == [
+        "gradient of `x`: sign",
+        "  the gradient of `x` is wrong:",
+        "  second line",
+        "  where: file.py:3",
+        "  index: [2, 0]",
+        "  got: 1.25",
+        "  spread: 0.333333",
+        "  replay:",
+        "    first()",
+        "    second()",
+    ]
+
+
+def test_a_failure_that_follows_from_another_is_one_line() -> None:
+    follower = Failure("effects", None, "raises", "RuntimeError: no", follows="forward")
+    assert str(follower) == "effects: raises, which follows from `forward`"
+
+
+def test_a_report_in_text() -> None:
+    outcomes = (
+        Outcome("forward", "passed", seconds=0.25, notes=("bfloat16 was left out",)),
+        Outcome("gradient", "failed", seconds=1.0, failures=(FAILURE,)),
+        Outcome("second_order", "skipped", "nobody needed it"),
+    )
+    lines = str(Report("demo::op", outcomes, seed=0)).splitlines()
+    assert lines[:5] == [
+        "demo::op: FAILED: gradient",
+        "  forward       passed     0.25 s",
+        "    bfloat16 was left out",
+        "  gradient      failed     1.00 s",
+        "  second_order  skipped    0.00 s  nobody needed it",
+    ]
+    assert lines[6:] == str(FAILURE).splitlines()
+
+
+def test_json_holds_everything_and_is_json() -> None:
+    odd = Failure(
+        "forward", None, "unknown", "m", evidence={"got": math.nan, "expected": 1 + 2j, "pair": (1, 2)}
+    )
+    outcomes = (
+        Outcome("forward", "failed", failures=(odd,)),
+        Outcome("gradient", "skipped", "why", left_out=True),
+    )
+    made = Report("demo::op", outcomes, seed=7, environment={"torch": "2"})
+    read = json.loads(made.to_json())
+    assert read["schema"] == 1
+    assert (read["operator"], read["passed"], read["seed"]) == ("demo::op", False, 7)
+    assert read["environment"] == {"torch": "2"}
+    assert read["outcomes"][1] == {
+        "property": "gradient",
+        "status": "skipped",
+        "reason": "why",
+        "seconds": 0.0,
+        "notes": [],
+        "left_out": True,
+        "failures": [],
+    }
+    assert read["outcomes"][0]["failures"] == [
+        {
+            "check": "forward",
+            "input": None,
+            "cause": "unknown",
+            "message": "m",
+            "where": None,
+            "evidence": {"got": "nan", "expected": "(1+2j)", "pair": [1, 2]},
+            "replay": None,
+            "follows": None,
+        }
+    ]

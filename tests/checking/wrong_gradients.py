@@ -1,0 +1,201 @@
+"""Operators with wrong gradients: formulas, references, samples, higher orders."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from mutants import linear, square, wrong
+from torch import Tensor
+
+import opsmith
+
+
+@wrong("gradient", "sign", "weight", "9 of 9 elements are wrong; it is the right one times -1")
+def sign() -> Any:
+    return linear("sign").gradients(weight=lambda grad, x: -(grad.mT @ x))
+
+
+@wrong("gradient", "scale", "x", "it is the right one times 1/2")
+def factor_two() -> Any:
+    return square("factor_two").gradients(x=lambda grad, x: grad * x)
+
+
+@wrong("gradient", "transposed", "weight", "dimensions 0 and 1 are swapped")
+def transposed() -> Any:
+    return linear("transposed").gradients(weight=lambda grad, x: x.mT @ grad)
+
+
+@wrong("gradient", "missing", "bias", "it is zero everywhere")
+def zeros() -> Any:
+    return linear("zeros").gradients(bias=lambda grad: torch.zeros_like(grad.sum(0)) + 0 * grad.sum(0))
+
+
+@wrong("gradient", "missing", "x", "it is zero everywhere")
+def declared_zero() -> Any:
+    return square("declared_zero").gradients(x=opsmith.zero)
+
+
+@wrong("gradient", "scale", "bias", "it is the right one times 1/3")
+def mean_over_the_batch() -> Any:
+    return linear("mean_over_the_batch").gradients(bias=lambda grad: grad.mean(0))
+
+
+@wrong("gradient", "unknown", "bias", "the gradient of `bias` is wrong: at [2] it is")
+def first_row_for_the_batch() -> Any:
+    return linear("first_row_for_the_batch").gradients(bias=lambda grad: grad[0])
+
+
+@wrong("gradient", "ignores-grad", "x", "it stays the same when the incoming gradient is doubled")
+def ignores_grad() -> Any:
+    return square("ignores_grad").gradients(x=lambda grad, x: 2 * x + 0 * grad)
+
+
+@wrong(
+    "gradient",
+    "layout",
+    "x",
+    "wrong for one that is expanded, as `.sum()` hands it back: RuntimeError: setStorage",
+)
+def as_strided() -> Any:
+    def contiguous_only(grad: Tensor, x: Tensor) -> Tensor:
+        return 2 * x * torch.as_strided(grad, x.shape, (x.shape[1], 1))
+
+    return square("as_strided").gradients(x=contiguous_only)
+
+
+@wrong(
+    "gradient",
+    "layout",
+    "x",
+    "wrong for one that is transposed, as `.mT` hands it back: RuntimeError: view size",
+)
+def view_of_grad() -> Any:
+    return square("view_of_grad").gradients(x=lambda grad, x: (2 * x.view(-1) * grad.view(-1)).view(x.shape))
+
+
+@wrong(
+    "gradient",
+    "raises",
+    "x",
+    "SavedTensorModifiedError: wrong::in_place_on_saved: a gradient formula wrote into `x`",
+)
+def in_place_on_saved() -> Any:
+    return square("in_place_on_saved").gradients(x=lambda grad, x: x.mul_(2) * grad)
+
+
+@wrong(
+    "gradient",
+    "raises",
+    "x",
+    "GradientDtypeError: wrong::float64_constant: the gradient of `x` has the wrong dtype",
+)
+def float64_constant() -> Any:
+    return square("float64_constant").gradients(
+        x=lambda grad, x: grad * x * torch.full((4,), 2.0, dtype=torch.float64)
+    )
+
+
+@wrong("gradient", "raises", "x", "expected: [3, 4], or a shape that broadcasting made of it")
+def wrong_shape() -> Any:
+    return square("wrong_shape").gradients(x=lambda grad, x: (2 * grad * x)[:, 1:])
+
+
+@wrong("gradient", "nonfinite", "x", "at [1] it is nan where")
+def nan_at_zero() -> Any:
+    @opsmith.operator("wrong::nan_at_zero")
+    def magnitude(x: Tensor) -> Tensor:
+        return x.abs()
+
+    magnitude.samples(lambda make: [(torch.tensor([-1.5, 0.0, 2.0]),)])
+    return magnitude.gradients(x=lambda grad, x: grad * x / x.abs())
+
+
+@wrong("gradient", "conjugate", "weight", "it is the complex conjugate of the right one")
+def not_conjugated() -> Any:
+    @opsmith.operator("wrong::not_conjugated")
+    def multiply(x: Tensor, weight: Tensor) -> Tensor:
+        return x * weight
+
+    @multiply.samples
+    def _(make: Any) -> Any:
+        yield torch.complex(make(3), make(3)), torch.complex(make(3), make(3))
+
+    # With a real gradient coming in, only the conjugate is missing.
+    return multiply.gradients(
+        x=lambda grad, weight: grad * weight.conj(), weight=lambda grad, x: grad.conj() * x
+    )
+
+
+@wrong("gradient", "reference-gradient", "x", "the reference hides a dependence from autograd")
+def reference_detaches() -> Any:
+    @opsmith.operator("wrong::reference_detaches")
+    def square(x: Tensor) -> Tensor:
+        return x * x.detach()
+
+    square.samples(lambda make: [(make(3),)])
+    return square
+
+
+@wrong("gradient", "reference-gradient", "x", "autograd through the reference is what is wrong")
+def formula_is_right_and_the_reference_is_not() -> Any:
+    @opsmith.operator("wrong::formula_is_right")
+    def square(x: Tensor) -> Tensor:
+        return x * x.detach()
+
+    square.samples(lambda make: [(make(3),)])
+    return square.gradients(x=lambda grad, x: 2 * grad * x)
+
+
+@wrong("gradient", "not-exercised", "bias", "expected a floating tensor in at least one sample, got None")
+def never_exercised() -> Any:
+    operator = linear("never_exercised")
+    operator.samples(lambda make: [(make(3, 3), make(3, 3))])
+    return operator
+
+
+@wrong("gradient", "unknown", "x", "1 of 144 elements are wrong")
+def one_element_of_many() -> Any:
+    def nearly(grad: Tensor, x: Tensor) -> Tensor:
+        mask = torch.ones_like(x)
+        mask[7, 5] = 1.5
+        return 2 * x * grad * mask
+
+    return square("one_element_of_many", (12, 12)).gradients(x=nearly)
+
+
+@wrong("gradient", "missing", "x", "it is zero everywhere")
+def forgets_a_result() -> Any:
+    @opsmith.operator("wrong::forgets_a_result", results=("y", "z"))
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x * x
+
+    both.samples(lambda make: [(make(4),)])
+    return both.gradients(x=lambda grad_y: 2 * grad_y)
+
+
+@wrong("gradient", "sign", "x", "is not what finite differences say: at")
+def opaque_formula() -> Any:
+    @opsmith.operator("wrong::opaque_formula", opaque=True)
+    def sine(x: Tensor) -> Tensor:
+        return torch.from_numpy(np.sin(x.detach().numpy()))
+
+    sine.fake(lambda x: torch.empty_like(x))
+    sine.samples(lambda make: [(make(4),)])
+    return sine.gradients(x=lambda grad, x: -grad * x.cos())
+
+
+@wrong("second_order", "graph-cut", "x", "does not depend on `grad` as far as torch can see")
+def graph_cut() -> Any:
+    return square("graph_cut").gradients(
+        x=lambda grad, x: torch.from_numpy(2 * grad.detach().numpy() * x.detach().numpy())
+    )
+
+
+@wrong("second_order", "unknown", "x", "something that the gradient depends on is hidden from autograd")
+def detached_in_the_formula() -> Any:
+    return square("detached_in_the_formula").gradients(x=lambda grad, x: 2 * grad * x.detach())
+
+
+@wrong("forward_mode", "sign", "x", "the tangent of `result` by `x` is not what finite differences say")
+def forward_mode_follows_the_formula() -> Any:
+    return square("forward_mode_sign").gradients(x=lambda grad, x: -2 * grad * x)

@@ -1,0 +1,145 @@
+"""Operators with wrong results: kernels and fake kernels."""
+
+from typing import Any
+
+import torch
+from mutants import square, wrong
+from torch import Tensor
+
+import opsmith
+
+
+@wrong("forward", "unknown", "result", "`result` from the kernel for cpu is wrong: at")
+def kernel() -> Any:
+    return square("kernel").kernel("cpu", lambda x: x * x + 1e-3)
+
+
+@wrong("forward", "scale", "result", "it is the right one times 2")
+def kernel_by_two() -> Any:
+    return square("kernel_by_two").kernel("cpu", lambda x: 2 * x * x)
+
+
+@wrong("forward", "precision", "result", "every element is a float16 number, so it was computed in float16")
+def kernel_in_half_precision() -> Any:
+    def half(x: Tensor) -> Tensor:
+        return (x.to(torch.float16) * x.to(torch.float16)).to(x.dtype)
+
+    return square("kernel_in_half_precision").kernel("cpu", half, dtypes=[torch.float32])
+
+
+@wrong("forward", "unknown", "rstd", "`rstd` from the kernel for cpu is wrong")
+def kernel_hidden_result() -> Any:
+    @opsmith.operator("wrong::kernel_hidden_result", results=("y", "rstd"), hidden=("rstd",))
+    def rms_norm(x: Tensor) -> tuple[Tensor, Tensor]:
+        rstd = x.square().mean(-1, keepdim=True).rsqrt()
+        return x * rstd, rstd
+
+    def kernel(x: Tensor) -> tuple[Tensor, Tensor]:
+        rstd = x.square().mean(-1, keepdim=True).rsqrt()
+        return x * rstd, rstd + 0.25
+
+    rms_norm.samples(lambda make: [(make(3, 4),)])
+    return rms_norm.kernel("cpu", kernel)
+
+
+@wrong(
+    "forward",
+    "shape",
+    "result",
+    "the kernel for cpu returns `result` with the shape [12], and the reference with [3, 4]",
+)
+def kernel_shape() -> Any:
+    return square("kernel_shape").kernel("cpu", lambda x: (x * x).flatten())
+
+
+@wrong("forward", "dtype", "result", "with the dtype torch.float64, and the reference with torch.float32")
+def kernel_dtype() -> Any:
+    return square("kernel_dtype").kernel("cpu", lambda x: (x * x).to(torch.float64))
+
+
+@wrong("forward", "raises", None, "RuntimeError: out of cheese")
+def kernel_raises() -> Any:
+    def broken(x: Tensor) -> Tensor:
+        raise RuntimeError("out of cheese")
+
+    return square("kernel_raises").kernel("cpu", broken)
+
+
+@wrong("forward", "not-exercised", None, "takes none of the samples (it does not take torch.float64)")
+def kernel_that_takes_no_sample() -> Any:
+    return square("kernel_that_takes_no_sample").kernel("cpu", lambda x: x * x, dtypes=[torch.int8])
+
+
+@wrong(
+    "forward",
+    "fake-shape",
+    "result",
+    "the fake kernel gives `result` the shape [3, 5], and the real one [3, 4]",
+)
+def fake_shape() -> Any:
+    operator = square("fake_shape")
+    operator.fake(lambda x: x.new_empty(x.shape[0], x.shape[1] + 1))
+    return operator
+
+
+@wrong(
+    "forward",
+    "fake-dtype",
+    "result",
+    "the fake kernel gives `result` the dtype torch.float32, and the real one torch.float64",
+)
+def fake_dtype() -> Any:
+    operator = square("fake_dtype")
+    operator.fake(lambda x: torch.empty_like(x, dtype=torch.float32))
+    return operator
+
+
+@wrong(
+    "forward",
+    "fake-stride",
+    "result",
+    "the fake kernel gives `result` the stride [4, 1], and the real one [1, 3]",
+)
+def fake_stride() -> Any:
+    return square("fake_stride").kernel("cpu", lambda x: (x * x).mT.contiguous().mT)
+
+
+@wrong(
+    "forward", "fake-device", "result", "the fake kernel gives `result` the device meta, and the real one cpu"
+)
+def fake_device() -> Any:
+    operator = square("fake_device")
+    operator.fake(lambda x: torch.empty_like(x, device="meta"))
+    return operator
+
+
+@wrong(
+    "forward",
+    "fake-raises",
+    None,
+    "on fake tensors, where there is a form and no data, it raises DataDependent",
+)
+def reference_looks_at_numbers() -> Any:
+    @opsmith.operator("wrong::reference_looks_at_numbers")
+    def shift(x: Tensor) -> Tensor:
+        return x + 1 if x.sum().item() > 0 else x - 1
+
+    shift.samples(lambda make: [(make(3),)])
+    return shift
+
+
+@wrong(
+    "forward", "unknown", "index", "`index` from the kernel for cpu is wrong: at [0] it is 1 where 0 is right"
+)
+def kernel_index() -> Any:
+    @opsmith.operator("wrong::kernel_index", results={"values": ..., "index": opsmith.non_differentiable})
+    def largest(x: Tensor) -> tuple[Tensor, Tensor]:
+        values, index = x.max(-1)
+        return values, index
+
+    def kernel(x: Tensor) -> tuple[Tensor, Tensor]:
+        values, index = x.max(-1)
+        return values, (index + 1) % x.shape[-1]
+
+    largest.samples(lambda make: [(make(3, 4),)])
+    return largest.kernel("cpu", kernel)

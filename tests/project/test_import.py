@@ -1,0 +1,78 @@
+"""`import opsmith` needs torch alone, and brings nothing heavy along."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import opsmith
+
+PROGRAM = """
+import sys
+import torch
+
+REFUSED = {"rich", "typer", "click", "sklearn", "scipy", "onnx", "onnxscript", "onnxruntime", "triton",
+           "jinja2", "pygraphviz", "matplotlib", "pytest", "pandas"}
+if "numpy" not in sys.modules:
+    REFUSED.add("numpy")
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in REFUSED:
+            raise ImportError(f"{name} is not there")
+
+for name in [name for name in sys.modules if name.partition(".")[0] in REFUSED]:
+    del sys.modules[name]
+sys.meta_path.insert(0, Refuse())
+before = set(sys.modules)
+import opsmith
+import opsmith.ops
+
+@opsmith.operator("alone::twice")
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+twice.gradients(x=lambda grad: 2 * grad)
+x = torch.ones(2, requires_grad=True)
+twice(x).sum().backward()
+opsmith.ops.exp(x).sum().backward()
+assert x.grad.tolist() == [2 + 2.718281745910644] * 2, x.grad
+loaded = {name for name in set(sys.modules) - before}
+heavy = {"torch._dynamo", "torch._inductor", "torch.onnx", "torch.export", "torch.distributed"}
+print(sorted(heavy & loaded), sorted({name.partition(".")[0] for name in loaded} & REFUSED))
+"""
+
+
+def test_torch_alone_is_enough() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "PYTHONPATH": str(Path(opsmith.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[] []\n"
+
+
+def test_import_patches_nothing() -> None:
+    """Names of torch are the same objects before and after, and no warning or output appears."""
+    program = (
+        "import torch\n"
+        "modules = [torch, torch.library, torch.autograd, torch.compiler, torch.Tensor, torch.nn]\n"
+        "before = [dict(vars(module)) for module in modules]\n"
+        "import opsmith\n"
+        "for module, names in zip(modules, before):\n"
+        "    now = {name: value for name, value in vars(module).items() if name in names}\n"
+        "    assert all(names[name] is now[name] for name in names), module\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", program],
+        env={**os.environ, "PYTHONPATH": str(Path(opsmith.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr

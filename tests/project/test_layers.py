@@ -1,0 +1,134 @@
+"""The layers of the package: a module imports from layers below its own, and faces never import one another."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import opsmith
+
+ROOT = Path(opsmith.__file__).parent
+
+FACES = ("checking", "exporting", "drawing", "benchmarking", "adopting", "modules", "ops")
+LAYERS: list[tuple[str, ...]] = [
+    ("errors",),
+    ("core",),
+    ("torch_library", "build"),
+    ("declaring",),
+    FACES,
+    ("page", "testing", "tour"),
+    ("cli",),
+]
+RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
+ALSO = {("benchmarking", "checking")}
+"""Imports within a layer that are allowed: a benchmark needs green checks."""
+
+
+def parts_of(module: str) -> str:
+    """The part of the package that a module belongs to; empty for the package itself."""
+    return module.split(".")[1] if module.count(".") else ""
+
+
+def imports_of(source: str) -> Iterator[tuple[str, int]]:
+    """Modules of opsmith that a source imports, wherever it does, and the line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "opsmith":
+                    yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            module = node.module or ""
+            if module == "opsmith":
+                for alias in node.names:
+                    yield (f"opsmith.{alias.name}" if alias.name in RANK else "opsmith"), node.lineno
+            elif module.startswith("opsmith."):
+                yield module, node.lineno
+
+
+def faults(part: str, source: str) -> list[str]:
+    """Every import of a source in this part that the layers forbid."""
+    found = []
+    for module, line in imports_of(source):
+        other = parts_of(module)
+        if other == part or (part, other) in ALSO:
+            continue
+        if part == "ops" and other:
+            found.append(f"line {line}: ops are written with `import opsmith` alone, not {module}")
+        elif other == "" and RANK[part] < RANK["ops"]:
+            found.append(f"line {line}: {part} imports the package itself")
+        elif other and RANK[other] >= RANK[part]:
+            found.append(f"line {line}: {part} imports {module}")
+    return found
+
+
+def sources() -> list[Path]:
+    return sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def test_every_part_has_its_layer() -> None:
+    assert {part_of(path) for path in sources()} <= set(RANK)
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_keep_to_the_layers(path: Path) -> None:
+    assert faults(part_of(path), path.read_text(encoding="utf-8")) == []
+
+
+def test_the_package_itself_imports_no_face_at_once() -> None:
+    """Faces are imported by `__getattr__`, when they are first used, and for type checkers."""
+    tree = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
+    at_once = "\n".join(
+        ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)
+    )
+    assert {parts_of(module) for module, _ in imports_of(at_once)} == {"core", "declaring", "errors"}
+
+
+def test_bundled_operators_use_public_names_only() -> None:
+    for path in (ROOT / "ops").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "opsmith":
+                assert node.attr in opsmith.__all__, f"{path.name}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ("core", "from opsmith.torch_library import capabilities"),
+        ("core", "def f():\n    from opsmith.checking import check"),
+        ("core", "import opsmith"),
+        ("errors", "from opsmith.core.location import where"),
+        ("torch_library", "import opsmith.build.cpp"),
+        ("build", "from opsmith import torch_library"),
+        ("checking", "from opsmith.drawing.renderer import draw"),
+        ("checking", "import opsmith.cli"),
+        ("tour", "from opsmith.cli.guard import guarded"),
+        ("ops", "from opsmith.core.operator import Operator"),
+        ("checking", "if TYPE_CHECKING:\n    from opsmith.benchmarking import Benchmark"),
+    ],
+)
+def test_a_wrong_import_is_found(part: str, source: str) -> None:
+    assert len(faults(part, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ("core", "from opsmith import errors"),
+        ("torch_library", "from opsmith.core.schema import Schema"),
+        ("checking", "import opsmith\nfrom opsmith.torch_library import capabilities"),
+        ("benchmarking", "from opsmith.checking import check"),
+        ("ops", "import opsmith\nfrom opsmith.ops.linear import linear"),
+        ("cli", "from opsmith.tour import run_tour"),
+        ("core", "import torch\nfrom collections.abc import Callable"),
+    ],
+)
+def test_a_right_import_passes(part: str, source: str) -> None:
+    assert faults(part, source) == []

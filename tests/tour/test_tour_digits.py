@@ -1,0 +1,97 @@
+"""The network that reads handwritten digits."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opsmith.tour import Context, dataset, digits
+from opsmith.tour.network import DigitNetwork
+
+
+def context(out: Path, epochs: int) -> Context:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return Context(out, device, Console(file=io.StringIO()), digits_epochs=epochs)
+
+
+def test_learns(tmp_path: Path) -> None:
+    result = digits.run(context(tmp_path, 4))
+    assert result.details["accuracy"] > 0.9
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.json", "digits.pt"]
+    written = json.loads((tmp_path / "digits.json").read_text())
+    assert written["curve"]["epoch"] == [1, 2, 3, 4]
+    assert written["curve"]["accuracy"][-1] == written["accuracy"]
+    matrix = torch.tensor(written["confusion_matrix"])
+    assert matrix.sum().item() == written["test_images"] == 360
+    assert matrix.diagonal().sum().item() / 360 == written["accuracy"]
+    network = DigitNetwork()
+    network.load_state_dict(torch.load(tmp_path / "digits.pt"))
+    assert torch.equal(digits.confusion(network, dataset.digits(0)[1]), matrix)
+
+
+@pytest.mark.slow
+def test_reaches_its_target_in_a_minute(tmp_path: Path) -> None:
+    start = perf_counter()
+    result = digits.run(context(tmp_path, Context.digits_epochs))
+    assert result.passed
+    assert result.details["accuracy"] >= 0.97
+    assert perf_counter() - start < 60
+
+
+def test_an_accuracy_that_is_too_low_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits, "ACCURACY", 1.01)
+    assert not digits.run(context(tmp_path, 1)).passed
+
+
+def test_split_is_stratified_and_disjoint() -> None:
+    training, test = dataset.digits(0)
+    assert len(training) + len(test) == 1797
+    counts = training.labels.bincount(), test.labels.bincount()
+    assert torch.all((counts[0] / len(training) - counts[1] / len(test)).abs() < 0.01)
+    known = {tuple(image.flatten().tolist()) for image in training.pixels}
+    assert not any(tuple(image.flatten().tolist()) in known for image in test.pixels)
+    assert training.pixels.shape[1:] == (1, 8, 8)
+    assert 0 <= training.pixels.min() < training.pixels.max() == 1
+    again, _ = dataset.digits(0)
+    assert torch.equal(training.pixels, again.pixels)
+
+
+def test_shifted_images_are_shifted() -> None:
+    pixels = torch.zeros(200, 1, 8, 8)
+    pixels[:, 0, 3, 4] = 1
+    images = dataset.Images(pixels, torch.zeros(200, dtype=torch.int64))
+    (batch,) = images.batches(200, torch.Generator().manual_seed(0))
+    _, _, rows, columns = batch.pixels.nonzero(as_tuple=True)
+    assert len(rows) == 200
+    assert set(rows.tolist()) == {2, 3, 4}
+    assert set(columns.tolist()) == {3, 4, 5}
+    still = ((rows == 3) & (columns == 4)).float().mean()
+    assert still == pytest.approx(1 - dataset.SHIFTED * 8 / 9, abs=0.1)
+
+
+class Names(TorchDispatchMode):
+    """The operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.seen.add(func.name())
+        return func(*args, **kwargs or {})
+
+
+def test_the_network_is_made_of_our_operators() -> None:
+    images: Tensor = torch.rand(2, 1, 8, 8)
+    with Names() as names, torch.no_grad():
+        assert DigitNetwork()(images).shape == (2, 10)
+    assert names.seen >= {"opsmith::involution", "opsmith::linear", "opsmith_tour::swish"}
+    assert not names.seen & {"aten::addmm", "aten::relu", "aten::silu"}

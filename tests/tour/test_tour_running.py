@@ -1,0 +1,160 @@
+"""The tour as a whole: its stages, its summary, its files, its exit status."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+import opsmith
+import opsmith.tour
+from opsmith import errors
+from opsmith.cli.app import app
+from opsmith.tour import STAGES, Context, Stage, StageResult, checks, run_tour
+from opsmith.tour.files import replacing, write_json
+from opsmith.tour.threads import single_thread
+
+
+def context(out: Path) -> Context:
+    return Context(out, torch.device("cpu"), Console(file=io.StringIO(), width=120))
+
+
+def stage(name: str, passed: bool) -> Stage:
+    def run(context: Context) -> StageResult:
+        path = write_json(context.out / f"{name}.json", {})
+        return StageResult(passed, f"{name} is done", {"figure": 3}, (path,))
+
+    return Stage(name, f"do {name}", run)
+
+
+def test_stages() -> None:
+    assert [stage.name for stage in STAGES] == ["checks", "linear", "digits"]
+
+
+@pytest.mark.parametrize("second", [True, False], ids=["all_pass", "one_fails"])
+def test_summary(tmp_path: Path, second: bool) -> None:
+    given = context(tmp_path / "new" / "folder")
+    assert run_tour(given, [stage("one", True), stage("two", second)]) is second
+    written = json.loads((given.out / "summary.json").read_text())
+    assert written["passed"] is second
+    assert [one["passed"] for one in written["stages"]] == [True, second]
+    assert written["stages"][0] | {"seconds": 0} == {
+        "name": "one",
+        "passed": True,
+        "headline": "one is done",
+        "seconds": 0,
+        "details": {"figure": 3},
+        "files": ["one.json"],
+    }
+    assert written["versions"]["opsmith"] == opsmith.__version__
+    assert isinstance(given.console.file, io.StringIO)
+    printed = given.console.file.getvalue()
+    assert "do two" in printed
+    assert ("failed" in printed) is not second
+    assert str(given.out) in printed
+
+
+def test_a_missing_package_is_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "sklearn" else find_spec(name, *rest)
+    )
+    with pytest.raises(errors.MissingExtraError) as caught:
+        run_tour(context(tmp_path))
+    assert str(caught.value) == (
+        "the tour's stage `digits` needs the package `sklearn`\n"
+        "  got: no module named 'sklearn'\n"
+        "  mend: pip install 'opsmith[tour]'"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_file_leaves_nothing(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "figures.json", {"old": 1})
+
+    def interrupted() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text('{"new": ')
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_json_takes_finite_numbers_alone(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "figures.json", {"loss": float("nan")})
+    assert not list(tmp_path.iterdir())
+
+
+def test_single_thread_is_given_back() -> None:
+    @single_thread()
+    def fails() -> None:
+        assert torch.get_num_threads() == 1
+        raise ZeroDivisionError
+
+    before = torch.get_num_threads()
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert torch.get_num_threads() == before
+
+
+# torch warns of its own deprecated names when it first loads the formulas of forward mode.
+@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated:DeprecationWarning")
+def test_checks_tell_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @opsmith.operator("tests_tour::twice")
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    twice.gradients(x=lambda grad: 3 * grad)
+    twice.samples(lambda make: [(make(3),)])
+    monkeypatch.setattr(checks, "OPERATORS", (opsmith.ops.add, twice))
+    given = context(tmp_path)
+    result = checks.run(given)
+    assert not result.passed
+    assert result.headline == "1 of 2 operators passed"
+    assert result.details == {"passed": ["opsmith::add"], "failed": ["tests_tour::twice"]}
+    reports = json.loads((tmp_path / "checks.json").read_text())
+    assert [report["passed"] for report in reports] == [True, False]
+    assert isinstance(given.console.file, io.StringIO)
+    assert "tests_tour::twice: the gradient of `x`" in given.console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"), [(True, 0), (False, 1), (KeyboardInterrupt(), 130)], ids=["pass", "fail", "ctrl_c"]
+)
+def test_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, status: int) -> None:
+    seen: list[Context] = []
+
+    def run_tour(context: Context) -> bool:
+        seen.append(context)
+        if isinstance(answer, BaseException):
+            raise answer
+        return bool(answer)
+
+    monkeypatch.setattr(opsmith.tour, "run_tour", run_tour)
+    arguments = ["tour", "--out", str(tmp_path), "--linear-steps", "7", "--digits-epochs", "2", "--seed", "5"]
+    assert CliRunner().invoke(app, arguments).exit_code == status
+    assert (seen[0].out, seen[0].linear_steps, seen[0].digits_epochs, seen[0].seed) == (tmp_path, 7, 2, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated:DeprecationWarning")
+def test_the_whole_tour(tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["tour", "--out", str(tmp_path)]).exit_code == 0
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert written["passed"]
+    assert written["seconds"] < 180
+    files = {file for stage in written["stages"] for file in stage["files"]}
+    assert files | {"summary.json"} == {path.name for path in tmp_path.iterdir()}
