@@ -14,10 +14,10 @@ with `n` the number of input elements that the result element depends on, and `k
 itself, run in that dtype, in the same units.
 
 - 8: a library function may be off by 4 units in the last place.
-- 2 sqrt(n): summing n terms in the dtype itself, one after the other, errs by sqrt(n) / 2 units in the root mean
-  square, since rounding errors are as good as independent (N. J. Higham and T. Mary, "A new approach to
+- 2 sqrt(n): summing n terms in the dtype itself, one after the other, errs by sqrt(n) / 2 units in the root
+  mean square, since rounding errors are as good as independent (N. J. Higham and T. Mary, "A new approach to
   probabilistic rounding error analysis", SIAM J. Sci. Comput., 2019); this is four times as much.
-- 2 k: a kernel may order its operations in another way than the reference does, and is not asked to be better.
+- 2 k: a kernel may order its operations in another way than the reference does, and need not be better.
 
 Where the reference loses more than half of its digits in a dtype, that dtype says nothing about a kernel.
 """

@@ -75,7 +75,7 @@ def _compiler() -> Entry:
         "Windows": "winget install Microsoft.VisualStudio.2022.BuildTools",
     }
     mend = mends.get(platform.system(), "install g++ or clang++")
-    return Entry("C++ compiler", path and _version_of(path), "C++ kernels; torch.compile on the CPU", mend)
+    return Entry("C++ compiler", path and version_of(path), "C++ kernels; torch.compile on the CPU", mend)
 
 
 def _cuda() -> Entry:
@@ -96,7 +96,7 @@ def _nvcc() -> Entry:
     inside = shutil.which("nvcc", path=str(Path(home) / "bin")) if home else None
     path = inside or shutil.which("nvcc")
     mend = "install the CUDA toolkit: developer.nvidia.com/cuda-downloads"
-    return Entry("nvcc", path and _version_of(path), "CUDA kernels compiled ahead of time", mend)
+    return Entry("nvcc", path and version_of(path), "CUDA kernels compiled ahead of time", mend)
 
 
 def _nvrtc() -> Entry:
@@ -116,7 +116,7 @@ def _nvrtc_place(package: str) -> str | None:
 
 def _graphviz() -> Entry:
     program = shutil.which("dot")
-    found = _package("pygraphviz") or (program and _version_of(program, "-V"))
+    found = _package("pygraphviz") or (program and version_of(program, "-V"))
     return Entry("Graphviz", found, "draw", "pip install 'pygraphviz>=2'")
 
 
@@ -152,7 +152,7 @@ def _package(name: str) -> str | None:
         return "installed" if importlib.util.find_spec(module) is not None else None
 
 
-def _version_of(program: str, option: str = "--version") -> str:
+def version_of(program: str, option: str = "--version") -> str:
     """The first line that a program says about its version, or where it is."""
     try:
         answer = subprocess.run([program, option], capture_output=True, text=True, timeout=10, check=False)

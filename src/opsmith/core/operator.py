@@ -5,28 +5,33 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 
 from opsmith import errors
 from opsmith.core.calls import call_fault, tensors_in
-from opsmith.core.explanation import Explanation, explain
 from opsmith.core.gradients import GradientRules, Rule, check_stand_in, formula_rules, joint_rules
 from opsmith.core.kernels import Kernel, check_device
 from opsmith.core.samples import Samples
 from opsmith.core.specification import Specification
+
+if TYPE_CHECKING:
+    from opsmith.core.explanation import Explanation
 
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+MISSING = object()
+"""What a front door hands on for an argument that was not given."""
+
+
 class Registration(Protocol):
     """What stands behind a handle: the operator as torch knows it."""
 
     overload: Any
-    missing: Any
 
     @property
     def proven(self) -> bool:
@@ -112,10 +117,9 @@ class Operator(Generic[P, R]):
 
     def _from_door(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a call that is not one for the front door: all arguments, some perhaps not given."""
-        missing = self._registration.missing
-        if any(value is missing for value in args) or any(value is missing for value in kwargs.values()):
+        if any(value is MISSING for value in (*args, *kwargs.values())):
             named = dict(zip(self._specification.schema.names, args, strict=False))
-            kwargs = {name: value for name, value in {**named, **kwargs}.items() if value is not missing}
+            kwargs = {name: value for name, value in {**named, **kwargs}.items() if value is not MISSING}
             args = ()
         return Operator.__call__(self, *args, **kwargs)
 
@@ -127,6 +131,8 @@ class Operator(Generic[P, R]):
             >>> print(opsmith.ops.exp.explain(torch.ones(2)).saved)
             ('result',)
         """
+        from opsmith.core.explanation import explain  # asked for by people, not by programs
+
         self._check_call(args, kwargs)
         return explain(self._specification, self._specification.schema.call_values(args, kwargs))
 

@@ -134,6 +134,11 @@ def mark_compiled_code(name: str, token: str) -> None:
     config.unsafe_marked_cacheable_functions = marked
 
 
+def compiler_imported() -> bool:
+    """Whether Inductor is there already; importing it takes longer than all else."""
+    return "torch._inductor.config" in sys.modules
+
+
 def fake_mode() -> Any:
     """A region whose tensors have a form and no data; its `from_tensor` makes one of a real tensor."""
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -282,6 +287,10 @@ def transform_kernel(name: str) -> Any:
     return _C._dispatch_get_computed_kernel_for_dispatch_key(name, "FuncTorchDynamicLayerFrontMode")
 
 
+is_view: Any = Tensor._is_view
+"""Whether a tensor is a view of another, for autograd."""
+
+
 def front_door_checks() -> dict[str, Any]:
     """What the conditions of a front door ask, by the names they have in its source."""
     return {
@@ -293,6 +302,7 @@ def front_door_checks() -> dict[str, Any]:
         "_op_tracing": _C._get_tracing_state,
         "_op_batched": _functorch.is_legacy_batchedtensor,
         "_op_profiling": _autograd._profiler_enabled,
+        "_op_is_view": is_view,
     }
 
 

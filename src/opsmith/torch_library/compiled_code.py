@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from torch import Tensor
 
-from opsmith.core.source_hash import operator_hash
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 
@@ -31,7 +28,9 @@ class CompiledCode:
         if self._marked or all(type(tensor) in _EAGER for tensor in tensors):
             return
         self._traced = True
-        if "torch._inductor.config" in sys.modules:
+        if capabilities.compiler_imported():
+            from opsmith.core.source_hash import operator_hash  # only who compiles waits for this import
+
             capabilities.mark_compiled_code(specification.name, operator_hash(specification))
             self._marked = True
 

@@ -13,6 +13,7 @@ from opsmith.core.backward_plan import backward_plan
 from opsmith.core.gradients import Formula
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
 from opsmith.torch_library.backward import Vjp, note_formula
 from opsmith.torch_library.differentiation import constant_results
 from opsmith.torch_library.effects import settle
@@ -49,6 +50,7 @@ def fast_node(specification: Specification, kernel: Callable[..., Any]) -> Any:
         "_op_kernel": kernel,
         "_op_settle": settle(specification, kernel),
         "_op_grad_enabled": torch.is_grad_enabled,
+        "_op_is_view": capabilities.is_view,
         "_op_refuse": partial(_refuse_constant, specification),
         "_op_mixes": mixes_dtypes,
         "_op_in_full": _in_full(specification, writing.tensors, writing.values, unproven),
@@ -114,7 +116,7 @@ class {self.name}(_op_Function):
     @staticmethod
     def forward(_op_ctx, {arguments}):
         _op_result = _op_kernel({kernel_arguments})
-        if not (type(_op_result) is _op_Tensor and {fresh} and not _op_result._is_view()):
+        if not (type(_op_result) is _op_Tensor and {fresh} and not _op_is_view(_op_result)):
             _op_result = _op_settle(_op_result, [{arguments}])
         if not (_op_result.is_floating_point() or _op_result.is_complex()):
             _op_refuse(_op_result)

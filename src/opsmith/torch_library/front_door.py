@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 from opsmith.core.kinds import BOOL, FLOAT, INT, STR
+from opsmith.core.operator import MISSING
 from opsmith.core.schema import REQUIRED, Argument
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.effects import settle
 from opsmith.torch_library.fast_node import fast_node
-
-MISSING = object()
-"""What stands for an argument that was not given."""
 
 _SCALARS = {FLOAT: "float", INT: "int", BOOL: "bool", STR: "str"}
 _KERNEL_DEVICES = {"cpu": "is_cpu", "cuda": "is_cuda"}
@@ -113,7 +111,7 @@ def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
             {f"return _op_node({to_node})" if with_node else "pass"}
         else:
             _op_result = _op_kernel({to_kernel})
-            if type(_op_result) is _op_Tensor{fresh} and not _op_result._is_view():
+            if type(_op_result) is _op_Tensor{fresh} and not _op_is_view(_op_result):
                 return _op_result
             return _op_settle(_op_result, [{", ".join(schema.names)}])
     return _op_call(_op_handle, ({positional}*_op_extra,), dict({keywords}**_op_unknown))

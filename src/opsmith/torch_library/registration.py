@@ -22,7 +22,6 @@ from opsmith.torch_library.compiled_code import CompiledCode
 from opsmith.torch_library.differentiation import OperatorNode
 from opsmith.torch_library.effects import refuse_foreign, run_pure
 from opsmith.torch_library.flattening import Flattening
-from opsmith.torch_library.front_door import MISSING, front_door
 from opsmith.torch_library.inlining import inline_reference
 from opsmith.torch_library.layers import call_in_layers
 from opsmith.torch_library.operator_call import OperatorCall
@@ -44,7 +43,6 @@ class DispatcherRegistration:
 
     overload: Any
     whole: Any
-    missing = MISSING
 
     def __init__(self, specification: Specification) -> None:
         self.specification = specification
@@ -192,6 +190,8 @@ class DispatcherRegistration:
 
     def front_door(self, call: Callable[..., Any]) -> Callable[..., Any] | None:
         """A `__call__` that is faster, and hands on to `call` what it does not take; None where none is."""
+        from opsmith.torch_library.front_door import front_door  # after the first call, not at import
+
         return front_door(self.specification, self.overload, call)
 
     def _by_reference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:

@@ -1,0 +1,233 @@
+"""`opsmith check`: what it prints where, its exit status, and its messages."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+Write = Callable[..., Path]
+Run = Callable[..., Result]
+FAST = ("--only", "forward", "--only", "gradient")
+
+
+def test_what_passes_has_status_0_and_a_table(opsmith: Run, write: Write, space: str) -> None:
+    done = opsmith("check", f"{write()}:right", *FAST)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"{space}::right: passed"
+    assert lines[1].split()[:2] == ["forward", "passed"]
+    assert done.stderr == ""
+
+
+def test_what_fails_has_status_1_and_a_panel(opsmith: Run, write: Write, space: str) -> None:
+    done = opsmith("check", f"{write()}:wrong", *FAST)
+    assert done.exit_code == 1
+    assert f"{space}::wrong: FAILED: gradient" in done.stdout
+    assert "gradient of `x`: sign" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["wrong", "other_name", "{space}::wrong"])
+def test_an_operator_is_named_by_variable_or_by_its_own_name(
+    opsmith: Run, write: Write, space: str, name: str
+) -> None:
+    done = opsmith("check", f"{write()}:{name.replace('{space}', space)}", *FAST)
+    assert f"{space}::wrong: FAILED" in done.stdout
+    assert f"{space}::right" not in done.stdout
+
+
+def test_without_a_name_every_operator_of_the_file_is_checked(opsmith: Run, write: Write, space: str) -> None:
+    done = opsmith("check", str(write()), *FAST)
+    assert done.exit_code == 1
+    assert f"{space}::right: passed" in done.stdout
+    assert f"{space}::wrong: FAILED" in done.stdout
+    assert done.stdout.splitlines()[-1] == "2 operators: 1 passed, 1 not passed"
+
+
+def test_json_is_one_object_and_nothing_else(opsmith: Run, write: Write, space: str) -> None:
+    file = write('print("importing")\n' + write().read_text())
+    done = opsmith("check", str(file), "--json", "--seed", "5", *FAST)
+    assert done.exit_code == 1
+    read = json.loads(done.stdout)
+    assert (read["schema"], read["passed"], read["unchecked"]) == (1, False, [])
+    assert [report["operator"] for report in read["reports"]] == [f"{space}::right", f"{space}::wrong"]
+    assert [report["passed"] for report in read["reports"]] == [True, False]
+    assert read["reports"][0]["seed"] == 5
+    assert done.stderr == "importing\n"
+
+
+def test_what_was_asked_for_decides_the_status(opsmith: Run, write: Write) -> None:
+    file = write()
+    assert opsmith("check", f"{file}:wrong", "--only", "forward").exit_code == 0
+    assert (
+        "passed as far as asked; not checked: gradient"
+        in opsmith("check", f"{file}:wrong", "--only", "forward").stdout
+    )
+    skipped = ("gradient", "forward_mode", "second_order", "integration")
+    options = [word for name in skipped for word in ("--skip", name)]
+    assert opsmith("check", f"{file}:wrong", *options).exit_code == 0
+
+
+def test_an_operator_without_samples_is_named_and_the_others_are_checked(
+    opsmith: Run, write: Write, space: str
+) -> None:
+    text = write().read_text().replace("wrong.samples", "# wrong.samples")
+    done = opsmith("check", str(write(text)), *FAST)
+    assert done.exit_code == 2
+    assert f"{space}::right: passed" in done.stdout
+    assert f"opsmith: {space}::wrong: there are no samples to check it on" in done.stderr
+    assert done.stdout.splitlines()[-1] == "2 operators: 1 passed, 0 not passed, 1 could not be checked"
+    read = json.loads(opsmith("check", str(write(text)), "--json", *FAST).stdout)
+    assert read["passed"] is False
+    assert [entry["operator"] for entry in read["unchecked"]] == [f"{space}::wrong"]
+
+
+def test_an_operator_that_cannot_be_checked_fully_has_status_1(opsmith: Run, write: Write) -> None:
+    text = """
+import torch, opsmith
+@opsmith.operator("{space}::opaque", opaque=True)
+def opaque(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+opaque.fake(lambda x: torch.empty_like(x))
+opaque.samples(lambda make: [(make(3),)])
+"""
+    done = opsmith("check", str(write(text)), *FAST)
+    assert done.exit_code == 1
+    assert "NOT PASSED: gradient could not be checked" in done.stdout
+
+
+MESSAGES = [
+    ("nothing/there.py", ["there is no file `nothing/there.py`", "look at the spelling"]),
+    ("not_a_module_at_all", ["there is no module `not_a_module_at_all`", "the path of a `.py` file"]),
+    ("opsmith.nothing_there", ["there is no module `opsmith.nothing_there`"]),
+    ("a b", ["`a b` names neither a file nor a module", "expected: FILE_OR_MODULE[:NAME]"]),
+    ("opsmith.errors", ["`opsmith.errors` declares no operator", "name the module that does"]),
+]
+
+
+@pytest.mark.parametrize(("target", "says"), MESSAGES, ids=[target for target, _ in MESSAGES])
+def test_a_target_that_is_none_has_status_2_and_a_message(opsmith: Run, target: str, says: list[str]) -> None:
+    done = opsmith("check", target)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("opsmith: ")
+    for words in says:
+        assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_name_that_is_not_there_lists_what_is(opsmith: Run, write: Write, space: str) -> None:
+    done = opsmith("check", f"{write()}:wring")
+    assert done.exit_code == 2
+    assert "has no operator `wring`" in done.stderr
+    assert f"expected: one of `{space}::right`, `{space}::wrong`" in done.stderr
+    empty = opsmith("check", "opsmith.errors:exp")
+    assert "expected: an operator; it has none" in empty.stderr
+
+
+def test_a_module_with_a_file_of_its_name_beside_it_is_guessed(
+    opsmith: Run, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("", name="not-a-module.py")
+    file = write("", name="strange.py")
+    monkeypatch.chdir(file.parent)
+    assert "`not` names neither" not in opsmith("check", "strange.no").stderr
+    assert "there is no module `strange.no`" in opsmith("check", "strange.no").stderr
+
+
+def test_a_file_that_raises_shows_the_last_lines_of_its_traceback(opsmith: Run, write: Write) -> None:
+    file = write("def load():\n    raise ValueError('no weights')\n\nload()\n")
+    done = opsmith("check", str(file))
+    assert (done.exit_code, done.stdout) == (2, "")
+    lines = done.stderr.splitlines()
+    assert lines[0] == f"opsmith: `{file}` cannot be imported: ValueError"
+    assert f'File "{file}", line 4, in <module>' in done.stderr
+    assert "    raise ValueError('no weights')" in done.stderr
+    assert "ValueError: no weights" in done.stderr
+    assert lines[-1] == "  mend: mend the file so that `python` imports it, then check again"
+    assert "importlib" not in done.stderr
+
+
+def test_a_file_that_is_no_python_shows_the_line(opsmith: Run, write: Write) -> None:
+    done = opsmith("check", str(write("def broken(:\n    pass\n")))
+    assert done.exit_code == 2
+    assert "SyntaxError: invalid syntax" in done.stderr
+    assert "def broken(:" in done.stderr
+
+
+def test_a_file_that_leaves_is_an_import_error_too(opsmith: Run, write: Write) -> None:
+    done = opsmith("check", str(write("import sys\nsys.exit(7)\n")))
+    assert done.exit_code == 2
+    assert "cannot be imported: SystemExit" in done.stderr
+
+
+def test_an_error_of_opsmith_in_the_file_is_shown_as_it_is(opsmith: Run, write: Write) -> None:
+    done = opsmith("check", str(write("import opsmith\nopsmith.operator('noname')\n")))
+    assert done.exit_code == 2
+    assert done.stderr.startswith("opsmith: an operator's name is `namespace::name`")
+
+
+def test_traceback_shows_where_an_error_comes_from(opsmith: Run, write: Write) -> None:
+    done = opsmith("check", str(write("1 / 0\n")), "--traceback")
+    assert done.exit_code == 2
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "ZeroDivisionError: division by zero" in done.stderr
+
+
+def test_an_unknown_property_lists_them(opsmith: Run, write: Write) -> None:
+    done = opsmith("check", str(write()), "--only", "forwrad")
+    assert done.exit_code == 2
+    assert "there is no property `forwrad`" in done.stderr
+    assert "`second_order`" in done.stderr
+
+
+def test_ctrl_c_has_status_130_and_no_traceback(
+    opsmith: Run, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("opsmith.checking.check", interrupted)
+    done = opsmith("check", str(write()), "--json")
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", "opsmith: interrupted\n")
+
+
+def test_a_file_of_a_package_is_imported_under_its_own_name(opsmith: Run, write: Write, space: str) -> None:
+    package = f"{space}_package"
+    write("", name=f"{package}/__init__.py")
+    write("from torch import Tensor\n", name=f"{package}/types.py")
+    file = write(
+        "import opsmith\nfrom .types import Tensor\n"
+        '@opsmith.operator("{space}::twice")\ndef twice(x: Tensor) -> Tensor:\n    return x + x\n'
+        "twice.samples(lambda make: [(make(2),)])\n",
+        name=f"{package}/inner/ops.py",
+    )
+    write("", name=f"{package}/inner/__init__.py")
+    write("raise SystemExit('a program')\n", name=f"{package}/__main__.py")
+    file.write_text(file.read_text().replace("from .types", "from ..types"))
+    by_file = opsmith("check", str(file), *FAST)
+    assert by_file.exit_code == 0, by_file.output
+    by_package = opsmith("check", package, *FAST)
+    assert by_package.exit_code == 0, by_package.output
+    assert f"{space}::twice: passed" in by_package.stdout
+    by_module = opsmith("check", f"{package}.inner.ops:twice", *FAST)
+    assert by_module.exit_code == 0, by_module.output
+
+
+def test_two_files_of_one_name_are_two_modules(opsmith: Run, write: Write, space: str) -> None:
+    first = write(name=f"one/{space}_same.py")
+    second = write(first.read_text().replace(f"{space}::", f"{space}b::"), name=f"two/{space}_same.py")
+    assert opsmith("check", f"{first}:right", *FAST).exit_code == 0
+    done = opsmith("check", f"{second}:right", *FAST)
+    assert done.exit_code == 0, done.output
+    assert f"{space}b::right: passed" in done.stdout
+
+
+def test_a_file_named_as_a_module_of_python_does_not_take_its_place(opsmith: Run, write: Write) -> None:
+    import statistics
+
+    file = write(name="statistics.py")
+    assert opsmith("check", f"{file}:right", *FAST).exit_code == 0
+    import sys
+
+    assert sys.modules["statistics"] is statistics

@@ -1,0 +1,115 @@
+"""The command `opsmith` as a whole: help that teaches, version, what happens without its extra, and real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from opsmith import __version__
+from opsmith.cli.app import COMMANDS
+
+Write = Callable[..., Path]
+Run = Callable[..., Result]
+
+
+def test_version(opsmith: Run) -> None:
+    done = opsmith("--version")
+    assert (done.exit_code, done.stdout) == (0, f"opsmith {__version__}\n")
+
+
+def test_help_names_the_commands_and_the_exit_statuses(opsmith: Run) -> None:
+    done = opsmith("--help")
+    assert done.exit_code == 0
+    for words in ("check", "doctor", "opsmith check my_operators.py", "Exit status: 0 all is well"):
+        assert words in done.stdout
+
+
+def test_no_argument_is_a_question_for_help(opsmith: Run) -> None:
+    assert "Usage: opsmith" in opsmith().output
+
+
+@pytest.mark.parametrize("command", ["check", "doctor"])
+def test_the_help_of_a_command_has_examples_and_exit_statuses(opsmith: Run, command: str) -> None:
+    done = opsmith(command, "--help")
+    assert done.exit_code == 0
+    for words in ("Examples", f"opsmith {command}", "Exit status: 0", "--json"):
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["chek"], "No such command 'chek'"),
+        (["check"], "Missing argument 'FILE_OR_MODULE[:NAME]'"),
+        (["check", "opsmith.ops", "--seed", "x"], "'x' is not a valid int"),
+        (["doctor", "--jsno"], "No such option: --jsno"),
+    ],
+)
+def test_usage_errors_have_status_2(opsmith: Run, arguments: list[str], says: str) -> None:
+    done = opsmith(*arguments)
+    assert done.exit_code == 2
+    assert says in done.output
+
+
+def test_a_command_whose_module_is_not_there_is_not_listed(
+    opsmith: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COMMANDS, "missing", "opsmith.cli.missing")
+    assert "missing" not in opsmith("--help").stdout
+    assert opsmith("missing").exit_code == 2
+
+
+def process(*arguments: str, before: str = "") -> subprocess.Popen[str]:
+    """The command line as the script `opsmith` runs it, in a process of its own."""
+    code = f"import sys; {before or 'pass'}; from opsmith.cli import main; sys.argv = ['opsmith', *sys.argv[1:]]; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_without_the_extra_one_line_names_it(package: str) -> None:
+    done = process("check", "opsmith.ops", before=f"sys.modules[{package!r}] = None")
+    out, err = done.communicate(timeout=60)
+    assert (done.returncode, out) == (2, "")
+    assert err == f"opsmith: the command line needs `{package}`: pip install 'opsmith[cli]'\n"
+
+
+def test_a_real_run_prints_json_on_stdout_and_leaves_with_its_status(write: Write, space: str) -> None:
+    done = process("check", str(write()), "--json", "--only", "gradient")
+    out, err = done.communicate(timeout=60)
+    assert done.returncode == 1, err
+    assert [report["operator"] for report in json.loads(out)["reports"]] == [
+        f"{space}::right",
+        f"{space}::wrong",
+    ]
+    assert err == ""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT to send")
+def test_ctrl_c_in_a_real_run_has_status_130_and_no_traceback(write: Write, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    file = write(
+        "import pathlib, time, torch, opsmith\n"
+        '@opsmith.operator("{space}::slow")\ndef slow(x: torch.Tensor) -> torch.Tensor:\n'
+        f"    pathlib.Path({str(started)!r}).touch()\n    time.sleep(30)\n    return x + 1\n"
+        "slow.samples(lambda make: [(make(2),)])\n"
+    )
+    running = process("check", str(file))
+    deadline = time.monotonic() + 60
+    while not started.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out, err) == (130, "", "opsmith: interrupted\n")

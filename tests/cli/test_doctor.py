@@ -1,0 +1,180 @@
+"""`opsmith doctor`: every thing that opsmith uses is listed, and what is missing has its command."""
+
+import builtins
+import importlib.util
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import Result
+
+from opsmith.cli import inventory
+
+Run = Callable[..., Result]
+
+NAMES = [
+    "Python",
+    "torch",
+    "rich",
+    "typer",
+    "C++ compiler",
+    "GPU",
+    "NVRTC",
+    "nvcc",
+    "Triton",
+    "ONNX",
+    "ONNX Script",
+    "ONNX Runtime",
+    "Graphviz",
+    "scikit-learn",
+]
+
+
+def entries(done: Result) -> dict[str, dict[str, Any]]:
+    return {entry["name"]: entry for entry in json.loads(done.stdout)["entries"]}
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with torch, typer and rich, and nothing else."""
+    version, find = metadata.version, importlib.util.find_spec
+
+    def only(name: str) -> str:
+        if name not in ("rich", "typer"):
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", only)
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, package=None: find(name) if name in ("torch",) or name.startswith("opsmith") else None,
+    )
+    monkeypatch.setattr(shutil, "which", lambda *arguments, **options: None)
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("CXX", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_everything_is_listed(opsmith: Run) -> None:
+    done = opsmith("doctor", "--json")
+    assert done.exit_code == 0
+    read = json.loads(done.stdout)
+    assert (read["schema"], read["works"]) == (1, True)
+    assert list(entries(done)) == NAMES
+    assert entries(done)["torch"]["found"] == torch.__version__
+    for entry in read["entries"]:
+        assert (entry["mend"] is None) == (entry["found"] is not None)
+
+
+def test_the_table_says_that_it_works(opsmith: Run) -> None:
+    done = opsmith("doctor")
+    assert done.exit_code == 0
+    for name in NAMES:
+        assert name in done.stdout
+    assert "works here" in done.stdout
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_bare_machine_works_and_is_told_the_commands(opsmith: Run) -> None:
+    done = opsmith("doctor", "--json")
+    assert done.exit_code == 0
+    mends = {name: entry["mend"] for name, entry in entries(done).items() if entry["mend"]}
+    assert list(mends) == NAMES[4:]
+    for name, command in {
+        "NVRTC": "pip install nvidia-cuda-nvrtc",
+        "Triton": "pip install triton",
+        "ONNX": "pip install onnx",
+        "ONNX Script": "pip install onnxscript",
+        "ONNX Runtime": "pip install onnxruntime",
+        "Graphviz": "pip install 'pygraphviz>=2'",
+        "scikit-learn": "pip install 'opsmith[tour]'",
+    }.items():
+        assert mends[name].startswith(command)
+    assert "developer.nvidia.com/cuda-downloads" in mends["nvcc"]
+    shown = opsmith("doctor").stdout
+    assert "What is missing is only needed for what stands beside it." in shown
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(
+    ("system", "command"),
+    [
+        ("Linux", "sudo apt-get install g++"),
+        ("Darwin", "xcode-select --install"),
+        ("Windows", "winget install Microsoft.VisualStudio.2022.BuildTools"),
+        ("Plan9", "install g++ or clang++"),
+    ],
+)
+def test_the_compiler_is_installed_as_the_system_does(
+    opsmith: Run, monkeypatch: pytest.MonkeyPatch, system: str, command: str
+) -> None:
+    monkeypatch.setattr("platform.system", lambda: system)
+    assert entries(opsmith("doctor", "--json"))["C++ compiler"]["mend"].startswith(command)
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(
+    ("cuda", "gpu", "nvrtc"),
+    [
+        (None, "this torch is built for the CPU", "pip install nvidia-cuda-nvrtc"),
+        ("12.8", "nvidia-smi tells whether the driver sees a GPU", "pip install nvidia-cuda-nvrtc-cu12"),
+        ("13.0", "nvidia-smi tells whether the driver sees a GPU", "pip install nvidia-cuda-nvrtc"),
+    ],
+)
+def test_the_gpu_advice_follows_from_the_torch_that_is_here(
+    opsmith: Run, monkeypatch: pytest.MonkeyPatch, cuda: str | None, gpu: str, nvrtc: str
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", None)
+    found = entries(opsmith("doctor", "--json"))
+    assert found["GPU"]["mend"].startswith(gpu)
+    assert found["NVRTC"]["mend"] == nvrtc
+
+
+def test_an_old_torch_is_status_1(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.4.1+cpu")
+    done = opsmith("doctor", "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["works"] is False
+    assert entries(done)["torch"]["mend"] == "pip install --upgrade 'torch>=2.11' (this is 2.4.1+cpu)"
+    assert "does not work here: mend what is marked in red" in opsmith("doctor").stdout
+
+
+def test_nothing_missing_is_said(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = lambda: inventory.Entry("x", "1.0", "all", "")
+    monkeypatch.setattr(inventory, "ENTRIES", (there,))
+    assert "works here, and nothing is missing" in opsmith("doctor").stdout
+
+
+def test_a_version_is_the_line_that_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(said: str) -> Any:
+        return lambda *arguments, **options: subprocess.CompletedProcess([], 0, said, "")
+
+    monkeypatch.setattr(
+        subprocess, "run", answer("nvcc: a compiler\nCopyright (c) 2005-2025\nrelease 13.0, V13.0.1")
+    )
+    assert inventory.version_of("nvcc") == "release 13.0, V13.0.1"
+    monkeypatch.setattr(subprocess, "run", answer(""))
+    assert inventory.version_of("/bin/quiet") == "/bin/quiet"
+
+    def fails(*arguments: Any, **options: Any) -> Any:
+        raise OSError
+
+    monkeypatch.setattr(subprocess, "run", fails)
+    assert inventory.version_of("/bin/broken") == "/bin/broken"
+
+
+def test_ctrl_c_has_status_130(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise builtins.KeyboardInterrupt
+
+    monkeypatch.setattr(inventory, "ENTRIES", (interrupted,))
+    done = opsmith("doctor")
+    assert (done.exit_code, done.stderr) == (130, "opsmith: interrupted\n")

@@ -1,0 +1,505 @@
+"""Each private name of torch does what opsmith takes it to do: an upgrade of torch fails here first."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.testing import assert_close
+
+import opsmith
+from opsmith.torch_library import capabilities
+
+
+@pytest.fixture
+def library() -> Any:
+    return torch.library.Library("capabilities", "FRAGMENT")
+
+
+def test_below_autograd() -> None:
+    x = torch.ones(2, requires_grad=True)
+    with capabilities.below_autograd():
+        inside = x * 2
+    assert not inside.requires_grad
+    assert (x * 2).requires_grad
+
+
+def test_below_autograd_still_counts_writes() -> None:
+    x = torch.ones(2)
+    with capabilities.below_autograd():
+        x.add_(1)
+    assert capabilities.version(x) == 1
+
+
+def test_redispatch_below_autograd(library: Any) -> None:
+    seen: list[str] = []
+    library.define("redispatched(Tensor x) -> Tensor")
+    operator = torch.ops.capabilities.redispatched.default
+
+    def autograd(keyset: Any, x: Tensor) -> Tensor:
+        seen.append("autograd")
+        return capabilities.redispatch_below_autograd(operator, keyset, (x,), {})  # type: ignore[no-any-return]
+
+    def kernel(x: Tensor) -> Tensor:
+        seen.append("kernel")
+        return x * 2
+
+    library.impl("redispatched", kernel, "CompositeExplicitAutograd")
+    library.impl("redispatched", autograd, "Autograd", with_keyset=True)
+    assert_close(operator(torch.ones(2)), torch.full((2,), 2.0))
+    assert seen == ["autograd", "kernel"]
+
+
+def test_shares_memory() -> None:
+    x = torch.arange(6)
+    assert capabilities.shares_memory(x, x.view(2, 3)[1:])
+    assert capabilities.shares_memory(x[:2], x[4:])
+    assert not capabilities.shares_memory(x, x.clone())
+    assert not capabilities.shares_memory(torch.empty(0), torch.empty(0))
+
+
+def test_version() -> None:
+    x = torch.ones(2)
+    before = capabilities.version(x)
+    x.view(-1)[0] = 3
+    assert capabilities.version(x) != before
+    with torch.inference_mode():
+        assert capabilities.version(torch.ones(2)) is None
+
+
+def test_version_in_inference_mode() -> None:
+    """An ordinary tensor is still counted there."""
+    x = torch.ones(2)
+    with torch.inference_mode():
+        x.add_(1)
+    assert capabilities.version(x) == 1
+
+
+def test_schema_fault() -> None:
+    assert capabilities.schema_fault("f(Tensor x, SymInt n=3) -> Tensor") is None
+    for wrong in ("f(Tensr x) -> Tensor", "f(Tensor x, float y=inf) -> Tensor", "f(Tensor x, SymInt n=1e400)"):
+        assert capabilities.schema_fault(wrong)
+
+
+def test_operator_exists(library: Any) -> None:
+    assert capabilities.operator_exists("aten::sin")
+    assert not capabilities.operator_exists("capabilities::nothing")
+    library.define("defined_only(Tensor x) -> Tensor")
+    assert capabilities.operator_exists("capabilities::defined_only")
+
+
+def test_destroy() -> None:
+    library = torch.library.Library("capabilities", "FRAGMENT")
+    library.define("gone(Tensor x) -> Tensor")
+    assert capabilities.operator_exists("capabilities::gone")
+    capabilities.destroy(library)
+    assert not capabilities.operator_exists("capabilities::gone")
+    assert not hasattr(torch.ops.capabilities, "gone")
+
+
+def test_forward_mode_active() -> None:
+    assert not capabilities.forward_mode_active()
+    with forward_ad.dual_level():
+        assert capabilities.forward_mode_active()
+    assert not capabilities.forward_mode_active()
+    torch.func.jvp(lambda x: (_note(capabilities.forward_mode_active()), x)[1], (X,), (X,))
+    assert NOTED.pop()
+
+
+X = torch.tensor([1.0, 2.0])
+NOTED: list[Any] = []
+
+
+def _note(value: Any) -> None:
+    NOTED.append(value)
+
+
+def test_forward_mode_allowed() -> None:
+    class Node(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            _note(capabilities.forward_mode_allowed())
+            return x * 2
+
+        @staticmethod
+        def jvp(ctx: Any, t: Tensor) -> Tensor:
+            _note(capabilities.forward_mode_allowed())
+            with capabilities.forward_mode_on():
+                _note(capabilities.forward_mode_allowed())
+            return t * 2
+
+    assert capabilities.forward_mode_allowed()
+    with forward_ad.dual_level():
+        Node.apply(forward_ad.make_dual(X, X))
+    assert NOTED == [False, False, True]
+    NOTED.clear()
+
+
+def test_forward_mode_on() -> None:
+    with capabilities.forward_mode_on(), forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(forward_ad.make_dual(X, X) * 3).tangent
+        assert_close(tangent, 3 * X)
+
+
+def test_primal_of() -> None:
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(X, X)
+        primal = capabilities.primal_of(dual)
+        assert forward_ad.unpack_dual(primal).tangent is None
+        assert_close(primal, X)
+    assert_close(capabilities.primal_of(X), X)
+
+
+def test_unpack_dual_and_make_dual() -> None:
+    with forward_ad.dual_level():
+        dual = capabilities.make_dual(X, X.cos())
+        primal, tangent = capabilities.unpack_dual(dual)
+        assert_close((primal, tangent), (X, X.cos()))
+        assert capabilities.unpack_dual(X)[1] is None
+    assert capabilities.unpack_dual(3) == (3, None)
+    whole = torch.ones(2, dtype=torch.int64)
+    assert capabilities.unpack_dual(whole)[0] is whole
+
+
+def test_make_dual() -> None:
+    with forward_ad.dual_level():
+        assert_close(forward_ad.unpack_dual(capabilities.make_dual(X, X.cos())).tangent, X.cos())
+
+
+def test_outside_graph() -> None:
+    """It has its tangent and no graph."""
+    x = X.clone().requires_grad_()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, X.cos())
+        outside = capabilities.outside_graph(dual)
+        assert not outside.requires_grad
+        assert_close(forward_ad.unpack_dual(outside).tangent, X.cos())
+        outside.requires_grad_()
+        (gradient,) = torch.autograd.grad((outside**3).sum(), outside)
+        assert_close(forward_ad.unpack_dual(gradient).tangent, 6 * X * X.cos())
+    assert not capabilities.outside_graph(x).requires_grad
+
+
+def test_autocast_key() -> None:
+    assert capabilities.autocast_key("cpu") == "AutocastCPU"
+    assert capabilities.autocast_key("cuda") == "AutocastCUDA"
+    assert capabilities.autocast_key("meta") is None
+    assert capabilities.autocast_key("toaster") is None
+    assert {"cpu", "cuda", "mps", "xpu"} <= set(capabilities.AUTOCAST_DEVICES)
+
+
+def test_without_autocast() -> None:
+    x = torch.ones(2, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (x @ x).dtype is torch.bfloat16
+        with capabilities.without_autocast("AutocastCPU"):
+            assert (x @ x).dtype is torch.float32
+        assert (x @ x).dtype is torch.bfloat16
+
+
+def test_serve_autocast_while_tracing(library: Any) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    library.define("lowered(Tensor x) -> Tensor")
+    library.impl("lowered", lambda x: x * 2, "CompositeExplicitAutograd")
+    operator = torch.ops.capabilities.lowered.default
+
+    def kernel(x: Tensor) -> Tensor:
+        with capabilities.without_autocast("AutocastCPU"):
+            return operator(x.bfloat16())
+
+    library.impl("lowered", kernel, "AutocastCPU")
+    capabilities.serve_autocast_while_tracing(operator, "AutocastCPU", kernel)
+
+    def under_autocast(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return operator(x)
+
+    graph = make_fx(under_autocast, pre_dispatch=True)(X)
+    assert graph(X).dtype is torch.bfloat16
+
+
+@pytest.mark.compile
+@pytest.mark.xdist_group("compile")
+def test_mark_compiled_code() -> None:
+    from torch._inductor import config
+
+    before = config.unsafe_marked_cacheable_functions
+    capabilities.mark_compiled_code("capabilities::marked", "token")
+    try:
+        assert config.unsafe_marked_cacheable_functions["torch.ops.capabilities.marked"] == "token"
+        assert config.unsafe_marked_cacheable_functions is not before
+    finally:
+        config.unsafe_marked_cacheable_functions = before
+
+
+def test_compiler_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch._inductor.config", None)  # type: ignore[arg-type]
+    assert capabilities.compiler_imported()
+    monkeypatch.delitem(sys.modules, "torch._inductor.config")
+    assert not capabilities.compiler_imported()
+
+
+def test_is_view() -> None:
+    assert capabilities.is_view(X.view(1, 2))
+    assert not capabilities.is_view(X.clone())
+
+
+def test_fake_mode() -> None:
+    with capabilities.fake_mode() as mode:
+        fake = mode.from_tensor(torch.ones(2, 3))
+        assert (fake @ fake.mT).shape == (2, 2)
+    assert type(fake).__name__ == "FakeTensor"
+
+
+def test_watching() -> None:
+    seen: list[tuple[str, dict[str, Any]]] = []
+    with capabilities.watching(lambda operator, kwargs: seen.append((str(operator), kwargs))):
+        result = X.sum(dtype=torch.float64)
+    assert_close(result, torch.tensor(3.0, dtype=torch.float64))
+    assert seen == [("aten.sum.default", {"dtype": torch.float64})]
+
+
+def test_functionalization() -> None:
+    """The mode that a trace of AOTAutograd puts tensors under."""
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    mode: Any = capabilities.FUNCTIONALIZATION()
+    with mode:
+        wrapped: Any = FunctionalTensor.to_functional(X.clone())
+        wrapped.add_(1)
+        assert type(wrapped) is FunctionalTensor
+        assert_close(torch.ops.aten.clone(FunctionalTensor.from_functional(wrapped)), X + 1)
+
+
+def test_only_stand_ins() -> None:
+    from torch._subclasses.functional_tensor import FunctionalTensor
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    with capabilities.fake_mode() as mode:
+        fake = mode.from_tensor(X)
+    assert capabilities.only_stand_ins([Tensor, type(fake), FunctionalTensor])
+    assert capabilities.only_stand_ins([])
+    assert not capabilities.only_stand_ins([Tensor, TwoTensor])
+
+
+def inside(transform: Any, see: Any) -> None:
+    """Look around inside a transform."""
+    transform(lambda x: (see(x), x.sum())[1])(torch.ones(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "transform"),
+    [
+        ("Grad", torch.func.grad),
+        ("Vmap", torch.func.vmap),
+        ("Jvp", lambda f: lambda x: torch.func.jvp(f, (x,), (x,))),
+        ("Functionalize", torch.func.functionalize),
+    ],
+)
+def test_innermost_layer(kind: str, transform: Any) -> None:
+    assert capabilities.innermost_layer() is None
+    inside(transform, lambda x: _note(capabilities.innermost_layer()))
+    layer = NOTED.pop()
+    assert (layer.kind, layer.level) == (kind, 1)
+    inside(lambda f: torch.func.vmap(transform(f)), lambda x: _note(capabilities.innermost_layer()))
+    layer = NOTED.pop()
+    assert (layer.kind, layer.level) == (kind, 2)
+    assert capabilities.innermost_layer() is None
+
+
+def test_layer_of_grad() -> None:
+    def see(x: Tensor) -> None:
+        layer = capabilities.innermost_layer()
+        assert layer is not None
+        below = layer.unwrap(x)
+        assert below.requires_grad is False
+        assert_close(layer.unwrap(layer.wrap(below)), below)
+        lifted = layer.lift(X)
+        assert not lifted.requires_grad
+        assert layer.unwrap(lifted) is not None
+        assert layer.lift(3) == 3
+        assert layer.unwrap(3) == 3
+        with layer.interpreter.lower():
+            assert capabilities.innermost_layer() is None
+        _note("seen")
+
+    inside(torch.func.grad, see)
+    assert NOTED.pop() == "seen"
+
+
+def test_layer_of_vmap() -> None:
+    def see(x: Tensor) -> None:
+        layer = capabilities.innermost_layer()
+        assert layer is not None
+        assert (layer.batch_size, layer.randomness) == (3, "same")
+        values, dims = layer.unwrap_batched((x, X, 3.0, None))
+        assert dims == (0, None, None, None)
+        assert values[0].shape == (3, 2)
+        (wrapped,) = layer.wrap_batched((values[0],), (0,))
+        assert wrapped.shape == (2,)
+        _note("seen")
+
+    inside(lambda f: torch.func.vmap(f, randomness="same"), see)
+    assert NOTED.pop() == "seen"
+
+
+def test_single_level_nodes() -> None:
+    class Node(capabilities.SingleLevelFunction):  # type: ignore[misc]
+        @staticmethod
+        def forward(layer: Any, x: Tensor) -> Tensor:
+            with layer.interpreter.lower():
+                result = layer.unwrap(x) * 2
+            return layer.wrap(result)  # type: ignore[no-any-return]
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return None, grad * 7
+
+    def function(x: Tensor) -> Tensor:
+        with capabilities.single_level_nodes():
+            return Node.apply(capabilities.innermost_layer(), x).sum()  # type: ignore[no-any-return]
+
+    assert_close(torch.func.grad(function)(X), torch.full((2,), 7.0))
+
+
+def test_single_level_function() -> None:
+    assert issubclass(torch.autograd.Function, capabilities.SingleLevelFunction)
+
+
+def test_unwrap_dead() -> None:
+    kept: list[Tensor] = []
+    torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(X)
+    assert_close(capabilities.unwrap_dead(kept[0]), X)
+    assert not capabilities.unwrap_dead(kept[0]).requires_grad
+    assert capabilities.unwrap_dead(X) is X
+    assert capabilities.unwrap_dead("text") == "text"
+
+
+def test_over_examples() -> None:
+    """It runs where no layer is left: that is why a rule for a batch can call it."""
+    batch = torch.arange(6.0).reshape(3, 2)
+    function = capabilities.over_examples(lambda x, y: (x.sum() * y, x), (1, None), 2, "error")
+    (scaled, same), dims = function(batch, torch.tensor(2.0))
+    assert dims == (0, 1)
+    assert_close(scaled, batch.sum(0) * 2)
+    assert_close(same, batch)
+
+
+def test_reduce_to_dim() -> None:
+    gradient = torch.arange(6.0).reshape(3, 2)
+    assert_close(capabilities.reduce_to_dim(gradient, 0, 1, 3), gradient.mT)
+    assert_close(capabilities.reduce_to_dim(gradient, 0, None, 3), gradient.sum(0))
+    assert_close(capabilities.reduce_to_dim(gradient[0], None, 0, 3), gradient[0].expand(3, 2))
+
+
+@pytest.mark.compile
+@pytest.mark.xdist_group("compile")
+def test_exporting() -> None:
+    def scaled(x: Tensor) -> Tensor:
+        _note(capabilities.exporting())
+        return x * 2
+
+    operator = opsmith.operator("capabilities::exported")(scaled)
+
+    class Module(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return operator(x)
+
+    torch.export.export(Module(), (X,)).run_decompositions()
+    assert not capabilities.exporting()
+    NOTED.clear()
+    torch.compile(Module(), backend="aot_eager", fullgraph=True)(X)
+    assert not any(NOTED)
+    NOTED.clear()
+
+
+def test_recording() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    assert not capabilities.recording()
+    make_fx(lambda x: (_note(capabilities.recording()), x * 2)[1])(X)
+    assert NOTED.pop() is True
+    assert not capabilities.recording()
+
+
+def test_recording_before_anything_could(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch.fx.experimental.proxy_tensor", raising=False)
+    assert not capabilities.recording()
+
+
+def test_transform_kernel(library: Any) -> None:
+    library.define("transformed(Tensor x) -> Tensor")
+    library.impl("transformed", lambda x: x * 2, "CompositeExplicitAutograd")
+    kernel = capabilities.transform_kernel("capabilities::transformed")
+    seen: list[str] = []
+
+    def front(keyset: Any, x: Tensor) -> Any:
+        seen.append(str(capabilities.innermost_layer().kind))  # type: ignore[union-attr]
+        return kernel.call_boxed(keyset, x)
+
+    library.impl("transformed", front, "FuncTorchDynamicLayerFrontMode", with_keyset=True)
+    operator = torch.ops.capabilities.transformed
+    assert_close(torch.func.functionalize(operator)(X), 2 * X)
+    assert seen == ["Functionalize"]
+    assert_close(operator(X), 2 * X)
+    assert seen == ["Functionalize"]
+
+
+def test_front_door_checks() -> None:
+    """Each condition fails where the dispatcher has something to do."""
+    from torch.overrides import TorchFunctionMode
+
+    names = capabilities.front_door_checks()
+
+    def holds() -> list[str]:
+        return [text for text in capabilities.FRONT_DOOR_CONDITIONS if not eval(text, dict(names))]
+
+    class Mode(TorchFunctionMode):
+        pass
+
+    assert holds() == []
+    with capabilities.watching(lambda operator, kwargs: None):
+        assert holds() == ["not _op_dispatch_modes()"]
+    with Mode():
+        assert holds() == ["not _op_function_modes()"]
+    with torch.autocast("cpu"):
+        assert holds() == ["not _op_autocast()"]
+    with forward_ad.dual_level():
+        assert holds() == ["_op_forward_mode._current_level < 0"]
+    inside(torch.func.vmap, lambda x: _note(holds()))
+    assert NOTED.pop() == ["_op_transform() is None"]
+    with torch.profiler.profile():
+        assert holds() == ["not _op_profiling()"]
+    assert not names["_op_batched"](X)
+    assert holds() == []
+
+
+def test_front_door_conditions() -> None:
+    names = capabilities.front_door_checks()
+    assert all(any(name in text for name in names) for text in capabilities.FRONT_DOOR_CONDITIONS)
+
+
+def test_direct_apply() -> None:
+    class Node(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * 7
+
+    x = X.clone().requires_grad_()
+    result = capabilities.direct_apply(Node)(x)
+    assert_close(result.detach(), 2 * X)
+    result.sum().backward()
+    assert_close(x.grad, torch.full((2,), 7.0))

@@ -1,0 +1,123 @@
+"""torch's private names are used in one module alone, and each use there has a test of its own."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import opsmith
+
+ROOT = Path(opsmith.__file__).parent
+CAPABILITIES = ROOT / "torch_library" / "capabilities.py"
+TESTS = Path(__file__).parents[1] / "core" / "test_capabilities.py"
+
+OWN = {"self", "cls"}
+IN_TEXT = re.compile(r"(?<![\w])(?:torch|Tensor|_op_\w+)(?:\.\w+)*?\.(_(?!_)\w+)")
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def private_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Private names of other modules and objects that a source uses, also within text that becomes source."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if any(map(is_private, alias.name.split("."))):
+                    yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                if any(map(is_private, full.split("."))):
+                    yield full, node.lineno
+        elif isinstance(node, ast.Attribute) and is_private(node.attr):
+            base = ast.unparse(node.value)
+            if base not in OWN and base != "type(self)":
+                yield f"{base}.{node.attr}", node.lineno
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            for found in IN_TEXT.finditer(node.value):
+                yield found[0], node.lineno
+
+
+def sources() -> list[Path]:
+    return sorted(path for path in ROOT.rglob("*.py") if path != CAPABILITIES)
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_private_names_are_used_in_one_module_alone(path: Path) -> None:
+    assert list(private_names(ast.parse(path.read_text(encoding="utf-8")))) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import torch\ntorch._C.f()", "torch._C"),
+        ("from torch._dynamo import config", "torch._dynamo.config"),
+        ("import torch._inductor", "torch._inductor"),
+        ("def f():\n    from torch import _ops", "torch._ops"),
+        ("x._version", "x._version"),
+        ("operator.torch_operator._schema", "operator.torch_operator._schema"),
+        ('exec("torch._C.f()")', "torch._C"),
+        ('f"if _op_result._is_view(): {x}"', "_op_result._is_view"),
+    ],
+)
+def test_a_private_name_is_found(source: str, name: str) -> None:
+    assert [found for found, _ in private_names(ast.parse(source))] == [name]
+
+
+@pytest.mark.parametrize(
+    "source", ["self._plans", "cls._declared", "_private = 1", "x.__dict__", "'`_` and a._b in prose'"]
+)
+def test_a_name_of_one_s_own_is_fine(source: str) -> None:
+    assert list(private_names(ast.parse(source))) == []
+
+
+def parts() -> dict[str, set[str]]:
+    """What torch's private names are used for: by function, class or constant of the module."""
+    tree = ast.parse(CAPABILITIES.read_text(encoding="utf-8"))
+    aliases = {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if any(map(is_private, f"{node.module}.{alias.name}".split(".")))
+    }
+    aliases |= {
+        node.target.id
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and is_private(node.target.id)
+    }
+    found: dict[str, set[str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.AnnAssign | ast.Assign):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            name = ast.unparse(target)
+        else:
+            continue
+        used = {private for private, _ in private_names(node)}
+        used |= {
+            each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id in aliases
+        } - {name}
+        if used and not is_private(name):
+            found[name] = used
+    return found
+
+
+def test_there_are_capabilities() -> None:
+    assert {"below_autograd", "shares_memory", "version", "autocast_key"} <= set(parts())
+
+
+@pytest.mark.parametrize("part", parts())
+def test_each_use_of_a_private_name_has_a_test(part: str) -> None:
+    tests = {node.name for node in ast.walk(ast.parse(TESTS.read_text(encoding="utf-8"))) if isinstance(node, ast.FunctionDef)}
+    wanted = f"test_{re.sub(r'(?<=[a-z])(?=[A-Z])', '_', part).lower()}"
+    assert any(each == wanted or each.startswith(f"{wanted}_") for each in tests), (
+        f"{TESTS.name} needs {wanted}, which exercises {', '.join(sorted(parts()[part]))}"
+    )
