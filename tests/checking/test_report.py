@@ -52,6 +52,8 @@ def report(**statuses: str) -> Report:
             True,
             "passed as far as asked; not checked: gradient",
         ),
+        ({"forward": "passed", "gradient": "skipped", "surrogate": "out"}, False, False, "NOT PASSED: "),
+        ({"forward": "out", "gradient": "out", "surrogate": "passed"}, False, True, "passed as far as asked"),
         ({"effects": "passed", "forward": "out", "gradient": "skipped"}, False, False, "NOT PASSED: "),
         ({"forward": "out", "gradient": "out"}, False, False, "NOT PASSED: "),
     ],

@@ -47,7 +47,7 @@ def space() -> str:
 
 @pytest.fixture
 def write(tmp_path: Path, space: str) -> Iterator[Callable[..., Path]]:
-    """Write a file whose `{space}` becomes the namespace; what it makes importable is forgotten afterwards."""
+    """Write a file whose `{space}` becomes the namespace; afterwards nothing of it can be imported."""
     modules, path = set(sys.modules), list(sys.path)
 
     def write(text: str = OPERATORS, name: str | None = None) -> Path:

@@ -155,9 +155,11 @@ def test_positional_values(name: str) -> None:
 
 
 def test_names_that_torch_uses_itself(name: str) -> None:
-    """Arguments may have any name, also as keywords: `self`, or what the dispatcher's Python calls its own."""
+    """Arguments may have any name, also as keywords: `self`, or what code in between calls its own."""
 
-    def reference(self: Tensor, *, kernel: Tensor, keyset: float, _keyset: int, args: int = 1, mode: str = "") -> Tensor:
+    def reference(
+        self: Tensor, *, kernel: Tensor, keyset: float, _keyset: int, args: int = 1, mode: str = ""
+    ) -> Tensor:
         return self * kernel * keyset * _keyset * args
 
     operator = opsmith.operator(name)(reference).gradients(

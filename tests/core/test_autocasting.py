@@ -1,4 +1,4 @@
-"""Autocast by the operator's rule: inputs are cast before they are saved, gradients come back as they were."""
+"""Autocast inputs are cast before they are saved, gradients come back as they were."""
 
 from __future__ import annotations
 

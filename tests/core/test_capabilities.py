@@ -81,7 +81,11 @@ def test_version_in_inference_mode() -> None:
 
 def test_schema_fault() -> None:
     assert capabilities.schema_fault("f(Tensor x, SymInt n=3) -> Tensor") is None
-    for wrong in ("f(Tensr x) -> Tensor", "f(Tensor x, float y=inf) -> Tensor", "f(Tensor x, SymInt n=1e400)"):
+    for wrong in (
+        "f(Tensr x) -> Tensor",
+        "f(Tensor x, float y=inf) -> Tensor",
+        "f(Tensor x, SymInt n=1e400)",
+    ):
         assert capabilities.schema_fault(wrong)
 
 

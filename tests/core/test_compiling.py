@@ -1,4 +1,4 @@
-"""torch.compile(fullgraph=True) and torch.export: one graph, the author's gradients, every kind of argument."""
+"""torch.compile(fullgraph=True) and torch.export: one graph, the author's gradients, every kind of value."""
 
 from __future__ import annotations
 
@@ -148,7 +148,9 @@ def test_every_kind_of_argument(name: str) -> None:
 
     make = opsmith.Make()
     inputs = make(3).requires_grad_(), make(3).requires_grad_()
-    expected = result_and_gradients(all_of(lambda *args, **kwargs: direct(reference, *args, **kwargs)), inputs)
+    expected = result_and_gradients(
+        all_of(lambda *args, **kwargs: direct(reference, *args, **kwargs)), inputs
+    )
     assert_close(result_and_gradients(compiled(all_of(operator)), inputs), expected)
 
 
@@ -361,9 +363,7 @@ def test_strict_export_keeps_the_operator_as_one_node(variant: Operator, referen
 def check_export(variant: Operator, reference: Any, *, strict: bool) -> None:
     inputs = tuple(value.detach() for value in make_inputs(3, 2))
     rows = torch.export.Dim("rows")
-    program = torch.export.export(
-        Exported(variant), inputs, dynamic_shapes=({0: rows}, None), strict=strict
-    )
+    program = torch.export.export(Exported(variant), inputs, dynamic_shapes=({0: rows}, None), strict=strict)
     for exported in (program, program.run_decompositions()):
         targets = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
         assert targets.count(str(variant.torch_operator)) == 1

@@ -25,7 +25,10 @@ def test_gradients_on_meta(variant: Operator) -> None:
     x = torch.empty(3, 2, device="meta", requires_grad=True)
     weight = torch.empty(2, device="meta", requires_grad=True)
     found = torch.autograd.grad(variant(x, weight).sum(), (x, weight))
-    assert [(gradient.shape, gradient.device.type) for gradient in found] == [((3, 2), "meta"), ((2,), "meta")]
+    assert [(gradient.shape, gradient.device.type) for gradient in found] == [
+        ((3, 2), "meta"),
+        ((2,), "meta"),
+    ]
 
 
 @pytest.mark.parametrize("requires", [False, True])
@@ -77,7 +80,8 @@ def test_make_fx_of_gradients(
 
 def test_opcheck(variant: Operator, inputs: tuple[Tensor, Tensor]) -> None:
     passed = dict.fromkeys(
-        ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"), "SUCCESS"
+        ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"),
+        "SUCCESS",
     )
     assert torch.library.opcheck(variant.torch_operator, inputs) == passed
     assert torch.library.opcheck(variant.torch_operator, (*inputs, 0.5)) == passed
@@ -116,7 +120,7 @@ def test_opcheck_of_an_opaque_operator(name: str) -> None:
         return torch.from_numpy(x.detach().numpy().cumsum())
 
     operator = opsmith.operator(name, opaque=True)(cumulated)
-    operator.fake(lambda x: torch.empty_like(x)).__name__
+    operator.fake(torch.empty_like)
     operator.gradients(x=lambda grad: grad.flip(0).cumsum(0).flip(0))
     x = opsmith.Make()(4).requires_grad_()
     torch.library.opcheck(operator.torch_operator, (x,))

@@ -177,9 +177,7 @@ def test_functional_jacobian_and_hessian(
     assert_close(both(variant), both(reference))
 
 
-def test_functional_jacobian_in_forward_mode(
-    variant: Operator, reference: Reference, inputs: Inputs
-) -> None:
+def test_functional_jacobian_in_forward_mode(variant: Operator, reference: Reference, inputs: Inputs) -> None:
     from torch.autograd.functional import jacobian
 
     def forward(function: Any) -> Any:
@@ -194,7 +192,9 @@ def test_checkpoint(variant: Operator, reference: Reference, inputs: Inputs) -> 
     expected = grad(reference(*inputs).sin().sum(), inputs)
     for reentrant in (False, True):
         result = checkpoint(lambda *values: variant(*values).sin(), *inputs, use_reentrant=reentrant)
-        assert_close(torch.autograd.grad(result.sum(), inputs) if not reentrant else leaves(result, inputs), expected)
+        assert_close(
+            torch.autograd.grad(result.sum(), inputs) if not reentrant else leaves(result, inputs), expected
+        )
 
 
 def leaves(result: Tensor, inputs: Inputs) -> tuple[Tensor | None, ...]:

@@ -180,12 +180,10 @@ def test_method_of_a_class_is_declared_like_a_function(name: str) -> None:
 
 
 def test_stringified_annotations_are_resolved(name: str) -> None:
-    def reference(x: "Tensor", by: "float | None" = None) -> "tuple[Tensor, Tensor]":
+    def reference(x: Tensor, by: float | None = None) -> tuple[Tensor, Tensor]:
         return x + 1, x * (by or 1)
 
-    assert str(opsmith.operator(name)(reference)).endswith(
-        "(Tensor x, float? by=None) -> (Tensor, Tensor)>"
-    )
+    assert str(opsmith.operator(name)(reference)).endswith("(Tensor x, float? by=None) -> (Tensor, Tensor)>")
 
 
 def test_calls_from_several_threads(variant: opsmith.Operator[..., Any], reference: Any) -> None:

@@ -29,9 +29,7 @@ def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def gradient_of_x(grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
     normal = (x - mean) * rstd
     scaled = grad * weight
-    return rstd * (
-        scaled - scaled.mean(-1, keepdim=True) - normal * (scaled * normal).mean(-1, keepdim=True)
-    )
+    return rstd * (scaled - scaled.mean(-1, keepdim=True) - normal * (scaled * normal).mean(-1, keepdim=True))
 
 
 def declared(name: str, *formulas: str) -> Operator:
@@ -111,9 +109,9 @@ def test_hidden_result_that_is_not_differentiable(name: str) -> None:
         mask = (x > 0).to(x.dtype)
         return x * mask, mask
 
-    operator = opsmith.operator(name, results={"y": ..., "mask": opsmith.non_differentiable}, hidden=("mask",))(
-        relu
-    )
+    operator = opsmith.operator(
+        name, results={"y": ..., "mask": opsmith.non_differentiable}, hidden=("mask",)
+    )(relu)
     operator.gradients(x=lambda grad, mask: grad * mask)
     x = torch.tensor([-1.0, 2.0], dtype=torch.float64, requires_grad=True)
     assert gradcheck(operator, (x,), check_forward_ad=True)
@@ -139,9 +137,9 @@ def test_hidden_result_between_visible_ones(name: str) -> None:
     def three(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x**2, x.exp(), x**3
 
-    operator = opsmith.operator(
-        name, results=("square", "growth", "cube"), hidden=("growth",)
-    )(three).gradients(
+    operator = opsmith.operator(name, results=("square", "growth", "cube"), hidden=("growth",))(
+        three
+    ).gradients(
         x=lambda grad_square, grad_cube, x, growth: 2 * x * grad_square + 3 * x**2 * grad_cube + 0 * growth
     )
     x = opsmith.Make()(2).requires_grad_()

@@ -125,9 +125,7 @@ def test_every_tensor_counts(name: str) -> None:
     def total(xs: list[Tensor], y: Tensor | None = None) -> Tensor:
         return torch.stack(xs).sum(0)
 
-    operator = opsmith.operator(name)(total).kernel(
-        "cpu", lambda xs, y: xs[0] * 100, dtypes=[torch.float32]
-    )
+    operator = opsmith.operator(name)(total).kernel("cpu", lambda xs, y: xs[0] * 100, dtypes=[torch.float32])
     one, wide = torch.ones(1), torch.ones(1, dtype=torch.float64)
     assert operator([one, one]).item() == 100.0
     assert operator([one, wide.float()], None).item() == 100.0

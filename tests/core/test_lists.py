@@ -114,9 +114,7 @@ def test_broadcast_items_are_reduced(name: str) -> None:
     def reference(xs: list[Tensor]) -> Tensor:
         return xs[0] * xs[1]
 
-    operator = opsmith.operator(name)(reference).gradients(
-        xs=lambda grad, xs: [grad * xs[1], grad * xs[0]]
-    )
+    operator = opsmith.operator(name)(reference).gradients(xs=lambda grad, xs: [grad * xs[1], grad * xs[0]])
     make = opsmith.Make()
     assert gradcheck(lambda a, b: operator([a, b]), (make(3, 2).requires_grad_(), make(2).requires_grad_()))
 

@@ -156,9 +156,7 @@ def test_a_cell_that_fails_leaves_the_operator_as_it_was(
 
 def test_a_declaration_that_fails_leaves_the_name_free(name: str) -> None:
     with pytest.raises(errors.DefaultError):
-        declare_with(
-            name, {"x": Tensor, "by": float, "return": Tensor}, lambda x, by=float("nan"): x * by
-        )
+        declare_with(name, {"x": Tensor, "by": float, "return": Tensor}, lambda x, by=float("nan"): x * by)
     assert_close(declare_with(name, {"x": Tensor, "return": Tensor}, lambda x: x * 2)(X), X * 2)
 
 

@@ -16,9 +16,7 @@ import opsmith
 
 Operator = opsmith.Operator[..., Any]
 NAMES = ("x", "weight", "bias")
-SUBSETS = [
-    tuple(chosen) for count in range(4) for chosen in itertools.combinations(NAMES, count)
-]
+SUBSETS = [tuple(chosen) for count in range(4) for chosen in itertools.combinations(NAMES, count)]
 
 
 def saved_by(operator: Operator, arguments: dict[str, Tensor], **more: Any) -> list[str]:

@@ -89,7 +89,9 @@ def test_result_of_whole_numbers(name: str, way: str) -> None:
     if way == "derived":
         operator.kernel("cpu", ordered)
     if way == "formula":
-        operator.gradients(x=lambda grad_values, order: torch.zeros_like(grad_values).scatter(0, order, grad_values))
+        operator.gradients(
+            x=lambda grad_values, order: torch.zeros_like(grad_values).scatter(0, order, grad_values)
+        )
     x, _ = inputs()
     values, order = operator(x)
     assert (values.requires_grad, order.requires_grad, order.dtype) == (True, False, torch.int64)

@@ -138,12 +138,10 @@ CASES: dict[str, Callable[[Function], Any]] = {
     "jacfwd-jacfwd": lambda f: jacfwd(jacfwd(loss(of_weight(f))))(W),
     "jacrev-jacrev": lambda f: jacrev(jacrev(loss(of_weight(f))))(W),
     "jvp-grad": lambda f: jvp(torch.func.grad(loss(of_weight(f))), (W,), (W.cos(),)),
-    "grad-jvp": lambda f: torch.func.grad(
-        lambda w: jvp(lambda x: f(x, w), (X,), (X.cos(),))[1].pow(2).sum()
-    )(W),
-    "jvp-jvp": lambda f: jvp(
-        lambda w: jvp(lambda w: f(X, w), (w,), (W.cos(),))[1], (W,), (W.sin(),)
+    "grad-jvp": lambda f: torch.func.grad(lambda w: jvp(lambda x: f(x, w), (X,), (X.cos(),))[1].pow(2).sum())(
+        W
     ),
+    "jvp-jvp": lambda f: jvp(lambda w: jvp(lambda w: f(X, w), (w,), (W.cos(),))[1], (W,), (W.sin(),)),
     "vmap": lambda f: vmap(f)(BATCH, WEIGHTS),
     "vmap-of-x": lambda f: vmap(f, (0, None))(BATCH, W),
     "vmap-of-weight": lambda f: vmap(f, (None, 0))(X, WEIGHTS),
@@ -158,19 +156,15 @@ CASES: dict[str, Callable[[Function], Any]] = {
     "vmap-jvp": lambda f: vmap(lambda x: jvp(of_x(f), (x,), (x.cos(),)))(BATCH),
     "vmap-hessian": lambda f: vmap(hessian(loss(of_weight(f))))(WEIGHTS),
     "vmap-jacfwd": lambda f: vmap(jacfwd(of_x(f)))(BATCH),
-    "grad-vmap": lambda f: torch.func.grad(
-        lambda w: vmap(lambda x: f(x, w))(BATCH).pow(2).sum()
-    )(W),
+    "grad-vmap": lambda f: torch.func.grad(lambda w: vmap(lambda x: f(x, w))(BATCH).pow(2).sum())(W),
     "grad-grad-vmap": lambda f: torch.func.grad(
         loss(torch.func.grad(lambda w: vmap(lambda x: f(x, w))(BATCH).pow(2).sum()))
     )(W),
     "jvp-vmap": lambda f: jvp(vmap(f), (BATCH, WEIGHTS), (BATCH.cos(), WEIGHTS.cos())),
-    "jvp-vmap-one-weight": lambda f: jvp(
-        lambda w: vmap(lambda x: f(x, w))(BATCH), (W,), (W.cos(),)
+    "jvp-vmap-one-weight": lambda f: jvp(lambda w: vmap(lambda x: f(x, w))(BATCH), (W,), (W.cos(),)),
+    "vmap-grad-vmap": lambda f: vmap(torch.func.grad(lambda w: vmap(lambda x: f(x, w))(BATCH).pow(2).sum()))(
+        WEIGHTS
     ),
-    "vmap-grad-vmap": lambda f: vmap(
-        torch.func.grad(lambda w: vmap(lambda x: f(x, w))(BATCH).pow(2).sum())
-    )(WEIGHTS),
     "jvp-grad-vmap": lambda f: jvp(
         torch.func.grad(lambda w: vmap(lambda x: f(x, w))(BATCH).pow(2).sum()), (W,), (W.cos(),)
     ),
@@ -203,9 +197,7 @@ def test_transform(case: str, variant: Operator, reference: Function) -> None:
 
 
 @pytest.mark.parametrize("case", ["grad", "vmap", "vmap-grad", "jvp-vmap"])
-def test_nothing_is_left_behind_by_a_formula_that_raises(
-    case: str, name: str, reference: Any
-) -> None:
+def test_nothing_is_left_behind_by_a_formula_that_raises(case: str, name: str, reference: Any) -> None:
     """After an exception inside a transform, the next call is right: no layer or flag is left on."""
     switch = {"broken": True}
 
@@ -272,7 +264,9 @@ def test_answers_under_transforms(name: str) -> None:
     assert_close(jvp(operator, args, (X, X, X))[1], X * X.sign() * (1 + X.abs()))
     moved = jvp(lambda mask: operator(X, mask, X), (X.sign(),), (X,))[1]
     assert_close(moved, torch.zeros_like(X))
-    assert_close(vmap(torch.func.grad(lambda x: operator(x, x.sign(), x).sum()))(BATCH), BATCH.sign() * (1 + BATCH))
+    assert_close(
+        vmap(torch.func.grad(lambda x: operator(x, x.sign(), x).sum()))(BATCH), BATCH.sign() * (1 + BATCH)
+    )
 
 
 def test_lists_under_transforms(name: str) -> None:

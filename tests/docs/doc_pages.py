@@ -104,11 +104,11 @@ def python_blocks(text: str) -> list[Block]:
                 headings[-1].lstrip("# ") if headings else "",
             )
         )
-    for block in blocks:
-        if block.output is not None:
-            between = lines[block.code.start + len(block.code.lines) + 1 : block.output.start - 1]
+    for done in blocks:
+        if done.output is not None:
+            between = lines[done.code.start + len(done.code.lines) + 1 : done.output.start - 1]
             if any(line.strip() for line in between):
-                raise ValueError(f"line {block.output.start}: prose stands between Python and its output")
+                raise ValueError(f"line {done.output.start}: prose stands between Python and its output")
     return blocks
 
 

@@ -86,15 +86,15 @@ ONE_RESULT = "one of `x`, `weight`, `by`, `result`, `grad`"
             id="grad_output",
         ),
         pytest.param(lambda g: g, "g", "the incoming gradient is called `grad`", id="g"),
-        pytest.param(
-            lambda grad, out: grad * out, "out", "the result is called `result`", id="out"
-        ),
+        pytest.param(lambda grad, out: grad * out, "out", "the result is called `result`", id="out"),
         pytest.param(lambda grad, y: grad * y, "y", "the result is called `result`", id="y"),
         pytest.param(lambda grad, wieght: grad * wieght, "wieght", "did you mean `weight`?", id="nearest"),
         pytest.param(
             lambda grad, temperature: grad, "temperature", "use one of those names", id="nothing-near"
         ),
-        pytest.param(lambda grad, grads_needed: grad, "grads_needed", "use one of those names", id="joint-only"),
+        pytest.param(
+            lambda grad, grads_needed: grad, "grads_needed", "use one of those names", id="joint-only"
+        ),
     ],
 )
 def test_formula_with_an_unknown_parameter(
@@ -164,17 +164,18 @@ def positional(grad: Tensor, /) -> Tensor:
 
 @pytest.mark.parametrize(
     ("formula", "shown"),
-    [(several, "*grads: Tensor"), (options, "**rest: Any"), (positional, "grad: Tensor")],
+    [(several, "*grads: 'Tensor'"), (options, "**rest: 'Any'"), (positional, "grad: 'Tensor'")],
     ids=["star", "star-star", "positional-only"],
 )
 def test_formula_whose_parameters_name_nothing(
     formula: Any, shown: str, name: str, place: Place, says: Any
 ) -> None:
     operator = opsmith.operator(name)(scaled)
+    problem = f"the gradient of `x` takes `{shown}`; a formula's parameters name what it needs"
     with says(
         errors.FormulaError,
         f"""
-        {name}: the gradient of `x` takes `{shown.replace(": Tensor", ": 'Tensor'").replace("Any", "'Any'")}`; a formula's parameters name what it needs
+        {name}: {problem}
           expected: parameters from `x`, `weight`, `by`, `result`, `grad`
           where: {place(formula)}
           mend: name each thing that the formula uses
@@ -254,9 +255,7 @@ def test_stand_in_with_other_arguments(name: str, place: Place, says: Any) -> No
 
 
 @pytest.mark.parametrize("surrogate_first", [True, False], ids=["surrogate-first", "true-first"])
-def test_true_and_surrogate_gradients(
-    surrogate_first: bool, name: str, place: Place, says: Any
-) -> None:
+def test_true_and_surrogate_gradients(surrogate_first: bool, name: str, place: Place, says: Any) -> None:
     operator = opsmith.operator(name)(scaled)
     ways = [operator.gradients, operator.surrogate_gradients]
     first, second = reversed(ways) if surrogate_first else ways

@@ -26,7 +26,9 @@ CALL = "call it as {short}(Tensor x, float by=2.0, *, SymInt shift=0) -> Tensor"
 @pytest.mark.parametrize(
     ("args", "kwargs", "problem", "details"),
     [
-        pytest.param((), {}, "`x` is missing", ["argument: x", "expected: Tensor", "got: nothing"], id="missing"),
+        pytest.param(
+            (), {}, "`x` is missing", ["argument: x", "expected: Tensor", "got: nothing"], id="missing"
+        ),
         pytest.param(
             ([1.0, 2.0],),
             {},
@@ -111,7 +113,9 @@ def test_arguments_that_do_not_fit(
         operator.explain(*args, **kwargs)
 
 
-@pytest.mark.parametrize("value", [torch.tensor(2.0), torch.tensor(2.0, requires_grad=True)], ids=["", "differentiated"])
+@pytest.mark.parametrize(
+    "value", [torch.tensor(2.0), torch.tensor(2.0, requires_grad=True)], ids=["", "differentiated"]
+)
 def test_tensor_where_torch_would_take_it_for_a_number(
     value: Tensor, name: str, place: Place, says: Any
 ) -> None:
@@ -175,9 +179,7 @@ def total(xs: list[Tensor]) -> Tensor:
         pytest.param([torch.ones(2), None], "list of NoneType, Tensor", id="none-in-it"),
     ],
 )
-def test_list_of_tensors_with_something_else(
-    xs: Any, got: str, name: str, place: Place, says: Any
-) -> None:
+def test_list_of_tensors_with_something_else(xs: Any, got: str, name: str, place: Place, says: Any) -> None:
     operator = opsmith.operator(name)(total)
     with says(
         errors.ArgumentError,
@@ -407,9 +409,7 @@ def one(x: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("reference", "got"), [(three, "3"), (one, "Tensor of torch.float32, shape [2]")], ids=["three", "one"]
 )
-def test_wrong_number_of_results(
-    reference: Any, got: str, name: str, place: Place, says: Any
-) -> None:
+def test_wrong_number_of_results(reference: Any, got: str, name: str, place: Place, says: Any) -> None:
     operator = opsmith.operator(name)(reference)
     with says(
         errors.ResultCountError,
@@ -441,9 +441,7 @@ def both(x: Tensor) -> Tensor:
     [(as_array, "ndarray array([2., 2.], dtype=float32)"), (nothing, "None"), (both, "tuple of Tensor")],
     ids=["array", "none", "tuple"],
 )
-def test_result_that_is_no_tensor(
-    reference: Any, got: str, name: str, place: Place, says: Any
-) -> None:
+def test_result_that_is_no_tensor(reference: Any, got: str, name: str, place: Place, says: Any) -> None:
     operator = opsmith.operator(name)(reference)
     with says(
         errors.ResultTypeError,

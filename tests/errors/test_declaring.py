@@ -309,9 +309,7 @@ def test_unsupported_return_type(
     ],
     ids=["name", "attribute"],
 )
-def test_hint_that_cannot_be_resolved(
-    hint: str, problem: str, name: str, place: Place, says: Any
-) -> None:
+def test_hint_that_cannot_be_resolved(hint: str, problem: str, name: str, place: Place, says: Any) -> None:
     def reference(x: Tensor) -> Tensor:
         return x.clone()
 

@@ -30,9 +30,7 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("formula", "got", "mend"),
     [
-        pytest.param(
-            lambda grad, x: x.mT @ grad, [3, 2], "transpose it: `.mT`", id="transposed"
-        ),
+        pytest.param(lambda grad, x: x.mT @ grad, [3, 2], "transpose it: `.mT`", id="transposed"),
         pytest.param(
             lambda grad, x: (grad.mT @ x).reshape(6),
             [6],
@@ -42,9 +40,7 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         pytest.param(
             lambda grad, x: grad.mT @ x[:, :2], [2, 2], "look at which dimensions are summed", id="cut"
         ),
-        pytest.param(
-            lambda grad, x: grad.sum(), [], "look at which dimensions are summed", id="summed"
-        ),
+        pytest.param(lambda grad, x: grad.sum(), [], "look at which dimensions are summed", id="summed"),
     ],
 )
 def test_gradient_of_the_wrong_shape(
@@ -398,9 +394,7 @@ def routine(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("way", ["meta", "fake"])
-def test_opaque_operator_traced_without_a_fake_kernel(
-    way: str, name: str, place: Place, says: Any
-) -> None:
+def test_opaque_operator_traced_without_a_fake_kernel(way: str, name: str, place: Place, says: Any) -> None:
     from torch._subclasses import FakeTensorMode
 
     operator = opsmith.operator(name, opaque=True)(routine)
@@ -447,10 +441,9 @@ def test_forward_mode_of_an_opaque_operator_without_a_gradient(name: str, place:
 
 
 MEND_HIDDEN = (
-    "let the formulas take `grad_root` into account, or declare `results={'root': opsmith.non_differentiable}`"
+    "let the formulas take `grad_root` into account, "
+    "or declare `results={'root': opsmith.non_differentiable}`"
 )
-
-
 def test_second_order_through_a_hidden_result_of_an_opaque_operator(
     name: str, place: Place, says: Any
 ) -> None:
@@ -481,9 +474,7 @@ def noisy(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
 
 @pytest.mark.parametrize("own", [False, True], ids=["declared", "generator"])
 @pytest.mark.parametrize("way", ["forward_ad", "jvp", "grad"])
-def test_numbers_that_cannot_be_drawn_again(
-    own: bool, way: str, name: str, place: Place, says: Any
-) -> None:
+def test_numbers_that_cannot_be_drawn_again(own: bool, way: str, name: str, place: Place, says: Any) -> None:
     operator = opsmith.operator(name, random=not own)(noisy).kernel("cpu", noisy)
     generator = torch.Generator() if own else None
     x = torch.ones(2)

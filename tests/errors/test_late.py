@@ -175,7 +175,12 @@ def test_sparse_input_late(name: str) -> None:
 def test_wrong_arguments_late(name: str) -> None:
     operator: Any = opsmith.operator(name)(writes)
     warm(operator)
-    for args, kwargs in (((), {}), ((2.0,), {}), ((torch.ones(2), "yes"), {}), ((torch.ones(2),), {"other": 1})):
+    for args, kwargs in (
+        ((), {}),
+        ((2.0,), {}),
+        ((torch.ones(2), "yes"), {}),
+        ((torch.ones(2),), {"other": 1}),
+    ):
         with pytest.raises(errors.ArgumentError):
             operator(*args, **kwargs)
     with pytest.raises(errors.ArgumentError):

@@ -22,7 +22,7 @@ NEEDS = {
     mul: {"x": {"y"}, "y": {"x"}},
     add: {"x": set(), "y": set()},
     linear: {"x": {"weight"}, "weight": {"x"}, "bias": set()},
-    involution: {"input": {"input", "weight"}, "weight": {"input", "weight"}},
+    involution: {"input": {"weight"}, "weight": {"input"}},
 }
 SHAPES = {exp: {"x": (3, 5)}, mul: PAIR, add: PAIR, linear: LINEAR, involution: INVOLUTION}
 

@@ -1,4 +1,4 @@
-"""The layers of the package: a module imports from layers below its own, and faces never import one another."""
+"""The layers: a module imports from layers below its own, and faces never import one another."""
 
 from __future__ import annotations
 

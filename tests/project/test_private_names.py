@@ -90,7 +90,9 @@ def parts() -> dict[str, set[str]]:
     aliases |= {
         node.target.id
         for node in tree.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and is_private(node.target.id)
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and is_private(node.target.id)
     }
     found: dict[str, set[str]] = {}
     for node in tree.body:
@@ -102,9 +104,9 @@ def parts() -> dict[str, set[str]]:
         else:
             continue
         used = {private for private, _ in private_names(node)}
-        used |= {
-            each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id in aliases
-        } - {name}
+        used |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id in aliases} - {
+            name
+        }
         if used and not is_private(name):
             found[name] = used
     return found
@@ -116,7 +118,11 @@ def test_there_are_capabilities() -> None:
 
 @pytest.mark.parametrize("part", parts())
 def test_each_use_of_a_private_name_has_a_test(part: str) -> None:
-    tests = {node.name for node in ast.walk(ast.parse(TESTS.read_text(encoding="utf-8"))) if isinstance(node, ast.FunctionDef)}
+    tests = {
+        node.name
+        for node in ast.walk(ast.parse(TESTS.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
     wanted = f"test_{re.sub(r'(?<=[a-z])(?=[A-Z])', '_', part).lower()}"
     assert any(each == wanted or each.startswith(f"{wanted}_") for each in tests), (
         f"{TESTS.name} needs {wanted}, which exercises {', '.join(sorted(parts()[part]))}"

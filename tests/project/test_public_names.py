@@ -24,7 +24,7 @@ USES = {
     "Operator": lambda: opsmith.Operator.__module__,
     "Report": lambda: opsmith.Report.__module__,
     "__version__": lambda: opsmith.__version__,
-    "check": lambda: str(opsmith.check(operator, samples=lambda: [(torch.ones(2, dtype=torch.float64),)]).passed),
+    "check": lambda: str(opsmith.check(operator, samples=lambda: [(torch.ones(2).double(),)]).passed),
     "declared_operators": lambda: str(operator in opsmith.declared_operators("__main__")),
     "errors": lambda: opsmith.errors.UsageError("x").problem,
     "find_operator": lambda: opsmith.find_operator("public::names").name,

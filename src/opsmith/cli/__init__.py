@@ -19,9 +19,10 @@ def main() -> None:
 
         app(prog_name="opsmith")
     except ModuleNotFoundError as error:
-        if error.name not in NEEDED:
+        package = (error.name or "").partition(".")[0]
+        if package not in NEEDED:
             raise
-        sys.stderr.write(f"opsmith: the command line needs `{error.name}`: pip install 'opsmith[cli]'\n")
+        sys.stderr.write(f"opsmith: the command line needs `{package}`: pip install 'opsmith[cli]'\n")
         sys.exit(2)
     except KeyboardInterrupt:
         sys.stderr.write("opsmith: interrupted\n")

@@ -66,7 +66,7 @@ def backward_plan(specification: Specification, needed: frozenset[str]) -> Backw
         and result.name in named
         and any(result.gradient_name() not in formula.parameters for formula in formulas)
     )
-    keep = named - set(schema.gradient_position) - {NEEDED}
+    keep = named - set(schema.gradient_position) - set(schema.shapes) - {NEEDED}
     if runs_again(specification, bool(derived)) or (follows_hidden and not specification.opaque):
         keep |= set(schema.names)
     saved = tuple(name for name in (*schema.names, *schema.result_position) if name in keep)

@@ -163,7 +163,7 @@ def formula_parameters(
 ) -> tuple[str, ...]:
     """The names a formula asks for, each checked against the inputs, results and gradients there are."""
     known = [*schema.names, *schema.result_position, *schema.gradient_position, *schema.aliases]
-    known += [NEEDED] * joint
+    known += [*schema.shapes, *[NEEDED] * joint]
     place = where(function)
     try:
         parameters = inspect.signature(function).parameters

@@ -106,6 +106,16 @@ class Schema:
         return {result.gradient_name(): i for i, result in enumerate(self.results)}
 
     @cached_property
+    def shapes(self) -> dict[str, str]:
+        """For each name that formulas may use for a shape, as `x_shape`, the tensor whose shape it is."""
+        taken = {*self.names, *self.result_position}
+        return {
+            f"{each.name}_shape": each.name
+            for each in self.arguments
+            if each.kind.is_tensor and not each.kind.sequence and f"{each.name}_shape" not in taken
+        }
+
+    @cached_property
     def aliases(self) -> dict[str, str]:
         """`grad` and `result`, where one named result is all that callers see: they mean that one."""
         if len(self.visible) != 1:

@@ -146,11 +146,11 @@ def involution_weight_gradient(
 
 
 involution.gradients(
-    input=lambda grad, input, weight, stride, padding, dilation: involution_input_gradient(
-        grad, weight.conj(), input.shape[2:], stride, padding, dilation
+    input=lambda grad, weight, input_shape, stride, padding, dilation: involution_input_gradient(
+        grad, weight.conj(), input_shape[2:], stride, padding, dilation
     ),
-    weight=lambda grad, input, weight, stride, padding, dilation: involution_weight_gradient(
-        grad, input.conj(), weight.shape[1], weight.shape[2:4], stride, padding, dilation
+    weight=lambda grad, input, weight_shape, stride, padding, dilation: involution_weight_gradient(
+        grad, input.conj(), weight_shape[1], weight_shape[2:4], stride, padding, dilation
     ),
 )
 
@@ -158,8 +158,8 @@ involution_input_gradient.gradients(
     cotangent=lambda grad, weight, stride, padding, dilation: involution(
         grad, weight.conj(), stride, padding, dilation
     ),
-    weight=lambda grad, cotangent, weight, stride, padding, dilation: involution_weight_gradient(
-        cotangent.conj(), grad, weight.shape[1], weight.shape[2:4], stride, padding, dilation
+    weight=lambda grad, cotangent, weight_shape, stride, padding, dilation: involution_weight_gradient(
+        cotangent.conj(), grad, weight_shape[1], weight_shape[2:4], stride, padding, dilation
     ),
 )
 
@@ -167,8 +167,8 @@ involution_weight_gradient.gradients(
     cotangent=lambda grad, input, stride, padding, dilation: involution(
         input.conj(), grad, stride, padding, dilation
     ),
-    input=lambda grad, cotangent, input, stride, padding, dilation: involution_input_gradient(
-        cotangent.conj(), grad, input.shape[2:], stride, padding, dilation
+    input=lambda grad, cotangent, input_shape, stride, padding, dilation: involution_input_gradient(
+        cotangent.conj(), grad, input_shape[2:], stride, padding, dilation
     ),
 )
 

@@ -22,6 +22,7 @@ from opsmith.torch_library.gradient_values import Form, fit
 from opsmith.torch_library.graph_cut import refuse_graph_cut
 from opsmith.torch_library.random_state import RandomState, generators_in
 from opsmith.torch_library.recompute import vjp_by_recompute
+from opsmith.torch_library.targets import Forms
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,14 @@ class Vjp:
         specification: The operator.
         plan: What to run.
         flattening: How arguments lie in flat form.
-        inputs: For each flat argument its form, where it is a tensor that needs a gradient; else None.
-        results: Form of each result.
-        mixed: Whether the call mixed floating dtypes.
+        forms: Forms of the call's tensors.
         state: Random state of the forward, where the backward recomputes a random reference.
     """
 
     specification: Specification
     plan: BackwardPlan
     flattening: Flattening
-    inputs: tuple[Form | None, ...]
-    results: tuple[Form, ...]
-    mixed: bool
+    forms: Forms
     state: RandomState | None
 
     def __call__(self, saved: Mapping[str, Any], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -54,7 +51,7 @@ class Vjp:
             grads: Gradient of each result, None where there is none.
         """
         self._refuse()
-        gradients: list[Tensor | None] = [None] * len(self.inputs)
+        gradients: list[Tensor | None] = [None] * len(self.forms.inputs)
         for name in self.plan.zeros:
             self._fill(gradients, name, lambda form, place: form.zeros())
         for formula in self.plan.formulas:
@@ -87,7 +84,7 @@ class Vjp:
     def _fill(self, gradients: list[Tensor | None], name: str, value: Callable[[Form, int], Tensor]) -> None:
         span = self.flattening.spans[name]
         for place in range(span.start, span.stop):
-            form = self.inputs[place]
+            form = self.forms.inputs[place]
             if form is not None:
                 gradients[place] = value(form, place - span.start)
 
@@ -128,7 +125,7 @@ class Vjp:
                     label=labels[place],
                     operator=self.specification.name,
                     formula=formula,
-                    mixed=self.mixed,
+                    mixed=self.forms.mixed,
                 )
                 if torch.is_grad_enabled() and not isinstance(items[place], Zero):
                     find = partial(self._item, formula, name, place)
@@ -140,13 +137,16 @@ class Vjp:
     def _argument(
         self, name: str, saved: Mapping[str, Any], grads: Sequence[Tensor | None], inputs: list[str]
     ) -> Any:
+        schema = self.specification.schema
         if name == NEEDED:
             return frozenset(inputs)
-        position = self.specification.schema.gradient_position.get(name)
+        if name in schema.shapes:
+            return self.forms.shapes[self.flattening.spans[schema.shapes[name]].start]
+        position = schema.gradient_position.get(name)
         if position is None:
             return saved[name]
         gradient = grads[position]
-        return self.results[position].zeros() if gradient is None else gradient
+        return self.forms.results[position].zeros() if gradient is None else gradient
 
     def _call(self, formula: Formula, arguments: dict[str, Any]) -> Mapping[str, Any]:
         """Run a formula, see that it leaves what it was given as it was, and return its answers by input."""
@@ -267,7 +267,7 @@ class Vjp:
 
     def _places(self, names: Sequence[str]) -> list[int]:
         spans = [self.flattening.spans[name] for name in names]
-        return [p for span in spans for p in range(span.start, span.stop) if self.inputs[p] is not None]
+        return [p for span in spans for p in range(span.start, span.stop) if self.forms.inputs[p] is not None]
 
 
 def differentiable_places(specification: Specification, flattening: Flattening) -> list[bool]:

@@ -80,7 +80,11 @@ class Batched:
         results = tuple(
             _example_form(form, dim) for form, dim in zip(forms.results, self.result_dims, strict=True)
         )
-        product = self.inner.vjp(plan, Forms(inputs, results, forms.mixed), state)
+        shapes = tuple(
+            _example_shape(shape, dim) if shape is not None else None
+            for shape, dim in zip(forms.shapes, self.dims, strict=True)
+        )
+        product = self.inner.vjp(plan, Forms(inputs, shapes, results, forms.mixed), state)
 
         def batched(saved: Mapping[str, Any], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
             given = tuple(
@@ -137,7 +141,10 @@ class Batched:
 
 
 def _example_form(form: Form, dim: Dim) -> Form:
+    return Form(_example_shape(form.shape, dim), form.dtype, form.device)
+
+
+def _example_shape(shape: torch.Size, dim: Dim) -> torch.Size:
     if dim is None:
-        return form
-    shape = torch.Size(size for place, size in enumerate(form.shape) if place != dim % len(form.shape))
-    return Form(shape, form.dtype, form.device)
+        return shape
+    return torch.Size(size for place, size in enumerate(shape) if place != dim % len(shape))

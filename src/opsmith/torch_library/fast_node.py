@@ -19,7 +19,7 @@ from opsmith.torch_library.differentiation import constant_results
 from opsmith.torch_library.effects import settle
 from opsmith.torch_library.flattening import Flattening
 from opsmith.torch_library.gradient_values import Form, fit
-from opsmith.torch_library.targets import mixes_dtypes
+from opsmith.torch_library.targets import Forms, mixes_dtypes
 
 
 def fast_node(specification: Specification, kernel: Callable[..., Any]) -> Any:
@@ -89,6 +89,14 @@ class _Writing:
         result = self.schema.results[0]
         return {result.name: "_op_result", result.gradient_name(): "_op_grad"}.get(name, name)
 
+    def value(self, name: str) -> str:
+        """What is kept under a name that stands for no tensor: an argument, or the shape of one."""
+        tensor = self.schema.shapes.get(name)
+        if tensor is None:
+            return name
+        optional = self.schema.by_name[tensor].kind.optional
+        return f"({tensor}.shape if {tensor} is not None else None)" if optional else f"{tensor}.shape"
+
     def needed(self, name: str) -> str:
         """A condition: some formula that uses this input or result is needed."""
         return " or ".join(f"_op_n[{self.place[user]}]" for user in self.users[name])
@@ -122,7 +130,7 @@ class {self.name}(_op_Function):
             _op_refuse(_op_result)
         _op_n = _op_ctx.needs_input_grad
         _op_ctx.save_for_backward({saved[1:-1]})
-        _op_ctx.values = {_tuple(self.values)}
+        _op_ctx.values = {_tuple(map(self.value, self.values))}
         _op_ctx.forms = {forms}
         _op_ctx.mixed = {self.mixes_dtypes()}
         return _op_result
@@ -205,6 +213,7 @@ def _in_full(
 ) -> Callable[[Any, Tensor], tuple[Any, ...]]:
     """The backward of the general node, for one that builds a graph of its own."""
     schema = specification.schema
+    shaped = set(schema.shapes.values())
     flattening = Flattening(schema, (None,) * len(schema.arguments))
 
     def in_full(context: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -212,9 +221,11 @@ def _in_full(
         saved.update(zip(values, context.values, strict=True))
         forms = dict(zip(schema.tensor_names, context.forms, strict=True))
         inputs = tuple(Form(*forms[name]) if forms.get(name) else None for name in schema.names)
+        shapes = tuple(saved.get(f"{name}_shape") if name in shaped else None for name in schema.names)
         needed = frozenset(name for name in schema.tensor_names if forms[name] is not None)
         plan = backward_plan(specification, needed)
-        vjp = Vjp(specification, plan, flattening, inputs, (Form.of(grad),), context.mixed, None)
+        every = Forms(inputs, shapes, (Form.of(grad),), context.mixed)
+        vjp = Vjp(specification, plan, flattening, every, None)
         gradients = tuple(vjp(saved, (grad,)))
         unproven.clear()
         return gradients

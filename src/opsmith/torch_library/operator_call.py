@@ -69,7 +69,7 @@ class OperatorCall:
 
     def vjp(self, plan: BackwardPlan, forms: Forms, state: RandomState | None) -> VectorProduct:
         """The vector-Jacobian product of a call with these forms."""
-        return Vjp(self.specification, plan, self.flattening, forms.inputs, forms.results, forms.mixed, state)
+        return Vjp(self.specification, plan, self.flattening, forms, state)
 
     def jvp(self, every: Mapping[str, Any], tangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """Tangents of the results."""

@@ -28,11 +28,13 @@ class Forms:
 
     Args:
         inputs: For each flat argument its form, where it is a tensor that needs a gradient; else None.
+        shapes: For each flat argument its shape, where it is a tensor; else None.
         results: Form of each result.
         mixed: Whether the call mixed floating dtypes.
     """
 
     inputs: tuple[Form | None, ...]
+    shapes: tuple[torch.Size | None, ...]
     results: tuple[Form, ...]
     mixed: bool
 
@@ -43,7 +45,8 @@ class Forms:
             Form.of(value) if need and isinstance(value, Tensor) else None
             for value, need in zip(flat, needs, strict=True)
         )
-        return cls(inputs, tuple(Form.of(result) for result in results), mixes_dtypes(flat))
+        shapes = tuple(value.shape if isinstance(value, Tensor) else None for value in flat)
+        return cls(inputs, shapes, tuple(Form.of(result) for result in results), mixes_dtypes(flat))
 
 
 class Target(Protocol):

@@ -1,0 +1,141 @@
+"""Code as users write it: to a strict type checker an operator is the function that it was declared with.
+
+Each `type: ignore` is a wrong call that has to be found; where it is not, mypy complains of the comment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, assert_type
+
+import torch
+from torch import Tensor
+
+import opsmith
+
+
+@opsmith.operator("typing::linear")
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
+    y = x @ weight.mT * scale
+    return y if bias is None else y + bias
+
+
+@opsmith.operator("typing::split", results=("low", "high"))
+def split(x: Tensor, size: int | tuple[int, int] = 1) -> tuple[Tensor, Tensor]:
+    return x.floor(), x.ceil()
+
+
+@opsmith.operator(
+    "typing::norm", results={"y": ..., "rstd": opsmith.non_differentiable}, hidden=("rstd",), random=True
+)
+def norm(x: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
+    rstd = (x.var() + eps).rsqrt()
+    return x * rstd, rstd
+
+
+@opsmith.operator("typing::total", opaque=True, autocast="float32", inline=False)
+def total(xs: list[Tensor]) -> Tensor:
+    return torch.stack(xs).sum(0)
+
+
+x, weight = torch.ones(2, 3), torch.ones(4, 3)
+
+# A right call has the type that the reference returns.
+assert_type(linear(x, weight), Tensor)
+assert_type(linear(x, weight, None, scale=2.0), Tensor)
+assert_type(linear(x=x, weight=weight, bias=torch.ones(4)), Tensor)
+assert_type(split(x, (1, 2)), tuple[Tensor, Tensor])
+assert_type(total([x, x]), Tensor)
+assert_type(linear.reference(x, weight), Tensor)
+low, high = split(x, 2)
+assert_type(low, Tensor)
+
+# A wrong call is found.
+linear(x)  # type: ignore[call-arg]
+linear(x, weight, None, 2.0)  # type: ignore[call-arg]
+linear(x, weight, gain=1.0)  # type: ignore[call-arg]
+linear(x, 3.0)  # type: ignore[arg-type]
+linear(x, weight, scale="twice")  # type: ignore[arg-type]
+linear(x, weight, bias=[1.0])  # type: ignore[arg-type]
+linear(None, weight)  # type: ignore[arg-type]
+split(x, (1, 2, 3))  # type: ignore[arg-type]
+split(x, size="same")  # type: ignore[arg-type]
+total(x)  # type: ignore[arg-type]
+linear.explain(x)  # type: ignore[call-arg]
+linear.reference(x)  # type: ignore[call-arg]
+first, second, third = split(x)  # type: ignore[misc]
+wrong: int = linear(x, weight)  # type: ignore[assignment]
+
+# Hidden results are not seen by callers, whose type the reference does not tell.
+assert_type(norm(x), Any)
+norm(x, eps="small")  # type: ignore[arg-type]
+norm()  # type: ignore[call-arg]
+
+# Attaching returns the operator, with its signature.
+assert_type(linear.gradients(x=lambda grad, weight: grad @ weight, bias=opsmith.zero)(x, weight), Tensor)
+assert_type(total.surrogate_gradients(xs=opsmith.not_implemented("why"))([x]), Tensor)
+assert_type(linear.kernel("cpu", linear.reference)(x, weight), Tensor)
+chained = linear.gradients(weight=opsmith.non_differentiable).kernel("cpu", linear.reference)
+chained(x)  # type: ignore[call-arg]
+
+
+# A decorator returns the function, with its own type.
+@linear.kernel("cuda", dtypes=[torch.float32])
+def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, scale: float) -> Tensor:
+    return x @ weight.mT * scale
+
+
+assert_type(fast_linear(x, weight, None, scale=1.0), Tensor)
+fast_linear(x, weight)  # type: ignore[call-arg]
+
+
+@linear.gradients("x", "weight")
+def both(grad: Tensor, x: Tensor, weight: Tensor, grads_needed: frozenset[str]) -> dict[str, Tensor]:
+    return {"x": grad @ weight, "weight": grad.mT @ x}
+
+
+assert_type(both(x, x, weight, frozenset()), dict[str, Tensor])
+
+
+@split.gradients
+def _(grad_low: Tensor, grad_high: Tensor) -> dict[str, Tensor]:
+    return {"x": grad_low + grad_high}
+
+
+@total.fake
+def empty(xs: list[Tensor]) -> Tensor:
+    return torch.empty_like(xs[0])
+
+
+assert_type(empty([x]), Tensor)
+
+
+@linear.samples
+def some(make: opsmith.Make) -> Iterator[Any]:
+    yield make(2, 3), make(4, 3)
+    yield make.call(make(2, 3), make(4, 3), scale=2.0)
+
+
+# What an operator is.
+assert_type(linear.name, str)
+as_function: Callable[[Tensor, Tensor], Tensor] = linear
+not_a_function: Callable[[int], Tensor] = linear  # type: ignore[assignment]
+known: list[opsmith.Operator[..., Any]] = opsmith.declared_operators()
+assert_type(opsmith.find_operator("typing::linear")(1, 2, 3), Any)
+assert_type(linear.explain(x, weight).saved, tuple[str, ...])
+assert_type(linear.explain(x, weight).gradients, dict[str, str])
+
+# What is refused when declaring.
+opsmith.operator("typing::a", autocast="float16")  # type: ignore[call-overload]
+opsmith.operator("typing::a", opaque="yes")  # type: ignore[call-overload]
+opsmith.operator(linear)  # type: ignore[call-overload]
+linear.kernel(0, fast_linear)  # type: ignore[call-overload]
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight)
