@@ -91,7 +91,9 @@ def non_differentiable_result() -> Any:
 
 @right
 def dropout() -> Any:
-    @opsmith.operator("right::dropout", results=("y", "mask"), hidden=("mask",), random=True)
+    roles = {"y": ..., "mask": opsmith.non_differentiable}
+
+    @opsmith.operator("right::dropout", results=roles, hidden=("mask",), random=True)
     def dropout(x: Tensor, p: float = 0.5) -> tuple[Tensor, Tensor]:
         mask = (torch.rand_like(x) > p).to(x.dtype) / (1 - p)
         return x * mask, mask
@@ -118,6 +120,16 @@ def generator_argument() -> Any:
         return x * torch.empty_like(x).uniform_(generator=generator)
 
     noisy.samples(lambda make: [(make(4), 7)])
+    return noisy
+
+
+@right
+def generator_object() -> Any:
+    @opsmith.operator("right::generator_object")
+    def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
+        return x * torch.empty_like(x).uniform_(generator=generator)
+
+    noisy.samples(lambda make: [(make(4), torch.Generator().manual_seed(7))])
     return noisy
 
 

@@ -252,6 +252,30 @@ def test_rounding_that_differs_from_run_to_run_is_noted() -> None:
     assert note.startswith("two calls give different `result`, by rounding alone: a sum whose order changes")
 
 
+@pytest.mark.compile
+@pytest.mark.xdist_group("opcheck")
+def test_opcheck_leaves_out_what_a_generator_makes_unlike() -> None:
+    def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
+        return x * torch.empty_like(x).uniform_(generator=generator)
+
+    found = outcome(declare(noisy), "integration", (X, torch.Generator()))
+    assert found.status == "passed"
+    assert found.notes == (
+        "test_aot_dispatch_dynamic was left out for a sample with a generator, which it would draw from twice",
+    )
+
+
+@pytest.mark.compile
+@pytest.mark.xdist_group("opcheck")
+def test_opcheck_without_a_fake_kernel_is_noted() -> None:
+    operator = declare(numpy_square, opaque=True).gradients(x=opsmith.non_differentiable)
+    found = outcome(operator, "integration", (X,))
+    assert found.status == "passed", found.failures
+    assert any(
+        "was left out, since there is no fake kernel: write `@op.fake`" in note for note in found.notes
+    )
+
+
 def test_what_cannot_be_compared_is_skipped_and_says_where_to_look() -> None:
     calls = itertools.count()
     operator = declare(square).kernel("cpu", lambda x: x * x + next(calls))

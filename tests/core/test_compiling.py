@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gated_variants import VARIANTS
 from torch import Tensor, nn
 from torch.autograd import grad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -94,8 +95,6 @@ def test_the_author_s_gradient_is_in_force(backend: str, way: str, name: str) ->
 
 
 def test_inductor_with_every_variant_in_one_graph(reference: Any) -> None:
-    from conftest import VARIANTS
-
     operators = [declare(f"variants::{key.replace('-', '_')}") for key, declare in VARIANTS.items()]
 
     def total(each: list[Any]) -> Callable[..., Tensor]:
@@ -186,6 +185,19 @@ def test_several_and_hidden_results(name: str) -> None:
 
     x = (opsmith.Make()(3, 4).requires_grad_(),)
     assert_close(result_and_gradients(compiled(both(operator)), x), result_and_gradients(both(statistics), x))
+
+
+def test_shapes_that_formulas_ask_for(name: str) -> None:
+    def total(x: Tensor) -> Tensor:
+        return x.sum(0)
+
+    operator = opsmith.operator(name)(total).gradients(
+        x=lambda grad, x_shape: grad.expand(x_shape) * x_shape[0]
+    )
+    function = compiled(operator, dynamic=True)
+    for rows in (3, 5):
+        x = torch.ones(rows, 2, requires_grad=True)
+        assert_close(grad(function(x).sum(), x)[0], torch.full((rows, 2), float(rows)))
 
 
 def test_opaque(name: str) -> None:

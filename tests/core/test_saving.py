@@ -121,6 +121,41 @@ def test_list_is_saved_only_where_named(name: str) -> None:
     assert sorted(saved) == ["scale", "xs0", "xs1"]
 
 
+def test_shape_of_an_input_needs_no_tensor(name: str) -> None:
+    """A formula that only needs to know a shape asks for `x_shape`, and nothing is kept for it."""
+    seen: list[tuple[int, ...]] = []
+
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        return x.sum() + y.sum()
+
+    def spread(grad: Tensor, x_shape: torch.Size) -> Tensor:
+        seen.append(tuple(x_shape))
+        return grad.expand(x_shape)
+
+    operator = opsmith.operator(name)(total).gradients(
+        x=spread, y=lambda grad, y_shape, x_shape: grad.expand(y_shape) * len(x_shape)
+    )
+    x, y = torch.ones(3, 2, requires_grad=True), torch.ones(4, requires_grad=True)
+    assert saved_by(operator, {"x": x, "y": y}) == []
+    for _ in range(3):
+        assert_close(grad(operator(x, y).sum(), (x, y)), (torch.ones(3, 2), torch.full((4,), 2.0)))
+    assert set(seen) == {(3, 2)}
+    seen.clear()
+    batch = torch.ones(5, 3, 2)
+    each = torch.func.vmap(torch.func.grad(lambda x: operator(x, y.detach())))(batch)
+    assert_close(each, batch)
+    assert set(seen) == {(3, 2)}
+
+
+def test_input_of_that_name_comes_before_a_shape(name: str) -> None:
+    def scaled(x: Tensor, x_shape: float) -> Tensor:
+        return x * x_shape
+
+    operator = opsmith.operator(name)(scaled).gradients(x=lambda grad, x_shape: grad * x_shape)
+    x = torch.ones(2, requires_grad=True)
+    assert_close(grad(operator(x, 3.0).sum(), x)[0], torch.full((2,), 3.0))
+
+
 def counted(name: str) -> tuple[Operator, Counter[str]]:
     calls: Counter[str] = Counter()
 

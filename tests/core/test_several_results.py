@@ -68,6 +68,16 @@ def test_single_named_result(name: str) -> None:
     assert gradcheck(operator, (x,))
 
 
+def test_grad_and_result_mean_the_one_that_callers_see(name: str) -> None:
+    def growth(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.exp(), x + 0
+
+    operator = opsmith.operator(name, results=("y", "copy"), hidden=("copy",))(growth)
+    x, _ = inputs()
+    assert gradcheck(operator.gradients(x=lambda grad, result: grad * result), (x,), check_forward_ad=True)
+    assert gradcheck(operator.gradients(x=lambda grad_y, y: grad_y * y), (x,), check_forward_ad=True)
+
+
 def test_result_that_is_not_differentiable(name: str) -> None:
     operator = declared(name, {"radius": ..., "angle": opsmith.non_differentiable}).gradients(
         x=lambda grad_radius, x, radius: grad_radius * x / radius,

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from doc_pages import ROOT, python_blocks
+from doc_pages import ROOT, python_blocks, same
 
 README = ROOT / "README.md"
 EXAMPLE = ROOT / "examples" / "quick_start.py"
@@ -31,7 +31,9 @@ def with_example(text: str) -> str:
     (block,) = python_blocks(text)
     assert block.output is not None
     lines = text.splitlines()
-    lines[block.output.start : block.output.start + len(block.output.lines)] = printed().splitlines()
+    output = printed()
+    if not same(output, block.expected):
+        lines[block.output.start : block.output.start + len(block.output.lines)] = output.splitlines()
     source = EXAMPLE.read_text(encoding="utf-8").splitlines()
     lines[block.code.start : block.code.start + len(block.code.lines)] = source
     return "\n".join(lines) + "\n"

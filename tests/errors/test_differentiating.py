@@ -444,6 +444,8 @@ MEND_HIDDEN = (
     "let the formulas take `grad_root` into account, "
     "or declare `results={'root': opsmith.non_differentiable}`"
 )
+
+
 def test_second_order_through_a_hidden_result_of_an_opaque_operator(
     name: str, place: Place, says: Any
 ) -> None:

@@ -63,27 +63,11 @@ CONTRACT: dict[str, tuple[Any, Error]] = {
     "two": (returns_two, errors.ResultTypeError),
     "sparse": (returns_sparse, errors.LayoutError),
 }
-FIRST_CALL_ALONE = pytest.mark.xfail(
-    reason="what costs time in each call is looked for in the first call and the first backward alone; "
-    "`check` looks for it in each sample",
-    raises=pytest.fail.Exception,
-)
 
 
-def contract_cases() -> list[Any]:
-    cases = []
-    for fault in CONTRACT:
-        for way in ("ordinary", "formula", "kernel"):
-            for differentiated in (False, True):
-                # A derived gradient goes through the dispatcher, and so is looked at in each call.
-                fast = fault in ("writes", "detached", "sparse") and not (way == "kernel" and differentiated)
-                case_id = f"{fault}-{way}-{'differentiated' if differentiated else 'plain'}"
-                marks = [FIRST_CALL_ALONE] if fast else []
-                cases.append(pytest.param(fault, way, differentiated, id=case_id, marks=marks))
-    return cases
-
-
-@pytest.mark.parametrize(("fault", "way", "differentiated"), contract_cases())
+@pytest.mark.parametrize("differentiated", [False, True], ids=["plain", "differentiated"])
+@pytest.mark.parametrize("way", ["ordinary", "formula", "kernel"])
+@pytest.mark.parametrize("fault", CONTRACT)
 def test_reference_that_breaks_its_contract_late(
     fault: str, way: str, differentiated: bool, name: str
 ) -> None:
@@ -99,7 +83,6 @@ def test_reference_that_breaks_its_contract_late(
         operator(x, True)
 
 
-@FIRST_CALL_ALONE
 def test_writing_that_depends_on_the_layout(name: str) -> None:
     """`contiguous` copies one tensor and hands on another, so that the same line writes into its input."""
 
@@ -134,9 +117,7 @@ FAULTS: dict[str, tuple[Any, Error]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "fault", [pytest.param(each, marks=[FIRST_CALL_ALONE] if each == "writes" else []) for each in FAULTS]
-)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_formula_that_goes_wrong_late(fault: str, name: str) -> None:
     def scaled(x: Tensor, late: bool = False) -> Tensor:
         return x * 2
@@ -151,7 +132,6 @@ def test_formula_that_goes_wrong_late(fault: str, name: str) -> None:
         operator(x, True).backward(torch.ones(2, 3))
 
 
-@FIRST_CALL_ALONE
 def test_formula_that_writes_into_a_saved_tensor_late(name: str) -> None:
     def square(x: Tensor, late: bool = False) -> Tensor:
         return x * x

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from opsmith.checking.property import Note
+from opsmith.checking.property import Note, first_line
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.checking.truth import Measure, Truth
@@ -96,11 +96,6 @@ def _case(
         if dtype in WIDE:
             raise
         return Note(f"{short(dtype)} was left out: the reference does not run in it: {first_line(error)}")
-
-
-def first_line(error: Exception) -> str:
-    """What an exception says, in one line."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def short(dtype: torch.dtype) -> str:

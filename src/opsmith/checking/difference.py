@@ -91,14 +91,22 @@ def off_gradcheck(got: Tensor, expected: Tensor) -> Difference | None:
     return None if found is None else replace(found, unit="tolerances of gradcheck")
 
 
-def unequal(got: Tensor, expected: Tensor) -> Difference | None:
-    """The first element that is not exactly the same; nan equals nan."""
-    mine, right = got.detach(), expected.detach()
-    same = (mine == right) | ((mine != mine) & (right != right))
+def unequal(got: Tensor, *right: Tensor) -> Difference | None:
+    """The first element that is exactly none of the right ones; nan equals nan.
+
+    Args:
+        got: What came.
+        *right: What is right, and what is as good.
+    """
+    mine = got.detach()
+    same = torch.zeros(mine.shape, dtype=torch.bool, device=mine.device)
+    for each in right:
+        theirs = each.detach().to(mine.device)
+        same |= (mine == theirs) | ((mine != mine) & (theirs != theirs))
     if same.all():
         return None
     index = _place(~same)
-    return Difference(index, mine[index].item(), right[index].item(), int((~same).sum()), got.numel())
+    return Difference(index, mine[index].item(), right[0][index].item(), int((~same).sum()), got.numel())
 
 
 def form_fault(got: Tensor, expected: Tensor, *, strides: bool) -> tuple[str, str, str] | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from opsmith.checking.differentiated import differentiated
 from opsmith.checking.numerical import large_note, too_large
-from opsmith.checking.property import Findings, Note, Skipped, each_sample
+from opsmith.checking.property import Findings, Note, Skipped, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
@@ -42,7 +42,7 @@ def each_subset(name: str, subject: Subject, check: Check) -> Findings:
             try:
                 failure = check(subject, sample, subset, fast)
             except NotImplementedError as error:
-                refused[first_sentence(error)] = None
+                refused[first_line(error)] = None
                 continue
             checked = True
             if failure is not None:
@@ -57,8 +57,3 @@ def each_subset(name: str, subject: Subject, check: Check) -> Findings:
         yield from (Note(reason) for reason in refused)
     else:
         yield Skipped("; ".join(refused) or "there is nothing to differentiate")
-
-
-def first_sentence(error: Exception) -> str:
-    """What an error says, without the lines that help to mend it."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -95,6 +95,11 @@ def raised(check: str, subject: Subject, error: Exception, when: str, input: str
     )
 
 
+def first_line(error: Exception) -> str:
+    """What an exception says first, without the lines that help to mend it."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
 def _text(error: Exception) -> str:
     """What an exception says, without the place, which stands elsewhere."""
     lines = [line for line in str(error).splitlines() if not line.startswith("  where: ")]

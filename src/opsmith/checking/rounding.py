@@ -39,9 +39,9 @@ LIBRARY = 8
 SUMMATION = 2
 DRAWS = 4
 PROBES = 3
-_STEP = (
-    2.0**-26
-)  # the inputs are moved by this, not by u, which in float64 would be lost in the truth's own rounding
+
+# The inputs are moved by this, and not by u, which in float64 would be lost in the truth's own rounding.
+_STEP = 2.0**-26
 
 Function = Callable[[list[Any]], Sequence[Tensor | None]]
 
@@ -76,18 +76,15 @@ def conditioning(
         truth: What the function returns for them.
         generator: Source of the signs.
     """
-    moved: list[Tensor | None] = [
-        None if t is None or not is_inexact(t) else torch.zeros_like(t).abs() for t in truth
-    ]
+    moved = [torch.zeros_like(t).abs() if t is not None and is_inexact(t) else None for t in truth]
     for _ in range(DRAWS):
         for position, other in enumerate(function([_scaled(value, generator) for value in flat])):
             known, result = moved[position], truth[position]
             if known is not None and other is not None and result is not None:
                 step = (other - result).abs().nan_to_num(0.0, 0.0, 0.0) / _STEP
                 moved[position] = torch.maximum(known, step)
-    return Conditioning(
-        tuple(moved), tuple(fan_in(function, flat, position) for position in range(len(truth)))
-    )
+    accumulated = tuple(fan_in(function, flat, position) for position in range(len(truth)))
+    return Conditioning(tuple(moved), accumulated)
 
 
 def fan_in(function: Function, flat: list[Any], position: int) -> int:
@@ -103,10 +100,8 @@ def fan_in(function: Function, flat: list[Any], position: int) -> int:
             if result is None or not result.requires_grad or not result.numel():
                 return _largest(inputs)
             places = sorted({0, result.numel() // 2, result.numel() - 1})[:PROBES]
-            flattened = (
-                torch.view_as_real(result).sum(-1).flatten() if result.is_complex() else result.flatten()
-            )
-            return max(1, *(_reached(flattened[place], inputs) for place in places))
+            real = torch.view_as_real(result).sum(-1) if result.is_complex() else result
+            return max(1, *(_reached(real.flatten()[place], inputs) for place in places))
         except (RuntimeError, NotImplementedError):
             return _largest(inputs)
 
@@ -164,11 +159,7 @@ def bound(
     own_error = 0.0
     if ordinary is not None:
         error = (ordinary.to(truth.dtype) - truth).abs()
-        kept = (
-            torch.finfo(dtype).eps ** 0.5 * truth.abs().nan_to_num(0.0, 0.0, 0.0).amax()
-            if truth.numel()
-            else 0
-        )
+        kept = torch.finfo(dtype).eps ** 0.5 * size.nan_to_num(0.0, 0.0, 0.0).max() if size.numel() else 0.0
         judged = ~(error > kept) & (ordinary.isfinite() | ~truth.isfinite())
         measured = (error / unit)[judged & truth.isfinite()]
         own_error = float(measured.max()) if measured.numel() else 0.0

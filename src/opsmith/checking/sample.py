@@ -72,11 +72,16 @@ class Sample:
         return self.flattening.schema.split(self.flattening.pack(flat))
 
     def __str__(self) -> str:
-        shown = [
-            f"{label} {list(value.shape)}" if isinstance(value, Tensor) else f"{label}={value!r}"
-            for label, value in zip(self.labels, self.flat, strict=True)
-        ]
+        pairs = zip(self.labels, self.flat, strict=True)
+        shown = [f"{label}{_shown(value)}" for label, value in pairs]
         return f"sample {self.position} ({', '.join(shown)})"
+
+
+def _shown(value: Any) -> str:
+    """A value behind its name: a tensor's shape, nothing of a generator, whose text is an address."""
+    if isinstance(value, Tensor):
+        return f" {list(value.shape)}"
+    return "" if isinstance(value, torch.Generator) else f"={value!r}"
 
 
 def is_inexact(value: Any) -> bool:

@@ -126,7 +126,7 @@ def _subject(operator: Operator[..., Any], samples: Samples, seed: int) -> Subje
             "of arguments, or call `check(..., samples=[(x, weight)])`",
         )
     own = tuple(Sample.of(position, call, specification.schema) for position, call in enumerate(calls))
-    return Subject(operator, own, seed, samples is None)
+    return Subject(operator, own, seed)
 
 
 def _own(operator: Operator[..., Any], seed: int) -> list[Call]:

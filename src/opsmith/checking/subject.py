@@ -31,13 +31,11 @@ class Subject:
         operator: The operator.
         samples: What it is run on.
         seed: Seed of everything random.
-        own_samples: Whether the samples are those that the author attached.
     """
 
     operator: Operator[..., Any]
     samples: tuple[Sample, ...]
     seed: int
-    own_samples: bool
 
     @property
     def specification(self) -> Specification:
@@ -51,7 +49,7 @@ class Subject:
         It is not for an opaque operator, whose function is all there is, nor for a random one, which draws
         other numbers in another dtype.
         """
-        return not (self.specification.opaque or self.specification.random or self._draws_from_an_argument)
+        return not (self.specification.opaque or self.specification.random or self._reference_draws)
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -93,9 +91,9 @@ class Subject:
     def visible(self, every: list[Tensor]) -> list[Tensor]:
         """Those of all results that callers see."""
         schema = self.specification.schema
-        return (
-            [every[position] for position in schema.visible] if len(every) == len(schema.results) else every
-        )
+        if len(every) != len(schema.results):
+            return every  # a stand-in may leave the hidden ones out
+        return [every[position] for position in schema.visible]
 
     @contextmanager
     def seeded(self) -> Iterator[None]:
@@ -113,8 +111,8 @@ class Subject:
         return self.specification.random or any(self._draws_in(sample) for sample in self.samples)
 
     @cached_property
-    def _draws_from_an_argument(self) -> bool:
-        """Whether the reference draws from a generator that it is given, or makes from a seed."""
+    def _reference_draws(self) -> bool:
+        """Whether the reference draws, be it from a generator that it is given, or makes from a seed."""
         return any(drawing_operations(self, sample) for sample in self.samples)
 
     def _draws_in(self, sample: Sample) -> bool:
@@ -136,6 +134,10 @@ class Subject:
         types = dict.fromkeys(kernel.device for kernel in self.specification.kernels)
         others = [torch.device(kind) for kind in types if kind != "cpu" and missing_device(kind) is None]
         return (CPU, *others)
+
+    def devices_with(self, dtype: torch.dtype) -> tuple[torch.device, ...]:
+        """Those of the devices that have a dtype: not each has float64."""
+        return tuple(device for device in self.devices if _has_dtype(device, dtype))
 
     def kernels_on(self, device: torch.device) -> Sequence[Kernel]:
         """The kernels attached for a device."""
@@ -164,6 +166,14 @@ def missing_device(kind: str) -> str | None:
         # torch says "not compiled with ..." by AssertionError; its first line is the reason.
         return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
     return None
+
+
+def _has_dtype(device: torch.device, dtype: torch.dtype) -> bool:
+    try:
+        torch.empty(1, dtype=dtype, device=device)
+    except (RuntimeError, TypeError):
+        return False
+    return True
 
 
 def _own_generators(flat: Sequence[Any]) -> list[Any]:

@@ -36,8 +36,8 @@ class Truth:
             return bound.judge(got.cpu())
         ordinary, right = self.ordinary[position], self.right[position]
         assert ordinary is not None
-        fault = unequal(got, ordinary)
-        return None if fault is None or right is None else unequal(got.cpu(), right) and fault
+        assert right is not None
+        return unequal(got, ordinary, right)
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def formula_parameters(
 ) -> tuple[str, ...]:
     """The names a formula asks for, each checked against the inputs, results and gradients there are."""
     known = [*schema.names, *schema.result_position, *schema.gradient_position, *schema.aliases]
-    known += [*schema.shapes, *[NEEDED] * joint]
+    known += [NEEDED] * joint
     place = where(function)
     try:
         parameters = inspect.signature(function).parameters
@@ -192,7 +192,7 @@ def formula_parameters(
                 where=place,
                 mend="close over the value instead: write the formula inside a function that has it",
             )
-        if name not in known:
+        if name not in known and name not in schema.shapes:
             raise errors.FormulaParameterError(
                 f"{what} asks for `{name}`, which is no input, result or gradient",
                 operator=operator,

@@ -159,13 +159,7 @@ class Vjp:
             raise
         for (name, tensor), count in zip(tensors, before, strict=True):
             if count is not None and capabilities.version(tensor) != count:
-                raise errors.SavedTensorModifiedError(
-                    f"a gradient formula wrote into `{name}`",
-                    operator=self.specification.name,
-                    argument=name,
-                    where=formula.where,
-                    mend=f"work on a copy, `{name}.clone()`, or use an operation without a trailing `_`",
-                )
+                raise written_into(self.specification, [formula], name)
         return self._joint_answers(formula, answer) if formula.joint else {formula.inputs[0]: answer}
 
     def _joint_answers(self, formula: Formula, answer: Any) -> Mapping[str, Any]:
@@ -285,3 +279,16 @@ def note_formula(specification: Specification, formula: Formula, error: Exceptio
     if not isinstance(error, errors.OpsmithError):
         which = ", ".join(f"`{name}`" for name in formula.inputs)
         error.add_note(f"raised in the gradient of {which} of {specification.name}, {formula.where}")
+
+
+def written_into(
+    specification: Specification, formulas: Sequence[Formula], name: str
+) -> errors.SavedTensorModifiedError:
+    """The error for a formula, one of these, that wrote into what it was given under a name."""
+    return errors.SavedTensorModifiedError(
+        f"a gradient formula wrote into `{name}`",
+        operator=specification.name,
+        argument=name,
+        where=" or ".join(dict.fromkeys(formula.where for formula in formulas)),
+        mend=f"work on a copy, `{name}.clone()`, or use an operation without a trailing `_`",
+    )

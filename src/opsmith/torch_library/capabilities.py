@@ -321,3 +321,8 @@ FRONT_DOOR_CONDITIONS = (
 def direct_apply(node: type[torch.autograd.Function]) -> Any:
     """The `apply` of a node in C, past the checks in Python that the front door has made already."""
     return super(torch.autograd.Function, node).apply  # type: ignore[misc]
+
+
+def versions_source(names: Sequence[str]) -> str:
+    """Source of a tuple of how often each of these tensors was written to; None for one that is not given."""
+    return "(" + "".join(f"None if {name} is None else {name}._version, " for name in names) + ")"

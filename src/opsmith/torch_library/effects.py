@@ -29,25 +29,43 @@ def run_pure(
     before = [capabilities.version(tensor) for tensor in inputs]
     args, kwargs = schema.split(values)
     results = _as_tuple(specification, function, function(*args, **kwargs))
+    _check_unwritten(specification, function, before, inputs, values)
+    _check_fresh(specification, function, results, inputs, values)
+    return results
+
+
+def _check_unwritten(
+    specification: Specification,
+    function: Callable[..., Any],
+    before: Sequence[int | None],
+    inputs: list[Tensor],
+    values: list[Any],
+) -> None:
     for tensor, count in zip(inputs, before, strict=True):
         if count is not None and capabilities.version(tensor) != count:
             raise errors.MutationError(
                 "an operator must not write into its inputs",
                 operator=specification.name,
-                argument=_name_of(tensor, schema, values),
+                argument=_name_of(tensor, specification.schema, values),
                 where=where(function),
                 mend="work on a copy: `x = x.clone()` before the first in-place operation",
             )
-    _check_fresh(specification, function, results, inputs, values)
-    return results
 
 
 def settle(specification: Specification, function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """What is done with a result that does not look fresh at first sight: the whole contract is checked."""
+    """What is done with a call that does not look right at first sight: the whole contract is checked.
 
-    def settled(result: Any, values: list[Any]) -> Tensor:
+    Returns:
+        A function of the result, the argument values, and the versions that the tensors among them had.
+    """
+
+    def settled(result: Any, values: list[Any], before: Sequence[int | None] | None) -> Tensor:
+        inputs = tensors_in(values)
         results = _as_tuple(specification, function, result)
-        _check_fresh(specification, function, results, tensors_in(values), values)
+        if before is not None:
+            counts = [count for count in before if count is not None]
+            _check_unwritten(specification, function, counts, inputs, values)
+        _check_fresh(specification, function, results, inputs, values)
         return results[0]
 
     return settled

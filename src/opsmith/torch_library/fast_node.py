@@ -14,7 +14,7 @@ from opsmith.core.gradients import Formula
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.backward import Vjp, note_formula
+from opsmith.torch_library.backward import Vjp, note_formula, written_into
 from opsmith.torch_library.differentiation import constant_results
 from opsmith.torch_library.effects import settle
 from opsmith.torch_library.flattening import Flattening
@@ -51,6 +51,7 @@ def fast_node(specification: Specification, kernel: Callable[..., Any]) -> Any:
         "_op_settle": settle(specification, kernel),
         "_op_grad_enabled": torch.is_grad_enabled,
         "_op_is_view": capabilities.is_view,
+        "_op_written": partial(_refuse_writes, specification, [*writing.tensors, "grad"]),
         "_op_refuse": partial(_refuse_constant, specification),
         "_op_mixes": mixes_dtypes,
         "_op_in_full": _in_full(specification, writing.tensors, writing.values, unproven),
@@ -70,6 +71,7 @@ class _Writing:
     """The source of one node. Its own names begin with `_op_`, so that an argument may have any other."""
 
     def __init__(self, specification: Specification, formulas: dict[str, Formula]) -> None:
+        self.specification = specification
         self.name = specification.short_name
         self.schema: Schema = specification.schema
         self.formulas = formulas
@@ -107,7 +109,9 @@ class _Writing:
         kernel_arguments = ", ".join(
             f"{each.name}={each.name}" if each.keyword_only else each.name for each in self.schema.arguments
         )
-        fresh = " and ".join(f"_op_result is not {name}" for name in self.formulas)
+        before = capabilities.versions_source(list(self.formulas))
+        given = capabilities.versions_source([*map(self.local, self.tensors), "_op_grad"])
+        fresh = fresh_source(self.specification)
         saved = _tuple(f"{self.local(name)} if {self.needed(name)} else None" for name in self.tensors)
         forms = _tuple(
             f"({name}.shape, {name}.dtype, {name}.device) if _op_n[{self.place[name]}] else None"
@@ -123,9 +127,11 @@ class _Writing:
 class {self.name}(_op_Function):
     @staticmethod
     def forward(_op_ctx, {arguments}):
+        _op_before = {before}
         _op_result = _op_kernel({kernel_arguments})
-        if not (type(_op_result) is _op_Tensor and {fresh} and not _op_is_view(_op_result)):
-            _op_result = _op_settle(_op_result, [{arguments}])
+        if not ({fresh}
+                and _op_before == {before}):
+            _op_result = _op_settle(_op_result, [{arguments}], _op_before)
         if not (_op_result.is_floating_point() or _op_result.is_complex()):
             _op_refuse(_op_result)
         _op_n = _op_ctx.needs_input_grad
@@ -142,7 +148,10 @@ class {self.name}(_op_Function):
         {unpack_tensors}
         {unpack_values}
         {unpack_forms}
+        _op_before = {given}
 {"".join(self._formula(name, formula) for name, formula in self.formulas.items())}
+        if _op_before != {given}:
+            _op_written(_op_before, {given})
         return {returned}
 """
 
@@ -181,6 +190,19 @@ class {self.name}(_op_Function):
 """
 
 
+def fresh_source(specification: Specification) -> str:
+    """A condition: the result is a dense tensor, no view, and begins where no input begins."""
+    elsewhere = "".join(
+        f" and ({each.name} is None or _op_result.data_ptr() != {each.name}.data_ptr())"
+        if each.kind.optional
+        else f" and _op_result.data_ptr() != {each.name}.data_ptr()"
+        for each in specification.schema.arguments
+        if each.kind.is_tensor
+    )
+    plain = "type(_op_result) is _op_Tensor and _op_result.layout is _op_strided"
+    return f"{plain} and not _op_is_view(_op_result){elsewhere}"
+
+
 def _tuple(items: Any) -> str:
     return "(" + "".join(f"{item}, " for item in items) + ")"
 
@@ -200,6 +222,17 @@ def _fit(specification: Specification, name: str, formula: Formula) -> Callable[
         )
 
     return fit_to_form
+
+
+def _refuse_writes(
+    specification: Specification, names: list[str], before: tuple[Any, ...], after: tuple[Any, ...]
+) -> None:
+    """Name the tensor that a formula wrote into, and the formulas that have it."""
+    grad = specification.schema.results[0].gradient_name()
+    name = next(each for each, old, new in zip(names, before, after, strict=True) if old != new)
+    meaning = grad if name == "grad" else name
+    rules = [rule for rule in specification.gradients.rules.values() if isinstance(rule, Formula)]
+    raise written_into(specification, [rule for rule in rules if meaning in rule.parameters], name)
 
 
 def _refuse_constant(specification: Specification, result: Tensor) -> None:

@@ -20,7 +20,7 @@ from opsmith.core.schema import REQUIRED, Argument
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.effects import settle
-from opsmith.torch_library.fast_node import fast_node
+from opsmith.torch_library.fast_node import fast_node, fresh_source
 
 _SCALARS = {FLOAT: "float", INT: "int", BOOL: "bool", STR: "str"}
 _KERNEL_DEVICES = {"cpu": "is_cpu", "cuda": "is_cuda"}
@@ -93,7 +93,8 @@ def _source(specification: Specification, conditions: list[str], *, with_node: b
         else f"{each.name}.requires_grad"
         for each in tensors
     )
-    fresh = "".join(f" and _op_result is not {each.name}" for each in tensors)
+    fresh = fresh_source(specification)
+    versions = capabilities.versions_source(schema.tensor_names)
     to_node = ", ".join(_passed(each) for each in schema.arguments)
     to_kernel = ", ".join(
         f"{each.name}={_passed(each)}" if each.keyword_only else _passed(each) for each in schema.arguments
@@ -110,10 +111,15 @@ def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
         if {"False" if ordinary or not requires else f"_op_grad_enabled() and ({requires})"}:
             {f"return _op_node({to_node})" if with_node else "pass"}
         else:
+            try:
+                _op_before = {versions}
+            except RuntimeError:
+                _op_before = None  # an inference tensor does not count how often it was written to
             _op_result = _op_kernel({to_kernel})
-            if type(_op_result) is _op_Tensor{fresh} and not _op_is_view(_op_result):
+            if ({fresh}
+                    and (_op_before is None or _op_before == {versions})):
                 return _op_result
-            return _op_settle(_op_result, [{", ".join(schema.names)}])
+            return _op_settle(_op_result, [{", ".join(schema.names)}], _op_before)
     return _op_call(_op_handle, ({positional}*_op_extra,), dict({keywords}**_op_unknown))
 """
 

@@ -26,7 +26,7 @@ def run(subject: Subject) -> Findings:
 
 
 def _check(subject: Subject, sample: Sample, places: tuple[int, ...], fast: bool) -> Failure | None:
-    for device in subject.devices:
+    for device in subject.devices_with(torch.float64):
         modes = {"check_forward_ad": True, "check_backward_ad": False, "fast_mode": fast}
         text = numerical_fault(gradcheck, subject, sample, places, device, **modes)
         if text is not None:

@@ -104,7 +104,7 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
     large = too_large(subject, sample, inputs.places)
     if large:
         yield Note(large_note(sample))
-    for device in subject.devices:
+    for device in subject.devices_with(torch.float64):
         for subset in inputs.subsets():
             if wrong.intersection(subset):
                 continue  # what is known to be wrong needs no second message

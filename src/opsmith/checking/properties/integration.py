@@ -24,6 +24,9 @@ TESTS = {
 }
 """opcheck's tests, and what each promises."""
 
+REPEATS = ("test_aot_dispatch_dynamic",)
+"""Tests that compare two runs on the same arguments."""
+
 
 def run(subject: Subject) -> Findings:
     """Run each test of opcheck on every sample."""
@@ -32,6 +35,9 @@ def run(subject: Subject) -> Findings:
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
     for test, promise in TESTS.items():
+        if test in REPEATS and any(isinstance(value, torch.Generator) for value in sample.flat):
+            yield Note(f"{test} was left out for a sample with a generator, which it would draw from twice")
+            continue
         error = _opcheck(subject, sample, test)
         if error is None:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch.autograd import gradgradcheck
 
 from opsmith import errors
@@ -26,7 +27,7 @@ def _check(subject: Subject, sample: Sample, places: tuple[int, ...], fast: bool
     names = ", ".join(sample.labels[place] for place in places)
     where = rule_place(subject, sample.names[places[0]])
     evidence = {"sample": f"{sample} in float64"}
-    for device in subject.devices:
+    for device in subject.devices_with(torch.float64):
         try:
             text = numerical_fault(
                 gradgradcheck, subject, sample, places, device, gen_non_contig_grad_outputs=True

@@ -79,7 +79,7 @@ def _gradient(
 
 def _form(subject: Subject, sample: Sample, place: int, gradient: Any, probe: Probe) -> Findings:
     for dtype in WIDE:
-        for device in subject.devices:
+        for device in subject.devices_with(dtype):
             got = gradient(probe.at(dtype, device), dtype, device)
             like = sample.at(dtype, device)[place]
             if got is None:
