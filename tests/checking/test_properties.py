@@ -79,7 +79,7 @@ def test_complex_samples_leave_the_narrow_dtypes_out() -> None:
 
 
 def test_a_dtype_in_which_the_reference_is_lost_is_noted() -> None:
-    notes = outcome(declare(_variance), "forward", (10 * X[:1] + 100,)).notes
+    notes = outcome(declare(_variance), "forward", (torch.tensor([[100.0, 100.5, 101.0, 101.5]]),)).notes
     assert any(
         "says nothing in bfloat16, in which the reference itself loses more than half of its digits" in note
         for note in notes
@@ -260,9 +260,8 @@ def test_opcheck_leaves_out_what_a_generator_makes_unlike() -> None:
 
     found = outcome(declare(noisy), "integration", (X, torch.Generator()))
     assert found.status == "passed"
-    assert found.notes == (
-        "test_aot_dispatch_dynamic was left out for a sample with a generator, which it would draw from twice",
-    )
+    (note,) = found.notes
+    assert note.startswith("test_aot_dispatch_dynamic was left out for a sample with a generator, which it")
 
 
 @pytest.mark.compile

@@ -53,7 +53,7 @@ def test_strides_are_those_of_the_reference(name: str) -> None:
     assert fake.stride() == operator(torch.ones(3, 2)).stride() == (1, 2)
 
 
-@pytest.mark.parametrize("tracing", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("tracing", ["real", "symbolic"])
 def test_make_fx(variant: Operator, reference: Any, inputs: tuple[Tensor, Tensor], tracing: str) -> None:
     values = [value.detach() for value in inputs]
     graph = make_fx(lambda x, weight: variant(x, weight), tracing_mode=tracing)(*values)
@@ -62,10 +62,7 @@ def test_make_fx(variant: Operator, reference: Any, inputs: tuple[Tensor, Tensor
     assert_close(graph(*values), reference(*values))
 
 
-@pytest.mark.parametrize("tracing", ["fake", "symbolic"])
-def test_make_fx_of_gradients(
-    variant: Operator, reference: Any, inputs: tuple[Tensor, Tensor], tracing: str
-) -> None:
+def test_make_fx_of_gradients(variant: Operator, reference: Any, inputs: tuple[Tensor, Tensor]) -> None:
     def gradients(function: Any) -> Any:
         def of(x: Tensor, weight: Tensor) -> Any:
             x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
@@ -74,7 +71,7 @@ def test_make_fx_of_gradients(
         return of
 
     values = [value.detach() for value in inputs]
-    graph = make_fx(gradients(variant), tracing_mode=tracing)(*values)
+    graph = make_fx(gradients(variant), tracing_mode="symbolic")(*values)
     assert_close(graph(*values), gradients(reference)(*values))
 
 
@@ -84,7 +81,6 @@ def test_opcheck(variant: Operator, inputs: tuple[Tensor, Tensor]) -> None:
         "SUCCESS",
     )
     assert torch.library.opcheck(variant.torch_operator, inputs) == passed
-    assert torch.library.opcheck(variant.torch_operator, (*inputs, 0.5)) == passed
 
 
 def test_opcheck_of_every_kind_of_argument(name: str) -> None:

@@ -125,7 +125,7 @@ def check_stand_in(function: Callable[..., Any], schema: Schema, operator: str, 
     keywords = dict.fromkeys(schema.names[schema.positional :])
     try:
         inspect.signature(function).bind(*positional, **keywords)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # the latter for a builtin, which shows no signature
         raise errors.FormulaError(
             f"the stand-in cannot be called as the operator is: {error}",
             operator=operator,

@@ -256,7 +256,8 @@ class Vjp:
                 "it draws random numbers: its reference cannot be run again in forward mode or torch.func",
                 operator=specification.name,
                 where=specification.where,
-                mend="return what was drawn as a hidden result, and give formulas that use it",
+                mend="return what was drawn as a hidden result that is non-differentiable, "
+                "and give formulas that use it",
             )
 
     def _places(self, names: Sequence[str]) -> list[int]:

@@ -27,8 +27,7 @@ class OperatorNode(torch.autograd.Function):
     def forward(ctx: Any, target: Target, forward_mode: bool, *flat: Any) -> tuple[Tensor, ...]:
         """Compute the results and keep what the backward will need."""
         plan = target.plan(target.flattening.needed(ctx.needs_input_grad[LEADING:]))
-        draws = target.specification.random or generators_in(flat)
-        state = _state(target, flat) if draws and (plan.derived or plan.follows_hidden) else None
+        state = _random_state(target, plan, flat)
         results = target.below(flat)
         prepare_backward(ctx, target, plan, flat, results, state)
         if forward_mode:
@@ -47,21 +46,36 @@ class OperatorNode(torch.autograd.Function):
         every = ctx.forward_kept.load(ctx.saved_tensors)
         primal = {name: without_tangent(value) for name, value in every.items()}
         del ctx.forward_kept
+        results = [primal[name] for name in ctx.target.specification.schema.result_position]
         with capabilities.forward_mode_on():
-            answers = ctx.target.jvp(primal, tangents[LEADING:])
-        return answers if len(answers) > 1 else answers[0]
+            moved = ctx.target.jvp(primal, tangents[LEADING:])
+            answers = [_laid_out(*pair) for pair in zip(moved, results, strict=True)]
+        return tuple(answers) if len(answers) > 1 else answers[0]
 
 
-def _state(target: Target, flat: Sequence[Any]) -> RandomState:
-    if capabilities.recording():
-        specification = target.specification
+def _laid_out(tangent: Tensor | None, result: Tensor) -> Tensor | None:
+    """A tangent with the strides of its result, without which torch does not take it."""
+    if tangent is None or tangent.stride() == result.stride():
+        return tangent
+    empty = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
+    return empty.copy_(tangent)
+
+
+def _random_state(target: Target, plan: BackwardPlan, flat: Sequence[Any]) -> RandomState | None:
+    """The random state now, where the backward may have to run a reference that draws once more."""
+    specification = target.specification
+    if not (plan.derived or plan.follows_hidden) or not (specification.random or generators_in(flat)):
+        return None
+    if not capabilities.recording():
+        return RandomState.now(flat)
+    if plan.derived:
         raise errors.TransformError(
             "it draws random numbers in a kernel, which a traced backward cannot draw again",
             operator=specification.name,
             where=specification.where,
             mend="return what was drawn as a hidden result, and give formulas that use it",
         )
-    return RandomState.now(flat)
+    return None  # only a second order would need it, and that says so
 
 
 def differentiate(target: Target, flat: Sequence[Any]) -> tuple[Tensor, ...]:

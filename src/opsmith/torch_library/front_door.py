@@ -74,7 +74,8 @@ def _kernel(specification: Specification) -> tuple[Callable[..., Any] | None, li
         _given(each, "not ({0}.is_conj() or {0}.is_neg() or _op_batched({0}))") for each in tensors
     ]
     if not specification.kernels:
-        return specification.reference, materialised if specification.opaque else []
+        batched = [_given(each, "not _op_batched({0})") for each in tensors]
+        return specification.reference, materialised if specification.opaque else batched
     first = specification.kernels[0]
     attribute = _KERNEL_DEVICES.get(first.device)
     if attribute is None or first.dtypes is not None:
