@@ -24,7 +24,6 @@ __all__ = [
     "GraphCutError",
     "HiddenResultError",
     "IntegerResultError",
-    "KernelRejectedError",
     "LayoutError",
     "MissingAnnotationError",
     "MissingExtraError",
@@ -143,7 +142,7 @@ class FormulaParameterError(OpsmithError, ValueError):
 
 
 class GradientConflictError(OpsmithError, ValueError):
-    """True and surrogate gradients, or two joint formulas, are declared for one operator."""
+    """True and surrogate gradients are declared for one operator."""
 
 
 class DeviceNameError(OpsmithError, ValueError):
@@ -204,10 +203,6 @@ class IntegerResultError(OpsmithError, TypeError):
 
 class MissingFakeError(OpsmithError, NotImplementedError):
     """An opaque operator was traced, and no fake kernel was given."""
-
-
-class KernelRejectedError(OpsmithError, RuntimeError):
-    """An opaque operator has no kernel that takes these arguments."""
 
 
 class MissingGradientError(OpsmithError, NotImplementedError):

@@ -39,13 +39,6 @@ def every_gradient(grad: Tensor, x: Tensor, weight: Tensor, by: float) -> dict[s
     return {"x": gradient_of_x(grad, x, weight, by), "weight": gradient_of_weight(grad, x, weight, by)}
 
 
-def needed_gradients(
-    grad: Tensor, x: Tensor, weight: Tensor, by: float, grads_needed: frozenset[str]
-) -> dict[str, Tensor]:
-    ways = {"x": gradient_of_x, "weight": gradient_of_weight}
-    return {name: ways[name](grad, x, weight, by) for name in grads_needed}
-
-
 def _ordinary(name: str) -> opsmith.Operator[..., Any]:
     return opsmith.operator(name)(gated)
 
@@ -72,10 +65,6 @@ def _other_formula_with_a_kernel(name: str) -> opsmith.Operator[..., Any]:
 
 def _joint(name: str) -> opsmith.Operator[..., Any]:
     return opsmith.operator(name)(gated).gradients(every_gradient)
-
-
-def _joint_of_what_is_needed(name: str) -> opsmith.Operator[..., Any]:
-    return opsmith.operator(name)(gated).gradients(needed_gradients)
 
 
 def _joint_of_one(name: str) -> opsmith.Operator[..., Any]:
@@ -130,7 +119,6 @@ VARIANTS: Mapping[str, Declare] = {
     "one-formula": _one_formula,
     "other-formula-kernel": _other_formula_with_a_kernel,
     "joint": _joint,
-    "joint-needed": _joint_of_what_is_needed,
     "joint-of-one": _joint_of_one,
     "hidden": _hidden,
     "hidden-in-one": _hidden_in_one_formula,

@@ -13,10 +13,6 @@ BEGIN = "<!-- The table is generated: python tests/docs/update.py errors.md -->"
 END = "<!-- end of the table -->"
 
 
-NOT_RAISED = frozenset({"KernelRejectedError"})
-"""Classes that nothing raises yet."""
-
-
 def names() -> list[str]:
     """Every class of error but the base."""
     return sorted(set(errors.__all__) - {"OpsmithError"})

@@ -441,8 +441,8 @@ def test_forward_mode_of_an_opaque_operator_without_a_gradient(name: str, place:
 
 
 MEND_HIDDEN = (
-    "let the formulas take `grad_root` into account, "
-    "or declare `results={'root': opsmith.non_differentiable}`"
+    "let the formulas take `grad_root` into account; where `root` depends on no input, "
+    "declare `results={'root': opsmith.non_differentiable}`"
 )
 
 
@@ -470,6 +470,11 @@ def test_second_order_through_a_hidden_result_of_an_opaque_operator(
         operator(forward_ad.make_dual(x, x))
 
 
+AS_HIDDEN = (
+    "return what was drawn as a hidden result that is non-differentiable, and give formulas that use it"
+)
+
+
 def noisy(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
     return x * torch.rand(x.shape, generator=generator)
 
@@ -485,7 +490,7 @@ def test_numbers_that_cannot_be_drawn_again(own: bool, way: str, name: str, plac
         f"""
         {name}: it draws random numbers: its reference cannot be run again in forward mode or torch.func
           where: {place(noisy)}
-          mend: return what was drawn as a hidden result, and give formulas that use it
+          mend: {AS_HIDDEN}
         """,
     ):
         if way == "forward_ad":
@@ -524,7 +529,7 @@ def test_numbers_drawn_in_a_kernel_while_tracing(name: str, place: Place, says: 
         f"""
         {name}: it draws random numbers in a kernel, which a traced backward cannot draw again
           where: {place(noisy)}
-          mend: return what was drawn as a hidden result, and give formulas that use it
+          mend: {AS_HIDDEN}
         """,
     ):
         make_fx(lambda x: torch.autograd.grad(operator(x).sum(), x))(x)

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Zero:
-    """The gradient exists and is zero everywhere."""
+    """The gradient exists and is zero everywhere.
+
+    Example:
+        >>> import opsmith
+        >>> @opsmith.operator("demo::sign")
+        ... def sign(x: torch.Tensor) -> torch.Tensor:
+        ...     return x.sign()
+        >>> sign.gradients(x=opsmith.zero)
+        <opsmith operator demo::sign(Tensor x) -> Tensor>
+    """
 
     def __repr__(self) -> str:
         return "opsmith.zero"
@@ -15,7 +24,16 @@ class Zero:
 
 @dataclass(frozen=True, slots=True)
 class NonDifferentiable:
-    """There is no gradient: the input is treated as a constant, the result as one."""
+    """There is no gradient: the input is treated as a constant, the result as one.
+
+    Example:
+        >>> import opsmith
+        >>> @opsmith.operator("demo::where_largest", results={"index": opsmith.non_differentiable})
+        ... def where_largest(x: torch.Tensor) -> torch.Tensor:
+        ...     return x.argmax()
+        >>> where_largest(torch.tensor([1.0, 3.0], requires_grad=True)).requires_grad
+        False
+    """
 
     def __repr__(self) -> str:
         return "opsmith.non_differentiable"

@@ -24,6 +24,7 @@ class Explanation:
         rejected: Kernels that do not take the call, each with its reason.
         gradients: What computes each gradient, by input name.
         saved: What is kept for the backward when every input needs a gradient.
+        ordinary: Whether autograd records the reference, as it would any function.
         recomputes: Whether the backward runs the reference, or the stand-in, to derive a gradient.
     """
 
@@ -32,13 +33,15 @@ class Explanation:
     rejected: tuple[str, ...]
     gradients: dict[str, str]
     saved: tuple[str, ...]
+    ordinary: bool
     recomputes: bool
 
     def __str__(self) -> str:
         lines = [self.operator, f"  forward: {self.forward}"]
         lines += [f"    rejected: {reason}" for reason in self.rejected]
         lines += [f"  gradient of `{name}`: {source}" for name, source in self.gradients.items()]
-        lines.append(f"  saved for the backward: {', '.join(self.saved) or 'nothing'}")
+        nothing = "what the operations of the reference save" if self.ordinary else "nothing"
+        lines.append(f"  saved for the backward: {', '.join(self.saved) or nothing}")
         if self.recomputes:
             lines.append("  the backward runs what gradients are derived from")
         return "\n".join(lines)
@@ -63,6 +66,7 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
         tuple(f"kernel for {r.kernel.device}, {r.kernel.where}: {r.reason}" for r in rejected),
         {name: _source(specification, name, ordinary) for name in specification.schema.tensor_names},
         () if ordinary else plan.saved,
+        ordinary,
         runs_again(specification, bool(plan.derived)) and not ordinary,
     )
 

@@ -220,6 +220,13 @@ class Operator(Generic[P, R]):
         Raises:
             UnknownInputError, NotDifferentiableError, FormulaError, FormulaParameterError,
             GradientConflictError: As their names say.
+
+        Example:
+            >>> @opsmith.operator("demo::reciprocal")
+            ... def reciprocal(x: torch.Tensor) -> torch.Tensor:
+            ...     return 1 / x
+            >>> reciprocal.gradients(x=lambda grad, result: -grad * result.square())
+            <opsmith operator demo::reciprocal(Tensor x) -> Tensor>
         """
         if joint and isinstance(joint[0], str):
 
@@ -246,6 +253,15 @@ class Operator(Generic[P, R]):
         Raises:
             GradientConflictError: If true gradients are declared already.
             FormulaError: If the stand-in does not take the operator's arguments.
+
+        Example:
+            >>> @opsmith.operator("demo::straight_through")
+            ... def straight_through(x: torch.Tensor) -> torch.Tensor:
+            ...     return x.round()
+            >>> x = torch.tensor([0.4], requires_grad=True)
+            >>> straight_through.surrogate_gradients(x=lambda grad: grad)(x).backward()
+            >>> x.grad
+            tensor([1.])
         """
         if stand_in is not None:
             check_stand_in(stand_in, *self._context())
@@ -293,6 +309,13 @@ class Operator(Generic[P, R]):
 
         Raises:
             DeviceNameError: If torch knows no such device type.
+
+        Example:
+            >>> @opsmith.operator("demo::negate")
+            ... def negate(x: torch.Tensor) -> torch.Tensor:
+            ...     return -x
+            >>> negate.kernel("cpu", torch.neg, dtypes=[torch.float32]).explain(torch.ones(2)).forward
+            'kernel for cpu, neg'
         """
         check_device(device, self.name)
 
@@ -312,11 +335,28 @@ class Operator(Generic[P, R]):
         """Give the fake kernel: same arguments, returns empty tensors of the right shape, dtype and device.
 
         Only an opaque operator needs one; for others the reference serves, on fake tensors.
+
+        Example:
+            >>> @opsmith.operator("demo::numpy_sort", opaque=True)
+            ... def numpy_sort(x: torch.Tensor) -> torch.Tensor:
+            ...     return torch.from_numpy(numpy.sort(x.numpy()))
+            >>> fake = numpy_sort.fake(torch.empty_like)
+            >>> numpy_sort(torch.ones(3, device="meta")).shape
+            torch.Size([3])
         """
         self._replace(fake=function)
         return function
 
     def samples(self, function: Samples) -> Samples:
-        """Give representative inputs: a function of `make` that yields tuples, or `make.call(...)`."""
+        """Give representative inputs: a function of `make` that yields tuples, or `make.call(...)`.
+
+        Example:
+            >>> @opsmith.operator("demo::halve")
+            ... def halve(x: torch.Tensor) -> torch.Tensor:
+            ...     return x / 2
+            >>> samples = halve.samples(lambda make: [(make(2, 3),), (make(0),)])
+            >>> opsmith.check(halve, only=["forward"]).passed_as_asked
+            True
+        """
         self._replace(samples=function)
         return function

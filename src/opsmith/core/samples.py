@@ -43,11 +43,21 @@ class Make:
         return real.to(self.device, self.dtype)
 
     def integers(self, *shape: int, low: int = 0, high: int = 10) -> torch.Tensor:
-        """Whole numbers in [low, high) of this shape, int64."""
+        """Whole numbers in [low, high) of this shape, int64.
+
+        Example:
+            >>> Make().integers(3, low=5, high=6)
+            tensor([5, 5, 5])
+        """
         return torch.randint(low, high, shape, generator=self.generator).to(self.device)
 
     def call(self, *args: Any, **kwargs: Any) -> Call:
-        """A call with keyword arguments; a plain tuple serves for a call without."""
+        """A call with keyword arguments; a plain tuple serves for a call without.
+
+        Example:
+            >>> Make().call(2.0, stride=1)
+            Call(args=(2.0,), kwargs={'stride': 1})
+        """
         return Call(args, kwargs)
 
 

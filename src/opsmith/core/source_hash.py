@@ -148,7 +148,7 @@ def _is_library(module: str | None) -> bool:
     known = sys.modules.get(module)
     file = getattr(known, "__file__", None)
     if file is None:
-        return module != "__main__" and known is not None
+        return module in sys.builtin_module_names
     if module.startswith("opsmith."):
         return not module.startswith("opsmith.ops.")  # our operators are sources, like anyone's
     return any(file.startswith(folder) for folder in _LIBRARIES)

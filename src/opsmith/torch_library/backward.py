@@ -244,8 +244,8 @@ class Vjp:
                 operator=specification.name,
                 argument=hidden.name,
                 where=self.plan.formulas[0].where,
-                mend=f"let the formulas take `{hidden.gradient_name()}` into account, or declare "
-                f"`results={{{hidden.name!r}: opsmith.non_differentiable}}`",
+                mend=f"let the formulas take `{hidden.gradient_name()}` into account; where `{hidden.name}` "
+                f"depends on no input, declare `results={{{hidden.name!r}: opsmith.non_differentiable}}`",
             )
 
     def _refuse_to_draw_again(self, flat: Sequence[Any]) -> None:

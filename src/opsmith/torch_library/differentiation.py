@@ -73,7 +73,8 @@ def _random_state(target: Target, plan: BackwardPlan, flat: Sequence[Any]) -> Ra
             "it draws random numbers in a kernel, which a traced backward cannot draw again",
             operator=specification.name,
             where=specification.where,
-            mend="return what was drawn as a hidden result, and give formulas that use it",
+            mend="return what was drawn as a hidden result that is non-differentiable, "
+            "and give formulas that use it",
         )
     return None  # only a second order would need it, and that says so
 

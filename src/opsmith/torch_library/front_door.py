@@ -71,7 +71,8 @@ def _kernel(specification: Specification) -> tuple[Callable[..., Any] | None, li
     tensors = [argument for argument in specification.schema.arguments if argument.kind.is_tensor]
     # torch operations take any tensor; a kernel takes memory as it lies there.
     materialised = [
-        _given(each, "not ({0}.is_conj() or {0}.is_neg() or _op_batched({0}))") for each in tensors
+        _given(each, "not ({0}.is_conj() or {0}.is_neg() or {0}.is_meta or _op_batched({0}))")
+        for each in tensors
     ]
     if not specification.kernels:
         batched = [_given(each, "not _op_batched({0})") for each in tensors]
