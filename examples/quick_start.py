@@ -18,15 +18,9 @@ linear.gradients(  # optional: what is not given is derived from the function ab
     weight=lambda grad, x: grad.mT @ x,
     bias=lambda grad: grad.sum(0),
 )
+linear.samples(lambda make: [(make(4, 3), make(2, 3), make(2)), (make(5, 7), make(3, 7))])
 
-
-@linear.samples
-def _(make):
-    yield make(4, 3), make(2, 3), make(2)
-    yield make(5, 7), make(3, 7)
-
-
-def main() -> None:
+if __name__ == "__main__":
     x, weight = torch.tensor([[4.0, 5.0]]), torch.tensor([[2.0, 3.0]], requires_grad=True)
     linear(x, weight).backward()
     print("gradient of weight:", weight.grad)
@@ -34,7 +28,3 @@ def main() -> None:
     report = opsmith.check(linear)
     print(report)
     assert report.passed
-
-
-if __name__ == "__main__":
-    main()

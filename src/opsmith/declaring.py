@@ -74,7 +74,7 @@ def operator(
 
     Raises:
         NameFormatError, NameTakenError, NotAFunctionError, MissingAnnotationError, UnsupportedTypeError,
-        ParameterKindError, ReservedNameError, DefaultError, ResultNameError: As their names say.
+        ParameterKindError, ReservedNameError, DefaultError, ResultNameError, UsageError: As their names say.
 
     Example:
         >>> import torch, opsmith
@@ -92,10 +92,25 @@ def operator(
             got=where(given) if callable(given) else repr(given),
             mend='write `@opsmith.operator("mylib::linear")`',
         )
+    for flag, value, allowed in (
+        ("opaque", opaque, (False, True)),
+        ("random", random, (False, True)),
+        ("inline", inline, (None, False, True)),
+    ):
+        if not any(value is each for each in allowed):
+            raise errors.UsageError(
+                f"`{flag}` has a value that means nothing",
+                operator=name,
+                argument=flag,
+                expected=" or ".join(map(repr, allowed)),
+                got=repr(value),
+                mend=f"write `{flag}=True`, or leave it out",
+            )
     if autocast not in get_args(Autocast):
         raise errors.UsageError(
             "unknown rule for autocast",
             operator=name,
+            argument="autocast",
             expected=", ".join(f"`{rule}`" for rule in get_args(Autocast)),
             got=repr(autocast),
             mend='leave it out, or write `autocast="lower"`',

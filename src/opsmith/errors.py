@@ -24,6 +24,7 @@ __all__ = [
     "GraphCutError",
     "HiddenResultError",
     "IntegerResultError",
+    "KernelDtypeError",
     "LayoutError",
     "MissingAnnotationError",
     "MissingExtraError",
@@ -98,7 +99,7 @@ class NameTakenError(OpsmithError, ValueError):
 
 
 class NotAFunctionError(OpsmithError, TypeError):
-    """The reference is no Python function whose signature can be read."""
+    """Something is no function, or none that can be called as it has to be."""
 
 
 class MissingAnnotationError(OpsmithError, TypeError):
@@ -149,6 +150,10 @@ class DeviceNameError(OpsmithError, ValueError):
     """A kernel is declared for a device type that torch does not know."""
 
 
+class KernelDtypeError(OpsmithError, TypeError):
+    """A kernel is declared for something that is no dtype."""
+
+
 class MissingSamplesError(OpsmithError, LookupError):
     """Something needs the operator's samples and there are none."""
 
@@ -170,7 +175,7 @@ class MissingExtraError(OpsmithError, ImportError):
 
 
 class UsageError(OpsmithError, ValueError):
-    """A command was called with arguments it cannot use."""
+    """A function of opsmith, or a command, was called with arguments that it cannot use."""
 
 
 class ArgumentError(OpsmithError, TypeError):

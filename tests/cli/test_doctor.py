@@ -93,7 +93,7 @@ def test_a_bare_machine_works_and_is_told_the_commands(opsmith: Run) -> None:
         "ONNX Script": "pip install onnxscript",
         "ONNX Runtime": "pip install onnxruntime",
         "Graphviz": "pip install 'pygraphviz>=2'",
-        "scikit-learn": "pip install 'opsmith[tour]'",
+        "scikit-learn": "pip install '.[tour]' in a checkout of opsmith",
     }.items():
         assert mends[name].startswith(command)
     assert "developer.nvidia.com/cuda-downloads" in mends["nvcc"]

@@ -243,12 +243,13 @@ def test_stand_in_with_other_arguments(name: str, place: Place, says: Any) -> No
 
     operator = opsmith.operator(name)(scaled)
     with says(
-        errors.FormulaError,
+        errors.NotAFunctionError,
         f"""
         {name}: the stand-in cannot be called as the operator is: too many positional arguments
           expected: a function of `x`, `weight`, `by`
+          got: soft(x: 'Tensor') -> 'Tensor'
           where: {place(soft)}
-          mend: write `def stand_in(x, weight, by): ...`, even if it uses only some
+          mend: write `def f(x, weight, by): ...`, even if it uses only some
         """,
     ):
         operator.surrogate_gradients(soft)
@@ -366,3 +367,135 @@ def test_operator_that_its_module_does_not_declare(says: Any) -> None:
         """,
     ):
         opsmith.find_operator("messages::nobody", "json")
+
+
+@pytest.mark.parametrize(
+    ("attach", "what"),
+    [
+        (lambda operator, value: operator.kernel("cpu", value), "the kernel for cpu"),
+        (lambda operator, value: operator.fake(value), "the fake kernel"),
+        (lambda operator, value: operator.surrogate_gradients(value), "the stand-in"),
+    ],
+    ids=["kernel", "fake", "stand-in"],
+)
+def test_what_is_attached_is_no_function(attach: Any, what: str, name: str, says: Any) -> None:
+    def scaled(x: Tensor, by: float = 2.0) -> Tensor:
+        return x * by
+
+    operator = opsmith.operator(name)(scaled)
+    with says(
+        errors.NotAFunctionError,
+        f"""
+        {name}: {what} is not a function
+          expected: a function of `x`, `by`
+          got: int 3
+          mend: write `def f(x, by): ...`
+        """,
+    ):
+        attach(operator, 3)
+
+
+def test_kernel_that_takes_other_arguments(name: str, place: Place, says: Any) -> None:
+    def scaled(x: Tensor, by: float = 2.0) -> Tensor:
+        return x * by
+
+    def fast(x):  # type: ignore[no-untyped-def]
+        return x
+
+    with says(
+        errors.NotAFunctionError,
+        f"""
+        {name}: the kernel for cpu cannot be called as the operator is: too many positional arguments
+          expected: a function of `x`, `by`
+          got: fast(x)
+          where: {place(fast)}
+          mend: write `def f(x, by): ...`, even if it uses only some
+        """,
+    ):
+        opsmith.operator(name)(scaled).kernel("cpu", fast)
+
+
+def test_builtins_without_a_signature_are_taken_at_their_word(name: str) -> None:
+    def rounded(x: Tensor) -> Tensor:
+        return x.round()
+
+    operator = opsmith.operator(name)(rounded).surrogate_gradients(torch.sigmoid)
+    x = torch.zeros(2, requires_grad=True)
+    operator(x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((2,), 0.25))
+
+
+def test_samples_that_are_no_function(name: str, place: Place, says: Any) -> None:
+    def scaled(x: Tensor) -> Tensor:
+        return x * 2
+
+    operator: Any = opsmith.operator(name)(scaled)
+    with says(
+        errors.NotAFunctionError,
+        f"""
+        {name}: samples are given as a function that yields them
+          expected: a function of `make`
+          got: int 3
+          where: {place(scaled)}
+          mend: write `@op.samples` over `def _(make): yield make(2, 3), ...`
+        """,
+    ):
+        operator.samples(3)
+
+
+@pytest.mark.parametrize("dtypes", [3, "float32", [torch.float32, 3]], ids=["number", "text", "mixed"])
+def test_kernel_for_no_dtype(name: str, dtypes: Any, says: Any) -> None:
+    def scaled(x: Tensor) -> Tensor:
+        return x * 2
+
+    with says(
+        errors.KernelDtypeError,
+        f"""
+        {name}: a kernel is declared for something that is no dtype
+          argument: dtypes
+          expected: a list of torch.dtype
+          got: {dtypes!r}
+          mend: write `dtypes=[torch.float32, torch.float64]`
+        """,
+    ):
+        opsmith.operator(name)(scaled).kernel("cpu", scaled, dtypes=dtypes)
+
+
+def test_one_dtype_needs_no_list(name: str) -> None:
+    def scaled(x: Tensor) -> Tensor:
+        return x * 2
+
+    operator = opsmith.operator(name)(scaled).kernel("cpu", scaled, dtypes=torch.float32)
+    assert operator.explain(torch.ones(2)).forward.startswith("kernel")
+    assert operator.explain(torch.ones(2).double()).forward.startswith("reference")
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "got"),
+    [
+        ((), {}, "nothing"),
+        (("x",), {"y": abs}, "'x', y=..."),
+        ((abs,), {"y": abs}, "abs, y=..."),
+        ((abs, len), {}, "abs, len"),
+        (("x", abs), {}, "'x', abs"),
+    ],
+    ids=["none", "names-and-rules", "joint-and-rules", "two-joint", "name-and-joint"],
+)
+def test_gradients_in_two_ways_at_once(
+    args: Any, kwargs: Any, got: str, name: str, place: Place, says: Any
+) -> None:
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    operator: Any = opsmith.operator(name)(product)
+    with says(
+        errors.FormulaError,
+        f"""
+        {name}: gradients are given in one of three ways at a time
+          expected: one joint formula, or names of inputs, or `name=formula` for each input
+          got: {got}
+          where: {place(product)}
+          mend: call `gradients` once for each way
+        """,
+    ):
+        operator.gradients(*args, **kwargs)

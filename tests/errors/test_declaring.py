@@ -155,12 +155,36 @@ def test_unknown_rule_for_autocast(name: str, says: Any) -> None:
         errors.UsageError,
         f"""
         {name}: unknown rule for autocast
+          argument: autocast
           expected: `promote`, `lower`, `float32`
           got: 'float16'
           mend: leave it out, or write `autocast="lower"`
         """,
     ):
         opsmith.operator(name, autocast="float16")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"),
+    [
+        ("opaque", "no", "False or True"),
+        ("random", 3, "False or True"),
+        ("inline", "always", "None or False or True"),
+    ],
+)
+def test_flag_that_means_nothing(name: str, flag: str, value: Any, expected: str, says: Any) -> None:
+    flags: dict[str, Any] = {flag: value}
+    with says(
+        errors.UsageError,
+        f"""
+        {name}: `{flag}` has a value that means nothing
+          argument: {flag}
+          expected: {expected}
+          got: {value!r}
+          mend: write `{flag}=True`, or leave it out
+        """,
+    ):
+        opsmith.operator(name, **flags)
 
 
 def test_parameter_without_a_hint(name: str, place: Place, says: Any) -> None:

@@ -193,3 +193,18 @@ def test_second_order_late(name: str) -> None:
     x = torch.ones(2, 3, requires_grad=True)
     with pytest.raises(errors.GraphCutError):
         torch.autograd.grad(operator(x).pow(2).sum(), x, create_graph=True)
+
+
+def test_inference_tensor_beside_one_that_needs_a_gradient(name: str) -> None:
+    """An inference tensor counts no writes; it can be added to, also in later calls."""
+
+    def added(x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    operator = opsmith.operator(name)(added).gradients(x=lambda grad: grad, y=lambda grad: grad)
+    with torch.inference_mode():
+        constant = torch.ones(2)
+    for _ in range(4):
+        x = torch.ones(2, requires_grad=True)
+        operator(constant, x).sum().backward()
+        assert x.grad is not None

@@ -71,52 +71,56 @@ REFUSED = {
         (4, 5, 5),
         (2, 2, 3, 3, 3, 3),
         {},
-        "involution expects input [B, C, H, W], got 3 dimensions: [4, 5, 5]",
+        "expected input [B, C, H, W], got 3 dimensions: [4, 5, 5]"
+        "; give each of the dimensions, of size 1 where there is nothing to tell apart",
     ),
     "weight": (
         (2, 4, 5, 5),
         (2, 2, 9, 3, 3),
         {},
-        "involution expects weight [B, G, Kh, Kw, Ho, Wo], got 5 dimensions: [2, 2, 9, 3, 3]",
+        "expected weight [B, G, Kh, Kw, Ho, Wo], got 5 dimensions: [2, 2, 9, 3, 3]"
+        "; give each of the dimensions, of size 1 where there is nothing to tell apart",
     ),
     "groups": (
         (2, 4, 5, 5),
         (2, 3, 3, 3, 3, 3),
         {},
-        "involution expects G to divide C, got G = 3 and C = 4",
+        "expected G to divide C, got G = 3 and C = 4; choose another number of groups or of channels",
     ),
     "batch": (
         (2, 4, 5, 5),
         (1, 2, 3, 3, 3, 3),
         {},
-        "involution expects weight [B, G, Kh, Kw, Ho, Wo] = [2, 2, 3, 3, 3, 3], got [1, 2, 3, 3, 3, 3]",
+        "expected weight [B, G, Kh, Kw, Ho, Wo] = [2, 2, 3, 3, 3, 3], got [1, 2, 3, 3, 3, 3]"
+        "; this shape follows from the other arguments: change one or the other",
     ),
     "output": (
         (2, 4, 5, 5),
         (2, 2, 3, 3, 5, 5),
         {"stride": 2, "padding": 1},
-        "involution expects weight [B, G, Kh, Kw, Ho, Wo] = [2, 2, 3, 3, 3, 3], got [2, 2, 3, 3, 5, 5]",
+        "expected weight [B, G, Kh, Kw, Ho, Wo] = [2, 2, 3, 3, 3, 3], got [2, 2, 3, 3, 5, 5]"
+        "; this shape follows from the other arguments: change one or the other",
     ),
     "stride": (
         (2, 4, 5, 5),
         (2, 2, 3, 3, 3, 3),
         {"stride": (1, 0)},
-        "involution expects stride and dilation of at least 1 and padding of at least 0, "
-        "got stride (1, 0), dilation (1, 1), padding (0, 0)",
+        "expected stride and dilation of at least 1 and padding of at least 0, "
+        "got stride (1, 0), dilation (1, 1), padding (0, 0); give numbers from there on, or pairs of them",
     ),
     "padding": (
         (2, 4, 5, 5),
         (2, 2, 3, 3, 3, 3),
         {"padding": -1},
-        "involution expects stride and dilation of at least 1 and padding of at least 0, "
-        "got stride (1, 1), dilation (1, 1), padding (-1, -1)",
+        "expected stride and dilation of at least 1 and padding of at least 0, "
+        "got stride (1, 1), dilation (1, 1), padding (-1, -1); give numbers from there on, or pairs of them",
     ),
     "kernel": (
         (2, 4, 5, 5),
         (2, 2, 7, 3, 1, 3),
         {},
-        "involution expects an image, with its padding, no smaller than the kernel, got H, W = [5, 5], "
-        "padding (0, 0), Kh, Kw = [7, 3], dilation (1, 1)",
+        "expected an image, with its padding, no smaller than the kernel, got H, W = [5, 5], "
+        "padding (0, 0), Kh, Kw = [7, 3], dilation (1, 1); use a larger padding, or a smaller kernel or dilation",
     ),
 }
 
@@ -130,7 +134,10 @@ def test_refused(
 
 
 def test_gradients_refuse_a_cotangent_of_another_size() -> None:
-    message = re.escape("involution expects cotangent [B, C, Ho, Wo] = [2, 4, 3, 3], got [2, 4, 5, 5]")
+    message = re.escape(
+        "expected cotangent [B, C, Ho, Wo] = [2, 4, 3, 3], got [2, 4, 5, 5]"
+        "; this shape follows from the other arguments: change one or the other"
+    )
     cotangent, input, weight = torch.ones(2, 4, 5, 5), torch.ones(2, 4, 5, 5), torch.ones(2, 2, 3, 3, 3, 3)
     with pytest.raises(ValueError, match=f"^{message}$"):
         involution_input_gradient(cotangent, weight, (5, 5))

@@ -14,7 +14,7 @@ ROOT = Path(opsmith.__file__).parent
 
 FACES = ("checking", "exporting", "drawing", "benchmarking", "adopting", "modules", "ops")
 LAYERS: list[tuple[str, ...]] = [
-    ("errors",),
+    ("errors", "extras"),
     ("core",),
     ("torch_library", "build"),
     ("declaring",),

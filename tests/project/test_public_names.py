@@ -21,8 +21,8 @@ def declare(x: torch.Tensor) -> torch.Tensor:
 
 USES = {
     "Make": lambda: str(opsmith.Make()(2).shape),
-    "Operator": lambda: opsmith.Operator.__module__,
-    "Report": lambda: opsmith.Report.__module__,
+    "Operator": lambda: opsmith.Operator(operator.specification).name,
+    "Report": lambda: opsmith.Report("public::names", (), 0).verdict(),
     "__version__": lambda: opsmith.__version__,
     "check": lambda: str(opsmith.check(operator, samples=lambda: [(torch.ones(2).double(),)]).passed),
     "declared_operators": lambda: str(operator in opsmith.declared_operators("__main__")),

@@ -6,21 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from opsmith.checking.hypotheses import GUESSES, UNKNOWN
 from opsmith.checking.report import Failure, Outcome
 
-GUESSED = frozenset(
-    {
-        "unknown",
-        "nonfinite",
-        "missing",
-        "sign",
-        "conjugate",
-        "scale",
-        "transposed",
-        "permuted",
-        "ignores-grad",
-    }
-)
+GUESSED = frozenset({UNKNOWN, *GUESSES, "ignores-grad"})
 """Causes that are read off the numbers. Where samples disagree about them, none explains all."""
 
 
@@ -42,7 +31,7 @@ def _one(group: list[Failure]) -> Failure:
     evidence = {**first.evidence, "seen": f"in {len(group)} runs, the first of them shown"}
     if len(causes) == 1:
         return replace(first, evidence=evidence)
-    return replace(first, cause="unknown", evidence={**evidence, "looks like": ", ".join(causes)})
+    return replace(first, cause=UNKNOWN, evidence={**evidence, "looks like": ", ".join(causes)})
 
 
 FOLLOWS = ("forward_mode", "second_order")

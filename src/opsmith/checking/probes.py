@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opsmith.checking.differentiated import results_with_gradient
 from opsmith.checking.layouts import LAYOUTS, PLAIN, incoming
-from opsmith.checking.sample import Sample, replica
+from opsmith.checking.sample import replica
 from opsmith.checking.subject import Subject
 
 
@@ -37,16 +37,15 @@ class Probe:
         return [None if grad is None else grad.contiguous() for grad in self.at(dtype, device)]
 
 
-def probes(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[Probe]:
-    """The incoming gradients to try on a sample with these results.
+def probes(subject: Subject, results: Sequence[Tensor]) -> list[Probe]:
+    """The incoming gradients to try on a call with these results.
 
     The plain ones come first, for each result alone (so that a formula that forgets one is found out), then
     for all of them.
 
     Args:
         subject: What is under check.
-        sample: The sample.
-        results: What the operator returns for it, in float64.
+        results: What the operator returns for a sample, in float64.
     """
     open_ = results_with_gradient(subject, results)
     generator = subject.generator()
@@ -68,6 +67,6 @@ def probes(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[
     return [*alone, *(Probe(layout, grads, layout == PLAIN) for layout, grads in every.items())]
 
 
-def plain_probe(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> Probe:
+def plain_probe(subject: Subject, results: Sequence[Tensor]) -> Probe:
     """Contiguous gradients for all results."""
-    return next(probe for probe in probes(subject, sample, results) if probe.name == PLAIN)
+    return next(probe for probe in probes(subject, results) if probe.name == PLAIN)

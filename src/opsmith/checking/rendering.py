@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
     raise errors.MissingExtraError(
         "reports in colour need the package `rich`",
         got=f"no module named {error.name!r}",
-        mend="pip install 'opsmith[cli]', or print(report), which needs nothing",
+        mend=f"{install('cli')}; or print(report), which needs nothing",
     ) from error
 
 STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.core.calls import tensors_in
 
 MOST_ELEMENTS = 64
 """A script with more numbers than this is no longer a few lines."""
@@ -37,7 +38,7 @@ def replay(
     tensors = {**_arguments(sample, flat), **(more or {})}
     if subject.draws or not all(_writable(value) for value in tensors.values()):
         return None
-    elements = sum(value.numel() for value in _every_tensor(tensors.values()))
+    elements = sum(value.numel() for value in tensors_in(list(tensors.values())))
     if elements > MOST_ELEMENTS:
         return None
     lines = ["import torch, opsmith", "", f"operator = {_finder(subject)}"]
@@ -67,15 +68,6 @@ def _finder(subject: Subject) -> str:
     if specification.module == "__main__" or "<locals>" in specification.qualname:
         return f'opsmith.find_operator("{specification.name}")  # declared at {specification.where}'
     return f'opsmith.find_operator("{specification.name}", "{specification.module}")'
-
-
-def _every_tensor(values: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in values:
-        found += (
-            [value] if isinstance(value, Tensor) else _every_tensor(value) if isinstance(value, list) else []
-        )
-    return found
 
 
 def _writable(value: Any) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from opsmith.extras import install
+
 __all__ = ["main"]
 
 NEEDED = ("typer", "rich")
@@ -22,7 +24,7 @@ def main() -> None:
         package = (error.name or "").partition(".")[0]
         if package not in NEEDED:
             raise
-        sys.stderr.write(f"opsmith: the command line needs `{package}`: pip install 'opsmith[cli]'\n")
+        sys.stderr.write(f"opsmith: the command line needs `{package}`: {install('cli')}\n")
         sys.exit(2)
     except KeyboardInterrupt:
         sys.stderr.write("opsmith: interrupted\n")

@@ -16,7 +16,7 @@ COMMANDS = {
     "doctor": "opsmith.cli.doctor",
     "tour": "opsmith.cli.tour",
 }
-"""Where each command is; its function has the command's name."""
+"""Where each command is; its function has the command's name, and `EPILOG`, if any, ends its help."""
 
 
 class Commands(TyperGroup):
@@ -31,7 +31,8 @@ class Commands(TyperGroup):
         if cmd_name not in self.list_commands(ctx):
             return None
         single = typer.Typer(rich_markup_mode="markdown", add_completion=False)
-        single.command(cmd_name)(getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name))
+        module = importlib.import_module(COMMANDS[cmd_name])
+        single.command(cmd_name, epilog=getattr(module, "EPILOG", None))(getattr(module, cmd_name))
         command = typer.main.get_command(single)
         command.name = cmd_name
         return command

@@ -11,14 +11,22 @@ from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
 from opsmith import checking, errors
+from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.rendering import rendered
 from opsmith.checking.report import SCHEMA, Report
-from opsmith.cli.guard import FAILED, UNUSABLE, complain, guarded
+from opsmith.cli.guard import FAILED, UNUSABLE, complain, guarded, waiting
 from opsmith.cli.target import Target
 from opsmith.core.operator import Operator
+
+
+EPILOG = "\n\n".join(
+    ["**Properties**", *(f"- `{known.name}` {known.title}" for known in PROPERTIES.values())]
+)
+"""What the help ends in: what `--only` and `--skip` take."""
 
 
 @dataclass
@@ -93,15 +101,13 @@ def check(
 
     - `opsmith check mypackage.ops:mylib::linear --json > report.json`
 
-    Properties: forward, gradient, surrogate, forward_mode, second_order, randomness, effects, integration.
-
     Exit status: 0 all that was asked for passed, 1 something did not, 2 it could not be checked.
     """
     out = sys.stdout
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the operators print is no report
-        tally = _checked(
-            Target.of(target).operators(), out, as_json, {"only": only or None, "skip": skip, "seed": seed}
-        )
+        with waiting(f"importing {escape(target)}"):
+            operators = Target.of(target).operators()
+        tally = _checked(operators, out, as_json, {"only": only or None, "skip": skip, "seed": seed})
         if as_json:
             out.write(json.dumps(tally.to_dict(), indent=2, allow_nan=False) + "\n")
         elif len(tally.reports) + len(tally.unchecked) > 1:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opsmith import __version__
-from opsmith.cli.guard import FAILED, guarded
+from opsmith.cli.guard import FAILED, guarded, waiting
 from opsmith.cli.inventory import Entry, inventory
 
 SCHEMA = 1
@@ -35,7 +35,8 @@ def doctor(
     Exit status: 0 opsmith works here, though some of what it can do may be missing; 1 it does not.
     """
     with guarded():
-        entries = inventory()
+        with waiting("looking at this machine"):
+            entries = inventory()
         works = all(entry.found for entry in entries if entry.required)
         if as_json:
             listed = [entry.to_dict() for entry in entries]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
+from rich.console import Console
 
 from opsmith import errors
 
@@ -35,6 +36,17 @@ def guarded(*, traceback: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("opsmith: interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """A region that may take over a second: says on stderr what it does; nothing where that is no terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
 
 
 def complain(error: Exception) -> None:

@@ -127,8 +127,8 @@ def _of_package(name: str, package: str, serves: str, mend: str) -> Callable[[],
 ENTRIES: tuple[Callable[[], Entry], ...] = (
     _python,
     _torch,
-    _of_package("rich", "rich", "the command line; check", "pip install 'opsmith[cli]'"),
-    _of_package("typer", "typer", "the command line", "pip install 'opsmith[cli]'"),
+    _of_package("rich", "rich", "the command line; check", install("cli")),
+    _of_package("typer", "typer", "the command line", install("cli")),
     _compiler,
     _cuda,
     _nvrtc,
@@ -138,7 +138,7 @@ ENTRIES: tuple[Callable[[], Entry], ...] = (
     _of_package("ONNX Script", "onnxscript", "export", "pip install onnxscript"),
     _of_package("ONNX Runtime", "onnxruntime", "export: run what was exported", "pip install onnxruntime"),
     _graphviz,
-    _of_package("scikit-learn", "scikit-learn", "tour", "pip install 'opsmith[tour]'"),
+    _of_package("scikit-learn", "scikit-learn", "tour", install("tour")),
 )
 
 

@@ -115,26 +115,6 @@ def joint_rules(
     return dict.fromkeys(covered, formula)
 
 
-def check_stand_in(function: Callable[..., Any], schema: Schema, operator: str, place: str) -> None:
-    """Refuse a stand-in that cannot be called as the operator is.
-
-    Raises:
-        FormulaError: Saying which arguments it has to take.
-    """
-    positional = schema.names[: schema.positional]
-    keywords = dict.fromkeys(schema.names[schema.positional :])
-    try:
-        inspect.signature(function).bind(*positional, **keywords)
-    except (TypeError, ValueError) as error:  # the latter for a builtin, which shows no signature
-        raise errors.FormulaError(
-            f"the stand-in cannot be called as the operator is: {error}",
-            operator=operator,
-            expected=f"a function of {_listed(schema.names)}",
-            where=where(function),
-            mend=f"write `def stand_in({', '.join(schema.names)}): ...`, even if it uses only some",
-        ) from error
-
-
 def check_input(name: str, schema: Schema, operator: str, place: str) -> None:
     """Refuse a name that is no tensor argument."""
     if name not in schema.by_name:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ov
 import torch
 
 from opsmith import errors
-from opsmith.core.calls import call_fault, tensors_in
-from opsmith.core.gradients import GradientRules, Rule, check_stand_in, formula_rules, joint_rules
-from opsmith.core.kernels import Kernel, check_device
+from opsmith.core.attaching import check_attached
+from opsmith.core.calls import call_fault, shown, tensors_in
+from opsmith.core.gradients import GradientRules, Rule, formula_rules, joint_rules
+from opsmith.core.kernels import Kernel, check_device, dtypes_of
+from opsmith.core.location import where
 from opsmith.core.samples import Samples
 from opsmith.core.specification import Specification
 
@@ -228,6 +230,7 @@ class Operator(Generic[P, R]):
             >>> reciprocal.gradients(x=lambda grad, result: -grad * result.square())
             <opsmith operator demo::reciprocal(Tensor x) -> Tensor>
         """
+        self._check_gradients_call(joint, rules)
         if joint and isinstance(joint[0], str):
 
             def decorate(function: F) -> F:
@@ -239,6 +242,19 @@ class Operator(Generic[P, R]):
             self._attach_joint(joint[0], ())
             return self
         return self._attach_gradients(formula_rules(rules, *self._context()), surrogate=False)
+
+    def _check_gradients_call(self, joint: tuple[Any, ...], rules: dict[str, Any]) -> None:
+        names = all(isinstance(each, str) for each in joint)
+        if bool(rules) + bool(joint) != 1 or not (names or len(joint) == 1):
+            given = [repr(each) if isinstance(each, str) else where(each) for each in joint]
+            raise errors.FormulaError(
+                "gradients are given in one of three ways at a time",
+                operator=self.name,
+                expected="one joint formula, or names of inputs, or `name=formula` for each input",
+                got=", ".join([*given, *(f"{name}=..." for name in rules)]) or "nothing",
+                where=self._specification.where,
+                mend="call `gradients` once for each way",
+            )
 
     def surrogate_gradients(
         self, stand_in: Callable[..., Any] | None = None, /, **rules: Any
@@ -252,7 +268,7 @@ class Operator(Generic[P, R]):
 
         Raises:
             GradientConflictError: If true gradients are declared already.
-            FormulaError: If the stand-in does not take the operator's arguments.
+            NotAFunctionError: If the stand-in cannot be called as the operator is.
 
         Example:
             >>> @opsmith.operator("demo::straight_through")
@@ -264,10 +280,13 @@ class Operator(Generic[P, R]):
             tensor([1.])
         """
         if stand_in is not None:
-            check_stand_in(stand_in, *self._context())
+            self._check_attached(stand_in, "the stand-in")
         return self._attach_gradients(
             formula_rules(rules, *self._context()), surrogate=True, stand_in=stand_in
         )
+
+    def _check_attached(self, function: Any, what: str) -> None:
+        check_attached(function, what, self._specification.schema, self.name)
 
     def _context(self) -> tuple[Any, str, str]:
         return self._specification.schema, self.name, self._specification.where
@@ -309,6 +328,7 @@ class Operator(Generic[P, R]):
 
         Raises:
             DeviceNameError: If torch knows no such device type.
+            NotAFunctionError: If the kernel cannot be called as the operator is.
 
         Example:
             >>> @opsmith.operator("demo::negate")
@@ -318,9 +338,10 @@ class Operator(Generic[P, R]):
             'kernel for cpu, neg'
         """
         check_device(device, self.name)
+        chosen = None if dtypes is None else dtypes_of(dtypes, self.name)
 
         def attach(function: F) -> F:
-            chosen = frozenset(dtypes) if dtypes is not None else None
+            self._check_attached(function, f"the kernel for {device}")
             kernel = Kernel(device, function, chosen)
             others = [k for k in self._specification.kernels if (k.device, k.dtypes) != (device, chosen)]
             self._replace(kernels=(kernel, *others))
@@ -344,6 +365,7 @@ class Operator(Generic[P, R]):
             >>> numpy_sort(torch.ones(3, device="meta")).shape
             torch.Size([3])
         """
+        self._check_attached(function, "the fake kernel")
         self._replace(fake=function)
         return function
 
@@ -358,5 +380,14 @@ class Operator(Generic[P, R]):
             >>> opsmith.check(halve, only=["forward"]).passed_as_asked
             True
         """
+        if not callable(function):
+            raise errors.NotAFunctionError(
+                "samples are given as a function that yields them",
+                operator=self.name,
+                expected="a function of `make`",
+                got=shown(function),
+                where=self._specification.where,
+                mend="write `@op.samples` over `def _(make): yield make(2, 3), ...`",
+            )
         self._replace(samples=function)
         return function

@@ -18,7 +18,7 @@ def exp(x: Tensor) -> Tensor:
         x: Any shape; floating or complex (whole numbers become floating).
 
     Returns:
-        Shape and dtype of `x`.
+        Shape of `x`; its dtype, or torch's default floating dtype for whole numbers.
 
     Example:
         >>> import torch

@@ -229,30 +229,41 @@ def _output_size(
     stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
     if min(*stride, *dilation) < 1 or min(padding) < 0:
         raise ValueError(
-            "involution expects stride and dilation of at least 1 and padding of at least 0, "
-            f"got stride {stride}, dilation {dilation}, padding {padding}"
+            "expected stride and dilation of at least 1 and padding of at least 0, "
+            f"got stride {stride}, dilation {dilation}, padding {padding}; "
+            "give numbers from there on, or pairs of them"
         )
     height, width = (
         (size[i] + 2 * padding[i] - (dilation[i] * (kernel[i] - 1) + 1)) // stride[i] + 1 for i in (0, 1)
     )
     if min(*size, *kernel, height, width) < 1:
         raise ValueError(
-            "involution expects an image, with its padding, no smaller than the kernel, got "
-            f"H, W = {list(size)}, padding {padding}, Kh, Kw = {list(kernel)}, dilation {dilation}"
+            "expected an image, with its padding, no smaller than the kernel, got "
+            f"H, W = {list(size)}, padding {padding}, Kh, Kw = {list(kernel)}, dilation {dilation}; "
+            "use a larger padding, or a smaller kernel or dilation"
         )
     return height, width
 
 
 def _expect_dimensions(layout: str, tensor: Tensor, count: int) -> None:
     if tensor.ndim != count:
-        raise ValueError(f"involution expects {layout}, got {tensor.ndim} dimensions: {list(tensor.shape)}")
+        raise ValueError(
+            f"expected {layout}, got {tensor.ndim} dimensions: {list(tensor.shape)}; "
+            "give each of the dimensions, of size 1 where there is nothing to tell apart"
+        )
 
 
 def _expect_groups(channels: int, groups: int) -> None:
     if groups < 1 or channels < 1 or channels % groups:
-        raise ValueError(f"involution expects G to divide C, got G = {groups} and C = {channels}")
+        raise ValueError(
+            f"expected G to divide C, got G = {groups} and C = {channels}; "
+            "choose another number of groups or of channels"
+        )
 
 
 def _expect_shape(layout: str, tensor: Tensor, shape: Sequence[int]) -> None:
     if tensor.shape != tuple(shape):
-        raise ValueError(f"involution expects {layout} = {list(shape)}, got {list(tensor.shape)}")
+        raise ValueError(
+            f"expected {layout} = {list(shape)}, got {list(tensor.shape)}; "
+            "this shape follows from the other arguments: change one or the other"
+        )

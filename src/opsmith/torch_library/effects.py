@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -97,15 +98,16 @@ def _as_tuple(
                 where=where(function),
                 mend="convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`",
             )
-        if result.layout is not torch.strided or result.is_nested or result.is_quantized:
+        foreign = foreign_kind(result)
+        if foreign is not None:
             raise errors.LayoutError(
                 f"`{described.name}` is not a strided dense tensor",
                 operator=specification.name,
                 argument=described.name,
                 expected="torch.strided",
-                got=tensor_layout(result),
+                got=foreign.name,
                 where=where(function),
-                mend="return `result.to_dense()`",
+                mend=f"return `{foreign.mend.format('result')}`",
             )
     return tuple(results)
 
@@ -154,13 +156,23 @@ def _name_of(tensor: Tensor, schema: Schema, values: Sequence[Any]) -> str:
     return "an input"
 
 
-def tensor_layout(tensor: Tensor) -> str:
-    """What kind of tensor it is, in a message."""
+@dataclass(frozen=True)
+class Foreign:
+    """A kind of tensor that operators do not take, and how one becomes a kind that they do."""
+
+    name: str
+    mend: str
+
+
+def foreign_kind(tensor: Tensor) -> Foreign | None:
+    """What is foreign about a tensor: nested, quantised, sparse or mkldnn; None for a strided dense one."""
     if tensor.is_nested:
-        return "a nested tensor"
+        return Foreign("a nested tensor", "torch.nested.to_padded_tensor({}, 0.0)")
     if tensor.is_quantized:
-        return "a quantised tensor"
-    return str(tensor.layout)
+        return Foreign("a quantised tensor", "{}.dequantize()")
+    if tensor.layout is not torch.strided:
+        return Foreign(str(tensor.layout), "{}.to_dense()")
+    return None
 
 
 def refuse_foreign(specification: Specification, values: list[Any]) -> None:
@@ -170,17 +182,14 @@ def refuse_foreign(specification: Specification, values: list[Any]) -> None:
         LayoutError: Naming the argument.
     """
     for tensor in tensors_in(values):
-        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        foreign = foreign_kind(tensor)
+        if foreign is not None:
             raise errors.LayoutError(
                 "it takes strided dense tensors only",
                 operator=specification.name,
                 argument=_name_of(tensor, specification.schema, values),
                 expected="torch.strided",
-                got=tensor_layout(tensor),
+                got=foreign.name,
                 where=specification.where,
-                mend="call it with `x.dequantize()`"
-                if tensor.is_quantized
-                else "call it with `x.to_dense()`"
-                if not tensor.is_nested
-                else "call it with `torch.nested.to_padded_tensor(x, 0.0)`",
+                mend=f"call it with `{foreign.mend.format('x')}`",
             )

@@ -127,10 +127,13 @@ class _Writing:
 class {self.name}(_op_Function):
     @staticmethod
     def forward(_op_ctx, {arguments}):
-        _op_before = {before}
+        try:
+            _op_before = {before}
+        except RuntimeError:
+            _op_before = None  # an inference tensor does not count how often it was written to
         _op_result = _op_kernel({kernel_arguments})
         if not ({fresh}
-                and _op_before == {before}):
+                and (_op_before is None or _op_before == {before})):
             _op_result = _op_settle(_op_result, [{arguments}], _op_before)
         if not (_op_result.is_floating_point() or _op_result.is_complex()):
             _op_refuse(_op_result)

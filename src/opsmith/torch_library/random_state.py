@@ -50,6 +50,6 @@ def generators_in(values: Iterable[Any]) -> list[torch.Generator]:
     """The generators among argument values, those in lists too."""
     found: list[torch.Generator] = []
     for value in values:
-        items = value if type(value) is list else [value]
+        items = value if isinstance(value, list | tuple) else [value]
         found += [item for item in items if type(item) is torch.Generator]
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from time import perf_counter
 
 from rich.table import Table
@@ -43,9 +42,7 @@ def run(context: Context) -> StageResult:
     for report in reports.values():
         for failure in report.failures:
             context.console.print(f"{report.operator}: {failure.message}", markup=False)
-    path = write_json(
-        context.out / "checks.json", [json.loads(report.to_json()) for report in reports.values()]
-    )
+    path = write_json(context.out / "checks.json", [report.to_dict() for report in reports.values()])
     passed = [name for name, report in reports.items() if report.passed]
     return StageResult(
         len(passed) == len(reports),

@@ -14,6 +14,7 @@ from rich.table import Table
 
 import opsmith
 from opsmith import errors
+from opsmith.extras import install
 from opsmith.tour.files import write_json
 from opsmith.tour.stage import Context, Stage, StageResult
 from opsmith.tour.stages import STAGES
@@ -67,7 +68,7 @@ def refuse_missing(stage: Stage) -> None:
             raise errors.MissingExtraError(
                 f"the tour's stage `{stage.name}` needs the package `{package}`",
                 got=f"no module named {package!r}",
-                mend="pip install 'opsmith[tour]'",
+                mend=install("tour"),
             )
 
 

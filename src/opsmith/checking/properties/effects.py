@@ -53,7 +53,7 @@ def _backward(subject: Subject, sample: Sample, device: torch.device) -> Finding
     places = differentiated(subject, sample).places
     if not places:
         return
-    probe = plain_probe(subject, sample, subject.call(sample, sample.at(torch.float64)))
+    probe = plain_probe(subject, subject.call(sample, sample.at(torch.float64)))
     names = [result.gradient_name() for result in subject.results]
     runs = []
     for _ in range(2):

@@ -30,7 +30,13 @@ def _check(subject: Subject, sample: Sample, places: tuple[int, ...], fast: bool
     for device in subject.devices_with(torch.float64):
         try:
             text = numerical_fault(
-                gradgradcheck, subject, sample, places, device, gen_non_contig_grad_outputs=True
+                gradgradcheck,
+                subject,
+                sample,
+                places,
+                device,
+                gen_non_contig_grad_outputs=True,
+                fast_mode=fast,
             )
         except errors.GraphCutError as error:
             return Failure(NAME, error.argument, "graph-cut", str(error), error.where, evidence)
