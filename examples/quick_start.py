@@ -1,13 +1,12 @@
 """The quick start of the README: an operator, its gradients, its samples, and the check."""
 
 import torch
-from torch import Tensor
 
 import opsmith
 
 
 @opsmith.operator("examples::linear")
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Affine map y = x Wᵀ + b.  x [B, M], weight [N, M], bias [N] -> [B, N]."""
     y = x @ weight.mT
     return y if bias is None else y + bias
@@ -20,11 +19,14 @@ linear.gradients(  # optional: what is not given is derived from the function ab
 )
 linear.samples(lambda make: [(make(4, 3), make(2, 3), make(2)), (make(5, 7), make(3, 7))])
 
-if __name__ == "__main__":
+
+def main() -> None:
     x, weight = torch.tensor([[4.0, 5.0]]), torch.tensor([[2.0, 3.0]], requires_grad=True)
     linear(x, weight).backward()
-    print("gradient of weight:", weight.grad)
-    print(linear.explain(x, weight))
-    report = opsmith.check(linear)
-    print(report)
+    print("gradient of weight:", weight.grad, linear.explain(x, weight), sep="\n")
+    print(report := opsmith.check(linear))
     assert report.passed
+
+
+if __name__ == "__main__":
+    main()

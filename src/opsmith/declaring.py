@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import keyword
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar, get_args, overload
@@ -85,7 +86,7 @@ def operator(
         (tensor([2., 2.]), tensor([2., 2.]))
     """
     given: Any = name
-    if not isinstance(given, str) or not _NAME.fullmatch(given):
+    if not isinstance(given, str) or not _NAME.fullmatch(given) or _reserved(given):
         raise errors.NameFormatError(
             "an operator's name is `namespace::name`",
             expected="two identifiers with `::` between them",
@@ -142,6 +143,11 @@ def operator(
         return handle
 
     return declare
+
+
+def _reserved(name: str) -> bool:
+    """Whether a part of a name is a word of Python's, which torch's schema language does not take either."""
+    return any(keyword.iskeyword(part) for part in name.split("::"))
 
 
 def find_operator(name: str, module: str | None = None) -> Operator[..., Any]:

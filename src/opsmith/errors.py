@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "AliasError",
     "ArgumentError",
+    "CapturedTensorError",
     "DefaultError",
     "DeviceNameError",
     "FormulaError",
@@ -184,6 +185,10 @@ class ArgumentError(OpsmithError, TypeError):
 
 class LayoutError(OpsmithError, TypeError):
     """A sparse, nested, quantised or mkldnn tensor, which operators do not take."""
+
+
+class CapturedTensorError(OpsmithError, RuntimeError):
+    """A reference uses a tensor that requires a gradient and is none of its arguments."""
 
 
 class AliasError(OpsmithError, RuntimeError):

@@ -10,6 +10,8 @@ from torch import Tensor
 
 import opsmith
 from opsmith.checking import Outcome
+from opsmith.checking.numerical import SLOW_LIMIT
+from opsmith.checking.properties import forward_mode, second_order
 
 names = itertools.count()
 

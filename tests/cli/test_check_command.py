@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from opsmith.checking.properties import PROPERTIES
+
 Write = Callable[..., Path]
 Run = Callable[..., Result]
 FAST = ("--only", "forward", "--only", "gradient")
@@ -231,3 +233,24 @@ def test_a_file_named_as_a_module_of_python_does_not_take_its_place(opsmith: Run
     import sys
 
     assert sys.modules["statistics"] is statistics
+
+
+def test_a_terminal_sees_that_the_target_is_imported(
+    opsmith: Run, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes stderr for a terminal then
+    monkeypatch.setenv("TERM", "xterm")
+    file = write("print('a word of its own')\nfrom opsmith.ops import exp")
+    done = opsmith("check", f"{file}:exp", "--only", "forward", "--json")
+    assert "importing" in done.stderr
+    assert "a word of its own" in done.stderr
+    assert json.loads(done.stdout)["passed"] is True
+
+
+def test_the_help_lists_every_property_with_its_promise(
+    opsmith: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    shown = opsmith("check", "--help").stdout
+    for known in PROPERTIES.values():
+        assert f"{known.name} {known.title}" in shown

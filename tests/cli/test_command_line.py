@@ -83,7 +83,9 @@ def test_without_the_extra_one_line_names_it(package: str) -> None:
     done = process("check", "opsmith.ops", before=f"sys.modules[{package!r}] = None")
     out, err = done.communicate(timeout=60)
     assert (done.returncode, out) == (2, "")
-    assert err == f"opsmith: the command line needs `{package}`: pip install '.[cli]' in a checkout of opsmith\n"
+    assert (
+        err == f"opsmith: the command line needs `{package}`: pip install '.[cli]' in a checkout of opsmith\n"
+    )
 
 
 def test_a_real_run_prints_json_on_stdout_and_leaves_with_its_status(write: Write, space: str) -> None:

@@ -72,6 +72,15 @@ def test_everything_is_listed(opsmith: Run) -> None:
         assert (entry["mend"] is None) == (entry["found"] is not None)
 
 
+def test_a_terminal_sees_that_it_is_at_work(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert opsmith("doctor", "--json").stderr == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes stderr for a terminal then
+    monkeypatch.setenv("TERM", "xterm")
+    done = opsmith("doctor", "--json")
+    assert "looking at this machine" in done.stderr
+    assert list(entries(done)) == NAMES
+
+
 def test_the_table_says_that_it_works(opsmith: Run) -> None:
     done = opsmith("doctor")
     assert done.exit_code == 0

@@ -474,3 +474,46 @@ def test_sparse_result(name: str, place: Place, says: Any) -> None:
         """,
     ):
         operator(torch.eye(2))
+
+
+captured_weight = torch.ones(2, requires_grad=True)
+
+
+def uses_a_global(x: Tensor) -> Tensor:
+    return x * captured_weight
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["constant", "differentiated"])
+def test_global_tensor_that_requires_a_gradient(gradient: bool, name: str, place: Place, says: Any) -> None:
+    operator = opsmith.operator(name)(uses_a_global)
+    with says(
+        errors.CapturedTensorError,
+        f"""
+        {name}: it uses `captured_weight`, which requires a gradient and is no argument
+          argument: captured_weight
+          expected: a function of its arguments alone
+          got: Tensor
+          where: {place(uses_a_global)}
+          mend: make it an argument, `captured_weight: Tensor`, or use `captured_weight.detach()` made outside
+        """,
+    ):
+        operator(torch.ones(2, requires_grad=gradient))
+
+
+def test_module_in_the_closure(name: str) -> None:
+    layer = torch.nn.Linear(2, 2)
+
+    def through(x: Tensor) -> Tensor:
+        return layer(x)
+
+    with pytest.raises(errors.CapturedTensorError, match="it uses `layer`"):
+        opsmith.operator(name)(through)(torch.ones(1, 2))
+
+
+def test_constant_tensors_may_be_captured(name: str) -> None:
+    table = torch.arange(3.0)
+
+    def looked_up(x: Tensor) -> Tensor:
+        return table[x]
+
+    torch.testing.assert_close(opsmith.operator(name)(looked_up)(torch.tensor([2])), torch.tensor([2.0]))

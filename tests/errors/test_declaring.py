@@ -33,6 +33,7 @@ def identity(x: Tensor) -> Tensor:
         "demo::1a",
         "demo::a b",
         "démo::a",
+        "demo::class",
     ],
 )
 def test_bad_name(bad: str, says: Any) -> None:

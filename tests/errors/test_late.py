@@ -208,3 +208,45 @@ def test_inference_tensor_beside_one_that_needs_a_gradient(name: str) -> None:
         x = torch.ones(2, requires_grad=True)
         operator(constant, x).sum().backward()
         assert x.grad is not None
+
+
+def test_part_of_the_input_in_inference_mode(name: str) -> None:
+    def part(x: Tensor, some: bool = False) -> Tensor:
+        return x.narrow(0, 1, 2) if some else x * 1
+
+    operator = opsmith.operator(name)(part)
+    with torch.inference_mode():
+        x = torch.zeros(3)
+        operator(x)
+        with pytest.raises(errors.AliasError):
+            operator(x, True)
+
+
+@pytest.mark.parametrize("argument", ["type", "dict", "float", "RuntimeError", "Exception", "list"])
+def test_arguments_called_as_builtins_are(name: str, argument: str) -> None:
+    source = f"def scaled(x: Tensor, {argument}: float = 2.0) -> Tensor:\n    return x * {argument}"
+    names: dict[str, Any] = {"Tensor": Tensor, "float": float, "__name__": __name__}
+    exec(source, names)
+    operator = opsmith.operator(name)(names["scaled"])
+    operator.gradients(x=eval(f"lambda grad, {argument}: grad * {argument}"))
+    for _ in range(3):
+        x = torch.ones(2, requires_grad=True)
+        operator(x, **{argument: 3.0}).sum().backward()
+        torch.testing.assert_close(x.grad, torch.full((2,), 3.0))
+
+
+def test_a_default_list_is_new_in_each_call(name: str) -> None:
+    def counted(x: Tensor, dims: list[int] = [0]) -> Tensor:  # noqa: B006
+        dims.append(1)
+        return x * len(dims)
+
+    operator = opsmith.operator(name)(counted)
+    assert [operator(torch.ones(())).item() for _ in range(4)] == [2.0] * 4
+
+
+def test_a_result_without_gradient_has_none_in_later_calls(name: str) -> None:
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    operator = opsmith.operator(name, results={"y": opsmith.non_differentiable})(doubled)
+    assert [operator(torch.ones(2, requires_grad=True)).requires_grad for _ in range(4)] == [False] * 4

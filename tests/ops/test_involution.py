@@ -120,7 +120,8 @@ REFUSED = {
         (2, 2, 7, 3, 1, 3),
         {},
         "expected an image, with its padding, no smaller than the kernel, got H, W = [5, 5], "
-        "padding (0, 0), Kh, Kw = [7, 3], dilation (1, 1); use a larger padding, or a smaller kernel or dilation",
+        "padding (0, 0), Kh, Kw = [7, 3], dilation (1, 1); "
+        "use a larger padding, or a smaller kernel or dilation",
     ),
 }
 

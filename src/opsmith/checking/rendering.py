@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from opsmith import errors
 from opsmith.checking.report import Failure, Outcome, Report, shown
+from opsmith.extras import install
 
 try:
     from rich import box

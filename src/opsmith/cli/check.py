@@ -22,7 +22,6 @@ from opsmith.cli.guard import FAILED, UNUSABLE, complain, guarded, waiting
 from opsmith.cli.target import Target
 from opsmith.core.operator import Operator
 
-
 EPILOG = "\n\n".join(
     ["**Properties**", *(f"- `{known.name}` {known.title}" for known in PROPERTIES.values())]
 )

@@ -40,7 +40,7 @@ def guarded(*, traceback: bool = False) -> Iterator[None]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """A region that may take over a second: says on stderr what it does; nothing where that is no terminal."""
+    """A region that may take over a second: a terminal at stderr shows what it does meanwhile."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield

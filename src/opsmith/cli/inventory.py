@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from opsmith.extras import install
+
 
 @dataclass(frozen=True)
 class Entry:

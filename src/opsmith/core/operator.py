@@ -245,13 +245,13 @@ class Operator(Generic[P, R]):
 
     def _check_gradients_call(self, joint: tuple[Any, ...], rules: dict[str, Any]) -> None:
         names = all(isinstance(each, str) for each in joint)
-        if bool(rules) + bool(joint) != 1 or not (names or len(joint) == 1):
+        if joint and (rules or not (names or len(joint) == 1)):
             given = [repr(each) if isinstance(each, str) else where(each) for each in joint]
             raise errors.FormulaError(
                 "gradients are given in one of three ways at a time",
                 operator=self.name,
                 expected="one joint formula, or names of inputs, or `name=formula` for each input",
-                got=", ".join([*given, *(f"{name}=..." for name in rules)]) or "nothing",
+                got=", ".join([*given, *(f"{name}=..." for name in rules)]),
                 where=self._specification.where,
                 mend="call `gradients` once for each way",
             )

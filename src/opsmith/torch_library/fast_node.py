@@ -46,6 +46,9 @@ def fast_node(specification: Specification, kernel: Callable[..., Any]) -> Any:
     names: dict[str, Any] = {
         "_op_Function": torch.autograd.Function,
         "_op_Tensor": Tensor,
+        "_op_type": type,
+        "_op_Exception": Exception,
+        "_op_RuntimeError": RuntimeError,
         "_op_strided": torch.strided,
         "_op_kernel": kernel,
         "_op_settle": settle(specification, kernel),
@@ -129,7 +132,7 @@ class {self.name}(_op_Function):
     def forward(_op_ctx, {arguments}):
         try:
             _op_before = {before}
-        except RuntimeError:
+        except _op_RuntimeError:
             _op_before = None  # an inference tensor does not count how often it was written to
         _op_result = _op_kernel({kernel_arguments})
         if not ({fresh}
@@ -183,10 +186,10 @@ class {self.name}(_op_Function):
         if _op_form_{name} is not None:
             try:
                 _op_d_{name} = _op_formula_{name}({arguments})
-            except Exception as _op_error:
+            except _op_Exception as _op_error:
                 _op_note_{name}(_op_error)
                 raise
-            if not (type(_op_d_{name}) is _op_Tensor
+            if not (_op_type(_op_d_{name}) is _op_Tensor
                     and (_op_d_{name}.shape, _op_d_{name}.dtype, _op_d_{name}.device) == _op_form_{name}
                     and _op_d_{name}.layout is _op_strided):
                 _op_d_{name} = _op_fit_{name}(_op_d_{name}, _op_ctx)
@@ -194,7 +197,7 @@ class {self.name}(_op_Function):
 
 
 def fresh_source(specification: Specification) -> str:
-    """A condition: the result is a dense tensor, no view, and begins where no input begins."""
+    """A condition: the result is a dense tensor, no view or part of one, and begins where no input does."""
     elsewhere = "".join(
         f" and ({each.name} is None or _op_result.data_ptr() != {each.name}.data_ptr())"
         if each.kind.optional
@@ -202,8 +205,9 @@ def fresh_source(specification: Specification) -> str:
         for each in specification.schema.arguments
         if each.kind.is_tensor
     )
-    plain = "type(_op_result) is _op_Tensor and _op_result.layout is _op_strided"
-    return f"{plain} and not _op_is_view(_op_result){elsewhere}"
+    plain = "_op_type(_op_result) is _op_Tensor and _op_result.layout is _op_strided"
+    # An inference tensor is never called a view, but a part of one does not begin where its storage does.
+    return f"{plain} and not _op_is_view(_op_result) and _op_result.storage_offset() == 0{elsewhere}"
 
 
 def _tuple(items: Any) -> str:

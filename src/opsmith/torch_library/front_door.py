@@ -22,7 +22,7 @@ from opsmith.torch_library import capabilities
 from opsmith.torch_library.effects import settle
 from opsmith.torch_library.fast_node import fast_node, fresh_source
 
-_SCALARS = {FLOAT: "float", INT: "int", BOOL: "bool", STR: "str"}
+_SCALARS = {FLOAT: "_op_float", INT: "_op_int", BOOL: "_op_bool", STR: "_op_str"}
 _KERNEL_DEVICES = {"cpu": "is_cpu", "cuda": "is_cuda"}
 
 
@@ -38,16 +38,25 @@ def front_door(
     """
     schema = specification.schema
     lists = any(argument.kind.is_tensor and argument.kind.sequence for argument in schema.arguments)
-    taken = any(name.startswith("_op_") for name in schema.names)
+    taken = any(name.startswith("_op_") for name in (*schema.names, specification.short_name))
     kernel, conditions = _kernel(specification)
     if lists or taken or kernel is None or specification.random or len(schema.results) > 1:
         return None
+    if not schema.results[0].differentiable:
+        return None  # the dispatcher's path cuts its graph
     node = fast_node(specification, kernel)
     names: dict[str, Any] = {
         **capabilities.front_door_checks(),
         "_op_MISSING": MISSING,
         "_op_PLAIN": frozenset((Tensor, torch.nn.Parameter)),
         "_op_Tensor": Tensor,
+        "_op_type": type,
+        "_op_dict": dict,
+        "_op_float": float,
+        "_op_int": int,
+        "_op_bool": bool,
+        "_op_str": str,
+        "_op_RuntimeError": RuntimeError,
         "_op_strided": torch.strided,
         "_op_compiling": torch.compiler.is_compiling,
         "_op_grad_enabled": torch.is_grad_enabled,
@@ -115,14 +124,14 @@ def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
         else:
             try:
                 _op_before = {versions}
-            except RuntimeError:
+            except _op_RuntimeError:
                 _op_before = None  # an inference tensor does not count how often it was written to
             _op_result = _op_kernel({to_kernel})
             if ({fresh}
                     and (_op_before is None or _op_before == {versions})):
                 return _op_result
             return _op_settle(_op_result, [{", ".join(schema.names)}], _op_before)
-    return _op_call(_op_handle, ({positional}*_op_extra,), dict({keywords}**_op_unknown))
+    return _op_call(_op_handle, ({positional}*_op_extra,), _op_dict({keywords}**_op_unknown))
 """
 
 
@@ -140,11 +149,11 @@ def _fits(argument: Argument) -> str:
     if kind.is_tensor:
         return _given(
             argument,
-            "type({0}) in _op_PLAIN and {0}.layout is _op_strided"
+            "_op_type({0}) in _op_PLAIN and {0}.layout is _op_strided"
             " and not {0}.is_nested and not {0}.is_quantized",
         )
     if kind.base in _SCALARS and (not kind.sequence or kind.spread):
-        return _given(argument, f"type({{0}}) is {_SCALARS[kind.base]}")
+        return _given(argument, f"_op_type({{0}}) is {_SCALARS[kind.base]}")
     name = argument.name
     return "False" if argument.default is REQUIRED else f"{name} is _op_default_{name}"
 
@@ -157,7 +166,9 @@ def _passed(argument: Argument) -> str:
     if kind.spread:
         spread = "(" + f"{name}, " * (kind.length or 1) + ")"
         return f"(None if {name} is None else {spread})" if kind.optional else spread
-    return f"_op_restored_{name}"
+    restored = f"_op_restored_{name}"
+    # Each call gets a list of its own.
+    return restored if kind.as_tuple else f"({restored} if {restored} is None else [*{restored}])"
 
 
 def _given(argument: Argument, condition: str) -> str:

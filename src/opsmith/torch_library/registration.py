@@ -13,6 +13,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
 from opsmith.core.calls import shown, tensors_in
+from opsmith.core.captured import refuse_captured
 from opsmith.core.kernels import choose
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
@@ -158,6 +159,8 @@ class DispatcherRegistration:
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Argument values in order, held to what the dispatcher does not look at."""
         specification = self.specification
+        if not self.proven:
+            refuse_captured(specification.reference, specification.name)
         values = specification.schema.call_values(args, kwargs)
         for argument, value in zip(specification.schema.arguments, values, strict=True):
             kind = argument.kind
@@ -221,6 +224,7 @@ class DispatcherRegistration:
         specification = self.specification
         if runs_ordinary(specification, values):
             results = run_pure(specification, specification.reference, values)
+            self.proven = True
             roles = zip(results, specification.schema.results, strict=True)
             return tuple(result if role.differentiable else result.detach() for result, role in roles)
         flattening = Flattening.of(specification.schema, values)
