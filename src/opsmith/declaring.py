@@ -13,8 +13,6 @@ from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.schema import ResultNames, schema_of
 from opsmith.core.specification import Autocast, Specification
-from opsmith.torch_library import capabilities
-from opsmith.torch_library.registration import HIDDEN_SUFFIX, DispatcherRegistration
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -135,6 +133,8 @@ def operator(
             _refuse_other_place(known.specification, specification)
             known.redeclare(specification)
             return known
+        from opsmith.torch_library.registration import DispatcherRegistration  # half of our import time
+
         _refuse_taken(specification)
         handle: Operator[P, Any] = Operator(
             specification, DispatcherRegistration(specification), find_operator
@@ -196,6 +196,9 @@ def _refuse_other_place(old: Specification, new: Specification) -> None:
 
 
 def _refuse_taken(specification: Specification) -> None:
+    from opsmith.torch_library import capabilities
+    from opsmith.torch_library.registration import HIDDEN_SUFFIX
+
     names = [specification.name, specification.name + HIDDEN_SUFFIX * bool(specification.schema.hidden)]
     for name in names:
         if capabilities.operator_exists(name):
