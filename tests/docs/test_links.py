@@ -75,8 +75,8 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 
 def test_pages_name_no_machine() -> None:
-    """No path of a developer's machine: `/home/...`, `/tmp/...`, `/work/...`, `C:\\...`."""
-    path = re.compile(r"(?<![\w.])(/(home|tmp|work|root|Users)/|[A-Z]:\\)")
+    """No path of a developer's machine: `/home/...`, `/tmp/...`, `C:\\...`."""
+    path = re.compile(r"(?<![\w.])(/(home|tmp|root|Users)/|[A-Z]:\\)")
     found = [
         f"{page.name}: {line}"
         for page in PAGES
