@@ -115,3 +115,11 @@ def test_hidden_results(name: str) -> None:
     x = torch.tensor([1.0, 4.0], dtype=torch.float64, requires_grad=True)
     assert gradcheck(operator, (x,))
     assert operator.explain(x).saved == ("root",)
+
+
+def test_meta_tensors_after_a_real_call(name: str) -> None:
+    """The first real call opens the front door, which must leave `meta` to the fake kernel."""
+    operator = declared(name)
+    for _ in range(2):
+        operator(torch.ones(5), torch.ones(3))
+    assert operator(torch.empty(5, device="meta"), torch.empty(3, device="meta")).shape == (7,)
