@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar, get_args, overload
 
 from opsmith import errors
+from opsmith.core.batching import check_batching
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.schema import ResultNames, schema_of
+from opsmith.core.shapes import read_shapes
 from opsmith.core.specification import Autocast, Specification
 
 P = ParamSpec("P")
@@ -31,6 +33,8 @@ def operator(
     random: bool = ...,
     autocast: Autocast = ...,
     inline: bool | None = ...,
+    shapes: str | None = ...,
+    batching: str | None = ...,
 ) -> Callable[[Callable[P, R]], Operator[P, R]]: ...
 @overload
 def operator(
@@ -43,6 +47,8 @@ def operator(
     random: bool = ...,
     autocast: Autocast = ...,
     inline: bool | None = ...,
+    shapes: str | None = ...,
+    batching: str | None = ...,
 ) -> Callable[[Callable[P, Any]], Operator[P, Any]]: ...
 def operator(
     name: str,
@@ -54,6 +60,8 @@ def operator(
     random: bool = False,
     autocast: Autocast = "promote",
     inline: bool | None = None,
+    shapes: str | None = None,
+    batching: str | None = None,
 ) -> Callable[[Callable[P, Any]], Operator[P, Any]]:
     """Declare an operator: the decorated function is its reference, the mathematics in plain PyTorch.
 
@@ -70,10 +78,14 @@ def operator(
             `"lower"` to autocast's dtype, `"float32"`.
         inline: Whether torch.compile sees the reference in the operator's place, and so fuses it; by default
             wherever no kernel takes the call. torch.export keeps the operator whole.
+        shapes: Shapes in letters, `"x: B M, weight: N M -> B N"`, to which calls are held.
+        batching: How one call serves a whole batch under `vmap`: `"elementwise"`, or the dimension of
+            `shapes` that holds independent examples, a letter or `"..."`.
 
     Raises:
         NameFormatError, NameTakenError, NotAFunctionError, MissingAnnotationError, UnsupportedTypeError,
-        ParameterKindError, ReservedNameError, DefaultError, ResultNameError, UsageError: As their names say.
+        ParameterKindError, ReservedNameError, DefaultError, ResultNameError, ShapePatternError, UsageError:
+        As their names say.
 
     Example:
         >>> import torch, opsmith
@@ -116,17 +128,21 @@ def operator(
         )
 
     def declare(reference: Callable[P, Any]) -> Operator[P, Any]:
+        schema, place = schema_of(reference, name, results=results, hidden=hidden), where(reference)
+        pattern = None if shapes is None else read_shapes(shapes, schema, name, place)
         specification = Specification(
             name=name,
             reference=reference,
-            schema=schema_of(reference, name, results=results, hidden=hidden),
+            schema=schema,
             module=reference.__module__,
             qualname=reference.__qualname__,
-            where=where(reference),
+            where=place,
             opaque=opaque,
             random=random,
             autocast=autocast,
             inline=inline,
+            shapes=pattern,
+            batching=check_batching(batching, pattern, schema, name, place),
         )
         known: Operator[P, Any] | None = _declared.get(name)
         if known is not None:

@@ -47,8 +47,11 @@ __all__ = [
     "ResultTypeError",
     "SampleError",
     "SavedTensorModifiedError",
+    "ShapeError",
+    "ShapePatternError",
     "TransformError",
     "UnknownInputError",
+    "UnknownResultError",
     "UnsupportedTypeError",
     "UsageError",
 ]
@@ -127,20 +130,28 @@ class ResultNameError(OpsmithError, ValueError):
     """The names in `results=` or `hidden=` do not fit what the reference returns."""
 
 
+class ShapePatternError(OpsmithError, ValueError):
+    """The text of `shapes=` cannot be read, or does not fit the signature."""
+
+
 class UnknownInputError(OpsmithError, ValueError):
     """A gradient is given for something that is not an input."""
 
 
+class UnknownResultError(OpsmithError, ValueError):
+    """A tangent is given for something that is not a result."""
+
+
 class NotDifferentiableError(OpsmithError, TypeError):
-    """A gradient is given for an input that is not a tensor."""
+    """A gradient is given for what is not a tensor, or a tangent for a result that is non-differentiable."""
 
 
 class FormulaError(OpsmithError, TypeError):
-    """A gradient formula is not a plain function of named parameters, nor one of the three answers."""
+    """A formula is not a plain function of named parameters, nor one of the answers that stand for one."""
 
 
 class FormulaParameterError(OpsmithError, ValueError):
-    """A formula names a parameter that is no input, no result and no gradient."""
+    """A formula names a parameter that is no input, result, gradient or tangent."""
 
 
 class GradientConflictError(OpsmithError, ValueError):
@@ -181,6 +192,10 @@ class UsageError(OpsmithError, ValueError):
 
 class ArgumentError(OpsmithError, TypeError):
     """An argument is missing, unknown, or of the wrong type."""
+
+
+class ShapeError(OpsmithError, ValueError):
+    """A tensor's shape is not what `shapes=` says."""
 
 
 class LayoutError(OpsmithError, TypeError):
@@ -228,19 +243,19 @@ class GradientTypeError(OpsmithError, TypeError):
 
 
 class GradientShapeError(OpsmithError, ValueError):
-    """A formula returned a gradient whose shape is not the input's."""
+    """A formula returned a gradient, or tangent, whose shape is not that of its input, or result."""
 
 
 class GradientDtypeError(OpsmithError, TypeError):
-    """A formula returned a gradient whose dtype is not the input's."""
+    """A formula returned a gradient, or tangent, whose dtype is not that of its input, or result."""
 
 
 class GradientDeviceError(OpsmithError, ValueError):
-    """A formula returned a gradient on another device than the input's."""
+    """A formula returned a gradient, or tangent, on another device than its input, or result."""
 
 
 class GradientCountError(OpsmithError, ValueError):
-    """A joint formula, or the formula of a list, returned too few or too many gradients."""
+    """A joint formula, or the formula of a list, returned too few or too many gradients or tangents."""
 
 
 class SavedTensorModifiedError(OpsmithError, RuntimeError):

@@ -324,3 +324,29 @@ def dtype_argument() -> Any:
         yield make.call(make(3, 4), dtype=torch.float64, keep=True)
 
     return total
+
+
+@right
+def batches_by_a_letter() -> Any:
+    @opsmith.operator(
+        "right::batches_by_a_letter",
+        hidden=("scale",),
+        shapes="x: B M, weight: M, index: B -> B M, B",
+        batching="B",
+    )
+    def norm(x: Tensor, weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        scale = x.square().mean(-1).rsqrt() * index
+        return x * scale.unsqueeze(-1) * weight, scale
+
+    norm.samples(lambda make: [(make(3, 4), make(4), make.integers(3, low=1, high=4))])
+    return norm
+
+
+@right
+def tangent_formula() -> Any:
+    @opsmith.operator("right::tangent_formula")
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    product.samples(lambda make: [(make(3, 4), make(4))])
+    return product.tangents(result=lambda x, y, tangent_x, tangent_y: tangent_x * y + x * tangent_y)

@@ -4,6 +4,7 @@ from functools import cache
 
 import mutants
 import pytest
+import wrong_batching
 import wrong_effects
 import wrong_gradients
 import wrong_results
@@ -15,7 +16,14 @@ import opsmith
 
 FILES = {
     str(module.__file__)
-    for module in (mutants, wrong_effects, wrong_gradients, wrong_results, wrong_surrogates)
+    for module in (
+        mutants,
+        wrong_batching,
+        wrong_effects,
+        wrong_gradients,
+        wrong_results,
+        wrong_surrogates,
+    )
 }
 
 

@@ -80,6 +80,7 @@ def test_what_was_left_out_is_skipped_and_says_so() -> None:
         "surrogate",
         "forward_mode",
         "second_order",
+        "batching",
         "randomness",
         "effects",
         "integration",
@@ -101,10 +102,11 @@ def test_progress_is_told_before_each_property_and_at_the_end() -> None:
         "surrogate",
         "forward_mode",
         "second_order",
+        "batching",
         "integration",
         "",
     ]
-    assert [done for _, done, _ in told] == list(range(9))
+    assert [done for _, done, _ in told] == list(range(10))
 
 
 def test_the_same_seed_gives_the_same_report() -> None:

@@ -199,3 +199,8 @@ def detached_in_the_formula() -> Any:
 @wrong("forward_mode", "sign", "x", "the tangent of `result` by `x` is not what finite differences say")
 def forward_mode_follows_the_formula() -> Any:
     return square("forward_mode_sign").gradients(x=lambda grad, x: -2 * grad * x)
+
+
+@wrong("forward_mode", "scale", "x", "the tangent of `result` by `x` is not what finite differences say")
+def tangent_by_two() -> Any:
+    return square("tangent_by_two").tangents(result=lambda x, tangent_x: 4 * x * tangent_x)

@@ -12,7 +12,7 @@ from opsmith.checking.derivative import with_gradient
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 from opsmith.core.answers import NonDifferentiable, NotImplementedGradient
-from opsmith.core.gradients import Formula
+from opsmith.core.formula import Formula
 from opsmith.core.location import where
 
 

@@ -16,7 +16,7 @@ from opsmith.checking.probes import plain_probe
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
-from opsmith.core.gradients import Formula
+from opsmith.core.formula import Formula
 
 HIDES = (
     "autograd through the reference gives the same, so the reference hides a dependence from autograd "

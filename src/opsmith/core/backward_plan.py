@@ -7,7 +7,8 @@ from typing import Any
 
 from opsmith.core.answers import NotImplementedGradient, Zero
 from opsmith.core.calls import tensors_in
-from opsmith.core.gradients import NEEDED, Formula
+from opsmith.core.formula import Formula
+from opsmith.core.gradients import NEEDED
 from opsmith.core.kernels import choose
 from opsmith.core.specification import Specification
 
@@ -86,9 +87,17 @@ def runs_again(specification: Specification, derived: bool) -> bool:
     return derived and (not specification.opaque or specification.gradients.stand_in is not None)
 
 
-def runs_ordinary(specification: Specification, values: list[Any]) -> bool:
-    """Whether the reference itself runs, under ordinary autograd: no formula, no kernel in its place."""
+def runs_ordinary(specification: Specification, values: list[Any], *, forward_mode: bool = False) -> bool:
+    """Whether the reference itself runs, under ordinary autograd: no formula, no kernel in its place.
+
+    Args:
+        specification: The operator.
+        values: Argument values of the call.
+        forward_mode: Whether tangents may be asked for, so that tangent formulas count too.
+    """
     if specification.opaque or specification.gradients.given:
+        return False
+    if forward_mode and specification.tangents.rules:
         return False
     return not takes_kernel(specification, values)
 

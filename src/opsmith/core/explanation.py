@@ -8,7 +8,7 @@ from typing import Any
 from opsmith.core.answers import NonDifferentiable
 from opsmith.core.backward_plan import backward_plan, runs_again, runs_ordinary
 from opsmith.core.calls import tensors_in
-from opsmith.core.gradients import Formula
+from opsmith.core.formula import Formula
 from opsmith.core.kernels import choose
 from opsmith.core.location import where
 from opsmith.core.specification import Specification
@@ -23,6 +23,7 @@ class Explanation:
         forward: What computes the results.
         rejected: Kernels that do not take the call, each with its reason.
         gradients: What computes each gradient, by input name.
+        tangents: What computes each tangent in forward mode, by result name, where the author wrote it.
         saved: What is kept for the backward when every input needs a gradient.
         ordinary: Whether autograd records the reference, as it would any function.
         recomputes: Whether the backward runs the reference, or the stand-in, to derive a gradient.
@@ -32,6 +33,7 @@ class Explanation:
     forward: str
     rejected: tuple[str, ...]
     gradients: dict[str, str]
+    tangents: dict[str, str]
     saved: tuple[str, ...]
     ordinary: bool
     recomputes: bool
@@ -40,6 +42,7 @@ class Explanation:
         lines = [self.operator, f"  forward: {self.forward}"]
         lines += [f"    rejected: {reason}" for reason in self.rejected]
         lines += [f"  gradient of `{name}`: {source}" for name, source in self.gradients.items()]
+        lines += [f"  tangent of `{name}`: {source}" for name, source in self.tangents.items()]
         nothing = "what the operations of the reference save" if self.ordinary else "nothing"
         lines.append(f"  saved for the backward: {', '.join(self.saved) or nothing}")
         if self.recomputes:
@@ -65,6 +68,10 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
         forward,
         tuple(f"kernel for {r.kernel.device}, {r.kernel.where}: {r.reason}" for r in rejected),
         {name: _source(specification, name, ordinary) for name in specification.schema.tensor_names},
+        {
+            name: f"formula, {rule.where}" if isinstance(rule, Formula) else repr(rule)
+            for name, rule in specification.tangents.rules.items()
+        },
         () if ordinary else plan.saved,
         ordinary,
         runs_again(specification, bool(plan.derived)) and not ordinary,

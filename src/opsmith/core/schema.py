@@ -116,6 +116,12 @@ class Schema:
         }
 
     @cached_property
+    def tangents(self) -> dict[str, str]:
+        """For each name under which a formula receives a tangent, as `tangent_x`, the tensor whose it is."""
+        taken = {*self.names, *self.result_position}
+        return {f"tangent_{name}": name for name in self.tensor_names if f"tangent_{name}" not in taken}
+
+    @cached_property
     def aliases(self) -> dict[str, str]:
         """`grad` and `result`, where one named result is all that callers see: they mean that one."""
         if len(self.visible) != 1:

@@ -21,9 +21,11 @@ from typing import Any
 
 import torch
 
-from opsmith.core.gradients import Formula, Rule
+from opsmith.core.formula import Formula
+from opsmith.core.gradients import Rule
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
+from opsmith.core.tangents import TangentRule
 
 Seen = dict[int, tuple[int, Any]]  # holds each value, so that no other can come to have its id
 
@@ -213,18 +215,19 @@ def _dataclass(thing: Any, seen: Seen) -> Iterator[str]:
         yield from _pieces(getattr(thing, field.name), seen)
 
 
-def _rule(rule: Rule) -> Any:
-    return (rule.function, rule.joint, rule.inputs) if isinstance(rule, Formula) else repr(rule)
+def _rule(rule: Rule | TangentRule) -> Any:
+    return (rule.function, rule.joint, rule.answers_for) if isinstance(rule, Formula) else repr(rule)
 
 
 def _aspects(specification: Specification) -> list[Any]:
-    rules = specification.gradients
+    rules, tangents = specification.gradients, specification.tangents.rules
     return [
         specification.name,
         specification.reference,
         specification.fake,
         rules.stand_in,
         [(name, _rule(rules.rules[name])) for name in sorted(rules.rules)],
+        [(name, _rule(tangents[name])) for name in sorted(tangents)],
         [
             (kernel.device, kernel.function, sorted(map(str, kernel.dtypes or ())))
             for kernel in specification.kernels

@@ -10,6 +10,8 @@ from opsmith.core.gradients import GradientRules
 from opsmith.core.kernels import Kernel
 from opsmith.core.samples import Samples
 from opsmith.core.schema import Schema
+from opsmith.core.shapes import Shapes
+from opsmith.core.tangents import TangentRules
 
 Autocast = Literal["promote", "lower", "float32"]
 
@@ -29,7 +31,10 @@ class Specification:
         random: Whether it draws from torch's random state.
         autocast: What happens to floating inputs under autocast.
         inline: Whether compiled code sees the reference in its place; None: where no kernel takes the call.
+        shapes: Shapes of its tensors, in letters.
+        batching: How one call of it serves a whole batch, if it does.
         gradients: Gradient rules.
+        tangents: Tangent rules.
         kernels: Kernels, in the order in which they are tried.
         fake: Function that computes shapes and dtypes only, if the author gave one.
         samples: Function that yields representative inputs.
@@ -45,7 +50,10 @@ class Specification:
     random: bool = False
     autocast: Autocast = "promote"
     inline: bool | None = None
+    shapes: Shapes | None = None
+    batching: str | None = None
     gradients: GradientRules = field(default_factory=GradientRules)
+    tangents: TangentRules = field(default_factory=TangentRules)
     kernels: tuple[Kernel, ...] = ()
     fake: Callable[..., Any] | None = None
     samples: Samples | None = None

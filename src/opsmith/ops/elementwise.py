@@ -10,7 +10,7 @@ from torch import Tensor
 import opsmith
 
 
-@opsmith.operator("opsmith::exp", autocast="float32")
+@opsmith.operator("opsmith::exp", autocast="float32", batching="elementwise")
 def exp(x: Tensor) -> Tensor:
     """Raise e to the power of each element; the backward needs the result alone.
 
@@ -41,7 +41,7 @@ def _(make: opsmith.Make) -> Iterator[Any]:
     yield (make(4, 6).mT[1:],)
 
 
-@opsmith.operator("opsmith::mul")
+@opsmith.operator("opsmith::mul", batching="elementwise")
 def mul(x: Tensor, y: Tensor) -> Tensor:
     """Multiply element by element.
 
@@ -68,7 +68,7 @@ mul.gradients(
 )
 
 
-@opsmith.operator("opsmith::add")
+@opsmith.operator("opsmith::add", batching="elementwise")
 def add(x: Tensor, y: Tensor) -> Tensor:
     """Add element by element; the backward needs nothing.
 

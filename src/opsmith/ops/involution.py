@@ -21,7 +21,12 @@ import opsmith
 Pair = int | tuple[int, int]
 
 
-@opsmith.operator("opsmith::involution", autocast="lower")
+@opsmith.operator(
+    "opsmith::involution",
+    shapes="input: B C H W, weight: B G Kh Kw Ho Wo -> B C Ho Wo",
+    batching="B",
+    autocast="lower",
+)
 def involution(
     input: Tensor, weight: Tensor, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1
 ) -> Tensor:
@@ -38,7 +43,7 @@ def involution(
         [B, C, Ho, Wo].
 
     Raises:
-        ValueError: If the shapes do not fit one another.
+        ShapeError, ValueError: If the shapes do not fit one another.
 
     Example:
         >>> import torch
@@ -47,8 +52,6 @@ def involution(
         tensor([[9., 9.],
                 [9., 9.]])
     """
-    _expect_dimensions("input [B, C, H, W]", input, 4)
-    _expect_dimensions("weight [B, G, Kh, Kw, Ho, Wo]", weight, 6)
     (batch, channels), groups, kernel = input.shape[:2], weight.shape[1], weight.shape[2:4]
     output = _output_size(input.shape[2:], kernel, stride, padding, dilation)
     _expect_groups(channels, groups)
@@ -57,7 +60,12 @@ def involution(
     return torch.einsum("bgcijuv,bguvij->bgcij", windows, weight).flatten(1, 2)
 
 
-@opsmith.operator("opsmith::involution_input_gradient", autocast="lower")
+@opsmith.operator(
+    "opsmith::involution_input_gradient",
+    shapes="cotangent: B C Ho Wo, weight: B G Kh Kw Ho Wo -> B C _ _",
+    batching="B",
+    autocast="lower",
+)
 def involution_input_gradient(
     cotangent: Tensor,
     weight: Tensor,
@@ -78,7 +86,7 @@ def involution_input_gradient(
         [B, C, H, W].
 
     Raises:
-        ValueError: If the shapes do not fit one another.
+        ShapeError, ValueError: If the shapes do not fit one another.
 
     Example:
         >>> import torch
@@ -89,8 +97,6 @@ def involution_input_gradient(
                 [2., 4., 4., 2.],
                 [1., 2., 2., 1.]])
     """
-    _expect_dimensions("cotangent [B, C, Ho, Wo]", cotangent, 4)
-    _expect_dimensions("weight [B, G, Kh, Kw, Ho, Wo]", weight, 6)
     (batch, channels), groups, kernel = cotangent.shape[:2], weight.shape[1], weight.shape[2:4]
     output = _output_size(size, kernel, stride, padding, dilation)
     _expect_groups(channels, groups)
@@ -101,7 +107,12 @@ def involution_input_gradient(
     return F.fold(columns, size, kernel, dilation, padding, stride)
 
 
-@opsmith.operator("opsmith::involution_weight_gradient", autocast="lower")
+@opsmith.operator(
+    "opsmith::involution_weight_gradient",
+    shapes="cotangent: B C Ho Wo, input: B C H W -> B groups _ _ Ho Wo",
+    batching="B",
+    autocast="lower",
+)
 def involution_weight_gradient(
     cotangent: Tensor,
     input: Tensor,
@@ -124,7 +135,7 @@ def involution_weight_gradient(
         [B, G, Kh, Kw, Ho, Wo].
 
     Raises:
-        ValueError: If the shapes do not fit one another.
+        ShapeError, ValueError: If the shapes do not fit one another.
 
     Example:
         >>> import torch
@@ -134,8 +145,6 @@ def involution_weight_gradient(
                 [15., 17., 19.],
                 [21., 23., 25.]])
     """
-    _expect_dimensions("cotangent [B, C, Ho, Wo]", cotangent, 4)
-    _expect_dimensions("input [B, C, H, W]", input, 4)
     batch, channels = input.shape[:2]
     output = _output_size(input.shape[2:], kernel, stride, padding, dilation)
     _expect_groups(channels, groups)
@@ -243,14 +252,6 @@ def _output_size(
             "use a larger padding, or a smaller kernel or dilation"
         )
     return height, width
-
-
-def _expect_dimensions(layout: str, tensor: Tensor, count: int) -> None:
-    if tensor.ndim != count:
-        raise ValueError(
-            f"expected {layout}, got {tensor.ndim} dimensions: {list(tensor.shape)}; "
-            "give each of the dimensions, of size 1 where there is nothing to tell apart"
-        )
 
 
 def _expect_groups(channels: int, groups: int) -> None:

@@ -11,7 +11,12 @@ from torch import Tensor
 import opsmith
 
 
-@opsmith.operator("opsmith::linear", autocast="lower")
+@opsmith.operator(
+    "opsmith::linear",
+    shapes="x: ... M, weight: N M, bias: N -> ... N",
+    batching="...",
+    autocast="lower",
+)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute y = x Wᵀ + b.
 
@@ -24,7 +29,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         [..., N].
 
     Raises:
-        ValueError: If the shapes do not fit.
+        ShapeError: If the shapes do not fit.
 
     Example:
         >>> import torch
@@ -32,23 +37,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         >>> linear(x, weight, bias)
         tensor([[26.]])
     """
-    if x.ndim < 1 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"linear expects x [..., M] and weight [N, M], got {list(x.shape)} and {list(weight.shape)}"
-        )
     y = x @ weight.mT
-    if bias is None:
-        return y
-    if bias.shape != weight.shape[:1]:
-        raise ValueError(f"linear expects bias [N] with N = {weight.shape[0]}, got {list(bias.shape)}")
-    return y + bias
+    return y if bias is None else y + bias
 
 
 # The chain rule for Y = X Wᵀ + b, with G for the gradient of Y: Gᵀ X for the weight, G W for x, and for the
 # bias the sum of G over its rows, which is what broadcasting b to every row asks for.
 linear.gradients(
     x=lambda grad, weight: grad @ weight.conj(),
-    weight=lambda grad, x: torch.einsum("...n,...m->nm", grad, x.conj()),
+    weight=lambda grad, x: torch.tensordot(grad, x.conj(), [list(range(x.ndim - 1))] * 2),
     bias=lambda grad: grad,
 )
 

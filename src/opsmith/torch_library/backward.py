@@ -14,7 +14,8 @@ from opsmith import errors
 from opsmith.core.answers import NonDifferentiable, NotImplementedGradient, Zero
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.calls import tensors_in
-from opsmith.core.gradients import NEEDED, Formula
+from opsmith.core.formula import Formula
+from opsmith.core.gradients import NEEDED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.flattening import Flattening
@@ -97,7 +98,7 @@ class Vjp:
     ) -> None:
         positions = self.specification.schema.gradient_position
         named = [positions[name] for name in formula.parameters if name in positions]
-        inputs = [name for name in formula.inputs if name in self.plan.needed]
+        inputs = [name for name in formula.answers_for if name in self.plan.needed]
         if named and all(grads[position] is None for position in named):
             # Gradients are linear in what comes in, and nothing did.
             for name in inputs:
@@ -160,12 +161,12 @@ class Vjp:
         for (name, tensor), count in zip(tensors, before, strict=True):
             if count is not None and capabilities.version(tensor) != count:
                 raise written_into(self.specification, [formula], name)
-        return self._joint_answers(formula, answer) if formula.joint else {formula.inputs[0]: answer}
+        return self._joint_answers(formula, answer) if formula.joint else {formula.answers_for[0]: answer}
 
     def _joint_answers(self, formula: Formula, answer: Any) -> Mapping[str, Any]:
-        needed = [name for name in formula.inputs if name in self.plan.needed]
+        needed = [name for name in formula.answers_for if name in self.plan.needed]
         given = list(answer) if isinstance(answer, Mapping) else None
-        if given is None or set(needed) - set(given) or set(given) - set(formula.inputs):
+        if given is None or set(needed) - set(given) or set(given) - set(formula.answers_for):
             raise errors.GradientCountError(
                 "the joint gradient does not answer for the inputs that it covers",
                 operator=self.specification.name,
@@ -225,7 +226,7 @@ class Vjp:
             ]
             if not blind:
                 continue
-            places = self._places([name for name in formula.inputs if name in plan.needed])
+            places = self._places([name for name in formula.answers_for if name in plan.needed])
             only = [grad if position in blind else None for position, grad in enumerate(grads)]
             answers = vjp_by_recompute(
                 specification.reference, self.flattening, flat, places, only, self.state
@@ -278,7 +279,7 @@ def differentiable_places(specification: Specification, flattening: Flattening) 
 def note_formula(specification: Specification, formula: Formula, error: Exception) -> None:
     """Add to an error that a formula raised which formula it was; our own errors say it already."""
     if not isinstance(error, errors.OpsmithError):
-        which = ", ".join(f"`{name}`" for name in formula.inputs)
+        which = ", ".join(f"`{name}`" for name in formula.answers_for)
         error.add_note(f"raised in the gradient of {which} of {specification.name}, {formula.where}")
 
 

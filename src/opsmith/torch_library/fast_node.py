@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opsmith.core.backward_plan import backward_plan
-from opsmith.core.gradients import Formula
+from opsmith.core.formula import Formula
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities

@@ -17,7 +17,7 @@ from opsmith.torch_library.targets import Forms, Target
 
 
 def jvp_from_vjp(
-    target: Target, every: Mapping[str, Any], tangents: Sequence[Tensor | None]
+    target: Target, every: Mapping[str, Any], tangents: Sequence[Tensor | None], wanted: Sequence[int]
 ) -> tuple[Tensor | None, ...]:
     """Tangents of the results: the vector-Jacobian product, differentiated by its vector.
 
@@ -25,6 +25,7 @@ def jvp_from_vjp(
         target: The operator.
         every: All arguments and results by name, without tangents.
         tangents: Tangent of each flat argument, or None.
+        wanted: Positions of the results whose tangents are asked for.
     """
     schema = target.specification.schema
     flat = target.flattening.flatten([every[name] for name in schema.names])
@@ -33,7 +34,7 @@ def jvp_from_vjp(
     plan = target.plan(target.flattening.needed(needs))
     vjp = target.vjp(plan, Forms.of(flat, results, needs), None)
     constant = {id(result) for result in constant_results(target.specification, plan, results)}
-    moving = [place for place, result in enumerate(results) if id(result) not in constant]
+    moving = [place for place in sorted(wanted) if id(results[place]) not in constant]
 
     answered: list[int] = []
 

@@ -9,6 +9,7 @@ So do the first call and the first backward, where what the author's code may no
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,6 +66,7 @@ def front_door(
         "_op_kernel": kernel,
         "_op_node": node and capabilities.direct_apply(node),
         "_op_settle": settle(specification, kernel),
+        "_op_in_shape": partial(_in_shape, specification),
     }
     for argument in schema.arguments:
         if argument.default is not REQUIRED:
@@ -93,11 +95,19 @@ def _kernel(specification: Specification) -> tuple[Callable[..., Any] | None, li
     return first.function, [*materialised, *[_given(each, "{0}." + attribute) for each in tensors]]
 
 
+def _in_shape(specification: Specification, *values: Any) -> bool:
+    """Whether the tensors have the shapes that the operator was declared with."""
+    assert specification.shapes is not None
+    return specification.shapes.bind(specification.schema, values)[1] is None
+
+
 def _source(specification: Specification, conditions: list[str], *, with_node: bool) -> str:
     schema = specification.schema
     tensors = [argument for argument in schema.arguments if argument.kind.is_tensor]
     # Modes are asked for first: one that watches torch functions would see the questions to tensors.
     plain = [*capabilities.FRONT_DOOR_CONDITIONS, *map(_fits, schema.arguments), *conditions]
+    if specification.shapes is not None:
+        plain.append(f"_op_in_shape({', '.join(schema.names)})")
     requires = " or ".join(
         f"({each.name} is not None and {each.name}.requires_grad)"
         if each.kind.optional

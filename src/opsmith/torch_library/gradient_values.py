@@ -12,7 +12,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.answers import Zero
 from opsmith.core.calls import shown
-from opsmith.core.gradients import Formula
+from opsmith.core.formula import Formula
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,69 +49,114 @@ def fit(gradient: Any, form: Form, *, label: str, operator: str, formula: Formul
     """
     if isinstance(gradient, Zero):
         return form.zeros()
-    if not isinstance(gradient, Tensor):
-        raise errors.GradientTypeError(
-            f"the gradient of `{label}` is not a tensor",
-            operator=operator,
-            argument=label,
-            expected=f"a tensor of shape {list(form.shape)}",
-            got=shown(gradient),
-            where=formula.where,
-            mend="return a tensor, or `opsmith.zero` where the gradient is zero",
-        )
-    if gradient.layout is not torch.strided:
-        gradient = gradient.to_dense()
+    about = _About("gradient", label, operator, formula, form)
+    gradient = _dense(gradient, about)
     if gradient.shape != form.shape:
-        if not _reduces_to(gradient.shape, form.shape):
-            raise errors.GradientShapeError(
-                f"the gradient of `{label}` has the wrong shape",
-                operator=operator,
-                argument=label,
-                expected=f"{list(form.shape)}, or a shape that broadcasting made of it",
-                got=str(list(gradient.shape)),
-                where=formula.where,
-                mend=_shape_mend(gradient, form),
-            )
+        if not _broadcasts(form.shape, gradient.shape):
+            raise about.shape_error(gradient, "or a shape that broadcasting made of it", "are summed")
         gradient = gradient.sum_to_size(form.shape)
     if gradient.is_complex() and not form.dtype.is_complex:
         gradient = gradient.real
-    if gradient.device != form.device:
-        raise errors.GradientDeviceError(
-            f"the gradient of `{label}` is on the wrong device",
-            operator=operator,
-            argument=label,
-            expected=str(form.device),
-            got=str(gradient.device),
-            where=formula.where,
-            mend="make new tensors with `device=grad.device`",
+    return _of_form(gradient, about, mixed=mixed)
+
+
+def fit_tangent(
+    tangent: Any, form: Form, *, label: str, operator: str, formula: Formula, mixed: bool
+) -> Tensor:
+    """A formula's tangent, made to fit its result: broadcast to its shape, complex where the result is.
+
+    The arguments and what is raised are those of `fit`, with the result in the place of the input.
+    """
+    if isinstance(tangent, Zero):
+        return form.zeros()
+    about = _About("tangent", label, operator, formula, form)
+    tangent = _dense(tangent, about)
+    if tangent.shape != form.shape:
+        if not _broadcasts(tangent.shape, form.shape):
+            raise about.shape_error(tangent, "or a shape that broadcasts to it", "the result has")
+        tangent = tangent.expand(form.shape)
+    return _of_form(tangent, about, mixed=mixed)
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What a message about an answer says: what it is, of what, by which formula."""
+
+    what: str
+    label: str
+    operator: str
+    formula: Formula
+    form: Form
+
+    def shape_error(self, value: Tensor, also: str, look: str) -> errors.GradientShapeError:
+        """The error for an answer of a shape that does not fit."""
+        return errors.GradientShapeError(
+            f"the {self.what} of `{self.label}` has the wrong shape",
+            operator=self.operator,
+            argument=self.label,
+            expected=f"{list(self.form.shape)}, {also}",
+            got=str(list(value.shape)),
+            where=self.formula.where,
+            mend=_shape_mend(value, self.form, look),
         )
-    if gradient.dtype != form.dtype:
-        widened = mixed and (gradient.is_floating_point() or gradient.is_complex())
-        if not widened and not (form.dtype.is_complex and gradient.dtype == form.dtype.to_real()):
+
+
+def _dense(value: Any, about: _About) -> Tensor:
+    """An answer as a dense tensor."""
+    if not isinstance(value, Tensor):
+        raise errors.GradientTypeError(
+            f"the {about.what} of `{about.label}` is not a tensor",
+            operator=about.operator,
+            argument=about.label,
+            expected=f"a tensor of shape {list(about.form.shape)}",
+            got=shown(value),
+            where=about.formula.where,
+            mend=f"return a tensor, or `opsmith.zero` where the {about.what} is zero",
+        )
+    return value if value.layout is torch.strided else value.to_dense()
+
+
+def _of_form(value: Tensor, about: _About, *, mixed: bool) -> Tensor:
+    """An answer of the right shape, with the dtype and on the device that it must have."""
+    source = "grad" if about.what == "gradient" else "result"
+    if value.device != about.form.device:
+        raise errors.GradientDeviceError(
+            f"the {about.what} of `{about.label}` is on the wrong device",
+            operator=about.operator,
+            argument=about.label,
+            expected=str(about.form.device),
+            got=str(value.device),
+            where=about.formula.where,
+            mend=f"make new tensors with `device={source}.device`",
+        )
+    wanted = about.form.dtype
+    if value.dtype != wanted:
+        widened = mixed and (value.is_floating_point() or (value.is_complex() and wanted.is_complex))
+        if not widened and not (wanted.is_complex and value.dtype == wanted.to_real()):
             raise errors.GradientDtypeError(
-                f"the gradient of `{label}` has the wrong dtype",
-                operator=operator,
-                argument=label,
-                expected=str(form.dtype),
-                got=str(gradient.dtype),
-                where=formula.where,
-                mend="make new tensors with `dtype=grad.dtype`, and cast nothing",
+                f"the {about.what} of `{about.label}` has the wrong dtype",
+                operator=about.operator,
+                argument=about.label,
+                expected=str(wanted),
+                got=str(value.dtype),
+                where=about.formula.where,
+                mend=f"make new tensors with `dtype={source}.dtype`, and cast nothing",
             )
-        gradient = gradient.to(form.dtype)
-    answer: Tensor = gradient
-    return answer
+        value = value.to(wanted)
+    return value
 
 
-def _reduces_to(shape: Sequence[int], target: Sequence[int]) -> bool:
-    if len(target) > len(shape):
+def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether broadcasting a tensor of this shape gives one of the target's."""
+    if len(shape) > len(target):
         return False
-    trailing = shape[len(shape) - len(target) :]
-    return all(size in (1, given) for size, given in zip(target, trailing, strict=True))
+    trailing = target[len(target) - len(shape) :]
+    return all(size in (1, given) for size, given in zip(shape, trailing, strict=True))
 
 
-def _shape_mend(gradient: Tensor, form: Form) -> str:
-    if list(gradient.shape) == list(reversed(form.shape)):
+def _shape_mend(value: Tensor, form: Form, look: str) -> str:
+    if list(value.shape) == list(reversed(form.shape)):
         return "transpose it: `.mT`"
-    if gradient.numel() == torch.Size(form.shape).numel():
+    if value.numel() == torch.Size(form.shape).numel():
         return "reshape it, or look whether two dimensions are swapped"
-    return "look at which dimensions are summed"
+    return f"look at which dimensions {look}"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.calls import tensors_in
-from opsmith.core.gradients import Formula
+from opsmith.core.formula import Formula
 from opsmith.core.specification import Specification
 from opsmith.torch_library.pullback import pull_back
 

@@ -24,6 +24,7 @@ from opsmith.torch_library.differentiation import (
 )
 from opsmith.torch_library.operator_call import OperatorCall
 from opsmith.torch_library.targets import Target
+from opsmith.torch_library.whole_batch import whole_batch
 
 
 class LevelNode(capabilities.SingleLevelFunction):  # type: ignore[misc]  # torch gives it no type
@@ -96,6 +97,12 @@ def _vmap(target: Target, flat: Sequence[Any], layer: capabilities.Layer) -> tup
     with layer.interpreter.lower():
         if all(dim is None for dim in dims):
             return _descend(target, values)
+        whole = isinstance(target, OperatorCall) and whole_batch(
+            target.specification, target.flattening, values, dims, layer.batch_size, layer.randomness
+        )
+        if whole:
+            results = whole.restore(_descend(target, whole.flat))
+            return layer.wrap_batched(results, (0,) * len(results))
         if target.specification.opaque:
             return _one_by_one(target, values, dims, layer)
         batched = Batched(target, tuple(dims), layer.batch_size, layer.randomness)

@@ -14,8 +14,8 @@ from opsmith.torch_library import capabilities
 from opsmith.torch_library.backward import Vjp
 from opsmith.torch_library.effects import run_pure
 from opsmith.torch_library.flattening import Flattening
-from opsmith.torch_library.forward_mode import jvp_from_vjp
 from opsmith.torch_library.random_state import RandomState
+from opsmith.torch_library.tangents import jvp
 from opsmith.torch_library.targets import Forms, VectorProduct
 
 
@@ -73,4 +73,4 @@ class OperatorCall:
 
     def jvp(self, every: Mapping[str, Any], tangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """Tangents of the results."""
-        return jvp_from_vjp(self, every, tangents)
+        return jvp(self, every, tangents)

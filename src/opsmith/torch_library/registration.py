@@ -26,6 +26,7 @@ from opsmith.torch_library.flattening import Flattening
 from opsmith.torch_library.inlining import inline_reference
 from opsmith.torch_library.layers import call_in_layers
 from opsmith.torch_library.operator_call import OperatorCall
+from opsmith.torch_library.shape_rules import fake_by_shapes, refuse_shapes
 
 HIDDEN_SUFFIX = "_and_hidden"
 """An operator with hidden results has a sibling of this name, which returns them too."""
@@ -175,6 +176,7 @@ class DispatcherRegistration:
                     mend=f"call it as {specification.schema.text(specification.short_name)}",
                 )
         refuse_foreign(specification, values)
+        refuse_shapes(specification, values)
         self._compiled.notice(specification, tensors_in(values))
         return values
 
@@ -205,6 +207,9 @@ class DispatcherRegistration:
         """Compute shapes and dtypes only."""
         specification = self.specification
         if specification.opaque and specification.fake is None:
+            derived = fake_by_shapes(specification, values)
+            if derived is not None:
+                return derived
             raise errors.MissingFakeError(
                 "it is opaque and has no fake kernel, which tracing, compiling and `meta` tensors need",
                 operator=specification.name,
@@ -222,7 +227,8 @@ class DispatcherRegistration:
     def _in_layers(self, values: list[Any]) -> tuple[Tensor, ...]:
         """All results, through autograd or the transforms that are running."""
         specification = self.specification
-        if runs_ordinary(specification, values):
+        forward_mode = capabilities.forward_mode_active() or capabilities.innermost_layer() is not None
+        if runs_ordinary(specification, values, forward_mode=forward_mode):
             results = run_pure(specification, specification.reference, values)
             self.proven = True
             roles = zip(results, specification.schema.results, strict=True)

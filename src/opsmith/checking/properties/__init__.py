@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from opsmith.checking.properties.batching import BATCHING
 from opsmith.checking.properties.effects import EFFECTS
 from opsmith.checking.properties.forward import FORWARD
 from opsmith.checking.properties.forward_mode import FORWARD_MODE
@@ -22,6 +23,7 @@ PROPERTIES: dict[str, Property] = {
         SURROGATE,
         FORWARD_MODE,
         SECOND_ORDER,
+        BATCHING,
         RANDOMNESS,
         EFFECTS,
         INTEGRATION,

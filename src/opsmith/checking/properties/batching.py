@@ -1,0 +1,133 @@
+"""`batching=` is true: one call for a batch gives what a call for each example gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.difference import Difference, form_fault, off_gradcheck, unequal
+from opsmith.checking.property import Findings, Property, Skipped, each_sample
+from opsmith.checking.report import Failure
+from opsmith.checking.sample import Sample, is_inexact
+from opsmith.checking.subject import Subject
+from opsmith.core.batching import ELEMENTWISE, leads
+from opsmith.core.specification import Specification
+from opsmith.torch_library.whole_batch import whole_batch
+
+NAME = "batching"
+SIZE = 3
+
+
+def run(subject: Subject) -> Findings:
+    """Compute a batch made of every sample by one call, and each of its examples alone."""
+    if subject.specification.batching is None:
+        yield Skipped("one call of it takes one example: it declares no `batching=`")
+    elif subject.draws:
+        yield Skipped("it draws random numbers, which one call draws in another order than many")
+    else:
+        yield from each_sample(NAME, subject, _sample)
+
+
+def _sample(subject: Subject, sample: Sample) -> Findings:
+    generator = subject.generator()
+    for places in _batched(subject.specification, sample):
+        flat = sample.at(torch.float64)
+        columns = {place: _examples(flat[place], generator) for place in places}
+        rows = [[columns[p][i] if p in columns else v for p, v in enumerate(flat)] for i in range(SIZE)]
+        batch = [torch.stack(columns[p]) if p in columns else v for p, v in enumerate(flat)]
+        dims = [0 if place in columns else None for place in range(len(batch))]
+        alone = zip(*(subject.reference(sample, row) for row in rows), strict=True)
+        expected = [torch.stack(column) for column in alone]
+        whole = whole_batch(subject.specification, sample.flattening, batch, dims, SIZE, "error")
+        if whole is not None:
+            found = whole.restore(subject.reference(sample, whole.flat))
+            yield from _compare(subject, sample, places, found, expected, range(len(expected)))
+        visible = subject.specification.schema.visible
+        mapped = _under_vmap(subject, sample, batch, dims)
+        yield from _compare(subject, sample, places, mapped, [expected[p] for p in visible], visible)
+
+
+def _batched(specification: Specification, sample: Sample) -> Iterator[tuple[int, ...]]:
+    """Which arguments to batch: all that can be, together and each alone."""
+    batching, shapes = specification.batching, specification.shapes
+    places = tuple(
+        place
+        for place, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True))
+        if isinstance(value, Tensor)
+        and (
+            batching == ELEMENTWISE
+            or (shapes is not None and batching is not None and leads(batching, shapes, name))
+        )
+    )
+    yield places
+    if len(places) > 1:
+        yield from ((place,) for place in places)
+
+
+def _examples(value: Tensor, generator: torch.Generator) -> list[Tensor]:
+    """A tensor, and others drawn from its values, so that they lie where the operator is defined."""
+    flat, count = value.reshape(-1), value.numel()
+    draws = [torch.randint(max(count, 1), (count,), generator=generator) for _ in range(SIZE - 1)]
+    return [value, *(flat[draw].reshape(value.shape) for draw in draws)]
+
+
+def _under_vmap(
+    subject: Subject, sample: Sample, batch: Sequence[Any], dims: Sequence[int | None]
+) -> list[Tensor]:
+    tensors = [place for place, value in enumerate(batch) if isinstance(value, Tensor)]
+
+    def call(*given: Tensor) -> tuple[Tensor, ...]:
+        flat = list(batch)
+        for place, value in zip(tensors, given, strict=True):
+            flat[place] = value
+        return tuple(subject.call(sample, flat))
+
+    over = torch.func.vmap(call, tuple(dims[place] for place in tensors))
+    return list(over(*(batch[place] for place in tensors)))
+
+
+def _compare(
+    subject: Subject,
+    sample: Sample,
+    places: Sequence[int],
+    found: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    positions: Sequence[int],
+) -> Findings:
+    batched = ", ".join(f"`{sample.labels[place]}`" for place in places)
+    claim = f"batching={subject.specification.batching!r}"
+    for got, right, position in zip(found, expected, positions, strict=True):
+        name = subject.specification.schema.results[position].name
+        failed = partial(Failure, NAME, name, where=subject.specification.where)
+        evidence: dict[str, Any] = {"sample": f"{sample} in float64", "batched": batched}
+        fault = form_fault(got, right, strides=False)
+        if fault is not None:
+            aspect, mine, theirs = fault
+            message = (
+                f"with {claim}, one call for a batch of {batched} returns `{name}` with the {aspect} {mine}, "
+                f"and calls for each example with {theirs}"
+            )
+            yield failed(
+                cause=aspect, message=message, evidence={**evidence, "got": mine, "expected": theirs}
+            )
+            continue
+        difference = _difference(got, right)
+        if difference is not None:
+            message = (
+                f"{claim} is not so: in a batch of {batched}, `{name}` is not what each example gives alone: "
+                f"{difference}"
+            )
+            yield failed(
+                cause="mixes-examples", message=message, evidence={**evidence, **difference.evidence()}
+            )
+
+
+def _difference(got: Tensor, right: Tensor) -> Difference | None:
+    return off_gradcheck(got, right) if is_inexact(right) else unequal(got, right)
+
+
+BATCHING = Property(NAME, "one call for a batch gives what each example gives alone", run)

@@ -1,0 +1,271 @@
+"""What authors attach to an operator: gradients, tangents, kernels, a fake kernel, samples."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Self, TypeVar, overload
+
+from opsmith import errors
+from opsmith.core.attaching import check_attached
+from opsmith.core.calls import shown
+from opsmith.core.gradients import GradientRules, Rule, formula_rules, joint_rules
+from opsmith.core.kernels import Kernel, check_device, dtypes_of
+from opsmith.core.location import where
+from opsmith.core.samples import Samples
+from opsmith.core.specification import Specification
+from opsmith.core.tangents import joint_tangent_rules, tangent_rules
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Aspects:
+    """The methods of a handle that attach an aspect: each replaces the specification by one that has it."""
+
+    _specification: Specification
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """`namespace::name`."""
+
+    @abstractmethod
+    def _replace(self, **aspects: Any) -> Self:
+        """Replace parts of the specification, all at once."""
+
+    @overload
+    def gradients(self, joint: Callable[..., dict[str, Any]], /) -> Self: ...
+    @overload
+    def gradients(self, first: str, /, *others: str) -> Callable[[F], F]: ...
+    @overload
+    def gradients(self, /, **rules: Any) -> Self: ...
+    def gradients(self, /, *joint: Any, **rules: Any) -> Any:
+        """Give gradient formulas, by input name, or one joint formula for several inputs.
+
+        A formula's parameters name what it needs: inputs, `result` (or a result's name), `grad` (or
+        `grad_<name>`). What no formula is given for is derived from the reference.
+
+        Args:
+            *joint: A function that returns a dict of gradients by input name (as a decorator); or names of
+                the inputs that the decorated joint formula covers.
+            **rules: A formula, `opsmith.zero`, `opsmith.non_differentiable`, `opsmith.not_implemented(why)`.
+
+        Returns:
+            The operator; with input names, a decorator.
+
+        Raises:
+            UnknownInputError, NotDifferentiableError, FormulaError, FormulaParameterError,
+            GradientConflictError: As their names say.
+
+        Example:
+            >>> @opsmith.operator("demo::reciprocal")
+            ... def reciprocal(x: torch.Tensor) -> torch.Tensor:
+            ...     return 1 / x
+            >>> reciprocal.gradients(x=lambda grad, result: -grad * result.square())
+            <opsmith operator demo::reciprocal(Tensor x) -> Tensor>
+        """
+        self._check_one_way("gradients", "input", joint, rules)
+        if joint and isinstance(joint[0], str):
+
+            def decorate(function: F) -> F:
+                self._attach_joint(function, joint)
+                return function
+
+            return decorate
+        if joint:
+            self._attach_joint(joint[0], ())
+            return self
+        return self._attach_gradients(formula_rules(rules, *self._context()), surrogate=False)
+
+    def _check_one_way(self, aspect: str, of: str, joint: tuple[Any, ...], rules: dict[str, Any]) -> None:
+        names = all(isinstance(each, str) for each in joint)
+        if joint and (rules or not (names or len(joint) == 1)):
+            given = [repr(each) if isinstance(each, str) else where(each) for each in joint]
+            raise errors.FormulaError(
+                f"{aspect} are given in one of three ways at a time",
+                operator=self.name,
+                expected=f"one joint formula, or names of {of}s, or `name=formula` for each {of}",
+                got=", ".join([*given, *(f"{name}=..." for name in rules)]),
+                where=self._specification.where,
+                mend=f"call `{aspect}` once for each way",
+            )
+
+    def surrogate_gradients(self, stand_in: Callable[..., Any] | None = None, /, **rules: Any) -> Self:
+        """Give gradients that are wrong on purpose: straight-through estimators, reversal, clipping, spikes.
+
+        Args:
+            stand_in: A smooth function of the same arguments. Its true gradient is the operator's where no
+                formula is given; where one is given, `check` holds the formula to it.
+            **rules: As for `gradients`.
+
+        Raises:
+            GradientConflictError: If true gradients are declared already.
+            NotAFunctionError: If the stand-in cannot be called as the operator is.
+
+        Example:
+            >>> @opsmith.operator("demo::straight_through")
+            ... def straight_through(x: torch.Tensor) -> torch.Tensor:
+            ...     return x.round()
+            >>> x = torch.tensor([0.4], requires_grad=True)
+            >>> straight_through.surrogate_gradients(x=lambda grad: grad)(x).backward()
+            >>> x.grad
+            tensor([1.])
+        """
+        if stand_in is not None:
+            self._check_attached(stand_in, "the stand-in")
+        return self._attach_gradients(
+            formula_rules(rules, *self._context()), surrogate=True, stand_in=stand_in
+        )
+
+    @overload
+    def tangents(self, joint: Callable[..., dict[str, Any]], /) -> Self: ...
+    @overload
+    def tangents(self, first: str, /, *others: str) -> Callable[[F], F]: ...
+    @overload
+    def tangents(self, /, **rules: Any) -> Self: ...
+    def tangents(self, /, *joint: Any, **rules: Any) -> Any:
+        """Give formulas for forward mode, by result name, or one joint formula for several results.
+
+        A formula's parameters name what it needs: inputs, results, and `tangent_<input>`, which is zeros
+        where an input has none. Without one, forward mode follows from the gradient formulas.
+
+        Args:
+            *joint: A function that returns a dict of tangents by result name (as a decorator); or names of
+                the results that the decorated joint formula covers.
+            **rules: A formula, `opsmith.zero` or `opsmith.not_implemented(why)`.
+
+        Returns:
+            The operator; with result names, a decorator.
+
+        Raises:
+            UnknownResultError, NotDifferentiableError, FormulaError, FormulaParameterError: As their names
+                say.
+
+        Example:
+            >>> @opsmith.operator("demo::inverse")
+            ... def inverse(x: torch.Tensor) -> torch.Tensor:
+            ...     return 1 / x
+            >>> inverse.tangents(result=lambda result, tangent_x: -tangent_x * result.square())
+            <opsmith operator demo::inverse(Tensor x) -> Tensor>
+            >>> torch.func.jvp(inverse, (torch.tensor(2.0),), (torch.tensor(1.0),))
+            (tensor(0.5000), tensor(-0.2500))
+        """
+        self._check_one_way("tangents", "result", joint, rules)
+        if joint and isinstance(joint[0], str):
+
+            def decorate(function: F) -> F:
+                self._attach_tangents(joint_tangent_rules(function, joint, *self._context()))
+                return function
+
+            return decorate
+        if joint:
+            return self._attach_tangents(joint_tangent_rules(joint[0], (), *self._context()))
+        return self._attach_tangents(tangent_rules(rules, *self._context()))
+
+    def _attach_tangents(self, rules: dict[str, Any]) -> Self:
+        return self._replace(tangents=self._specification.tangents.with_rules(rules))
+
+    def _check_attached(self, function: Any, what: str) -> None:
+        check_attached(function, what, self._specification.schema, self.name)
+
+    def _context(self) -> tuple[Any, str, str]:
+        return self._specification.schema, self.name, self._specification.where
+
+    def _attach_joint(self, function: Any, inputs: tuple[str, ...]) -> None:
+        self._attach_gradients(joint_rules(function, inputs, *self._context()), surrogate=False)
+
+    def _attach_gradients(
+        self, rules: dict[str, Rule], *, surrogate: bool, stand_in: Callable[..., Any] | None = None
+    ) -> Self:
+        now: GradientRules = self._specification.gradients
+        if now.given and now.surrogate != surrogate:
+            raise errors.GradientConflictError(
+                "true and surrogate gradients are declared for one operator",
+                operator=self.name,
+                got="surrogate_gradients(...)" if surrogate else "gradients(...)",
+                where=self._specification.where,
+                mend="keep one of them; declare the operator again to change your mind",
+            )
+        return self._replace(
+            gradients=now.with_rules(rules, surrogate=surrogate, stand_in=stand_in or now.stand_in)
+        )
+
+    @overload
+    def kernel(self, device: str, /, *, dtypes: Any = None) -> Callable[[F], F]: ...
+    @overload
+    def kernel(self, device: str, function: Callable[..., Any], /, *, dtypes: Any = None) -> Self: ...
+    def kernel(
+        self, device: str, function: Callable[..., Any] | None = None, /, *, dtypes: Any = None
+    ) -> Any:
+        """Give a kernel for one type of device: a function that computes what the reference does, faster.
+
+        Args:
+            device: Device type: `cpu`, `cuda`, `mps`, ...
+            function: Takes and returns what the reference does. Without it, `kernel` is a decorator.
+            dtypes: dtypes that it takes; all by default. Others run the reference: `explain` tells.
+
+        Raises:
+            DeviceNameError: If torch knows no such device type.
+            NotAFunctionError: If the kernel cannot be called as the operator is.
+
+        Example:
+            >>> @opsmith.operator("demo::negate")
+            ... def negate(x: torch.Tensor) -> torch.Tensor:
+            ...     return -x
+            >>> negate.kernel("cpu", torch.neg, dtypes=[torch.float32]).explain(torch.ones(2)).forward
+            'kernel for cpu, neg'
+        """
+        check_device(device, self.name)
+        chosen = None if dtypes is None else dtypes_of(dtypes, self.name)
+
+        def attach(function: F) -> F:
+            self._check_attached(function, f"the kernel for {device}")
+            kernel = Kernel(device, function, chosen)
+            others = [k for k in self._specification.kernels if (k.device, k.dtypes) != (device, chosen)]
+            self._replace(kernels=(kernel, *others))
+            return function
+
+        if function is None:
+            return attach
+        attach(function)
+        return self
+
+    def fake(self, function: F) -> F:
+        """Give the fake kernel: same arguments, returns empty tensors of the right shape, dtype and device.
+
+        Only an opaque operator needs one; for others the reference serves, on fake tensors.
+
+        Example:
+            >>> @opsmith.operator("demo::numpy_sort", opaque=True)
+            ... def numpy_sort(x: torch.Tensor) -> torch.Tensor:
+            ...     return torch.from_numpy(numpy.sort(x.numpy()))
+            >>> fake = numpy_sort.fake(torch.empty_like)
+            >>> numpy_sort(torch.ones(3, device="meta")).shape
+            torch.Size([3])
+        """
+        self._check_attached(function, "the fake kernel")
+        self._replace(fake=function)
+        return function
+
+    def samples(self, function: Samples) -> Samples:
+        """Give representative inputs: a function of `make` that yields tuples, or `make.call(...)`.
+
+        Example:
+            >>> @opsmith.operator("demo::halve")
+            ... def halve(x: torch.Tensor) -> torch.Tensor:
+            ...     return x / 2
+            >>> samples = halve.samples(lambda make: [(make(2, 3),), (make(0),)])
+            >>> opsmith.check(halve, only=["forward"]).passed_as_asked
+            True
+        """
+        if not callable(function):
+            raise errors.NotAFunctionError(
+                "samples are given as a function that yields them",
+                operator=self.name,
+                expected="a function of `make`",
+                got=shown(function),
+                where=self._specification.where,
+                mend="write `@op.samples` over `def _(make): yield make(2, 3), ...`",
+            )
+        self._replace(samples=function)
+        return function

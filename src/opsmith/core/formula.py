@@ -1,0 +1,117 @@
+"""A formula: a function whose parameters name what it needs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from opsmith import errors
+from opsmith.core.location import where
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A function that computes one gradient or tangent; a joint one returns a dict, by name.
+
+    Args:
+        function: The function.
+        answers_for: The inputs whose gradients, or the results whose tangents, it computes.
+        keywords: Its parameters, as written.
+        parameters: What each of them means: the name of an input, a result, a gradient or a tangent.
+        joint: Whether it answers for several at once.
+    """
+
+    function: Callable[..., Any]
+    answers_for: tuple[str, ...]
+    keywords: tuple[str, ...]
+    parameters: tuple[str, ...]
+    joint: bool = False
+
+    @cached_property
+    def where(self) -> str:
+        """`file:line` of the formula."""
+        return where(self.function)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a formula of an operator may ask for.
+
+    Args:
+        operator: The operator's name, in messages.
+        names: Every name that means something, in the order in which messages list them.
+        also: Names that mean something too, and that messages leave out.
+        kinds: What the names stand for, in messages.
+        hint: What to write instead of a name that is none of these.
+    """
+
+    operator: str
+    names: Sequence[str]
+    also: Collection[str]
+    kinds: str
+    hint: Callable[[str], str]
+
+    def keywords_of(self, function: Callable[..., Any], what: str) -> tuple[str, ...]:
+        """The names that a formula asks for.
+
+        Args:
+            function: The formula.
+            what: What it computes, in messages.
+
+        Raises:
+            FormulaError: If it is no function of named parameters.
+            FormulaParameterError: If one of its parameters means nothing.
+        """
+        place = where(function)
+        try:
+            parameters = inspect.signature(function).parameters
+        except ValueError as error:
+            raise errors.FormulaError(
+                f"{what} has no signature that could be read",
+                operator=self.operator,
+                expected=f"parameters from {listed(self.names)}",
+                got=place,
+                mend="write a function around it: `lambda grad: ...`",
+            ) from error
+        for name, parameter in parameters.items():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+                raise errors.FormulaError(
+                    f"{what} takes `{parameter}`; a formula's parameters name what it needs",
+                    operator=self.operator,
+                    expected=f"parameters from {listed(self.names)}",
+                    where=place,
+                    mend="name each thing that the formula uses",
+                )
+            if parameter.default is not parameter.empty:
+                raise errors.FormulaError(
+                    f"{what} gives its parameter `{name}` a default, which would hide what it needs",
+                    operator=self.operator,
+                    argument=name,
+                    where=place,
+                    mend="close over the value instead: write the formula inside a function that has it",
+                )
+            if name not in self.names and name not in self.also:
+                raise errors.FormulaParameterError(
+                    f"{what} asks for `{name}`, which is no {self.kinds}",
+                    operator=self.operator,
+                    argument=name,
+                    expected=f"one of {listed(self.names)}",
+                    where=place,
+                    mend=self.hint(name) or _nearest(name, self.names),
+                )
+        return tuple(parameters)
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean `{close[0]}`?" if close else "use one of those names"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a message."""
+    return ", ".join(f"`{name}`" for name in names)

@@ -1,0 +1,227 @@
+"""Shapes in letters: `x: B M, weight: N M, bias: N -> B N`, read once, held against calls."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.core.formula import listed
+from opsmith.core.kinds import INT
+from opsmith.core.schema import Schema
+
+LEADING = "..."
+ANY = "_"
+
+Sizes = dict[str, Any]
+"""What letters stand for in one call; under `...` the leading sizes."""
+
+Fault = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The dimensions of one tensor.
+
+    Args:
+        text: As the author wrote them.
+        leading: Whether any number of dimensions may come first (`...`).
+        sizes: Each dimension: a letter, a number, an expression of letters, or `_` for any size.
+    """
+
+    text: str
+    leading: bool
+    sizes: tuple[str, ...]
+
+    @cached_property
+    def expressions(self) -> tuple[Any, ...]:
+        """The dimensions as code to evaluate, None for a letter or `_`."""
+        return tuple(
+            None if size.isidentifier() else compile(size, f"<shape {self.text}>", "eval")
+            for size in self.sizes
+        )
+
+    @cached_property
+    def letters(self) -> frozenset[str]:
+        """Every letter used, in expressions too."""
+        trees = [ast.parse(size, mode="eval") for size in self.sizes if size != ANY]
+        return frozenset(node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name))
+
+    def evaluate(self, sizes: Sizes) -> tuple[Any, ...]:
+        """The shape, with None where it is not known."""
+        lead = tuple(sizes[LEADING]) if self.leading else ()
+        return lead + tuple(
+            (None if size == ANY else sizes.get(size)) if code is None else _value(code, sizes)
+            for size, code in zip(self.sizes, self.expressions, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes of an operator's tensors.
+
+    Args:
+        text: As the author wrote them.
+        arguments: Dimensions of each argument that they name.
+        results: Dimensions of each result, in order; hidden ones may be left out at the end.
+        integers: Arguments whose value may be used as a size.
+    """
+
+    text: str
+    arguments: Mapping[str, Dims]
+    results: tuple[Dims, ...]
+    integers: frozenset[str]
+
+    def bind(self, schema: Schema, values: Sequence[Any]) -> tuple[Sizes, Fault | None]:
+        """What the letters stand for in a call, and what does not fit: (argument, expected, got)."""
+        named = dict(zip(schema.names, values, strict=True))
+        sizes: Sizes = {name: named[name] for name in self.integers}
+        tensors = list(self._tensors(named))
+        for label, dims, tensor in tensors:
+            fault = _bind(label, dims, tensor, sizes)
+            if fault is not None:
+                return sizes, fault
+        for label, dims, tensor in tensors:
+            for code, size, found in zip(
+                dims.expressions, dims.sizes, tensor.shape[tensor.dim() - len(dims.sizes) :], strict=True
+            ):
+                wanted = None if code is None else _value(code, sizes)
+                if wanted is not None and wanted != found:
+                    return sizes, (label, f"`{dims.text}` with {size} = {wanted}", str(list(tensor.shape)))
+        return sizes, None
+
+    def _tensors(self, named: Mapping[str, Any]) -> Iterator[tuple[str, Dims, torch.Tensor]]:
+        for name, dims in self.arguments.items():
+            value = named[name]
+            if isinstance(value, torch.Tensor):
+                yield name, dims, value
+            elif isinstance(value, list | tuple):
+                for position, item in enumerate(value):
+                    if isinstance(item, torch.Tensor):
+                        yield f"{name}[{position}]", dims, item
+
+
+def _bind(label: str, dims: Dims, tensor: torch.Tensor, sizes: Sizes) -> Fault | None:
+    """Give letters their sizes, or find that one has another already."""
+    shape, count = tensor.shape, len(dims.sizes)
+    got = str(list(shape))
+    if len(shape) < count or (len(shape) > count and not dims.leading):
+        more = " or more" if dims.leading else ""
+        return label, f"`{dims.text}`: {count}{more} dimension{'s' * (count != 1 or dims.leading)}", got
+    start = len(shape) - count
+    if dims.leading and sizes.setdefault(LEADING, shape[:start]) != shape[:start]:
+        return label, f"`{dims.text}` with ... = {list(sizes[LEADING])}", got
+    for size, found in zip(dims.sizes, shape[start:], strict=True):
+        if size.isidentifier() and size != ANY and sizes.setdefault(size, found) != found:
+            return label, f"`{dims.text}` with {size} = {sizes[size]}", got
+    return None
+
+
+def _value(code: Any, sizes: Sizes) -> Any:
+    """The value of an expression; None where one of its letters is not known."""
+    if any(sizes.get(name) is None for name in code.co_names):
+        return None
+    return eval(code, {"__builtins__": {}}, sizes)
+
+
+def read_shapes(text: Any, schema: Schema, operator: str, place: str) -> Shapes:
+    """Read an operator's shapes.
+
+    Args:
+        text: `name: dimensions, ... -> dimensions, ...`: one entry for each tensor that is to be held to its
+            shape, then one for each result. Dimensions stand between spaces: letters or words, which mean
+            the same size everywhere; numbers; integer arguments; expressions of them without spaces, as in
+            `H//stride`; `_` for any size; `...` first for any number of dimensions.
+        schema: The operator's signature.
+        operator: The operator's name, for messages.
+        place: Where it is declared.
+
+    Raises:
+        ShapePatternError: If it cannot be read, or does not fit the signature.
+
+    Example:
+        >>> from opsmith.core.schema import schema_of
+        >>> def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ...     return x @ weight.mT
+        >>> schema = schema_of(linear, "demo::linear")
+        >>> shapes = read_shapes("x: ... M, weight: N M -> ... N", schema, "demo::linear", "demo.py:1")
+        >>> sizes, fault = shapes.bind(schema, [torch.ones(4, 3), torch.ones(2, 3)])
+        >>> shapes.results[0].evaluate(sizes), fault
+        ((4, 2), None)
+    """
+
+    def refuse(problem: str, mend: str, got: str | None = None) -> errors.ShapePatternError:
+        return errors.ShapePatternError(
+            f"`shapes=` {problem}",
+            operator=operator,
+            argument="shapes",
+            expected="`x: B M, weight: N M -> B N`, in the order of the arguments and results",
+            got=got or repr(text),
+            where=place,
+            mend=mend,
+        )
+
+    if not isinstance(text, str) or text.count("->") != 1:
+        raise refuse("is one string with one `->` in it", "write the arguments, `->`, and the results")
+    given, _, returned = text.partition("->")
+    arguments: dict[str, Dims] = {}
+    for entry in filter(None, (part.strip() for part in given.split(","))):
+        name, colon, rest = (part.strip() for part in entry.partition(":"))
+        if not colon or name not in schema.tensor_names or name in arguments:
+            raise refuse(
+                "names each tensor once",
+                f"begin each entry with one of {listed(schema.tensor_names)}",
+                repr(entry),
+            )
+        arguments[name] = _dims(rest, refuse)
+    entries = [part.strip() for part in returned.split(",")]
+    results = tuple(_dims(_unnamed(entry), refuse) for entry in entries)
+    if len(results) not in (len(schema.results), len(schema.visible)):
+        raise refuse("gives each result its dimensions", f"write {len(schema.results)} after `->`", returned)
+    integers = frozenset(
+        each.name for each in schema.arguments if each.kind.base is INT and not each.kind.sequence
+    )
+    used = {letter for dims in (*arguments.values(), *results) for letter in dims.letters}
+    plain = {size for dims in arguments.values() for size in dims.sizes if size.isidentifier()}
+    unknown = sorted(used - plain - integers)
+    if unknown:
+        raise refuse(
+            f"uses `{unknown[0]}`, which no argument gives a size",
+            "let an argument have it as a dimension of its own, or write `_`",
+        )
+    if any(dims.leading for dims in results) and not any(dims.leading for dims in arguments.values()):
+        raise refuse("has `...` in a result alone", "let an argument begin with `...` too")
+    return Shapes(text, arguments, results, integers & used)
+
+
+def _unnamed(entry: str) -> str:
+    return entry.partition(":")[2].strip() if ":" in entry else entry
+
+
+def _dims(text: str, refuse: Any) -> Dims:
+    pieces = text.split()
+    leading = bool(pieces) and pieces[0] == LEADING
+    sizes = tuple(pieces[1:] if leading else pieces)
+    for size in sizes:
+        if not _allowed(size):
+            raise refuse("has a dimension that cannot be read", "write letters, numbers, `H//2`, `_`", size)
+    return Dims(text, leading, sizes)
+
+
+_NODES = (ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Name, ast.Load)
+
+
+def _allowed(size: str) -> bool:
+    try:
+        tree = ast.parse(size, mode="eval")
+    except SyntaxError:
+        return False
+    return all(
+        isinstance(node, _NODES) or (isinstance(node, ast.Constant) and type(node.value) is int)
+        for node in ast.walk(tree)
+    )

@@ -1,0 +1,51 @@
+"""Operators that say of themselves that one call serves a batch, and are wrong."""
+
+from typing import Any
+
+from mutants import wrong
+from torch import Tensor
+
+import opsmith
+
+
+@wrong("batching", "mixes-examples", "result", "batching='B' is not so: in a batch of `x`")
+def mixes_rows() -> Any:
+    @opsmith.operator("wrong::mixes_rows", shapes="x: B M -> B M", batching="B")
+    def mixes_rows(x: Tensor) -> Tensor:
+        return x.softmax(0)
+
+    mixes_rows.samples(lambda make: [(make(3, 4),)])
+    return mixes_rows
+
+
+@wrong("batching", "mixes-examples", "result", "batching='elementwise' is not so: in a batch of `x`")
+def not_elementwise() -> Any:
+    @opsmith.operator("wrong::not_elementwise", batching="elementwise")
+    def not_elementwise(x: Tensor) -> Tensor:
+        return x - x.mean()
+
+    not_elementwise.samples(lambda make: [(make(3, 4),)])
+    return not_elementwise
+
+
+@wrong("batching", "mixes-examples", "result", "batching='...' is not so: in a batch of `x`")
+def kernel_mixes_rows() -> Any:
+    @opsmith.operator("wrong::kernel_mixes_rows", shapes="x: ... M -> ... M", batching="...")
+    def kernel_mixes_rows(x: Tensor) -> Tensor:
+        return x * 2
+
+    def kernel(x: Tensor) -> Tensor:
+        return x * 2 + (x.sum() if x.dim() > 2 else 0)
+
+    kernel_mixes_rows.samples(lambda make: [(make(3, 4),)])
+    return kernel_mixes_rows.kernel("cpu", kernel)
+
+
+@wrong("batching", "raises", "result", "has no dimension for the batch, although")
+def reduces() -> Any:
+    @opsmith.operator("wrong::reduces", batching="elementwise")
+    def reduces(x: Tensor) -> Tensor:
+        return x.sum()
+
+    reduces.samples(lambda make: [(make(3, 4),)])
+    return reduces

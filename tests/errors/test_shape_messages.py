@@ -1,0 +1,210 @@
+"""Messages of `shapes=` and `batching=`, at the declaration and in calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opsmith
+from opsmith import errors
+
+Place = Callable[[Callable[..., Any]], str]
+
+
+def linear(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
+    return x @ weight.mT
+
+
+def normed(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x / x.norm(), x.norm()
+
+
+UNREADABLE: dict[str, tuple[Any, str, str | None, str]] = {
+    "no-text": (3, "is one string with one `->` in it", None, "write the arguments, `->`, and the results"),
+    "no-arrow": (
+        "x: B M",
+        "is one string with one `->` in it",
+        None,
+        "write the arguments, `->`, and the results",
+    ),
+    "unknown-argument": (
+        "y: B M -> B",
+        "names each tensor once",
+        "'y: B M'",
+        "begin each entry with one of `x`, `weight`",
+    ),
+    "no-tensor": (
+        "stride: B -> B",
+        "names each tensor once",
+        "'stride: B'",
+        "begin each entry with one of `x`, `weight`",
+    ),
+    "twice": (
+        "x: B, x: B -> B",
+        "names each tensor once",
+        "'x: B'",
+        "begin each entry with one of `x`, `weight`",
+    ),
+    "two-results": ("x: B -> B, B", "gives each result its dimensions", " B, B", "write 1 after `->`"),
+    "not-a-size": (
+        "x: B M! -> B",
+        "has a dimension that cannot be read",
+        "M!",
+        "write letters, numbers, `H//2`, `_`",
+    ),
+    "a-call": (
+        "x: B len(B) -> B",
+        "has a dimension that cannot be read",
+        "len(B)",
+        "write letters, numbers, `H//2`, `_`",
+    ),
+    "dots-inside": (
+        "x: B ... -> B",
+        "has a dimension that cannot be read",
+        "...",
+        "write letters, numbers, `H//2`, `_`",
+    ),
+    "unbound": (
+        "x: B M -> B Q",
+        "uses `Q`, which no argument gives a size",
+        None,
+        "let an argument have it as a dimension of its own, or write `_`",
+    ),
+    "unbound-expression": (
+        "x: B 2*M -> B",
+        "uses `M`, which no argument gives a size",
+        None,
+        "let an argument have it as a dimension of its own, or write `_`",
+    ),
+    "leading-result": (
+        "x: B M -> ... B",
+        "has `...` in a result alone",
+        None,
+        "let an argument begin with `...` too",
+    ),
+}
+
+
+@pytest.mark.parametrize(("shapes", "problem", "got", "mend"), UNREADABLE.values(), ids=UNREADABLE)
+def test_shapes_that_cannot_be_read(
+    shapes: Any, problem: str, got: str | None, mend: str, name: str, place: Place, says: Any
+) -> None:
+    with says(
+        errors.ShapePatternError,
+        f"""
+        {name}: `shapes=` {problem}
+          argument: shapes
+          expected: `x: B M, weight: N M -> B N`, in the order of the arguments and results
+          got: {repr(shapes) if got is None else got}
+          where: {place(linear)}
+          mend: {mend}
+        """,
+    ):
+        opsmith.operator(name, shapes=shapes)(linear)
+
+
+BATCHING: dict[str, tuple[Any, str | None, str]] = {
+    "nothing": (True, None, "has a value that means nothing"),
+    "no-shapes": ("B", None, "names a dimension, and there are no `shapes=`"),
+    "not-in-the-result": (
+        "B",
+        "x: B M, weight: N M -> N",
+        "names a dimension that does not come first in every result",
+    ),
+    "not-in-an-argument": (
+        "M",
+        "x: B M, weight: N M -> M",
+        "names a dimension that comes first in no argument",
+    ),
+    "elsewhere": ("B", "x: B M, weight: M B -> B", "names a dimension that does not always come first"),
+    "twice": ("B", "x: B M, weight: N M -> B B", "names a dimension that does not always come first"),
+    "no-dots": ("...", "x: B M -> B", "names a dimension that does not come first in every result"),
+}
+
+
+@pytest.mark.parametrize(("batching", "shapes", "problem"), BATCHING.values(), ids=BATCHING)
+def test_batching_without_a_meaning(
+    batching: Any, shapes: str | None, problem: str, name: str, place: Place, says: Any
+) -> None:
+    with says(
+        errors.UsageError,
+        f"""
+        {name}: `batching` {problem}
+          argument: batching
+          expected: `elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`
+          got: {batching!r}
+          where: {place(linear)}
+          mend: write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out
+        """,
+    ):
+        opsmith.operator(name, shapes=shapes, batching=batching)(linear)
+
+
+def test_batching_with_a_hidden_result_of_unknown_shape(name: str, place: Place, says: Any) -> None:
+    with says(
+        errors.UsageError,
+        f"""
+        {name}: `batching` needs the shape of every result, of hidden ones too
+          argument: batching
+          expected: `elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`
+          got: 'B'
+          where: {place(normed)}
+          mend: write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out
+        """,
+    ):
+        opsmith.operator(name, hidden=("size",), shapes="x: B M -> B M", batching="B")(normed)
+
+
+def test_tensor_of_the_wrong_shape(name: str, place: Place, says: Any) -> None:
+    operator = opsmith.operator(name, shapes="x: B M, weight: N M -> B N")(linear)
+    with says(
+        errors.ShapeError,
+        f"""
+        {name}: `weight` has the wrong shape
+          argument: weight
+          expected: `N M` with M = 3
+          got: [2, 4]
+          where: {place(linear)}
+          mend: call it with `x: B M, weight: N M -> B N`
+        """,
+    ):
+        operator(torch.ones(4, 3), torch.ones(2, 4))
+
+
+def test_not_elementwise_after_all(name: str, place: Place, says: Any) -> None:
+    operator = opsmith.operator(name, batching="elementwise")(linear).kernel("cpu", linear)
+    with says(
+        errors.ShapeError,
+        f"""
+        {name}: `result` has no dimension for the batch, although `batching='elementwise'` says so
+          argument: result
+          expected: [5, 2, 2]
+          got: [5, 1, 2]
+          where: {place(linear)}
+          mend: leave `batching=` out: then each example is computed as it would be alone
+        """,
+    ):
+        torch.vmap(operator)(torch.ones(5, 2), torch.ones(5, 2, 2))
+
+
+def test_batch_dimension_lost(name: str, says: Any, place: Place) -> None:
+    def total(x: Tensor) -> Tensor:
+        return x.sum(0, keepdim=True)
+
+    operator = opsmith.operator(name, shapes="x: B M -> B M", batching="B")(total).kernel("cpu", total)
+    with says(
+        errors.ShapeError,
+        f"""
+        {name}: `result` has no dimension for the batch, although `batching='B'` says so
+          argument: result
+          expected: [10, ...]
+          got: [1, 3]
+          where: {place(total)}
+          mend: leave `batching=` out: then each example is computed as it would be alone
+        """,
+    ):
+        torch.vmap(operator)(torch.ones(5, 2, 3))
