@@ -41,6 +41,7 @@ __all__ = [
     "OperatorNotFoundError",
     "OpsmithError",
     "ParameterKindError",
+    "PlacementError",
     "ReservedNameError",
     "ResultCountError",
     "ResultNameError",
@@ -52,6 +53,7 @@ __all__ = [
     "TransformError",
     "UnknownInputError",
     "UnknownResultError",
+    "UnsupportedTorchError",
     "UnsupportedTypeError",
     "UsageError",
 ]
@@ -182,6 +184,10 @@ class ModuleImportError(OpsmithError, ImportError):
     """A file or module that should declare operators cannot be imported."""
 
 
+class UnsupportedTorchError(OpsmithError, RuntimeError):
+    """The torch that is installed lacks something private that opsmith cannot do without."""
+
+
 class MissingExtraError(OpsmithError, ImportError):
     """A package that only one face needs is not installed."""
 
@@ -272,6 +278,10 @@ class HiddenResultError(OpsmithError, RuntimeError):
 
 class ForwardModeError(OpsmithError, NotImplementedError):
     """Forward mode cannot be derived for this operator."""
+
+
+class PlacementError(OpsmithError, NotImplementedError):
+    """DTensors placed in a way for which the operator's answer cannot be derived."""
 
 
 class TransformError(OpsmithError, NotImplementedError):

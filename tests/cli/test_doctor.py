@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import torch
 from typer.testing import Result
 
 from opsmith.cli import inventory
+from opsmith.torch_library.capabilities.table import CAPABILITIES
 
 Run = Callable[..., Result]
 
@@ -107,7 +108,7 @@ def test_a_bare_machine_works_and_is_told_the_commands(opsmith: Run) -> None:
         assert mends[name].startswith(command)
     assert "developer.nvidia.com/cuda-downloads" in mends["nvcc"]
     shown = " ".join(opsmith("doctor").stdout.split())
-    assert "What is missing is only needed for what stands beside it." in shown
+    assert "What is missing, or off, is only needed for what stands beside it." in shown
 
 
 @pytest.mark.usefixtures("bare")
@@ -158,7 +159,46 @@ def test_an_old_torch_is_status_1(opsmith: Run, monkeypatch: pytest.MonkeyPatch)
 def test_nothing_missing_is_said(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     there = lambda: inventory.Entry("x", "1.0", "all", "")
     monkeypatch.setattr(inventory, "ENTRIES", (there,))
+    monkeypatch.delenv("OPSMITH_CONSERVATIVE", raising=False)
     assert "works here, and nothing is missing" in opsmith("doctor").stdout
+
+
+def test_capabilities_are_listed_with_what_is_on(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPSMITH_CONSERVATIVE", raising=False)
+    rows = json.loads(opsmith("doctor", "--json").stdout)["capabilities"]
+    assert [row["name"] for row in rows] == list(CAPABILITIES)
+    for row in rows:
+        assert (row["on"], row["why"], row["instead"]) == (True, None, None)
+        assert row["required"] == (CAPABILITIES[row["name"]].instead is None)
+
+
+def test_conservative_is_why_they_are_off(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPSMITH_CONSERVATIVE", "1")
+    done = opsmith("doctor", "--json")
+    rows = {row["name"]: row for row in json.loads(done.stdout)["capabilities"]}
+    assert done.exit_code == 0
+    assert rows.pop("dispatch")["on"] is True
+    for name, row in rows.items():
+        assert (row["on"], row["why"]) == (False, "OPSMITH_CONSERVATIVE=1")
+        assert row["instead"] == CAPABILITIES[name].instead
+    shown = opsmith("doctor").stdout
+    assert "off:" in shown
+    assert "What is missing, or off, is only needed" in " ".join(shown.split())
+
+
+def test_without_what_is_required_it_is_status_1(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise AssertionError("a kernel below autograd was recorded")
+
+    monkeypatch.setattr(
+        import_module("opsmith.torch_library.capabilities.private.dispatch"), "self_test", fails
+    )
+    done = opsmith("doctor", "--json")
+    read = json.loads(done.stdout)
+    assert (done.exit_code, read["works"]) == (1, False)
+    assert read["capabilities"][0]["why"] == "AssertionError: a kernel below autograd was recorded"
+    shown = " ".join(opsmith("doctor").stdout.split())
+    assert "does not work here: mend what is marked in red" in shown
 
 
 def test_a_version_is_the_line_that_has_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
 import opsmith
-from opsmith.torch_library import capabilities
+from opsmith.torch_library.capabilities import asking
+from opsmith.torch_library.capabilities.table import CAPABILITIES, PROVIDERS
+
+# The private means themselves, whatever is decided about them.
+PRIVATE = {name: import_module(f"opsmith.torch_library.capabilities.private.{name}") for name in CAPABILITIES}
+capabilities = SimpleNamespace(
+    **{name: getattr(PRIVATE[each.name], name) for name, each in PROVIDERS.items()},
+    **{name: each for name, each in vars(asking).items() if not name.startswith("_")},
+)
 
 
 @pytest.fixture
@@ -200,7 +211,7 @@ def test_without_autocast() -> None:
     x = torch.ones(2, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert (x @ x).dtype is torch.bfloat16
-        with capabilities.without_autocast("AutocastCPU"):
+        with capabilities.without_autocast("cpu"):
             assert (x @ x).dtype is torch.float32
         assert (x @ x).dtype is torch.bfloat16
 
@@ -213,7 +224,7 @@ def test_serve_autocast_while_tracing(library: Any) -> None:
     operator = torch.ops.capabilities.lowered.default
 
     def kernel(x: Tensor) -> Tensor:
-        with capabilities.without_autocast("AutocastCPU"):
+        with capabilities.without_autocast("cpu"):
             return operator(x.bfloat16())
 
     library.impl("lowered", kernel, "AutocastCPU")
@@ -246,11 +257,6 @@ def test_compiler_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert capabilities.compiler_imported()
     monkeypatch.delitem(sys.modules, "torch._inductor.config")
     assert not capabilities.compiler_imported()
-
-
-def test_is_view() -> None:
-    assert capabilities.is_view(X.view(1, 2))
-    assert not capabilities.is_view(X.clone())
 
 
 def test_fake_mode() -> None:
@@ -459,37 +465,165 @@ def test_transform_kernel(library: Any) -> None:
 
 
 def test_front_door_checks() -> None:
-    """Each condition fails where the dispatcher has something to do."""
-    from torch.overrides import TorchFunctionMode
-
+    """Each condition fails where it should; what watches torch functions is asked for by the tensors."""
     names = capabilities.front_door_checks()
 
-    def holds() -> list[str]:
-        return [text for text in capabilities.FRONT_DOOR_CONDITIONS if not eval(text, dict(names))]
+    def fails() -> list[str]:
+        conditions = (capabilities.watched_source("x"), *capabilities.FRONT_DOOR_CONDITIONS)
+        return [text for text in conditions if not eval(text, {**names, "x": X})]
 
-    class Mode(TorchFunctionMode):
-        pass
-
-    assert holds() == []
-    with capabilities.watching(lambda operator, kwargs: None):
-        assert holds() == ["not _op_dispatch_modes()"]
-    with Mode():
-        assert holds() == ["not _op_function_modes()"]
-    with torch.autocast("cpu"):
-        assert holds() == ["not _op_autocast()"]
+    assert fails() == []
+    with TorchFunctionMode():
+        assert fails() == [capabilities.watched_source("x")]
     with forward_ad.dual_level():
-        assert holds() == ["_op_forward_mode._current_level < 0"]
-    inside(torch.func.vmap, lambda x: _note(holds()))
-    assert NOTED.pop() == ["_op_transform() is None"]
+        assert fails() == ["_op_forward_mode._current_level < 0"]
     with torch.profiler.profile():
-        assert holds() == ["not _op_profiling()"]
-    assert not names["_op_batched"](X)
-    assert holds() == []
+        assert fails() == ["not _op_profiler._is_profiler_enabled"]
+    with torch.autograd.profiler.profile():
+        assert fails() == ["not _op_profiler._is_profiler_enabled"]
+    assert not names["_op_compiling"]()
+    assert fails() == []
 
 
 def test_front_door_conditions() -> None:
     names = capabilities.front_door_checks()
     assert all(any(name in text for name in names) for text in capabilities.FRONT_DOOR_CONDITIONS)
+
+
+def test_watched_source() -> None:
+    class Watching(Tensor):
+        pass
+
+    question = capabilities.watched_source("x, y")
+    names = {**capabilities.front_door_checks(), "y": None}
+    assert eval(question, {**names, "x": X})
+    assert not eval(question, {**names, "x": X.as_subclass(Watching)})
+
+
+def test_nothing_active() -> None:
+    assert capabilities.nothing_active()
+    for region in (
+        capabilities.watching(lambda operator, kwargs: None),
+        TorchFunctionMode(),
+        torch.autocast("cpu"),
+        forward_ad.dual_level(),
+        torch.profiler.profile(),
+    ):
+        with region:
+            assert not capabilities.nothing_active(), region
+    inside(torch.func.vmap, lambda x: _note(capabilities.nothing_active()))
+    assert NOTED.pop() is False
+    torch.jit.trace(lambda x: (_note(capabilities.nothing_active()), x * 2)[1], (X,), check_trace=False)
+    assert NOTED.pop() is False
+
+
+FORMS: dict[str, Any] = {
+    "dtype": lambda: X.double(),
+    "rank": lambda: X[None],
+    "meta": lambda: X.to("meta"),
+    "parameter": lambda: torch.nn.Parameter(X),
+    "requires_grad": lambda: X.clone().requires_grad_(),
+    "subclass": lambda: X.as_subclass(type("Subclass", (Tensor,), {})),
+    "sparse": lambda: X[None].to_sparse(),
+    "compressed": lambda: X[None].to_sparse_csr(),
+    "quantised": lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.quint8),
+    "mkldnn": lambda: X.to_mkldnn(),
+    "conjugate": lambda: X.to(torch.complex64).conj(),
+    "negative": lambda: X.to(torch.complex64).conj().imag,
+    "inference": lambda: _in_inference(),
+    "none": lambda: None,
+    "number": lambda: 1.0,
+}
+
+
+def _in_inference() -> Tensor:
+    with torch.inference_mode():
+        return torch.ones(2)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*quantiz.*:UserWarning")
+@pytest.mark.parametrize("name", FORMS)
+def test_tensor_guard_tells_another_form(name: str) -> None:
+    check = capabilities.tensor_guard((X, X.clone()))
+    assert check(X, X.clone())
+    assert check(torch.ones(7)[::2], torch.ones(0)), "sizes and strides are no part of a form"
+    assert not check(FORMS[name](), X)
+    assert not check(X, FORMS[name]())
+
+
+def test_tensor_guard_tells_a_conjugate_of_the_same_dtype() -> None:
+    x = X.to(torch.complex64)
+    assert capabilities.tensor_guard((x,))(x)
+    assert not capabilities.tensor_guard((x,))(x.conj())
+    assert not capabilities.tensor_guard((X,))(x.conj().imag)
+
+
+def test_tensor_guard_tells_what_is_active() -> None:
+    check = capabilities.tensor_guard((X, X.clone()))
+    other = X.clone()
+    for region in (
+        capabilities.watching(lambda operator, kwargs: None),
+        torch.autocast("cpu"),
+        torch.inference_mode(),
+    ):
+        with region:
+            assert not check(X, other), region
+    for transform in (torch.func.vmap, torch.func.functionalize):
+        inside(transform, lambda x: _note(check(X, other) or check(x, other)))
+        assert NOTED.pop() is False
+    torch.func.grad(lambda x: (_note(check(X, other) or check(x, other)), x.sum())[1])(X)
+    assert NOTED.pop() is False
+    torch.jit.trace(lambda x: (_note(check(X, other) or check(x, other)), x * 2)[1], (X,), check_trace=False)
+    assert NOTED.pop() is False
+    assert check(X, other)
+
+
+def test_tensor_guard_takes_no_tensor_twice() -> None:
+    assert not capabilities.tensor_guard((X, X))(X, X)
+
+
+def test_versions_source() -> None:
+    x = X.clone()
+    source = capabilities.versions_source(["x", "nothing"])
+    before = eval(source, {"x": x, "nothing": None})
+    x.add_(1)
+    assert eval(source, {"x": x, "nothing": None}) == (before[0] + 1, None)
+
+
+def test_writes_nowhere() -> None:
+    assert all(map(capabilities.writes_nowhere, ("mul", "exp", "matmul", "view", "detach", "sum")))
+    assert not any(
+        map(capabilities.writes_nowhere, ("mul_", "copy_", "index_put_", "append", "no_such", "numpy"))
+    )
+
+
+def test_returns_new() -> None:
+    assert all(map(capabilities.returns_new, ("mul", "exp", "tanh", "sum", "relu", "clone")))
+    assert not any(
+        map(capabilities.returns_new, ("view", "detach", "contiguous", "to", "dropout", "reshape", "no_such"))
+    )
+
+
+def test_is_gradient_batch() -> None:
+    seen: list[bool] = []
+
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            seen.append(capabilities.is_gradient_batch(grad))
+            return grad
+
+    x = torch.ones(2, requires_grad=True)
+    torch.autograd.grad(Watched.apply(x), x, torch.eye(2), is_grads_batched=True)
+    torch.autograd.grad(Watched.apply(x), x, torch.ones(2))
+    torch.func.vmap(lambda x: seen.append(capabilities.is_gradient_batch(x)) or x)(torch.ones(2, 2))
+    assert seen == [True, False, False]
 
 
 def test_direct_apply() -> None:
@@ -507,3 +641,34 @@ def test_direct_apply() -> None:
     assert_close(result.detach(), 2 * X)
     result.sum().backward()
     assert_close(x.grad, torch.full((2,), 7.0))
+
+
+def test_replicates_implicitly() -> None:
+    from torch.distributed.tensor.experimental import implicit_replication
+
+    assert not capabilities.replicates_implicitly()
+    with implicit_replication():
+        assert capabilities.replicates_implicitly()
+
+
+def test_implicit_replication_leaves_an_outer_region_in_force() -> None:
+    with capabilities.implicit_replication():
+        with capabilities.implicit_replication():
+            pass
+        assert capabilities.replicates_implicitly()
+    assert not capabilities.replicates_implicitly()
+
+
+def test_watching_shards() -> None:
+    """What is made of others is seen as those; what writes is refused."""
+    seen: list[str] = []
+
+    def see(operator: Any, args: Any, kwargs: Any, run: Any) -> Any:
+        seen.append(str(operator))
+        return run()
+
+    with torch.no_grad(), capabilities.watching_shards(see):
+        torch.ones(2, 3).matmul(torch.ones(3, 2))
+        with pytest.raises(NotImplementedError, match="writes into a tensor"):
+            torch.ones(2).add_(1)
+    assert [each for each in seen if "ones" not in each] == ["aten.mm.default"]

@@ -35,6 +35,7 @@ def operators(example: ModuleType) -> list[opsmith.Operator[..., object]]:
 def test_these_are_the_examples() -> None:
     assert {path.stem for path in EXAMPLES} == {
         "add_constant",
+        "distributed",
         "dropout",
         "layer_norm",
         "numpy_routine",

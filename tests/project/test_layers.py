@@ -15,6 +15,7 @@ ROOT = Path(opsmith.__file__).parent
 FACES = ("checking", "exporting", "drawing", "benchmarking", "adopting", "modules", "ops")
 LAYERS: list[tuple[str, ...]] = [
     ("errors", "extras"),
+    ("config",),
     ("core",),
     ("torch_library", "build"),
     ("declaring",),

@@ -1,18 +1,22 @@
-"""torch's private names are used in one module alone, and each use there has a test of its own."""
+"""torch's private names are used in one folder alone, and each use there has a test of its own."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import opsmith
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.capabilities.table import CAPABILITIES
 
+CAPABILITIES_PACKAGE = capabilities.__name__
 ROOT = Path(opsmith.__file__).parent
-CAPABILITIES = ROOT / "torch_library" / "capabilities.py"
+PRIVATE = ROOT / "torch_library" / "capabilities" / "private"
 TESTS = Path(__file__).parents[1] / "core" / "test_capabilities.py"
 
 OWN = {"self", "cls"}
@@ -45,11 +49,11 @@ def private_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def sources() -> list[Path]:
-    return sorted(path for path in ROOT.rglob("*.py") if path != CAPABILITIES)
+    return sorted(path for path in ROOT.rglob("*.py") if path.parent != PRIVATE)
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_private_names_are_used_in_one_module_alone(path: Path) -> None:
+def test_private_names_are_used_in_one_folder_alone(path: Path) -> None:
     assert list(private_names(ast.parse(path.read_text(encoding="utf-8")))) == []
 
 
@@ -78,8 +82,15 @@ def test_a_name_of_one_s_own_is_fine(source: str) -> None:
 
 
 def parts() -> dict[str, set[str]]:
-    """What torch's private names are used for: by function, class or constant of the module."""
-    tree = ast.parse(CAPABILITIES.read_text(encoding="utf-8"))
+    """What torch's private names are used for: by function, class or constant of the folder's modules."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(PRIVATE.glob("*.py")):
+        found |= parts_of(ast.parse(path.read_text(encoding="utf-8")))
+    return found
+
+
+def parts_of(tree: ast.Module) -> dict[str, set[str]]:
+    """The same of one module, self-tests left out."""
     aliases = {
         alias.asname or alias.name
         for node in tree.body
@@ -107,13 +118,21 @@ def parts() -> dict[str, set[str]]:
         used |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id in aliases} - {
             name
         }
-        if used and not is_private(name):
+        if used and not is_private(name) and name != "self_test":
             found[name] = used
     return found
 
 
 def test_there_are_capabilities() -> None:
-    assert {"below_autograd", "shares_memory", "version", "autocast_key"} <= set(parts())
+    assert {"below_autograd", "version", "autocast_key", "Layer"} <= set(parts())
+
+
+def test_each_module_is_a_capability_and_tests_itself() -> None:
+    modules = {path.stem: path for path in PRIVATE.glob("*.py") if path.stem != "__init__"}
+    assert set(modules) == set(CAPABILITIES)
+    for name, path in modules.items():
+        defined = set(vars(import_module(f"{CAPABILITIES_PACKAGE}.private.{name}")))
+        assert {"self_test", *CAPABILITIES[name].provides} <= defined, path.name
 
 
 @pytest.mark.parametrize("part", parts())

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from transform_cases import DEPTH_THREE, SUBJECTS, TRANSFORMS, Call, Subject
+from transform_cases import DEPTH_THREE, SUBJECTS, TRANSFORMS, Call
+from transform_subjects import Subject
 
 DEEPLY_NESTED = [subject for subject in SUBJECTS if subject.name in ("formulas", "hidden", "opaque")]
 

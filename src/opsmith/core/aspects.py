@@ -247,6 +247,28 @@ class Aspects:
         self._replace(fake=function)
         return function
 
+    def flops(self, function: F) -> F:
+        """Give the number of floating-point operations of a call, as `torch.utils.flop_counter` counts them.
+
+        Only an opaque operator needs it; for others the reference's are counted.
+
+        Args:
+            function: Takes the operator's arguments, with `meta` tensors for tensors; returns an int.
+
+        Example:
+            >>> @opsmith.operator("demo::numpy_matmul", opaque=True)
+            ... def numpy_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            ...     return torch.from_numpy(x.numpy() @ y.numpy())
+            >>> flops = numpy_matmul.flops(lambda x, y: 2 * x.numel() * y.shape[-1])
+            >>> with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+            ...     y = numpy_matmul(torch.ones(2, 3), torch.ones(3, 4))
+            >>> counter.get_total_flops()
+            48
+        """
+        self._check_attached(function, "the count of floating-point operations")
+        self._replace(flops=function)
+        return function
+
     def samples(self, function: Samples) -> Samples:
         """Give representative inputs: a function of `make` that yields tuples, or `make.call(...)`.
 

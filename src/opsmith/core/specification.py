@@ -38,6 +38,7 @@ class Specification:
         kernels: Kernels, in the order in which they are tried.
         fake: Function that computes shapes and dtypes only, if the author gave one.
         samples: Function that yields representative inputs.
+        flops: Function that tells how many floating-point operations a call takes, if the author gave one.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Specification:
     kernels: tuple[Kernel, ...] = ()
     fake: Callable[..., Any] | None = None
     samples: Samples | None = None
+    flops: Callable[..., int] | None = None
 
     @property
     def namespace(self) -> str:

@@ -6,6 +6,7 @@ float64 and integers are left alone, as torch's own operators leave them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any
 
@@ -29,7 +30,7 @@ def autocast_kernel(operator: Any, device: str, key: str, rule: Any) -> Any:
 
     def kernel(_keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         dtype = _target(rule(), device, tensors_in([*args, *kwargs.values()]))
-        with capabilities.without_autocast(key):
+        with capabilities.without_autocast(device):
             if dtype is None:
                 return operator(*args, **kwargs)
             return operator(
@@ -38,6 +39,16 @@ def autocast_kernel(operator: Any, device: str, key: str, rule: Any) -> Any:
             )
 
     return kernel
+
+
+def in_force(kernels: Mapping[str, Any], tensors: Iterable[Tensor]) -> Any:
+    """The kernel for a type of device that autocast is on for and some tensor lies on; None where it is off.
+
+    A transform of `torch.func` comes before autocast in the dispatcher's order; casts belong inside of it,
+    where gradients pass through them and formulas see what was cast.
+    """
+    devices = {tensor.device.type for tensor in tensors} & kernels.keys()
+    return next((kernels[device] for device in sorted(devices) if torch.is_autocast_enabled(device)), None)
 
 
 def _eligible(tensor: Tensor, device: str) -> bool:

@@ -18,6 +18,7 @@ from opsmith.core.formula import Formula
 from opsmith.core.gradients import NEEDED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.distributed import replicating
 from opsmith.torch_library.flattening import Flattening
 from opsmith.torch_library.gradient_values import Form, fit
 from opsmith.torch_library.graph_cut import refuse_graph_cut
@@ -52,6 +53,10 @@ class Vjp:
             grads: Gradient of each result, None where there is none.
         """
         self._refuse()
+        with replicating((*saved.values(), *grads)):
+            return self._gradients(saved, grads)
+
+    def _gradients(self, saved: Mapping[str, Any], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         gradients: list[Tensor | None] = [None] * len(self.forms.inputs)
         for name in self.plan.zeros:
             self._fill(gradients, name, lambda form, place: form.zeros())

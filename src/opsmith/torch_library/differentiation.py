@@ -57,8 +57,8 @@ def _laid_out(tangent: Tensor | None, result: Tensor) -> Tensor | None:
     """A tangent with the strides of its result, without which torch does not take it."""
     if tangent is None or tangent.stride() == result.stride():
         return tangent
-    empty = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
-    return empty.copy_(tangent)
+    # Made of the tangent, which may be batched where the result is not.
+    return tangent.new_empty_strided(result.shape, result.stride()).copy_(tangent)
 
 
 def _random_state(target: Target, plan: BackwardPlan, flat: Sequence[Any]) -> RandomState | None:

@@ -15,6 +15,7 @@ from opsmith.core.location import where
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.distributed import replicating
 
 
 def run_pure(
@@ -29,7 +30,8 @@ def run_pure(
     inputs = tensors_in(values)
     before = [capabilities.version(tensor) for tensor in inputs]
     args, kwargs = schema.split(values)
-    results = _as_tuple(specification, function, function(*args, **kwargs))
+    with replicating(inputs):
+        results = _as_tuple(specification, function, function(*args, **kwargs))
     _check_unwritten(specification, function, before, inputs, values)
     _check_fresh(specification, function, results, inputs, values)
     return results

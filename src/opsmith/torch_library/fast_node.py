@@ -1,8 +1,10 @@
-"""An autograd node written out for one operator: it calls the formulas needed and looks at their answers."""
+"""An autograd node written out for one operator and the inputs that need gradients: it calls formulas."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,79 +17,136 @@ from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.backward import Vjp, note_formula, written_into
+from opsmith.torch_library.contract_source import CONTRACT_NAMES, ContractSource
 from opsmith.torch_library.differentiation import constant_results
-from opsmith.torch_library.effects import settle
 from opsmith.torch_library.flattening import Flattening
 from opsmith.torch_library.gradient_values import Form, fit
-from opsmith.torch_library.targets import Forms, mixes_dtypes
+from opsmith.torch_library.targets import Forms
+from opsmith.torch_library.unwritten import never_writes
 
 
-def fast_node(specification: Specification, kernel: Callable[..., Any]) -> Any:
-    """Write the node of an operator with one result and a formula for every tensor; None for any other.
+@dataclass(frozen=True)
+class CallForm:
+    """What is the same for all calls of one form.
 
     Args:
-        specification: The operator.
         kernel: What computes the result.
+        examples: An empty tensor like each input that requires a gradient: rank, dtype, device.
+        mixed: Whether floating dtypes are mixed.
     """
-    rules = specification.gradients.rules
-    formulas = {
-        name: rule
-        for name in specification.schema.tensor_names
-        if isinstance(rule := rules.get(name), Formula) and not rule.joint
-    }
-    if len(formulas) < len(specification.schema.tensor_names) or not formulas:
-        return None
-    if not specification.schema.results[0].differentiable:
-        return None
-    writing = _Writing(specification, formulas)
-    unproven = [
-        specification.name
-    ]  # empty once a backward has shown that no formula writes into what is saved
-    names: dict[str, Any] = {
-        "_op_Function": torch.autograd.Function,
-        "_op_Tensor": Tensor,
-        "_op_type": type,
-        "_op_Exception": Exception,
-        "_op_RuntimeError": RuntimeError,
-        "_op_strided": torch.strided,
-        "_op_kernel": kernel,
-        "_op_settle": settle(specification, kernel),
-        "_op_grad_enabled": torch.is_grad_enabled,
-        "_op_is_view": capabilities.is_view,
-        "_op_written": partial(_refuse_writes, specification, [*writing.tensors, "grad"]),
-        "_op_refuse": partial(_refuse_constant, specification),
-        "_op_mixes": mixes_dtypes,
-        "_op_in_full": _in_full(specification, writing.tensors, writing.values, unproven),
-        "_op_unproven": unproven,
-        **{f"_op_formula_{name}": formula.function for name, formula in formulas.items()},
-        **{f"_op_fit_{name}": _fit(specification, name, formula) for name, formula in formulas.items()},
-        **{
-            f"_op_note_{name}": partial(note_formula, specification, formula)
-            for name, formula in formulas.items()
-        },
-    }
-    exec(writing.source(), names)
-    return names[specification.short_name]
+
+    kernel: Callable[..., Any]
+    examples: dict[str, Tensor]
+    mixed: bool
+
+    def gradient(self, name: str, shape: torch.Size) -> Form:
+        """What a gradient of an input must look like."""
+        example = self.examples[name]
+        return Form(shape, example.dtype, example.device)
+
+
+class FastNode:
+    """The nodes of an operator with one result, for calls in which these inputs need gradients.
+
+    Args:
+        specification: The operator; each of the inputs has a formula.
+        needed: The inputs.
+        settled: Holds a result that does not look right to the whole contract.
+    """
+
+    def __init__(
+        self, specification: Specification, needed: frozenset[str], settled: Callable[..., Tensor]
+    ) -> None:
+        names = [name for name in specification.schema.tensor_names if name in needed]
+        self._specification = specification
+        self._writing = _Writing(specification, names)
+        self._settled = settled
+        self._classes: list[Any] = []
+        self._proven = False
+
+    def of(self, form: CallForm) -> Any:
+        """The class of the node for calls of this form."""
+        specification, writing = self._specification, self._writing
+        names: dict[str, Any] = {
+            **CONTRACT_NAMES,
+            "_op_Function": torch.autograd.Function,
+            "_op_Exception": Exception,
+            "_op_kernel": form.kernel,
+            "_op_result_dtype": None,
+            "_op_settle": self._settled,
+            "_op_grad_enabled": torch.is_grad_enabled,
+            "_op_compiling": torch.compiler.is_dynamo_compiling,
+            "_op_written": partial(_refuse_writes, specification, [*writing.tensors, "grad"]),
+        }
+        in_full = names["_op_in_full"] = _in_full(specification, writing, form)
+
+        def first(context: Any, grad: Tensor) -> tuple[Any, ...]:
+            """The backward until one has shown that no formula writes into what is saved."""
+            gradients = in_full(context, grad)
+            self._prove()
+            return gradients
+
+        names["_op_first"] = first
+        names["_op_floating"] = partial(_note_floating, specification, names)
+        for name, formula in writing.formulas.items():
+            names[f"_op_formula_{name}"] = formula.function
+            names[f"_op_dtype_{name}"] = form.examples[name].dtype
+            names[f"_op_device_{name}"] = form.examples[name].device
+            names[f"_op_fit_{name}"] = partial(_fit, specification, name, formula, form)
+            names[f"_op_note_{name}"] = partial(note_formula, specification, formula)
+        names["_op_same"] = lambda *tensors: False
+        names["_op_remember"] = _Remembering(names)
+        exec(writing.source({name: example.device.type for name, example in form.examples.items()}), names)
+        node = names[specification.short_name]
+        self._classes.append(node)
+        if self._proven:
+            node.backward = node.later
+        return node
+
+    def _prove(self) -> None:
+        """From now on each class runs the backward that does not look for writes once more."""
+        self._proven = True
+        for node in self._classes:
+            node.backward = node.later
+
+
+class _Remembering:
+    """Lets a node ask whether the gradients are of the form that they had the last time.
+
+    Args:
+        names: What the node's source names.
+    """
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+        self._left = 32  # where shapes change with each call, nothing is gained
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Ask for tensors like these from now on."""
+        if self._left:
+            self._left -= 1
+            self._names["_op_same"] = capabilities.tensor_guard(tensors, sizes=True)
+
+
+_DEVICE_QUESTIONS = {"cpu": "is_cpu", "cuda": "is_cuda"}
+"""What is quicker to ask than the device."""
 
 
 class _Writing:
     """The source of one node. Its own names begin with `_op_`, so that an argument may have any other."""
 
-    def __init__(self, specification: Specification, formulas: dict[str, Formula]) -> None:
+    def __init__(self, specification: Specification, needed: list[str]) -> None:
         self.specification = specification
-        self.name = specification.short_name
         self.schema: Schema = specification.schema
-        self.formulas = formulas
-        self.place = {name: position for position, name in enumerate(self.schema.names)}
-        self.users: dict[str, list[str]] = {}
-        for name, formula in formulas.items():
-            for parameter in formula.parameters:
-                if parameter not in self.schema.gradient_position:
-                    self.users.setdefault(parameter, []).append(name)
-        self.tensors = [
-            name for name in self.users if name in formulas or name in self.schema.result_position
-        ]
-        self.values = [name for name in self.users if name not in self.tensors]
+        rules = specification.gradients.rules
+        self.formulas = {name: rule for name in needed if isinstance(rule := rules[name], Formula)}
+        used = {p for formula in self.formulas.values() for p in formula.parameters}
+        used -= set(self.schema.gradient_position)
+        known = (*self.schema.names, *self.schema.result_position, *self.schema.shapes)
+        named = [name for name in known if name in used]
+        tensors = (*self.schema.tensor_names, *self.schema.result_position)
+        self.tensors = [name for name in named if name in tensors]
+        self.values = [name for name in named if name not in tensors]
 
     def local(self, name: str) -> str:
         """How the source calls an input, a result or a gradient."""
@@ -102,133 +161,110 @@ class _Writing:
         optional = self.schema.by_name[tensor].kind.optional
         return f"({tensor}.shape if {tensor} is not None else None)" if optional else f"{tensor}.shape"
 
-    def needed(self, name: str) -> str:
-        """A condition: some formula that uses this input or result is needed."""
-        return " or ".join(f"_op_n[{self.place[user]}]" for user in self.users[name])
-
-    def source(self) -> str:
-        """The class."""
+    def source(self, devices: dict[str, str]) -> str:
+        """The class, for inputs on these types of device."""
         arguments = ", ".join(self.schema.names)
-        kernel_arguments = ", ".join(
+        to_kernel = ", ".join(
             f"{each.name}={each.name}" if each.keyword_only else each.name for each in self.schema.arguments
         )
-        before = capabilities.versions_source(list(self.formulas))
-        given = capabilities.versions_source([*map(self.local, self.tensors), "_op_grad"])
-        fresh = fresh_source(self.specification)
-        saved = _tuple(f"{self.local(name)} if {self.needed(name)} else None" for name in self.tensors)
-        forms = _tuple(
-            f"({name}.shape, {name}.dtype, {name}.device) if _op_n[{self.place[name]}] else None"
-            for name in self.formulas
-        )
-        unpack_tensors = (
-            f"{_tuple(map(self.local, self.tensors))} = _op_ctx.saved_tensors" if self.tensors else ""
-        )
-        unpack_values = f"{_tuple(self.values)} = _op_ctx.values" if self.values else ""
-        unpack_forms = f"{_tuple(f'_op_form_{name}' for name in self.formulas)} = _op_ctx.forms"
+        contract = ContractSource(self.specification)
+        before = "_op_before" if contract.may_write else "None"
+        saved = [*map(self.local, self.tensors)]
+        counts = capabilities.versions_source([*saved, "_op_grad"])
+        may_write = not all(never_writes(formula.function) for formula in self.formulas.values())
+        refuse_writes = f"if _op_before != {counts}: _op_written(_op_before, {counts})"
+        shaped = [name for name in self.formulas if name not in self.tensors]
+        shapes = [f"_op_shape_{name}" for name in shaped]
+        kept = [*(f"{name}.shape" for name in shaped), *map(self.value, self.values)]
+        formulas = "".join(self._call(name, formula) for name, formula in self.formulas.items())
+        looks = [self._look(name, devices[name]) for name in self.formulas]
+        if not may_write and not shaped:
+            # Formulas that are seen to write nowhere make no nested tensor, which could not be asked this.
+            pairs = ", ".join(f"_op_d_{name}, {name}" for name in self.formulas)
+            looks = [f"if not _op_same({pairs}):", *_indented([*looks, f"_op_remember({pairs})"])]
         returned = _tuple(f"_op_d_{name}" if name in self.formulas else "None" for name in self.schema.names)
         return f"""
-class {self.name}(_op_Function):
+class {self.specification.short_name}(_op_Function):
     @staticmethod
     def forward(_op_ctx, {arguments}):
-        try:
-            _op_before = {before}
-        except _op_RuntimeError:
-            _op_before = None  # an inference tensor does not count how often it was written to
-        _op_result = _op_kernel({kernel_arguments})
-        if not ({fresh}
-                and (_op_before is None or _op_before == {before})):
-            _op_result = _op_settle(_op_result, [{arguments}], _op_before)
-        if not (_op_result.is_floating_point() or _op_result.is_complex()):
-            _op_refuse(_op_result)
-        _op_n = _op_ctx.needs_input_grad
-        _op_ctx.save_for_backward({saved[1:-1]})
-        _op_ctx.values = {_tuple(map(self.value, self.values))}
-        _op_ctx.forms = {forms}
-        _op_ctx.mixed = {self.mixes_dtypes()}
+        {f"_op_before = {contract.before()}" if contract.may_write else ""}
+        _op_result = _op_kernel({to_kernel})
+        if not ({contract.held()}):
+            _op_result = _op_settle(_op_kernel, _op_result, [{arguments}], {before})
+        if _op_result.dtype is not _op_result_dtype:
+            _op_floating(_op_result)
+        _op_ctx.save_for_backward({", ".join(saved)})
+        {f"_op_ctx.kept = {_tuple(kept)}" if kept else ""}
         return _op_result
 
+    backward = staticmethod(_op_first)
+
     @staticmethod
-    def backward(_op_ctx, _op_grad):
-        if _op_unproven or _op_grad_enabled():
+    def later(_op_ctx, _op_grad):
+        if _op_grad_enabled() or _op_compiling():
             return _op_in_full(_op_ctx, _op_grad)
-        {unpack_tensors}
-        {unpack_values}
-        {unpack_forms}
-        _op_before = {given}
-{"".join(self._formula(name, formula) for name, formula in self.formulas.items())}
-        if _op_before != {given}:
-            _op_written(_op_before, {given})
+        {f"{_tuple(saved)} = _op_ctx.saved_tensors" if saved else ""}
+        {f"{_tuple([*shapes, *self.values])} = _op_ctx.kept" if kept else ""}
+        {f"_op_before = {counts}" if may_write else ""}
+{formulas}
+{"".join(f"{line}{chr(10)}" for line in _indented(_indented(looks)))}
+        {refuse_writes if may_write else ""}
         return {returned}
 """
 
-    def mixes_dtypes(self) -> str:
-        """A condition: the tensors given differ in dtype, and floating ones among them do."""
-        tensors = [each for each in self.schema.arguments if each.kind.is_tensor]
-        first = next((each.name for each in tensors if not each.kind.optional), None)
-        if first is None:
-            return f"_op_mixes([{', '.join(self.formulas)}])"
-        differs = " or ".join(
-            f"({each.name} is not None and {each.name}.dtype is not {first}.dtype)"
-            if each.kind.optional
-            else f"{each.name}.dtype is not {first}.dtype"
-            for each in tensors
-            if each.name != first
-        )
-        return f"({differs}) and _op_mixes([{', '.join(self.formulas)}])" if differs else "False"
-
-    def _formula(self, name: str, formula: Formula) -> str:
+    def _call(self, name: str, formula: Formula) -> str:
+        """The call of one formula."""
+        kinds = inspect.signature(formula.function).parameters.values()
         arguments = ", ".join(
-            f"{keyword}={self.local(parameter)}"
-            for keyword, parameter in zip(formula.keywords, formula.parameters, strict=True)
+            f"{kind.name}={self.local(parameter)}"
+            if kind.kind is kind.KEYWORD_ONLY
+            else self.local(parameter)
+            for kind, parameter in zip(kinds, formula.parameters, strict=True)
         )
         return f"""
-        _op_d_{name} = None
-        if _op_form_{name} is not None:
-            try:
-                _op_d_{name} = _op_formula_{name}({arguments})
-            except _op_Exception as _op_error:
-                _op_note_{name}(_op_error)
-                raise
-            if not (_op_type(_op_d_{name}) is _op_Tensor
-                    and (_op_d_{name}.shape, _op_d_{name}.dtype, _op_d_{name}.device) == _op_form_{name}
-                    and _op_d_{name}.layout is _op_strided):
-                _op_d_{name} = _op_fit_{name}(_op_d_{name}, _op_ctx)
+        try:
+            _op_d_{name} = _op_formula_{name}({arguments})
+        except _op_Exception as _op_error:
+            _op_note_{name}(_op_error)
+            raise
 """
 
-
-def fresh_source(specification: Specification) -> str:
-    """A condition: the result is a dense tensor, no view or part of one, and begins where no input does."""
-    elsewhere = "".join(
-        f" and ({each.name} is None or _op_result.data_ptr() != {each.name}.data_ptr())"
-        if each.kind.optional
-        else f" and _op_result.data_ptr() != {each.name}.data_ptr()"
-        for each in specification.schema.arguments
-        if each.kind.is_tensor
-    )
-    plain = "_op_type(_op_result) is _op_Tensor and _op_result.layout is _op_strided"
-    # An inference tensor is never called a view, but a part of one does not begin where its storage does.
-    return f"{plain} and not _op_is_view(_op_result) and _op_result.storage_offset() == 0{elsewhere}"
+    def _look(self, name: str, device: str) -> str:
+        """A look at one gradient, which is made to fit its input if it does not."""
+        asked = _DEVICE_QUESTIONS.get(device, f"device == _op_device_{name}")
+        # A tensor that is saved has its shape with it.
+        shape = f"{name}.shape" if name in self.tensors else f"_op_shape_{name}"
+        plain = f"_op_type(_op_d_{name}) is _op_Tensor and _op_d_{name}.layout is _op_strided"
+        fits = f"_op_d_{name}.dtype is _op_dtype_{name} and _op_d_{name}.{asked}"
+        condition = f"{plain} and {fits} and _op_d_{name}.shape == {shape}"
+        return f"if not ({condition}): _op_d_{name} = _op_fit_{name}(_op_d_{name}, {shape})"
 
 
-def _tuple(items: Any) -> str:
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
+
+
+def _tuple(items: Iterable[str]) -> str:
     return "(" + "".join(f"{item}, " for item in items) + ")"
 
 
-def _fit(specification: Specification, name: str, formula: Formula) -> Callable[[Any, Any], Tensor]:
-    """What is done with an answer that is not of its input's form."""
-    position = specification.schema.tensor_names.index(name)
-
-    def fit_to_form(gradient: Any, context: Any) -> Tensor:
-        return fit(
-            gradient,
-            Form(*context.forms[position]),
-            label=name,
-            operator=specification.name,
-            formula=formula,
-            mixed=context.mixed,
-        )
-
-    return fit_to_form
+def _fit(
+    specification: Specification,
+    name: str,
+    formula: Formula,
+    form: CallForm,
+    gradient: Any,
+    shape: torch.Size,
+) -> Tensor:
+    """Make an answer that is not of its input's form fit it."""
+    return fit(
+        gradient,
+        form.gradient(name, shape),
+        label=name,
+        operator=specification.name,
+        formula=formula,
+        mixed=form.mixed,
+    )
 
 
 def _refuse_writes(
@@ -242,32 +278,36 @@ def _refuse_writes(
     raise written_into(specification, [rule for rule in rules if meaning in rule.parameters], name)
 
 
-def _refuse_constant(specification: Specification, result: Tensor) -> None:
+def _note_floating(specification: Specification, names: dict[str, Any], result: Tensor) -> None:
+    """Refuse a result that can have no gradient; let the node know the dtype of one that can."""
     constant_results(
         specification, backward_plan(specification, frozenset(specification.schema.names)), [result]
     )
+    names["_op_result_dtype"] = result.dtype
 
 
 def _in_full(
-    specification: Specification, tensors: list[str], values: list[str], unproven: list[str]
+    specification: Specification, writing: _Writing, form: CallForm
 ) -> Callable[[Any, Tensor], tuple[Any, ...]]:
     """The backward of the general node, for one that builds a graph of its own."""
     schema = specification.schema
-    shaped = set(schema.shapes.values())
+    with_shape = set(schema.shapes.values())
     flattening = Flattening(schema, (None,) * len(schema.arguments))
+    plan = backward_plan(specification, frozenset(writing.formulas))
+    # What it looks up is kept: a compiled backward cannot pass the lock of a cached property.
+    flattening.needed((False,) * len(schema.arguments))
 
     def in_full(context: Any, grad: Tensor) -> tuple[Any, ...]:
-        saved = dict(zip(tensors, context.saved_tensors, strict=True))
-        saved.update(zip(values, context.values, strict=True))
-        forms = dict(zip(schema.tensor_names, context.forms, strict=True))
-        inputs = tuple(Form(*forms[name]) if forms.get(name) else None for name in schema.names)
-        shapes = tuple(saved.get(f"{name}_shape") if name in shaped else None for name in schema.names)
-        needed = frozenset(name for name in schema.tensor_names if forms[name] is not None)
-        plan = backward_plan(specification, needed)
-        every = Forms(inputs, shapes, (Form.of(grad),), context.mixed)
-        vjp = Vjp(specification, plan, flattening, every, None)
-        gradients = tuple(vjp(saved, (grad,)))
-        unproven.clear()
+        saved = dict(zip(writing.tensors, context.saved_tensors, strict=True))
+        sizes = {name: saved[name].shape for name in writing.formulas if name in saved}
+        shaped = [name for name in writing.formulas if name not in saved]
+        kept = context.kept if shaped or writing.values else ()
+        sizes.update(zip(shaped, kept, strict=False))
+        saved.update(zip(writing.values, kept[len(shaped) :], strict=True))
+        inputs = tuple(form.gradient(name, sizes[name]) if name in sizes else None for name in schema.names)
+        shapes = tuple(saved.get(f"{name}_shape") if name in with_shape else None for name in schema.names)
+        every = Forms(inputs, shapes, (Form.of(grad),), form.mixed)
+        gradients = tuple(Vjp(specification, plan, flattening, every, None)(saved, (grad,)))
         return gradients
 
     return in_full

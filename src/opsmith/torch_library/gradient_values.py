@@ -13,6 +13,7 @@ from opsmith import errors
 from opsmith.core.answers import Zero
 from opsmith.core.calls import shown
 from opsmith.core.formula import Formula
+from opsmith.torch_library.distributed import mesh_of, replicated
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +23,20 @@ class Form:
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
+    mesh: Any = None
 
     @classmethod
     def of(cls, tensor: Tensor) -> Form:
         """The form of this tensor."""
-        return cls(tensor.shape, tensor.dtype, tensor.device)
+        return cls(tensor.shape, tensor.dtype, tensor.device, mesh_of(tensor))
 
     def zeros(self) -> Tensor:
         """A zero tensor of this form."""
-        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        return self.placed(torch.zeros(self.shape, dtype=self.dtype, device=self.device))
+
+    def placed(self, value: Tensor) -> Tensor:
+        """A value of this form, or of one that broadcasts with it; beside a DTensor, one of its mesh."""
+        return value if self.mesh is None or mesh_of(value) else replicated(value, self.mesh)
 
 
 def fit(gradient: Any, form: Form, *, label: str, operator: str, formula: Formula, mixed: bool) -> Tensor:
@@ -113,7 +119,7 @@ def _dense(value: Any, about: _About) -> Tensor:
             where=about.formula.where,
             mend=f"return a tensor, or `opsmith.zero` where the {about.what} is zero",
         )
-    return value if value.layout is torch.strided else value.to_dense()
+    return about.form.placed(value if value.layout is torch.strided else value.to_dense())
 
 
 def _of_form(value: Tensor, about: _About, *, mixed: bool) -> Tensor:

@@ -11,6 +11,7 @@ from opsmith import errors
 from opsmith.core.calls import tensors_in
 from opsmith.core.formula import Formula
 from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
 from opsmith.torch_library.pullback import pull_back
 
 
@@ -46,6 +47,8 @@ def refuse_graph_cut(
         for keyword, name in zip(formula.keywords, formula.parameters, strict=True)
         if name in specification.schema.gradient_position
     }
+    if any(map(capabilities.is_gradient_batch, incoming.values())):
+        return  # it shows no graph, and what leaves torch raises with it
     if not incoming or not any(tensor.requires_grad for tensor in tensors_in(list(arguments.values()))):
         return
     constant = not any(value.requires_grad for value in incoming.values())

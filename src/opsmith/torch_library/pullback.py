@@ -23,7 +23,8 @@ def pull_back(
     over (`closed`) and of the gradients given: any order of derivative is right. Inside a `torch.func`
     transform it is one more of them, since tensors there cannot be asked to require a gradient.
     """
-    if capabilities.innermost_layer() is not None:
+    # A compiled backward can follow `torch.func.vjp`, and not `torch.autograd.grad`.
+    if torch.compiler.is_dynamo_compiling() or capabilities.innermost_layer() is not None:
         return _by_transform(function, inputs)
     return _by_autograd(function, inputs, closed)
 

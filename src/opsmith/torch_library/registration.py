@@ -23,10 +23,12 @@ from opsmith.torch_library.compiled_code import CompiledCode
 from opsmith.torch_library.differentiation import OperatorNode
 from opsmith.torch_library.effects import refuse_foreign, run_pure
 from opsmith.torch_library.flattening import Flattening
+from opsmith.torch_library.flops import forget_flops, register_flops
 from opsmith.torch_library.inlining import inline_reference
-from opsmith.torch_library.layers import call_in_layers
 from opsmith.torch_library.operator_call import OperatorCall
+from opsmith.torch_library.placements import Placements, settle_placements
 from opsmith.torch_library.shape_rules import fake_by_shapes, refuse_shapes
+from opsmith.torch_library.transformed_node import through_transforms
 
 HIDDEN_SUFFIX = "_and_hidden"
 """An operator with hidden results has a sibling of this name, which returns them too."""
@@ -51,6 +53,7 @@ class DispatcherRegistration:
         self.proven = False
         self._plans: dict[frozenset[str], BackwardPlan] = {}
         self._compiled = CompiledCode()
+        self._through = through_transforms()
         self._register()
 
     def update(self, specification: Specification) -> None:
@@ -72,13 +75,17 @@ class DispatcherRegistration:
 
     def remove(self) -> None:
         """Take the operator out of the dispatcher."""
+        for packet in self._packets:
+            forget_flops(packet)
         capabilities.destroy(self._library)
 
     def _register(self) -> None:
         specification = self.specification
         schema, name = specification.schema, specification.short_name
+        self._packets: list[Any] = []
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
         self.node: type[OperatorNode] = type(name, (OperatorNode,), {})
+        self._placements: list[Placements] = []
         self.overload = self.whole = self._define(name, hidden=False)
         if schema.hidden:
             self.whole = self._define(name + HIDDEN_SUFFIX, hidden=True)
@@ -100,17 +107,25 @@ class DispatcherRegistration:
         def fake(*args: Any, **kwargs: Any) -> Any:
             return self._returned(self._run_fake(self._values(args, kwargs)), hidden=hidden)
 
+        def on_values(values: list[Any]) -> Any:
+            specification = self.specification
+            return self._returned(run_pure(specification, specification.reference, values), hidden=hidden)
+
         self._library.impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{self.specification.namespace}::{name}", fake, lib=self._library)
         overload = getattr(getattr(torch.ops, self.specification.namespace), name).default
-        self._register_layers(overload, name, hidden=hidden)
-        inline_reference(
-            self._library,
-            f"{self.specification.namespace}::{name}",
-            lambda: self.specification,
-            lambda *args, **kwargs: self._returned(self._by_reference(args, kwargs), hidden=hidden),
-        )
-        self._register_autocast(overload, name)
+        self._register_layers(overload, name, self._register_autocast(overload, name), hidden=hidden)
+        if capabilities.on("inlining"):
+            inline_reference(
+                self._library,
+                f"{self.specification.namespace}::{name}",
+                lambda: self.specification,
+                lambda *args, **kwargs: self._returned(self._by_reference(args, kwargs), hidden=hidden),
+            )
+        self._placements.append(Placements(self._library, overload, lambda: self.specification, on_values))
+        packet = getattr(getattr(torch.ops, self.specification.namespace), name)
+        register_flops(packet, lambda: self.specification, lambda: self.specification.flops)
+        self._packets.append(packet)
         return overload
 
     def _blame_default(self) -> None:
@@ -129,8 +144,10 @@ class DispatcherRegistration:
                     "and put the value in inside",
                 )
 
-    def _register_layers(self, overload: Any, name: str, *, hidden: bool) -> None:
-        functionalize = capabilities.transform_kernel(f"{self.specification.namespace}::{name}")
+    def _register_layers(self, overload: Any, name: str, autocasts: dict[str, Any], *, hidden: bool) -> None:
+        by_hand = capabilities.on("torch_func")
+        if by_hand:
+            functionalize = capabilities.transform_kernel(f"{self.specification.namespace}::{name}")
 
         def autograd(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
             values = self._values(args, kwargs)
@@ -139,23 +156,31 @@ class DispatcherRegistration:
             return self._returned(self._in_layers(values), hidden=hidden)
 
         def transforms(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-            layer = capabilities.innermost_layer()
-            if layer is None or layer.kind == "Functionalize":
-                return functionalize.call_boxed(keyset, *args, **kwargs)
-            return self._returned(self._in_layers(self._values(args, kwargs)), hidden=hidden)
+            if by_hand:
+                layer = capabilities.innermost_layer()
+                if layer is None or layer.kind == "Functionalize":
+                    return functionalize.call_boxed(keyset, *args, **kwargs)
+            values = self._values(args, kwargs)
+            cast = autocast.in_force(autocasts, tensors_in(values))
+            if cast is not None:
+                return cast(keyset, *args, **kwargs)
+            return self._returned(self._in_layers(values), hidden=hidden)
 
         self._library.impl(name, autograd, "Autograd", with_keyset=True)
         self._library.impl(name, transforms, "FuncTorchDynamicLayerFrontMode", with_keyset=True)
 
-    def _register_autocast(self, overload: Any, name: str) -> None:
+    def _register_autocast(self, overload: Any, name: str) -> dict[str, Any]:
+        """Register an autocast kernel for each type of device that has one, and return them."""
+        kernels: dict[str, Any] = {}
         for device in capabilities.AUTOCAST_DEVICES:
             key = capabilities.autocast_key(device)
             if key is None:
                 continue
             kernel = autocast.autocast_kernel(overload, device, key, lambda: self.specification.autocast)
             self._library.impl(name, kernel, key, with_keyset=True)
-
             capabilities.serve_autocast_while_tracing(overload, key, partial(kernel, None))
+            kernels[device] = kernel
+        return kernels
 
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Argument values in order, held to what the dispatcher does not look at."""
@@ -178,7 +203,9 @@ class DispatcherRegistration:
         refuse_foreign(specification, values)
         refuse_shapes(specification, values)
         self._compiled.notice(specification, tensors_in(values))
-        return values
+        for placements in self._placements:
+            placements.serve()
+        return settle_placements(specification, values)
 
     def _returned(self, results: tuple[Tensor, ...], *, hidden: bool) -> Any:
         """Results as the dispatcher wants them."""
@@ -195,6 +222,8 @@ class DispatcherRegistration:
 
     def front_door(self, call: Callable[..., Any]) -> Callable[..., Any] | None:
         """A `__call__` that is faster, and hands on to `call` what it does not take; None where none is."""
+        if not capabilities.on("front_door"):
+            return None
         from opsmith.torch_library.front_door import front_door  # after the first call, not at import
 
         return front_door(self.specification, self.overload, call)
@@ -240,7 +269,7 @@ class DispatcherRegistration:
                 flattening.flatten(values), differentiable_places(specification, flattening), strict=True
             )
         ]
-        return call_in_layers(OperatorCall(self, flattening), flat)
+        return self._through(OperatorCall(self, flattening), flat)
 
     def plan(self, needed: frozenset[str]) -> BackwardPlan:
         """The backward for these inputs, made once."""

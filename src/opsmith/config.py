@@ -1,0 +1,33 @@
+"""What the environment says to opsmith: read here alone, when it is first needed and not at import."""
+
+from __future__ import annotations
+
+import os
+
+from opsmith import errors
+
+CONSERVATIVE = "OPSMITH_CONSERVATIVE"
+"""The variable that turns off every use of torch's private names that has another way."""
+
+
+def conservative() -> bool:
+    """Whether `OPSMITH_CONSERVATIVE` is on.
+
+    Raises:
+        UsageError: If it is set to something that means neither on nor off.
+
+    Example:
+        >>> import os
+        >>> _ = os.environ.pop("OPSMITH_CONSERVATIVE", None)
+        >>> conservative()
+        False
+    """
+    said = os.environ.get(CONSERVATIVE, "")
+    if said not in ("", "0", "1"):
+        raise errors.UsageError(
+            f"the environment variable {CONSERVATIVE} has a value that means nothing",
+            expected="1 for on, 0 for off",
+            got=repr(said),
+            mend=f"set {CONSERVATIVE}=1, or unset it",
+        )
+    return said == "1"

@@ -1,0 +1,40 @@
+"""The keys of compiled-code caches: a token for an operator's sources is part of them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def mark_compiled_code(name: str, token: str) -> None:
+    """Let a token for an operator's sources enter the key of every compiled-code cache.
+
+    Without it a new process gets the code that an earlier one compiled from an older formula.
+    """
+    config = _config()
+    qualified = f"torch.ops.{name.replace('::', '.')}"
+    config.unsafe_marked_cacheable_functions = {**config.unsafe_marked_cacheable_functions, qualified: token}
+
+
+def compiler_imported() -> bool:
+    """Whether Inductor is there already; importing it takes longer than all else."""
+    return "torch._inductor.config" in sys.modules
+
+
+def self_test() -> None:
+    """A token stands in the settings that the caches' keys are made from."""
+    config = _config()
+    before = config.unsafe_marked_cacheable_functions
+    mark_compiled_code("opsmith_self_test::marked", "token")
+    try:
+        keyed = config.save_config_portable()["unsafe_marked_cacheable_functions"]
+        assert compiler_imported()
+        assert keyed["torch.ops.opsmith_self_test.marked"] == "token", "a token is in no key"
+    finally:
+        config.unsafe_marked_cacheable_functions = before
+
+
+def _config() -> Any:
+    from torch._inductor import config  # over a second, which only who compiles waits for
+
+    return config

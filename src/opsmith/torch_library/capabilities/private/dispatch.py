@@ -1,0 +1,72 @@
+"""Below autograd: what every operator needs of torch's dispatcher, and torch has no public name for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_C: Any = torch._C
+
+
+def below_autograd() -> AbstractContextManager[None]:
+    """A region in which calls of operators skip autograd."""
+    guard: AbstractContextManager[None] = _C._AutoDispatchBelowAutograd()
+    return guard
+
+
+def redispatch_below_autograd(operator: Any, keyset: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Hand a call that reached the autograd key on to the keys below it."""
+    with _C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keyset & _C._after_autograd_keyset, *args, **kwargs)
+
+
+def version(tensor: Tensor) -> int | None:
+    """How often a tensor was written to; None where nobody counts: inference tensors, compiled backwards."""
+    return None if torch.compiler.is_dynamo_compiling() or tensor.is_inference() else tensor._version
+
+
+def operator_exists(name: str) -> bool:
+    """Whether the dispatcher knows an operator of this name."""
+    return bool(_C._dispatch_has_kernel(name)) or bool(_C._jit_get_schemas_for_operator(name))
+
+
+def destroy(library: torch.library.Library) -> None:
+    """Take back everything that a library registered."""
+    library._destroy()
+
+
+def self_test() -> None:
+    """A kernel at the autograd key goes on below it; writes are counted; an operator can be taken back."""
+    library = torch.library.Library("opsmith_self_test", "FRAGMENT")
+    library.define("below(Tensor x) -> Tensor")
+    operator: Any = torch.ops.opsmith_self_test.below.default
+
+    def at_autograd(keyset: Any, x: Tensor) -> Any:
+        return redispatch_below_autograd(operator, keyset, (x,), {})
+
+    library.impl("below", lambda x: x * 3, "CompositeExplicitAutograd")
+    library.impl("below", at_autograd, "Autograd", with_keyset=True)
+    leaf = torch.ones(2, requires_grad=True)
+    result = operator(leaf)
+    assert result.tolist() == [3.0, 3.0]
+    assert not result.requires_grad, "a kernel below autograd was recorded"
+    with below_autograd():
+        recorded = [(leaf * 2).requires_grad]
+    recorded.append((leaf * 2).requires_grad)
+    assert recorded == [False, True], "autograd recorded what is below it, or stayed off"
+
+    known = [operator_exists("opsmith_self_test::below")]
+    destroy(library)
+    known.append(operator_exists("opsmith_self_test::below"))
+    assert known == [True, False], "an operator outlived its library"
+
+    written = torch.ones(2)
+    before = version(written)
+    written.view(-1)[0] = 2.0
+    assert version(written) != before, "a write was not counted"
+    with torch.inference_mode():
+        assert version(torch.ones(2)) is None

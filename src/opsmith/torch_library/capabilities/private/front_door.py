@@ -1,0 +1,186 @@
+"""What a call asks, in Python, before it goes past the dispatcher; a node's `apply` past Python's checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_C: Any = torch._C
+_autograd: Any = torch.autograd
+
+
+def front_door_checks() -> dict[str, Any]:
+    """What the conditions of a front door ask, by the names they have in its source."""
+    return {
+        "_op_compiling": torch.compiler.is_dynamo_compiling,
+        "_op_watched": _C._has_torch_function_variadic,
+        "_op_forward_mode": forward_ad,
+        "_op_profiler": torch.autograd.profiler,
+    }
+
+
+FRONT_DOOR_CONDITIONS = (
+    "_op_forward_mode._current_level < 0",
+    "not _op_profiler._is_profiler_enabled",
+)
+"""What must hold for a call to need nothing of the dispatcher, besides what the form of its tensors tells."""
+
+
+def watched_source(names: str) -> str:
+    """Source of a condition: no subclass among these tensors, and no mode, watches torch functions."""
+    return f"not _op_watched({names})"
+
+
+def nothing_active() -> bool:
+    """Whether no mode, transform, autocast, trace, profiler or forward-mode level is active."""
+    return not (
+        _C._len_torch_dispatch_stack()
+        or _C._len_torch_function_stack()
+        or _functorch.peek_interpreter_stack() is not None
+        or _C._is_any_autocast_enabled()
+        or forward_ad._current_level >= 0
+        or _C._get_tracing_state() is not None
+        or _autograd._profiler_enabled()
+    )
+
+
+def tensor_guard(tensors: Sequence[Tensor], *, sizes: bool = False) -> Callable[..., bool]:
+    """A question in C: are other tensors of the form of these, with the same modes in force?
+
+    The form is type, dtype, device, rank, requires_grad, and the dispatch keys that a call would see: the
+    tensor's own (sparse, conjugate, batched, ...) with those of modes, transforms, autocast and traces.
+    Nested tensors must not come in, and one given twice is of no form.
+
+    Args:
+        tensors: One of the form, for each place.
+        sizes: Whether the sizes are to be the same too.
+    """
+    ranks = [[None] * tensor.dim() for tensor in tensors]
+    shapes = [list(tensor.shape) for tensor in tensors] if sizes else ranks
+    guards = _C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=ranks)
+    check: Callable[..., bool] = guards.check
+    return check
+
+
+def versions_source(names: Sequence[str]) -> str:
+    """Source of a tuple of how often each of these tensors was written to; None for one that is not given."""
+    return "(" + "".join(f"None if {name} is None else {name}._version, " for name in names) + ")"
+
+
+def returns_new(name: str) -> bool:
+    """Whether torch's operations of this name return new memory: no alias by schema, and no composition."""
+    schemas = [
+        schema
+        for schema in _C._jit_get_schemas_for_operator(f"aten::{name}")
+        if not any(argument.is_out for argument in schema.arguments)
+    ]
+    aliases = any(result.alias_info is not None for schema in schemas for result in schema.returns)
+    names = [f"aten::{name}" + f".{each.overload_name}" * bool(each.overload_name) for each in schemas]
+    composed = any(
+        _C._dispatch_has_kernel_for_dispatch_key(each, "CompositeImplicitAutograd")
+        for each in names
+        if _C._dispatch_has_kernel(each)  # others are TorchScript's, of numbers
+    )
+    return bool(schemas) and not aliases and not composed
+
+
+def writes_nowhere(name: str) -> bool:
+    """Whether torch has operations of this name, and none writes into an argument other than `out`."""
+    schemas = _C._jit_get_schemas_for_operator(f"aten::{name}")
+    writes = [
+        argument.alias_info is not None and argument.alias_info.is_write and not argument.is_out
+        for schema in schemas
+        for argument in schema.arguments
+    ]
+    return bool(schemas) and not any(writes)
+
+
+def direct_apply(node: type[torch.autograd.Function]) -> Any:
+    """The `apply` of a node in C, past the checks in Python that the front door has made already."""
+    return super(torch.autograd.Function, node).apply  # type: ignore[misc]
+
+
+def self_test() -> None:
+    """A form is told again, and every special thing makes it another; what code does is read off schemas."""
+    x, y = torch.ones(2), torch.ones(3)
+    plain = tensor_guard((x, y))
+    known = {"x": x, "nothing": None, **front_door_checks()}
+
+    def unseen(*tensors: Tensor) -> bool:
+        """Whether a call with these tensors looks special, by its form or by the conditions."""
+        conditions = (watched_source("x"), *FRONT_DOOR_CONDITIONS)
+        return not (plain(*tensors) and all(eval(each, known) for each in conditions))
+
+    assert not unseen(x, y), "a plain call does not look plain"
+    assert not unseen(torch.zeros(5)[::2], torch.zeros(0)), "another size or stride is another form"
+    sized = tensor_guard((x,), sizes=True)
+    assert (sized(torch.zeros(2)), sized(y)) == (True, False)
+    assert nothing_active()
+    others = (x.double(), torch.ones(1, 2), x.to("meta"), torch.nn.Parameter(x), x.clone().requires_grad_())
+    special = (
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.eye(2).to_sparse(),
+        torch.eye(2).to_mkldnn(),
+    )
+    assert all(unseen(other, y) for other in (*others, *special))
+    assert not tensor_guard((special[0].conj(),))(special[0]), "a conjugate view looks plain"
+    nothing: Any = _Nothing
+    regions: tuple[Any, ...] = (
+        nothing(),
+        TorchFunctionMode(),
+        torch.autocast("cpu"),
+        forward_ad.dual_level(),
+        torch.inference_mode(),
+    )
+    for region in regions:
+        with region:
+            assert unseen(x, y), region
+    seen: list[bool] = []
+
+    def look(row: Tensor) -> Tensor:
+        seen.append(unseen(x, y) and unseen(row, y) and not nothing_active())
+        return row
+
+    torch.func.vmap(look)(torch.ones(3, 2))
+    assert seen == [True]
+
+    leaf = torch.ones(2, requires_grad=True)
+    result = direct_apply(_Sevenfold)(leaf)
+    (gradient,) = torch.autograd.grad(result.sum(), leaf)
+    assert (result.tolist(), gradient.tolist()) == ([2.0, 2.0], [7.0, 7.0])
+
+    source = versions_source(["x", "nothing"])
+    before = eval(source, known)
+    x.add_(1)
+    after = eval(source, known)
+    assert before[1] is after[1] is None
+    assert before[0] != after[0], "a write was not counted"
+
+    writes = [writes_nowhere(name) for name in ("mul", "matmul", "view", "mul_", "no_such_operation")]
+    assert writes == [True, True, True, False, False]
+    new = [
+        returns_new(name) for name in ("exp", "tanh", "contiguous", "dropout", "view", "no_such_operation")
+    ]
+    assert new == [True, True, False, False, False, False]
+
+
+class _Nothing(TorchDispatchMode):
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return operator(*args, **(kwargs or {}))
+
+
+class _Sevenfold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * 7

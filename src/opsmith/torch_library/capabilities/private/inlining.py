@@ -1,0 +1,50 @@
+"""What a trace makes functional: the mode in which an operator is replaced by its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+
+FUNCTIONALIZATION: type = FunctionalTensorMode
+"""The mode in which a trace replaces what writes by what does not; operators can be replaced there too."""
+
+
+def exporting() -> bool:
+    """Whether a trace is one of torch.export, which keeps operators whole."""
+    import torch._functorch.config as config  # when something is traced, not with the first operator
+
+    return not config.decompose_custom_triton_ops
+
+
+def only_stand_ins(types: Sequence[type]) -> bool:
+    """Whether tensors of these types are plain or stand-ins of a trace, none of them a foreign subclass."""
+    return all(kind is Tensor or issubclass(kind, FunctionalTensor | FakeTensor) for kind in types)
+
+
+def self_test() -> None:
+    """A rule for the mode sees the call of an operator made functional, and its answer is the one used."""
+    assert exporting() is False
+    library = torch.library.Library("opsmith_self_test", "FRAGMENT")
+    library.define("inlined(Tensor x) -> Tensor")
+    library.impl("inlined", lambda x: x.clone(), "CompositeExplicitAutograd")
+    operator: Any = torch.ops.opsmith_self_test.inlined.default
+    seen: list[bool] = []
+
+    def rule(mode: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen.append(only_stand_ins(types))
+        with mode:
+            return args[0] * 3
+
+    torch.library.register_torch_dispatch("opsmith_self_test::inlined", FUNCTIONALIZATION, rule, lib=library)
+    mode: Any = FUNCTIONALIZATION()
+    x = torch.ones(2)  # made outside the mode, in which it would be a stand-in already
+    with mode:
+        result = FunctionalTensor.from_functional(operator(FunctionalTensor.to_functional(x)))
+    assert seen == [True], "the rule was not asked, or the types of a trace have changed"
+    assert result.tolist() == [3.0, 3.0]
+    library._destroy()

@@ -1,0 +1,205 @@
+"""The running transforms of `torch.func`, one layer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch
+from torch._functorch import vmap as _vmap
+from torch._functorch.autograd_function import reductify_leaf
+from torch._functorch.pyfunctorch import coerce_cinterpreter
+from torch._functorch.utils import enable_single_level_autograd_function
+
+_C: Any = torch._C
+
+SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
+"""Base of a node that belongs to one `torch.func.grad` layer."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One running `torch.func` transform.
+
+    Args:
+        kind: `Grad`, `Jvp`, `Vmap` or `Functionalize`.
+        interpreter: torch's own description of it.
+    """
+
+    kind: str
+    interpreter: Any
+
+    @property
+    def level(self) -> int:
+        """Its depth among the running transforms, from 1."""
+        return int(self.interpreter.level())
+
+    @property
+    def batch_size(self) -> int:
+        """How many examples a `Vmap` layer holds."""
+        size: int = self.interpreter.batch_size()
+        return size
+
+    @property
+    def randomness(self) -> str:
+        """What a `Vmap` layer was told about random operations: `error`, `same` or `different`."""
+        return str(self.interpreter.randomness())
+
+    def lift(self, value: Any) -> Any:
+        """A tensor as one of this layer."""
+        return self.interpreter._cptr.lift(value) if isinstance(value, Tensor) else value
+
+    def unwrap(self, value: Any) -> Any:
+        """A tensor of this layer as one of the layer below."""
+        return _functorch._unwrap_for_grad(value, self.level) if isinstance(value, Tensor) else value
+
+    def wrap(self, value: Tensor) -> Tensor:
+        """A tensor of the layer below as one of this layer."""
+        wrapped: Tensor = _functorch._wrap_for_grad(value, self.level)
+        return wrapped
+
+    def unwrap_batched(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
+        """Batched tensors of this layer as plain ones, and the batch dimension of each."""
+        unwrapped: tuple[tuple[Any, ...], tuple[int | None, ...]] = _vmap.unwrap_batched(
+            tuple(values), self.level
+        )
+        return unwrapped
+
+    def wrap_batched(self, values: Sequence[Tensor], dims: Sequence[int | None]) -> tuple[Tensor, ...]:
+        """Plain tensors as batched ones of this layer."""
+        wrapped: tuple[Tensor, ...] = _vmap.wrap_batched(tuple(values), tuple(dims), self.level)
+        return wrapped
+
+
+def innermost_layer() -> Layer | None:
+    """The innermost `torch.func` transform that is running; None outside."""
+    top: Any = _functorch.peek_interpreter_stack()
+    if top is None:
+        return None
+    return Layer(str(top.key()).rpartition(".")[2], coerce_cinterpreter(top))
+
+
+def single_level_nodes() -> AbstractContextManager[None]:
+    """A region in which a `SingleLevelFunction` may be applied."""
+    region: AbstractContextManager[None] = enable_single_level_autograd_function()
+    return region
+
+
+def unwrap_dead(value: Any) -> Any:
+    """A tensor that outlived its transform, as the plain one that it holds."""
+    return _functorch.unwrap_if_dead(value) if isinstance(value, Tensor) else value
+
+
+def over_examples(function: Callable[..., Any], dims: Any, size: int, randomness: str) -> Callable[..., Any]:
+    """A function of one example as one of a batch: it returns the results and the batch dimension of each."""
+    batched: Callable[..., Any] = _vmap.restore_vmap(function, dims, size, randomness)
+    return batched
+
+
+def reduce_to_dim(
+    value: Tensor, dim: int | None, wanted: int | None, size: int, shape: torch.Size | None = None
+) -> Any:
+    """A gradient or tangent with the batch dimension of its tensor: moved there, expanded or summed away."""
+    reduced: Any = reductify_leaf(value, dim, wanted, size, shape)
+    return reduced
+
+
+is_gradient_batch: Any = _functorch.is_legacy_batchedtensor
+"""Whether a tensor is a batch of gradients, as `is_grads_batched=True` makes it."""
+
+
+def transform_kernel(name: str) -> Any:
+    """The kernel that torch has for transforms of an operator, to be asked for before another replaces it."""
+    return _C._dispatch_get_computed_kernel_for_dispatch_key(name, "FuncTorchDynamicLayerFrontMode")
+
+
+def self_test() -> None:
+    """One layer of each kind is seen, unwrapped, computed below and wrapped again, with the right answer."""
+    assert innermost_layer() is None
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    _test_grad(x)
+    _test_vmap(x)
+    _test_functionalize(x)
+    function = over_examples(lambda row, by: row * by, (0, None), 3, "error")
+    result, dim = function(x, torch.tensor(2.0))
+    assert (result.tolist(), dim) == ((x * 2).tolist(), 0)
+    assert reduce_to_dim(x, 0, 1, 3).tolist() == x.mT.tolist()
+    assert reduce_to_dim(x, 0, None, 3).tolist() == [9.0, 12.0], "a shared gradient is not summed"
+    assert innermost_layer() is None
+
+
+class _Sevenfold(SingleLevelFunction):  # type: ignore[misc]  # torch gives it no type
+    @staticmethod
+    def forward(layer: Layer, x: Tensor) -> Tensor:
+        with layer.interpreter.lower():
+            result = layer.unwrap(x) * 2
+        return layer.wrap(result)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return None, grad * 7 * unwrap_dead(ctx.saved_tensors[0])
+
+
+def _layer(kind: str) -> Layer:
+    layer = innermost_layer()
+    assert layer is not None, f"a running {kind} is not seen"
+    assert (layer.kind, layer.level) == (kind, 1)
+    return layer
+
+
+def _test_grad(x: Tensor) -> None:
+    def function(x: Tensor) -> Tensor:
+        layer = _layer("Grad")
+        with single_level_nodes():
+            apply: Any = _Sevenfold.apply
+            result: Tensor = apply(layer, layer.lift(x))
+        return result.sum()
+
+    gradient: Any = torch.func.grad(function)(x)
+    assert gradient.tolist() == (7 * x).tolist(), "a node of a layer has the wrong gradient"
+    pulled: Any = torch.func.vjp(function, x)
+    value, pull = pulled
+    assert value.item() == 2 * x.sum().item()
+    assert pull(torch.tensor(1.0))[0].tolist() == (7 * x).tolist(), "what outlived its layer is wrong"
+
+
+def _test_vmap(x: Tensor) -> None:
+    def function(row: Tensor) -> Tensor:
+        layer = _layer("Vmap")
+        assert (layer.batch_size, layer.randomness) == (3, "same")
+        (value, constant), dims = layer.unwrap_batched((row, 2.0))
+        assert dims == (0, None)
+        with layer.interpreter.lower():
+            result = value * constant
+        (wrapped,) = layer.wrap_batched((result,), (0,))
+        return wrapped
+
+    result: Any = torch.func.vmap(function, randomness="same")(x)
+    assert result.tolist() == (2 * x).tolist()
+
+
+def _test_functionalize(x: Tensor) -> None:
+    library = torch.library.Library("opsmith_self_test", "FRAGMENT")
+    library.define("layered(Tensor x) -> Tensor")
+    library.impl("layered", lambda x: x * 3, "CompositeExplicitAutograd")
+    operator: Any = torch.ops.opsmith_self_test.layered.default
+    by_torch = transform_kernel("opsmith_self_test::layered")
+    seen: list[str] = []
+
+    def at_front(keyset: Any, x: Tensor) -> Any:
+        layer = innermost_layer()
+        seen.append("none" if layer is None else layer.kind)
+        return by_torch.call_boxed(keyset, x)
+
+    library.impl("layered", at_front, "FuncTorchDynamicLayerFrontMode", with_keyset=True)
+    result: Any = torch.func.functionalize(operator)(x)
+    assert (result.tolist(), seen) == ((x * 3).tolist(), ["Functionalize"])
+    library._destroy()

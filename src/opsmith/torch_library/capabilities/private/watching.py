@@ -1,0 +1,35 @@
+"""A mode that is told of every operator that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def watching(see: Callable[[Any, dict[str, Any]], None]) -> AbstractContextManager[Any]:
+    """A region in which `see` is told of each operator that runs, with its keyword arguments."""
+    watch: AbstractContextManager[Any] = _Watch(see)
+    return watch
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self, see: Callable[[Any, dict[str, Any]], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.see = see
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.see(operator, kwargs or {})
+        return operator(*args, **(kwargs or {}))
+
+
+def self_test() -> None:
+    """What runs in the region is seen, with its keywords, and computes what it would."""
+    seen: list[tuple[str, dict[str, Any]]] = []
+    with watching(lambda operator, kwargs: seen.append((str(operator), kwargs))):
+        result = torch.ones(2).sum(dtype=torch.float64)
+    assert result.item() == 2.0
+    assert seen[-1] == ("aten.sum.default", {"dtype": torch.float64})

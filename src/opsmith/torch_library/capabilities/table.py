@@ -1,0 +1,112 @@
+"""Each use of torch's private names: what it is for, and what happens where it does not work."""
+
+from __future__ import annotations
+
+from opsmith.torch_library.capabilities.capability import Capability
+
+CAPABILITIES = {
+    each.name: each
+    for each in (
+        Capability(
+            name="dispatch",
+            purpose="compute below autograd, see writes, replace an operator",
+            instead=None,
+            provides=(
+                "below_autograd",
+                "redispatch_below_autograd",
+                "version",
+                "operator_exists",
+                "destroy",
+            ),
+        ),
+        Capability(
+            name="front_door",
+            purpose="calls that go past the dispatcher where it has nothing to do",
+            instead="every call goes through the dispatcher, and takes longer",
+            provides=(
+                "front_door_checks",
+                "FRONT_DOOR_CONDITIONS",
+                "direct_apply",
+                "nothing_active",
+                "returns_new",
+                "tensor_guard",
+                "versions_source",
+                "watched_source",
+                "writes_nowhere",
+            ),
+        ),
+        Capability(
+            name="torch_func",
+            purpose="transforms of `torch.func`, layer by layer",
+            instead="`torch.autograd.Function` serves `grad`, `vjp`, and `vmap` by the reference; "
+            "forward mode, autocast, `functionalize`, and `vmap` of an opaque operator or over nothing are "
+            "refused",
+            provides=(
+                "Layer",
+                "innermost_layer",
+                "SingleLevelFunction",
+                "single_level_nodes",
+                "unwrap_dead",
+                "over_examples",
+                "reduce_to_dim",
+                "transform_kernel",
+                "is_gradient_batch",
+            ),
+        ),
+        Capability(
+            name="forward_mode",
+            purpose="tangents at the level in force, in compiled code too",
+            instead="`torch.autograd.forward_ad` serves eager code, and takes longer",
+            provides=(
+                "forward_mode_active",
+                "forward_mode_allowed",
+                "forward_mode_on",
+                "primal_of",
+                "outside_graph",
+                "unpack_dual",
+                "make_dual",
+            ),
+        ),
+        Capability(
+            name="autocast",
+            purpose="autocast's dispatch keys, in a trace too",
+            instead="`torch.autocast(..., enabled=False)` around the operator",
+            provides=("autocast_key", "without_autocast", "serve_autocast_while_tracing"),
+        ),
+        Capability(
+            name="inlining",
+            purpose="compiled code that sees the reference in an operator's place, and fuses it",
+            instead="the operator is opaque in compiled code, which runs it whole",
+            provides=("FUNCTIONALIZATION", "exporting", "only_stand_ins"),
+        ),
+        Capability(
+            name="compiled_code",
+            purpose="an operator's sources in the keys of the caches of compiled code",
+            instead="torch's caches on disk are turned off in a process that compiles an operator",
+            provides=("mark_compiled_code", "compiler_imported"),
+        ),
+        Capability(
+            name="sharding",
+            purpose="operators on the shards of DTensors, where a trial proves that right",
+            instead="an operator on DTensors is its reference on DTensors; an implicit replication that the "
+            "caller has asked for is not seen",
+            provides=("replicates_implicitly", "implicit_replication", "watching_shards"),
+        ),
+        Capability(
+            name="fake_tensors",
+            purpose="the check of fake kernels, devices included",
+            instead="the check uses tensors on the device `meta`, and does not see a wrong device",
+            provides=("fake_mode",),
+        ),
+        Capability(
+            name="watching",
+            purpose="the check's list of the operations of a reference that draw random numbers",
+            instead="the check finds undeclared randomness only where two runs differ",
+            provides=("watching",),
+        ),
+    )
+}
+"""By name; `instead` is None where opsmith cannot do without."""
+
+PROVIDERS = {name: each for each in CAPABILITIES.values() for name in each.provides}
+"""Which capability a name of this package belongs to."""

@@ -1,0 +1,97 @@
+"""How many floating-point operations an operator takes, as `torch.utils.flop_counter` counts them.
+
+torch counts nothing for an operator that it has no formula for, and does not say so. So each operator gets
+one when it is registered: the author's, or the count of its reference on `meta` tensors. A backward needs
+none: its formulas are torch operations and operators, which are counted as they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
+
+from opsmith import errors
+from opsmith.core.calls import shown
+from opsmith.core.location import where
+from opsmith.core.specification import Specification
+
+Flops = Callable[..., int]
+"""The author's count: takes the operator's arguments, with `meta` tensors for tensors."""
+
+
+def register_flops(
+    packet: Any, specification: Callable[[], Specification], given: Callable[[], Flops | None]
+) -> None:
+    """Let `FlopCounterMode` count an operator, until `forget_flops`.
+
+    Args:
+        packet: The operator, `torch.ops.namespace.name`.
+        specification: Tells what is in force at the time of a call.
+        given: Tells the author's formula, if there is one.
+    """
+
+    def flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        formula, described = given(), specification()
+        values = [_on_meta(value) for value in described.schema.call_values(args, kwargs)]
+        return _derived(described, values) if formula is None else _given(described, formula, values)
+
+    register_flop_formula(packet, get_raw=True)(flops)
+
+
+def forget_flops(packet: Any) -> None:
+    """Let torch no longer count an operator; for one that is removed or registered anew."""
+    flop_registry.pop(packet, None)
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, list | tuple):
+        return type(value)(map(_on_meta, value))
+    return value
+
+
+def _given(specification: Specification, formula: Flops, values: list[Any]) -> int:
+    args, kwargs = specification.schema.split(values)
+    count: Any = formula(*args, **kwargs)
+    if isinstance(count, bool) or not isinstance(count, int | torch.SymInt):
+        raise errors.UsageError(
+            "the number of floating-point operations is no whole number",
+            operator=specification.name,
+            expected="int",
+            got=shown(count),
+            where=where(formula),
+            mend="return an int, computed from shapes: `2 * x.numel()`; use `//` where `/` stands",
+        )
+    return count  # type: ignore[return-value]  # torch adds up symbols as it does numbers
+
+
+def _derived(specification: Specification, values: list[Any]) -> int:
+    mend = "give the number: `@op.flops` over a function of the operator's arguments that returns an int"
+    if specification.opaque:
+        raise errors.TransformError(
+            "it is opaque, so its floating-point operations cannot be counted",
+            operator=specification.name,
+            where=specification.where,
+            mend=mend,
+        )
+    args, kwargs = specification.schema.split(values)
+    counter = FlopCounterMode(display=False)
+    try:
+        with torch.no_grad(), torch.device("meta"), counter:
+            specification.reference(*args, **kwargs)
+    except errors.OpsmithError:
+        raise
+    except Exception as error:
+        raise errors.TransformError(
+            "its floating-point operations are counted on `meta` tensors, and its reference does not run "
+            f"there: {error}",
+            operator=specification.name,
+            where=specification.where,
+            mend=mend,
+        ) from error
+    return counter.get_total_flops()

@@ -1,0 +1,66 @@
+"""Under OPSMITH_CONSERVATIVE=1, what is refused or done otherwise is counted; see conservative.py."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conservative import OTHERWISE, REFUSED
+
+from opsmith import config as environment
+from opsmith import errors
+
+HERE = Path(__file__).parent
+OFF = re.compile(r"needs the capability `(\w+)`, which is off")
+
+
+def capability_of(item: pytest.Item, table: Mapping[str, tuple[str, ...]]) -> str | None:
+    """The capability whose row in a table names a test function."""
+    name = f"{item.path.relative_to(HERE).as_posix()}::{getattr(item, 'originalname', item.name)}"
+    return next((capability for capability, tests in table.items() if name in tests), None)
+
+
+def refusing(error: BaseException | None) -> str | None:
+    """The capability that an error, or one that led to it, was raised for."""
+    while error is not None:
+        found = OFF.search(str(error)) if isinstance(error, errors.OpsmithError) else None
+        if found:
+            return found[1]
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # torch says this of the caches on disk, which are off then.
+    config.addinivalue_line("filterwarnings", "ignore:dynamo_pgo force disabled:UserWarning")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if not environment.conservative() or call.when != "call" or call.excinfo is None or not report.failed:
+        return report
+    needed = capability_of(item, REFUSED)
+    if needed is not None and refusing(call.excinfo.value) == needed:
+        report.outcome, report.wasxfail = "skipped", f"refused: {needed}"
+    otherwise = capability_of(item, OTHERWISE)
+    if otherwise is not None and call.excinfo.errisinstance(AssertionError):
+        report.outcome, report.wasxfail = "skipped", f"done otherwise: {otherwise}"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if not environment.conservative():
+        return
+    counts: Counter[tuple[str, str]] = Counter()
+    for report in terminalreporter.stats.get("xfailed", []):
+        counts[report.wasxfail, report.nodeid.partition("[")[0]] += 1
+    terminalreporter.section("OPSMITH_CONSERVATIVE=1: refused, or done otherwise")
+    for (why, test), count in sorted(counts.items()):
+        terminalreporter.write_line(f"{why:28} {count:4}  {test}")

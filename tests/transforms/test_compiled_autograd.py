@@ -1,0 +1,64 @@
+"""Compiled forwards and compiled backwards of every operator: values and gradients of the plain function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from compiled_cases import COMPOSITIONS, compiled
+from context_cases import loss_of, values_and_gradients
+from transform_cases import SUBJECTS
+from transform_subjects import Subject
+
+pytestmark = [pytest.mark.compile, pytest.mark.xdist_group("compiled-autograd")]
+
+# What test_compiled_matrix.py compiles in every way is not compiled here again.
+COMPILED_THERE = ("formulas", "no-formula", "kernel-no-formula", "hidden", "list-and-two-results")
+BACKWARDS = (
+    "formulas",
+    "part-derived",
+    "kernel-no-formula",
+    "joint",
+    "hidden",
+    "list-and-two-results",
+    "opaque",
+    "ops.linear",
+    "ops.involution",
+)
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Any:
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    "subject", [s for s in SUBJECTS if s.name not in COMPILED_THERE], ids=lambda subject: subject.name
+)
+def test_compiled_forward(subject: Subject) -> None:
+    """Its backward is compiled along with it."""
+    found = COMPOSITIONS["forward-and-backward"](compiled("aot_eager"), subject.operator, subject)
+    torch.testing.assert_close(found, values_and_gradients(subject.plain, subject.inputs()))
+
+
+# torch reads `.grad` of every tensor that compiled code closes over, and then warns of it.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("warm", [False, True], ids=["first-call", "later-call"])
+@pytest.mark.parametrize(
+    "subject", [s for s in SUBJECTS if s.name in BACKWARDS], ids=lambda subject: subject.name
+)
+def test_compiled_backward(subject: Subject, warm: bool) -> None:
+    """Compiled autograd: the backward of an eager call, formulas and all, becomes one graph when it runs."""
+    inputs = subject.inputs()
+    _, expected = values_and_gradients(subject.plain, inputs)
+    if warm:  # a later call may be differentiated by a node of its own
+        for _ in range(2):
+            values_and_gradients(subject.operator, inputs)
+    one_graph = {"fullgraph": True}
+    with torch._dynamo.config.patch(compiled_autograd=True, compiled_autograd_kwargs_override=one_graph):
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+        loss = loss_of(subject.operator(*leaves))
+        torch.compile(lambda: loss.backward(), backend="aot_eager")()
+    torch.testing.assert_close(tuple(leaf.grad for leaf in leaves), expected)

@@ -1,0 +1,52 @@
+"""torch.compile around transforms, and what else people compile: the answer is that of the plain function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from compiled_cases import COMPOSITIONS, compiled
+from transform_cases import SUBJECTS
+from transform_subjects import Subject
+
+pytestmark = [pytest.mark.compile, pytest.mark.xdist_group("compiled-matrix")]
+
+CHOSEN = {
+    subject.name: subject
+    for subject in SUBJECTS
+    if subject.name in ("formulas", "no-formula", "kernel-no-formula", "hidden", "list-and-two-results")
+}
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Any:
+    """Each test compiles for itself: torch gives up on a function that it has compiled eight times."""
+    yield
+    torch.compiler.reset()
+
+
+def _compare(subject: Subject, composition: str, backend: str, **options: Any) -> None:
+    step = COMPOSITIONS[composition]
+    found = step(compiled(backend, **options), subject.operator, subject)
+    torch.testing.assert_close(found, step(lambda function: function, subject.plain, subject))
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+@pytest.mark.parametrize("name", CHOSEN)
+def test_composition(name: str, composition: str) -> None:
+    _compare(CHOSEN[name], composition, "aot_eager")
+
+
+@pytest.mark.parametrize("composition", ["sizes", "vmap-grad"])
+@pytest.mark.parametrize("name", CHOSEN)
+def test_dynamic_sizes(name: str, composition: str) -> None:
+    _compare(CHOSEN[name], composition, "aot_eager", dynamic=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "composition"),
+    [("formulas", "vmap-grad"), ("kernel-no-formula", "training"), ("hidden", "forward-and-backward")],
+)
+def test_inductor(name: str, composition: str) -> None:
+    _compare(CHOSEN[name], composition, "inductor")

@@ -1,0 +1,44 @@
+"""What surrounds a call changes nothing: its values and gradients are those of the plain function."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from context_cases import CONTEXTS, DERIVATIVES, values_and_gradients
+from transform_cases import SUBJECTS
+from transform_subjects import Subject
+
+every_subject = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+
+
+# Anomaly detection warns that it is slow, for aten operators too.
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning")
+@pytest.mark.parametrize("context", CONTEXTS)
+@every_subject
+def test_context(subject: Subject, context: str) -> None:
+    inputs = subject.inputs()
+    expected = values_and_gradients(subject.plain, inputs)
+    # A second call may go through the front door, which has to see what surrounds it too.
+    for _ in range(2):
+        torch.testing.assert_close(CONTEXTS[context](subject.operator, inputs), expected)
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+@every_subject
+def test_derivative(subject: Subject, derivative: str) -> None:
+    inputs = subject.inputs()
+    found, expected = (DERIVATIVES[derivative](f, inputs) for f in (subject.operator, subject.plain))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [subject for subject in SUBJECTS if subject.name != "binarize"],  # its gradient is wrong on purpose
+    ids=lambda subject: subject.name,
+)
+def test_finite_differences(subject: Subject) -> None:
+    """torch's own checks, with forward mode and batched gradients."""
+    leaves = tuple(tensor.requires_grad_() for tensor in subject.inputs())
+    options = {"fast_mode": True, "check_batched_grad": True}
+    assert torch.autograd.gradcheck(subject.operator, leaves, check_forward_ad=True, **options)
+    assert torch.autograd.gradgradcheck(subject.operator, leaves, **options)
