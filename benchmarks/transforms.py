@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "transforms"))
-from transform_cases import DEPTH_THREE, TRANSFORMS, Call, Subject, gate
+from transform_cases import DEPTH_THREE, TRANSFORMS, Call
+from transform_subjects import Subject, gate
 
 
 def plain(x: Tensor, w: Tensor, scale: float = 1.0) -> Tensor:

@@ -17,7 +17,8 @@ from opsmith.torch_library.capabilities.table import CAPABILITIES
 CAPABILITIES_PACKAGE = capabilities.__name__
 ROOT = Path(opsmith.__file__).parent
 PRIVATE = ROOT / "torch_library" / "capabilities" / "private"
-TESTS = Path(__file__).parents[1] / "core" / "test_capabilities.py"
+CORE = Path(__file__).parents[1] / "core"
+TESTS = [CORE / "test_capabilities.py", CORE / "test_front_door_names.py"]
 
 OWN = {"self", "cls"}
 IN_TEXT = re.compile(r"(?<![\w])(?:torch|Tensor|_op_\w+)(?:\.\w+)*?\.(_(?!_)\w+)")
@@ -139,7 +140,7 @@ def test_each_module_is_a_capability_and_tests_itself() -> None:
 def test_each_use_of_a_private_name_has_a_test(part: str) -> None:
     tests = {
         node.name
-        for node in ast.walk(ast.parse(TESTS.read_text(encoding="utf-8")))
+        for node in ast.walk(ast.parse("".join(path.read_text(encoding="utf-8") for path in TESTS)))
         if isinstance(node, ast.FunctionDef)
     }
     wanted = f"test_{re.sub(r'(?<=[a-z])(?=[A-Z])', '_', part).lower()}"

@@ -100,14 +100,20 @@ class FastNode:
         node = names[specification.short_name]
         self._classes.append(node)
         if self._proven:
-            node.backward = node.later
+            _go_on(node)
         return node
 
     def _prove(self) -> None:
         """From now on each class runs the backward that does not look for writes once more."""
         self._proven = True
         for node in self._classes:
-            node.backward = node.later
+            _go_on(node)
+
+
+def _go_on(node: Any) -> None:
+    """Let a node run its later backward."""
+    node.backward = node.later
+    capabilities.direct_backward(node, node.later)
 
 
 class _Remembering:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # the types of all names; what they stand for is looked up be
         FRONT_DOOR_CONDITIONS as FRONT_DOOR_CONDITIONS,
     )
     from opsmith.torch_library.capabilities.private.front_door import direct_apply as direct_apply
+    from opsmith.torch_library.capabilities.private.front_door import direct_backward as direct_backward
     from opsmith.torch_library.capabilities.private.front_door import front_door_checks as front_door_checks
     from opsmith.torch_library.capabilities.private.front_door import nothing_active as nothing_active
     from opsmith.torch_library.capabilities.private.front_door import returns_new as returns_new

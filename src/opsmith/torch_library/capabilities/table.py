@@ -27,6 +27,7 @@ CAPABILITIES = {
                 "front_door_checks",
                 "FRONT_DOOR_CONDITIONS",
                 "direct_apply",
+                "direct_backward",
                 "nothing_active",
                 "returns_new",
                 "tensor_guard",

@@ -1,0 +1,211 @@
+"""The private names that calls past the dispatcher use: each tells what it is taken to tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.testing import assert_close
+
+# The private means themselves, whatever is decided about them.
+from opsmith.torch_library.capabilities.private import front_door as capabilities
+from opsmith.torch_library.capabilities.private.watching import watching
+
+X = torch.tensor([2.0, 3.0])
+NOTED: list[Any] = []
+
+
+def _note(value: Any) -> None:
+    NOTED.append(value)
+
+
+def inside(transform: Any, see: Any) -> None:
+    """Look around inside a transform."""
+    transform(lambda x: (see(x), x.sum())[1])(torch.ones(3, 2))
+
+
+def test_front_door_checks() -> None:
+    """Each condition fails where it should; what watches torch functions is asked for by the tensors."""
+    names = capabilities.front_door_checks()
+
+    def fails() -> list[str]:
+        conditions = (capabilities.watched_source("x"), *capabilities.FRONT_DOOR_CONDITIONS)
+        return [text for text in conditions if not eval(text, {**names, "x": X})]
+
+    assert fails() == []
+    with TorchFunctionMode():
+        assert fails() == [capabilities.watched_source("x")]
+    with forward_ad.dual_level():
+        assert fails() == ["_op_forward_mode._current_level < 0"]
+    with torch.profiler.profile():
+        assert fails() == ["not _op_profiler._is_profiler_enabled"]
+    with torch.autograd.profiler.profile():
+        assert fails() == ["not _op_profiler._is_profiler_enabled"]
+    assert not names["_op_compiling"]()
+    assert fails() == []
+
+
+def test_front_door_conditions() -> None:
+    names = capabilities.front_door_checks()
+    assert all(any(name in text for name in names) for text in capabilities.FRONT_DOOR_CONDITIONS)
+
+
+def test_watched_source() -> None:
+    class Watching(Tensor):
+        pass
+
+    question = capabilities.watched_source("x, y")
+    names = {**capabilities.front_door_checks(), "y": None}
+    assert eval(question, {**names, "x": X})
+    assert not eval(question, {**names, "x": X.as_subclass(Watching)})
+
+
+def test_nothing_active() -> None:
+    assert capabilities.nothing_active()
+    for region in (
+        watching(lambda operator, kwargs: None),
+        TorchFunctionMode(),
+        torch.autocast("cpu"),
+        forward_ad.dual_level(),
+        torch.profiler.profile(),
+    ):
+        with region:
+            assert not capabilities.nothing_active(), region
+    inside(torch.func.vmap, lambda x: _note(capabilities.nothing_active()))
+    assert NOTED.pop() is False
+    torch.jit.trace(lambda x: (_note(capabilities.nothing_active()), x * 2)[1], (X,), check_trace=False)
+    assert NOTED.pop() is False
+
+
+FORMS: dict[str, Any] = {
+    "dtype": lambda: X.double(),
+    "rank": lambda: X[None],
+    "meta": lambda: X.to("meta"),
+    "parameter": lambda: torch.nn.Parameter(X),
+    "requires_grad": lambda: X.clone().requires_grad_(),
+    "subclass": lambda: X.as_subclass(type("Subclass", (Tensor,), {})),
+    "sparse": lambda: X[None].to_sparse(),
+    "compressed": lambda: X[None].to_sparse_csr(),
+    "quantised": lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.quint8),
+    "mkldnn": lambda: X.to_mkldnn(),
+    "conjugate": lambda: X.to(torch.complex64).conj(),
+    "negative": lambda: X.to(torch.complex64).conj().imag,
+    "inference": lambda: _in_inference(),
+    "none": lambda: None,
+    "number": lambda: 1.0,
+}
+
+
+def _in_inference() -> Tensor:
+    with torch.inference_mode():
+        return torch.ones(2)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*quantiz.*:UserWarning")
+@pytest.mark.parametrize("name", FORMS)
+def test_tensor_guard_tells_another_form(name: str) -> None:
+    check = capabilities.tensor_guard((X, X.clone()))
+    assert check(X, X.clone())
+    assert check(torch.ones(7)[::2], torch.ones(0)), "sizes and strides are no part of a form"
+    assert not check(FORMS[name](), X)
+    assert not check(X, FORMS[name]())
+
+
+def test_tensor_guard_tells_a_conjugate_of_the_same_dtype() -> None:
+    x = X.to(torch.complex64)
+    assert capabilities.tensor_guard((x,))(x)
+    assert not capabilities.tensor_guard((x,))(x.conj())
+    assert not capabilities.tensor_guard((X,))(x.conj().imag)
+
+
+def test_tensor_guard_tells_what_is_active() -> None:
+    check = capabilities.tensor_guard((X, X.clone()))
+    other = X.clone()
+    for region in (
+        watching(lambda operator, kwargs: None),
+        torch.autocast("cpu"),
+        torch.inference_mode(),
+    ):
+        with region:
+            assert not check(X, other), region
+    for transform in (torch.func.vmap, torch.func.functionalize):
+        inside(transform, lambda x: _note(check(X, other) or check(x, other)))
+        assert NOTED.pop() is False
+    torch.func.grad(lambda x: (_note(check(X, other) or check(x, other)), x.sum())[1])(X)
+    assert NOTED.pop() is False
+    torch.jit.trace(lambda x: (_note(check(X, other) or check(x, other)), x * 2)[1], (X,), check_trace=False)
+    assert NOTED.pop() is False
+    assert check(X, other)
+
+
+def test_tensor_guard_takes_no_tensor_twice() -> None:
+    assert not capabilities.tensor_guard((X, X))(X, X)
+
+
+def test_versions_source() -> None:
+    x = X.clone()
+    source = capabilities.versions_source(["x", "nothing"])
+    before = eval(source, {"x": x, "nothing": None})
+    x.add_(1)
+    assert eval(source, {"x": x, "nothing": None}) == (before[0] + 1, None)
+
+
+def test_writes_nowhere() -> None:
+    assert all(map(capabilities.writes_nowhere, ("mul", "exp", "matmul", "view", "detach", "sum")))
+    assert not any(
+        map(capabilities.writes_nowhere, ("mul_", "copy_", "index_put_", "append", "no_such", "numpy"))
+    )
+
+
+def test_returns_new() -> None:
+    assert all(map(capabilities.returns_new, ("mul", "exp", "tanh", "sum", "relu", "clone")))
+    assert not any(
+        map(capabilities.returns_new, ("view", "detach", "contiguous", "to", "dropout", "reshape", "no_such"))
+    )
+
+
+def test_direct_apply() -> None:
+    class Node(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * 7
+
+    x = X.clone().requires_grad_()
+    result = capabilities.direct_apply(Node)(x)
+    assert_close(result.detach(), 2 * X)
+    result.sum().backward()
+    assert_close(x.grad, torch.full((2,), 7.0))
+
+
+def test_direct_backward() -> None:
+    class Node(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            raise AssertionError("it is not to be called")
+
+    capabilities.direct_backward(Node, lambda ctx, grad: grad * ctx.saved_tensors[0])
+    x = X.clone().requires_grad_()
+    Node.apply(x).sum().backward()  # type: ignore[no-untyped-call]
+    assert_close(x.grad, X)
+
+
+def test_sizes_may_be_part_of_a_form() -> None:
+    check = capabilities.tensor_guard((X, torch.ones(2, 3)), sizes=True)
+    assert check(X.clone(), torch.ones(3, 2).mT)
+    assert not check(torch.ones(3), torch.ones(2, 3))
+    assert not check(X, torch.ones(3, 2))
