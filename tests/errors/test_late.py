@@ -16,6 +16,10 @@ Place = Callable[[Callable[..., Any]], str]
 Error = type[errors.OpsmithError]
 
 
+ROADS: dict[str, Callable[[Any], Any]] = {"handle": lambda op: op, "torch.ops": lambda op: op.torch_operator}
+"""Ways to call an operator: each is fast after the first call."""
+
+
 def warm(operator: Any, *args: Any) -> None:
     """Several right calls, with and without a backward."""
     for _ in range(3):
@@ -65,11 +69,12 @@ CONTRACT: dict[str, tuple[Any, Error]] = {
 }
 
 
+@pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("differentiated", [False, True], ids=["plain", "differentiated"])
 @pytest.mark.parametrize("way", ["ordinary", "formula", "kernel"])
 @pytest.mark.parametrize("fault", CONTRACT)
 def test_reference_that_breaks_its_contract_late(
-    fault: str, way: str, differentiated: bool, name: str
+    fault: str, way: str, differentiated: bool, road: str, name: str
 ) -> None:
     reference, error = CONTRACT[fault]
     operator = opsmith.operator(name)(reference)
@@ -77,10 +82,11 @@ def test_reference_that_breaks_its_contract_late(
         operator.gradients(x=lambda grad: 2 * grad)
     if way == "kernel":
         operator.kernel("cpu", reference)
-    warm(operator)
+    call = ROADS[road](operator)
+    warm(call)
     x = torch.ones(2, 3, requires_grad=differentiated) * 1
     with pytest.raises(error):
-        operator(x, True)
+        call(x, True)
 
 
 def test_writing_that_depends_on_the_layout(name: str) -> None:
@@ -117,19 +123,24 @@ FAULTS: dict[str, tuple[Any, Error]] = {
 }
 
 
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("saved", [False, True], ids=["nothing-saved", "saved"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_formula_that_goes_wrong_late(fault: str, name: str) -> None:
+def test_formula_that_goes_wrong_late(fault: str, saved: bool, road: str, name: str) -> None:
     def scaled(x: Tensor, late: bool = False) -> Tensor:
         return x * 2
 
     wrong, error = FAULTS[fault]
-    operator = opsmith.operator(name)(scaled).gradients(
-        x=lambda grad, late: wrong(grad) if late else 2 * grad
-    )
-    warm(operator)
+    operator = opsmith.operator(name)(scaled)
+    if saved:
+        operator.gradients(x=lambda grad, x, late: wrong(grad) if late else grad * (x * 0 + 2))
+    else:
+        operator.gradients(x=lambda grad, late: wrong(grad) if late else 2 * grad)
+    call = ROADS[road](operator)
+    warm(call)
     x = torch.ones(2, 3, requires_grad=True)
     with pytest.raises(error):
-        operator(x, True).backward(torch.ones(2, 3))
+        call(x, True).backward(torch.ones(2, 3))
 
 
 def test_formula_that_writes_into_a_saved_tensor_late(name: str) -> None:

@@ -34,6 +34,14 @@ HIDDEN_SUFFIX = "_and_hidden"
 """An operator with hidden results has a sibling of this name, which returns them too."""
 
 
+NOT_TAKEN = object()
+"""What the front door answers to the dispatcher for a call that it does not take."""
+
+
+def _not_taken(*_args: Any, **_kwargs: Any) -> Any:
+    return NOT_TAKEN
+
+
 class DispatcherRegistration:
     """One operator, registered; `update` makes torch use another specification.
 
@@ -51,6 +59,7 @@ class DispatcherRegistration:
     def __init__(self, specification: Specification) -> None:
         self.specification = specification
         self.proven = False
+        self._door: Callable[..., Any] | None = None
         self._plans: dict[frozenset[str], BackwardPlan] = {}
         self._compiled = CompiledCode()
         self._through = through_transforms()
@@ -60,7 +69,7 @@ class DispatcherRegistration:
         """Use this specification from now on; compiled code that holds the old one is dropped."""
         before, self.specification = self.specification, specification
         self._plans = {}
-        self.proven = False
+        self.proven, self._door = False, None
         if _torch_face(before) != _torch_face(specification):
             self.remove()
             try:
@@ -150,6 +159,12 @@ class DispatcherRegistration:
             functionalize = capabilities.transform_kernel(f"{self.specification.namespace}::{name}")
 
         def autograd(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if self._door is None and self.proven:
+                self._door = self.front_door(_not_taken) or _not_taken
+            if self._door is not None:
+                result = self._door(None, *args, **kwargs)
+                if result is not NOT_TAKEN:
+                    return result
             values = self._values(args, kwargs)
             if not self._differentiates(values):
                 return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)
