@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
@@ -37,6 +39,12 @@ def test_front_door_checks() -> None:
         return [text for text in conditions if not eval(text, {**names, "x": X})]
 
     assert fails() == []
+    with watching(lambda operator, kwargs: None):
+        assert fails() == ["not _op_dispatch_modes()"]
+    with FakeTensorMode():
+        assert fails() == ["not _op_dispatch_modes()"]
+    make_fx(lambda x: (_note(fails()), x * 2)[1])(X)
+    assert "not _op_dispatch_modes()" in NOTED.pop()
     with TorchFunctionMode():
         assert fails() == [capabilities.watched_source("x")]
     with forward_ad.dual_level():

@@ -45,16 +45,20 @@ def test_compiled_forward(subject: Subject) -> None:
 
 # torch reads `.grad` of every tensor that compiled code closes over, and then warns of it.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("warm", [False, True], ids=["first-call", "later-call"])
+@pytest.mark.parametrize(
+    "warm", ["not", "forward", "backward"], ids=["first-call", "second-call", "later-call"]
+)
 @pytest.mark.parametrize(
     "subject", [s for s in SUBJECTS if s.name in BACKWARDS], ids=lambda subject: subject.name
 )
-def test_compiled_backward(subject: Subject, warm: bool) -> None:
+def test_compiled_backward(subject: Subject, warm: str) -> None:
     """Compiled autograd: the backward of an eager call, formulas and all, becomes one graph when it runs."""
     inputs = subject.inputs()
     _, expected = values_and_gradients(subject.plain, inputs)
-    if warm:  # a later call may be differentiated by a node of its own
-        for _ in range(2):
+    for _ in range(2):  # a later call may be differentiated by a node of its own
+        if warm == "forward":
+            subject.operator(*(tensor.clone().requires_grad_() for tensor in inputs))
+        if warm == "backward":
             values_and_gradients(subject.operator, inputs)
     one_graph = {"fullgraph": True}
     with torch._dynamo.config.patch(compiled_autograd=True, compiled_autograd_kwargs_override=one_graph):

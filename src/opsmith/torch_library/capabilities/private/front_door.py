@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _functorch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,12 +22,14 @@ def front_door_checks() -> dict[str, Any]:
     return {
         "_op_compiling": torch.compiler.is_dynamo_compiling,
         "_op_watched": _C._has_torch_function_variadic,
+        "_op_dispatch_modes": _C._len_torch_dispatch_stack,
         "_op_forward_mode": forward_ad,
         "_op_profiler": torch.autograd.profiler,
     }
 
 
 FRONT_DOOR_CONDITIONS = (
+    "not _op_dispatch_modes()",
     "_op_forward_mode._current_level < 0",
     "not _op_profiler._is_profiler_enabled",
 )
@@ -55,7 +58,8 @@ def tensor_guard(tensors: Sequence[Tensor], *, sizes: bool = False) -> Callable[
     """A question in C: are other tensors of the form of these, with the same modes in force?
 
     The form is type, dtype, device, rank, requires_grad, and the dispatch keys that a call would see: the
-    tensor's own (sparse, conjugate, batched, ...) with those of modes, transforms, autocast and traces.
+    tensor's own (sparse, conjugate, batched, ...) with those of transforms, autocast, traces and the modes of
+    users; it does not see torch's own modes, of tracing and of fake tensors.
     Nested tensors must not come in, and one given twice is of no form.
 
     Args:
@@ -85,6 +89,7 @@ def returns_new(name: str) -> bool:
         schema
         for schema in _C._jit_get_schemas_for_operator(f"aten::{name}")
         if not any(argument.is_out for argument in schema.arguments)
+        and "Dimname" not in schema.overload_name  # torch 2.11 has a `sum` by names, made of the one by number
     ]
     aliases = any(result.alias_info is not None for schema in schemas for result in schema.returns)
     names = [f"aten::{name}" + f".{each.overload_name}" * bool(each.overload_name) for each in schemas]
@@ -139,6 +144,7 @@ def self_test() -> None:
     nothing: Any = _Nothing
     regions: tuple[Any, ...] = (
         nothing(),
+        FakeTensorMode(),
         TorchFunctionMode(),
         torch.autocast("cpu"),
         forward_ad.dual_level(),
