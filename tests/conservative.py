@@ -9,6 +9,13 @@ from __future__ import annotations
 
 REFUSED = {
     "torch_func": (
+        "core/test_tangents.py::test_answers_and_constants",
+        "core/test_tangents.py::test_formula_is_in_force",
+        "core/test_tangents.py::test_forward_over_reverse_uses_it_for_the_operator_inside",
+        "core/test_tangents.py::test_joint_formula_by_result_and_hidden_results",
+        "core/test_tangents.py::test_lists_options_and_inputs_without_a_tangent",
+        "core/test_tangents.py::test_results_without_a_formula_are_derived",
+        "core/test_tangents.py::test_smaller_and_real_tangents_fit_their_result",
         "core/test_torch_func.py::test_answers_under_transforms",
         "core/test_torch_func.py::test_lists_under_transforms",
         "core/test_torch_func.py::test_nothing_is_left_behind_by_a_formula_that_raises",
@@ -24,6 +31,7 @@ REFUSED = {
         "transforms/test_batch_dimensions.py::test_dimensions",
         "transforms/test_batch_dimensions.py::test_structure",
         "transforms/test_batch_dimensions.py::test_the_gradient_of_a_random_operator_sees_what_was_drawn",
+        "transforms/test_compiled_matrix.py::test_composition",
         "transforms/test_contexts.py::test_context",
         "transforms/test_in_force.py::test_compiled",
         "transforms/test_in_force.py::test_eager",
@@ -31,6 +39,10 @@ REFUSED = {
         "transforms/test_threads.py::test_transforms_belong_to_a_thread",
         "transforms/test_transforms.py::test_nesting_of_three",
         "transforms/test_transforms.py::test_transform",
+        "transforms/test_whole_batch.py::test_an_opaque_operator_runs_once_too",
+        "transforms/test_whole_batch.py::test_hidden_results_come_with_their_batch",
+        "transforms/test_whole_batch.py::test_one_call",
+        "transforms/test_whole_batch.py::test_the_same_answer",
     ),
 }
 OTHERWISE = {
@@ -44,6 +56,11 @@ OTHERWISE = {
     ),
     "fake_tensors": ("checking/test_mutants.py::test_a_wrong_operator_is_rejected",),
     "sharding": ("distribution/test_placements.py::test_a_kernel_runs_on_shards_where_that_is_right",),
+    "torch_func": (
+        "errors/test_shape_messages.py::test_batch_dimension_lost",
+        "errors/test_shape_messages.py::test_not_elementwise_after_all",
+        "transforms/test_whole_batch.py::test_one_call",
+    ),
     "inlining": (
         "transforms/test_in_force.py::test_fused_into_one_kernel_with_what_stands_around_it",
         "transforms/test_in_force.py::test_inline_is_as_the_author_says",

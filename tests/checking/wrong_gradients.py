@@ -204,3 +204,13 @@ def forward_mode_follows_the_formula() -> Any:
 @wrong("forward_mode", "scale", "x", "the tangent of `result` by `x` is not what finite differences say")
 def tangent_by_two() -> Any:
     return square("tangent_by_two").tangents(result=lambda x, tangent_x: 4 * x * tangent_x)
+
+
+@wrong(
+    "forward_mode", "graph-cut", "x", "the derivative of the tangent by `x` is not what finite differences"
+)
+def tangent_with_a_cut() -> Any:
+    def formula(x: Any, tangent_x: Any) -> Any:
+        return 2 * x.detach() * tangent_x
+
+    return square("tangent_with_a_cut").tangents(result=formula)

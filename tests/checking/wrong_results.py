@@ -143,3 +143,8 @@ def kernel_index() -> Any:
 
     largest.samples(lambda make: [(make(3, 4),)])
     return largest.kernel("cpu", kernel)
+
+
+@wrong("forward", "raises", "result", "`result` has not the shape that `shapes=` says")
+def declared_shape() -> Any:
+    return square("declared_shape", shapes="x: B M -> B")

@@ -15,6 +15,10 @@ import opsmith
 X = torch.tensor([1.0, -2.0])
 STRIDED, FLAT, LAST = torch.strided, torch.contiguous_format, torch.channels_last
 CPU = torch.device("cpu")
+DTYPES, LAYOUTS, MEMORY_FORMATS = (
+    sorted({each for each in vars(torch).values() if isinstance(each, kind)}, key=str)
+    for kind in (torch.dtype, torch.layout, torch.memory_format)
+)
 GENERATOR = torch.Generator().manual_seed(20260101)
 
 # hint, default (... for none), what a caller gives, what the reference gets
@@ -76,6 +80,9 @@ KINDS: dict[str, tuple[Any, Any, Any, Any]] = {
     "strs-optional": (list[str] | None, None, ..., None),
     "complexes": (list[complex], ..., [1j, 2.0], [1j, 2 + 0j]),
     "dtypes": (list[torch.dtype], ..., [torch.int8, torch.float32], [torch.int8, torch.float32]),
+    "dtypes-all": (list[torch.dtype], ..., DTYPES, DTYPES),
+    "layouts": (list[torch.layout], ..., LAYOUTS, LAYOUTS),
+    "memory-formats": (list[torch.memory_format], ..., MEMORY_FORMATS, MEMORY_FORMATS),
     "devices": (list[torch.device], ..., [CPU], [CPU]),
     "int-or-pair-int": (int | tuple[int, int], ..., 3, (3, 3)),
     "int-or-pair-tuple": (int | tuple[int, int], ..., (3, 4), (3, 4)),

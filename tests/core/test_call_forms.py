@@ -158,7 +158,7 @@ def test_a_kernel_gets_memory_as_it_lies_there(name: str) -> None:
         seen.append(x.is_conj() or x.is_neg())
         return x * w
 
-    operator = opsmith.operator(name)(lambda_free).kernel("cpu", product)
+    operator = opsmith.operator(name)(plain_product).kernel("cpu", product)
     x = torch.randn(2, dtype=torch.complex64)
     for _ in range(2):
         assert_close(operator(x, x.clone()), x * x)
@@ -167,7 +167,7 @@ def test_a_kernel_gets_memory_as_it_lies_there(name: str) -> None:
     assert not any(seen)
 
 
-def lambda_free(x: Tensor, w: Tensor) -> Tensor:
+def plain_product(x: Tensor, w: Tensor) -> Tensor:
     return x * w
 
 
@@ -252,3 +252,102 @@ def test_wrong_calls_keep_their_message(operator: Any) -> None:
     ):
         with pytest.raises(opsmith.errors.ArgumentError):
             operator(*args, **kwargs)
+
+
+def test_nothing_grows_with_calls_of_a_form_that_is_not_kept(operator: Any) -> None:
+    x = torch.ones(2, requires_grad=True)
+    nodes = {type(operator(x, x).grad_fn) for _ in range(20)}
+    assert len(nodes) == 1
+
+
+def test_a_second_order_goes_through_no_constant(name: str) -> None:
+    operator = opsmith.operator(name)(plain_product)
+    operator.gradients(x=lambda grad, w: grad * w, w=opsmith.non_differentiable)
+    x, w = torch.ones(2, requires_grad=True), torch.full((2,), 3.0, requires_grad=True)
+    for _ in range(3):
+        (gradient,) = torch.autograd.grad((operator(x, w) ** 2).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.sum(), w, allow_unused=True)
+        assert second is None
+
+
+def test_a_wrapped_formula_gets_its_parameters_by_name(name: str) -> None:
+    import functools
+
+    def written(grad: Tensor, w: Tensor) -> Tensor:
+        return grad * w
+
+    @functools.wraps(written)
+    def swapped(w: Tensor, grad: Tensor) -> Tensor:
+        return written(grad, w**1)
+
+    operator = opsmith.operator(name)(plain_product).gradients(x=swapped, w=lambda grad, x: grad * x)
+    x, w = torch.full((2,), 2.0, requires_grad=True), torch.full((2,), 5.0)
+    for _ in range(4):
+        (gradient,) = torch.autograd.grad(operator(x, w), x, torch.full((2,), 7.0))
+        assert_close(gradient, torch.full((2,), 35.0))
+
+
+def test_a_gradient_made_in_inference_mode(name: str) -> None:
+    table = [1.0]  # a formula that is not seen to write nowhere
+    operator = opsmith.operator(name)(plain_product)
+    operator.gradients(x=lambda grad, w: grad * w * table[0], w=lambda grad, x: grad * x * table[0])
+    with torch.inference_mode():
+        grad = torch.ones(2)
+    for _ in range(4):
+        x = torch.ones(2, requires_grad=True)
+        (gradient,) = torch.autograd.grad(operator(x, torch.ones(2)), x, grad)
+        assert_close(gradient, torch.ones(2))
+
+
+def test_a_helper_that_is_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def helped(x: Tensor) -> Tensor:
+        return doubled(x) * 2
+
+    operator = opsmith.operator(name)(helped)
+    for _ in range(3):
+        operator(torch.ones(2))
+    monkeypatch.setitem(globals(), "doubled", lambda x: x.mul_(2))
+    with pytest.raises(opsmith.errors.MutationError):
+        operator(torch.ones(2))
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def test_whole_numbers_for_floats(name: str) -> None:
+    seen: list[type] = []
+
+    def scaled(x: Tensor, by: float = 1) -> Tensor:
+        seen.append(type(by))
+        return x * by
+
+    operator = opsmith.operator(name)(scaled)
+    for _ in range(3):
+        assert operator(torch.ones(2, dtype=torch.int64)).dtype == torch.float32
+        assert operator(torch.ones(2, dtype=torch.int64), 2).dtype == torch.float32
+    assert set(seen) == {float}
+
+
+class Holder:
+    weight = torch.nn.Parameter(torch.ones(2))
+
+
+def test_what_is_captured_out_of_sight(name: str) -> None:
+    """The first call computes below autograd; a later one, which would show the graph, is refused."""
+
+    def hiding(x: Tensor) -> Tensor:
+        return x * Holder.weight
+
+    operator = opsmith.operator(name)(hiding)
+    assert not operator(torch.ones(2)).requires_grad
+    message = "it uses something that requires a gradient and is no argument"
+    with pytest.raises(opsmith.errors.CapturedTensorError, match=message):
+        operator(torch.ones(2))
+
+
+def test_a_kernel_has_no_graph(name: str) -> None:
+    operator = opsmith.operator(name)(doubled)
+    operator.kernel("cpu", lambda x: torch.from_numpy((x * Holder.weight * 2).numpy().copy()))
+    for _ in range(3):
+        assert_close(operator(torch.ones(2)), torch.full((2,), 2.0))

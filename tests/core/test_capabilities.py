@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +28,24 @@ capabilities = SimpleNamespace(
 
 
 @pytest.fixture
-def library() -> Any:
-    return torch.library.Library("capabilities", "FRAGMENT")
+def library() -> Iterator[Any]:
+    library = torch.library.Library("capabilities", "FRAGMENT")
+    yield library
+    capabilities.destroy(library)  # torch 2.11 lists the operators of one that is only dropped
+
+
+def test_steady_device_guard() -> None:
+    """Threads that end may enter a fake mode one after the other, where that is the first use."""
+    program = (
+        "import threading\nfrom torch._subclasses.fake_tensor import FakeTensorMode\n"
+        "from opsmith.torch_library.capabilities.private import steady_device_guard\n"
+        "steady_device_guard()\n"
+        "def enter():\n    with FakeTensorMode():\n        pass\n"
+        "for _ in range(3):\n"
+        "    thread = threading.Thread(target=enter)\n    thread.start()\n    thread.join()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_below_autograd() -> None:

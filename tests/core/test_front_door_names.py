@@ -62,6 +62,12 @@ def test_front_door_conditions() -> None:
     assert all(any(name in text for name in names) for text in capabilities.FRONT_DOOR_CONDITIONS)
 
 
+def test_any_autocast() -> None:
+    assert not capabilities.any_autocast()
+    with torch.autocast("cpu"):
+        assert capabilities.any_autocast()
+
+
 def test_watched_source() -> None:
     class Watching(Tensor):
         pass
@@ -173,6 +179,7 @@ def test_writes_nowhere() -> None:
 
 def test_returns_new() -> None:
     assert all(map(capabilities.returns_new, ("mul", "exp", "tanh", "sum", "relu", "clone")))
+    assert not any(map(capabilities.returns_new, ("dequantize", "resize", "resize_as", "index")))
     assert not any(
         map(capabilities.returns_new, ("view", "detach", "contiguous", "to", "dropout", "reshape", "no_such"))
     )

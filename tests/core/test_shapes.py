@@ -116,7 +116,9 @@ def test_they_hold_for_sizes_not_known_when_compiled() -> None:
 def test_an_opaque_operator_needs_no_fake_kernel() -> None:
     made = numpy_outer(torch.ones(2, device="meta"), torch.ones(3, device="meta", dtype=torch.float64))
     assert (made.shape, made.dtype) == ((2, 3), torch.float64)
-    assert opsmith.check(numpy_outer, samples=lambda: [(torch.ones(2), torch.ones(3))], only=["integration"])
+    samples = [(torch.ones(2), torch.ones(3))]
+    report = opsmith.check(numpy_outer, samples=samples, only=["forward", "integration"])
+    assert report.passed_as_asked, str(report)
 
 
 def test_an_opaque_operator_with_an_unknown_size_does() -> None:
@@ -126,3 +128,24 @@ def test_an_opaque_operator_with_an_unknown_size_does() -> None:
 
     with pytest.raises(opsmith.errors.MissingFakeError):
         unique(torch.ones(2, device="meta"))
+
+
+def test_a_number_that_is_not_given_is_no_size() -> None:
+    @opsmith.operator("shapes::perhaps", shapes="x: n -> n")
+    def perhaps(x: Tensor, n: int | None = None) -> Tensor:
+        return x * 2
+
+    for _ in range(3):
+        assert perhaps(torch.ones(3)).shape == (3,)
+        assert perhaps(torch.ones(3), 3).shape == (3,)
+        with pytest.raises(opsmith.errors.ShapeError):
+            perhaps(torch.ones(3), 4)
+
+
+def test_a_fake_promotes_as_torch_does() -> None:
+    @opsmith.operator("shapes::scaled_by_a_number", opaque=True, shapes="x: N, s: -> N")
+    def by_number(x: Tensor, s: Tensor) -> Tensor:
+        return x * s
+
+    x, s = torch.ones(3), torch.tensor(3.0, dtype=torch.float64)
+    assert by_number(x, s).dtype == by_number(x.to("meta"), s.to("meta")).dtype == torch.float32

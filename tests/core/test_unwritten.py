@@ -12,9 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor, tanh
 
 from opsmith.ops import exp
+from opsmith.torch_library import unwritten
+from opsmith.torch_library.capabilities.private import front_door
 from opsmith.torch_library.unwritten import always_new, never_writes
 
 TABLE = [torch.ones(1)]
+
+
+@pytest.fixture(autouse=True)
+def _private_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The means themselves, whatever is decided about them: without them nobody looks at code."""
+    monkeypatch.setattr(unwritten, "capabilities", front_door)
 
 
 def helper(x: Tensor) -> Tensor:
@@ -49,14 +57,18 @@ def closing_over(value: Any) -> Callable[[Tensor], Tensor]:
     return lambda x: x * value
 
 
+def calling(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: function(x) + function(x) * 2
+
+
 NEW: dict[str, Callable[..., Any]] = {
     "product": lambda x, w: x * w,
     "method": lambda x: x.exp(),
     "function": lambda x: torch.tanh(x),
     "imported": lambda x: tanh(x) * 2,
-    "helper": lambda x: helper(x) + 1,
+    "helper": calling(helper),
     "closure": closing_over(2.0),
-    "operator": lambda x: exp(x) * 2,
+    "operator": calling(exp),
     "comprehension": lambda xs: sum([x * 2 for x in xs]) * 1.0,
     "linear": lambda grad, weight: (grad @ weight) * 1.0,
     "properties": lambda x: x.mT / x.shape[-1],
@@ -70,6 +82,7 @@ OLD: dict[str, Callable[..., Any]] = {
     "composed": lambda x: x.dropout(0.0),
     "choice": lambda x, w: x if w is None else x * w,
     "early": early,
+    "perhaps-resized": lambda x: x.resize_as(x),
     "last-of-two": lambda x: (x * 2).mT,
     "matrix-product": lambda x, w: x @ w,
 }
@@ -90,6 +103,9 @@ WRITES: dict[str, Callable[..., Any]] = {
     "closure-over-a-list": closing_over([1]),
     "recursive": recursive,
     "builtin": print,
+    "helper-that-may-be-another": lambda x: helper(x) * 2,
+    "operator-that-may-be-another": lambda x: exp(x) * 2,
+    "sparse": lambda x: x.to_sparse() * 2,
     "unknown-name": lambda x: not_there(x) * 2,  # type: ignore[name-defined]  # noqa: F821
 }
 

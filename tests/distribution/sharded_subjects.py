@@ -52,6 +52,12 @@ def sized(x: Tensor, weight: Tensor) -> Tensor:
 sized.gradients(x=lambda grad, x, weight: grad * weight * torch.full_like(weight, x.shape[0]))
 
 
+@opsmith.operator("sharded::making")
+def making(x: Tensor, weight: Tensor) -> Tensor:
+    """x [B, N], weight [N] -> [B, N]: no formula, and a gradient that needs a tensor made inside."""
+    return x * weight * torch.arange(x.shape[-1], dtype=x.dtype)
+
+
 @opsmith.operator("sharded::layer_norm", hidden=("mean", "rstd"))
 def layer_norm(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x [B, N], weight [N] -> [B, N], with mean [B, 1] and rstd [B, 1]."""
@@ -191,6 +197,7 @@ SUBJECTS = {
     "underived": Subject(underived, MATRIX),
     "half-derived": Subject(half_derived, MATRIX),
     "sized": Subject(sized, MATRIX),
+    "making": Subject(making, MATRIX),
     "layer-norm": Subject(layer_norm, MATRIX),
     "blended": Subject(blended, ([(5, 3), (5, 3)], (2,))),
     "kernel": Subject(scaled, MATRIX),

@@ -196,6 +196,8 @@ def test_batch_dimension_lost(name: str, says: Any, place: Place) -> None:
         return x.sum(0, keepdim=True)
 
     operator = opsmith.operator(name, shapes="x: B M -> B M", batching="B")(total).kernel("cpu", total)
+    for _ in range(2):
+        operator(torch.ones(1, 3))
     with says(
         errors.ShapeError,
         f"""
@@ -208,3 +210,75 @@ def test_batch_dimension_lost(name: str, says: Any, place: Place) -> None:
         """,
     ):
         torch.vmap(operator)(torch.ones(5, 2, 3))
+
+
+def test_result_of_another_shape(name: str, place: Place, says: Any) -> None:
+    with says(
+        errors.ShapeError,
+        f"""
+        {name}: `result` has not the shape that `shapes=` says
+          argument: result
+          expected: `B`, that is [4]
+          got: [4, 2]
+          where: {place(linear)}
+          mend: write what the function returns: `_` stands for a size that nothing tells
+        """,
+    ):
+        opsmith.operator(name, shapes="x: B M, weight: N M -> B")(linear)(torch.ones(4, 3), torch.ones(2, 3))
+
+
+def test_result_of_another_dtype_than_its_fake(name: str, place: Place, says: Any) -> None:
+    def largest(x: Tensor) -> Tensor:
+        return x.argmax(-1)
+
+    with says(
+        errors.ResultTypeError,
+        f"""
+        {name}: `result` has not the dtype of the fake kernel that `shapes=` makes
+          argument: result
+          expected: torch.float32, to which its tensors promote
+          got: torch.int64
+          where: {place(largest)}
+          mend: write `@op.fake` over a function that returns empty tensors of the right dtype
+        """,
+    ):
+        opsmith.operator(name, opaque=True, shapes="x: B M -> B")(largest)(torch.ones(4, 3))
+
+
+def cut(x: Tensor, step: int) -> Tensor:
+    return x[: len(x) // step - 2] * 1
+
+
+@pytest.mark.parametrize(("step", "size"), [(1, 1), (0, 4)], ids=["negative", "by-zero"])
+def test_size_that_is_none(step: int, size: int, name: str, place: Place, says: Any) -> None:
+    operator = opsmith.operator(name, opaque=True, shapes="x: H -> H//step-2")(cut)
+    with says(
+        errors.ShapeError,
+        f"""
+        {name}: `result` would have a negative size, or one that divides by zero
+          argument: result
+          expected: `H//step-2`
+          got: [{size}]
+          where: {place(cut)}
+          mend: call it with `x: H -> H//step-2`
+        """,
+    ):
+        operator(torch.ones(size, device="meta"), step)
+
+
+def test_batching_by_a_number_that_is_given(name: str, place: Place, says: Any) -> None:
+    def repeated(x: Tensor, n: int) -> Tensor:
+        return x * n
+
+    with says(
+        errors.UsageError,
+        f"""
+        {name}: `batching` names an argument whose value is a size, which a batch would change
+          argument: batching
+          expected: `elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`
+          got: 'n'
+          where: {place(repeated)}
+          mend: write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out
+        """,
+    ):
+        opsmith.operator(name, shapes="x: n M -> n M", batching="n")(repeated)

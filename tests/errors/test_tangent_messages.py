@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.func as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -20,6 +19,12 @@ AS_TORCH = (
 )
 Place = Callable[[Callable[..., Any]], str]
 x = torch.arange(6.0).reshape(2, 3)
+
+
+def in_forward_mode(operator: Callable[..., Any]) -> None:
+    """Call an operator with a tangent."""
+    with forward_ad.dual_level():
+        operator(forward_ad.make_dual(x, x.clone()))
 
 
 def scaled(x: Tensor, by: float = 2.0) -> Tensor:
@@ -198,7 +203,7 @@ def test_answer_that_does_not_fit(
           mend: {mend}
         """,
     ):
-        F.jvp(operator, (x,), (x,))
+        in_forward_mode(operator)
 
 
 def test_joint_tangent_without_an_answer(name: str, place: Place, says: Any) -> None:
@@ -216,7 +221,7 @@ def test_joint_tangent_without_an_answer(name: str, place: Place, says: Any) -> 
           mend: return a dict by result name; cover fewer results with `@op.tangents('y', ...)`
         """,
     ):
-        F.jvp(operator, (x,), (x,))
+        in_forward_mode(operator)
 
 
 def test_formula_that_writes(name: str, place: Place, says: Any) -> None:
@@ -224,19 +229,16 @@ def test_formula_that_writes(name: str, place: Place, says: Any) -> None:
         return tangent_x.mul_(2)
 
     operator = opsmith.operator(name)(scaled).tangents(result=formula)
-    with (
-        forward_ad.dual_level(),
-        says(
-            errors.SavedTensorModifiedError,
-            f"""
+    with says(
+        errors.SavedTensorModifiedError,
+        f"""
         {name}: a tangent formula wrote into `tangent_x`
           argument: tangent_x
           where: {place(formula)}
           mend: work on a copy, `tangent_x.clone()`, or use an operation without a trailing `_`
         """,
-        ),
     ):
-        operator(forward_ad.make_dual(x, x.clone()))
+        in_forward_mode(operator)
 
 
 def test_not_implemented(name: str, place: Place, says: Any) -> None:
@@ -250,7 +252,7 @@ def test_not_implemented(name: str, place: Place, says: Any) -> None:
           mend: take the gradient in reverse mode, or give a formula: `.tangents(result=...)`
         """,
     ):
-        F.jvp(operator, (x,), (x,))
+        in_forward_mode(operator)
 
 
 def test_formula_that_leaves_the_graph(name: str, place: Place, says: Any) -> None:
@@ -260,7 +262,7 @@ def test_formula_that_leaves_the_graph(name: str, place: Place, says: Any) -> No
     operator = opsmith.operator(name)(scaled).tangents(result=formula)
     tangent = x.clone().requires_grad_()
     with (
-        torch.autograd.forward_ad.dual_level(),
+        forward_ad.dual_level(),
         says(
             errors.GraphCutError,
             f"""
@@ -277,5 +279,5 @@ def test_formula_that_leaves_the_graph(name: str, place: Place, says: Any) -> No
 def test_error_inside_a_formula_says_which(name: str) -> None:
     operator = opsmith.operator(name)(scaled).tangents(result=lambda tangent_x: tangent_x @ tangent_x)
     with pytest.raises(RuntimeError) as caught:
-        F.jvp(operator, (x,), (x,))
+        in_forward_mode(operator)
     assert any(f"raised in the tangent of `result` of {name}, " in note for note in caught.value.__notes__)

@@ -145,5 +145,5 @@ def test_each_use_of_a_private_name_has_a_test(part: str) -> None:
     }
     wanted = f"test_{re.sub(r'(?<=[a-z])(?=[A-Z])', '_', part).lower()}"
     assert any(each == wanted or each.startswith(f"{wanted}_") for each in tests), (
-        f"{TESTS.name} needs {wanted}, which exercises {', '.join(sorted(parts()[part]))}"
+        f"{TESTS[0].name} needs {wanted}, which exercises {', '.join(sorted(parts()[part]))}"
     )

@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from transform_cases import SUBJECTS, TRANSFORMS, Call
 from transform_subjects import Subject
 
+import opsmith
+
 LOW = torch.bfloat16
 RULES = {"ops.exp": "float32", "ops.linear": "lower"} | {
     subject.name: "lower" for subject in SUBJECTS if subject.name.startswith("ops.involution")
@@ -92,3 +94,25 @@ def test_autocast_around_everything(name: str) -> None:
     with torch.autocast("cpu", dtype=LOW):
         found = values_and_gradients(subject.operator, inputs)
     _close(subject, found, values_and_gradients(_cast_by_rule(subject), inputs))
+
+
+@pytest.mark.parametrize("forward", [False, True], ids=["forward-without", "forward-with"])
+@pytest.mark.parametrize("backward", [False, True], ids=["backward-without", "backward-with"])
+def test_forward_and_backward_in_different_states(forward: bool, backward: bool) -> None:
+    """Gradients have the dtypes and the precision of the forward, wherever `backward` is called."""
+    x, weight = torch.randn(4, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
+    found: list[tuple[Tensor, ...]] = []
+    for function in (*[opsmith.ops.linear] * 3, torch.nn.functional.linear):
+        with torch.autocast("cpu", enabled=forward):
+            y = function(x, weight)
+        with torch.autocast("cpu", enabled=backward):
+            found.append(torch.autograd.grad(y.float().square().sum(), (x, weight)))
+    for gradients in found[:3]:
+        for gradient, expected in zip(gradients, found[3], strict=True):
+            assert gradient.dtype == expected.dtype
+            tolerance = {"rtol": 2e-2, "atol": 2e-1} if forward or backward else {}
+            torch.testing.assert_close(gradient, expected, **tolerance)
+    if not forward:
+        exact = torch.autograd.grad((x @ weight.mT).square().sum(), (x, weight))
+        for gradients in found[:3]:
+            torch.testing.assert_close(gradients, exact)

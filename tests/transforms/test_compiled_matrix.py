@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from compiled_cases import COMPOSITIONS, compiled
+from faults_of_torch import marked
 from transform_cases import SUBJECTS
 from transform_subjects import Subject
 
@@ -32,8 +34,7 @@ def _compare(subject: Subject, composition: str, backend: str, **options: Any) -
     torch.testing.assert_close(found, step(lambda function: function, subject.plain, subject))
 
 
-@pytest.mark.parametrize("composition", COMPOSITIONS)
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize(("name", "composition"), marked(product(CHOSEN, COMPOSITIONS)))
 def test_composition(name: str, composition: str) -> None:
     _compare(CHOSEN[name], composition, "aot_eager")
 

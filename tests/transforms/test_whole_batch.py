@@ -78,27 +78,31 @@ BATCHES: dict[str, tuple[Any, tuple[Tensor, Tensor], Any, tuple[int, ...] | None
 
 @pytest.mark.parametrize(("operator", "inputs", "dims", "called"), BATCHES.values(), ids=BATCHES)
 def test_one_call(operator: Any, inputs: Any, dims: Any, called: tuple[int, ...] | None) -> None:
-    found = F.vmap(operator, dims)(*inputs)
+    F.vmap(operator, dims)(*inputs)
     expected_calls = [] if called is None else [called]
     assert expected_calls == CALLS
-    torch.testing.assert_close(found, F.vmap(operator.reference, dims)(*inputs))
 
 
+def _loss(f: Any) -> Callable[..., Tensor]:
+    return lambda *given: f(*given).square().sum()
+
+
+TRANSFORMS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "vmap": lambda f, dims, inputs: F.vmap(f, dims)(*inputs),
+    "grad-vmap": lambda f, dims, inputs: F.grad(_loss(F.vmap(f, dims)), (0, 1))(*inputs),
+    "vmap-grad": lambda f, dims, inputs: F.vmap(F.grad(_loss(f), (0, 1)), dims)(*inputs),
+    "jvp-vmap": lambda f, dims, inputs: F.jvp(F.vmap(f, dims), inputs, inputs),
+    "vmap-vmap": lambda f, dims, inputs: F.vmap(F.vmap(f, dims))(
+        *(torch.stack([given, given + 1]) for given in inputs)
+    ),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.parametrize(("operator", "inputs", "dims", "called"), BATCHES.values(), ids=BATCHES)
-def test_under_other_transforms(operator: Any, inputs: Any, dims: Any, called: Any) -> None:
-    def loss(f: Any) -> Callable[..., Tensor]:
-        return lambda *given: F.vmap(f, dims)(*given).square().sum()
-
-    def each(f: Any) -> Callable[..., Any]:
-        return F.vmap(F.grad(lambda *given: f(*given).square().sum(), (0, 1)), dims)
-
-    for transform in (
-        lambda f: F.grad(loss(f), (0, 1))(*inputs),
-        lambda f: each(f)(*inputs),
-        lambda f: F.jvp(F.vmap(f, dims), inputs, inputs),
-        lambda f: F.vmap(F.vmap(f, dims))(*(torch.stack([given, given + 1]) for given in inputs)),
-    ):
-        torch.testing.assert_close(transform(operator), transform(operator.reference))
+def test_the_same_answer(operator: Any, inputs: Any, dims: Any, called: Any, transform: Any) -> None:
+    found, expected = (transform(f, dims, inputs) for f in (operator, operator.reference))
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_number_of_each_example_keeps_its_say_in_the_dtype() -> None:
@@ -146,5 +150,17 @@ def test_an_opaque_operator_runs_once_too() -> None:
         CALLS.append(tuple(x.shape))
         return torch.from_numpy(abs(x.numpy()))
 
+    assert opsmith.check(numpy_abs, samples=lambda: [(make(4),)], only=["batching"])
+    CALLS.clear()
     F.vmap(numpy_abs)(make(5, 3))
     assert CALLS == [(5, 3)]
+
+
+def test_examples_without_dimensions_keep_their_say_in_the_dtype() -> None:
+    @opsmith.operator("batching::scalars", shapes="x: ..., w: -> ...", batching="...")
+    def scalars(x: Tensor, w: Tensor) -> Tensor:
+        return x * w
+
+    scalars.kernel("cpu", scalars.reference)
+    x, w = torch.ones(5), torch.tensor(3.0, dtype=torch.float64)
+    assert F.vmap(scalars, (0, None))(x, w).dtype == F.vmap(scalars.reference, (0, None))(x, w).dtype

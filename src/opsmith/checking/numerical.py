@@ -36,6 +36,7 @@ def numerical_fault(
     sample: Sample,
     places: Sequence[int],
     device: torch.device,
+    wrap: Callable[[Any], Any] = lambda function: function,
     **options: Any,
 ) -> str | None:
     """What gradcheck, or gradgradcheck, says against a sample in float64; None where it agrees.
@@ -48,6 +49,7 @@ def numerical_fault(
         sample: The sample.
         places: The inputs to differentiate by.
         device: Where to run.
+        wrap: Makes of the operator, as a function of these inputs, the function to check.
         **options: For `check`.
     """
     flat = sample.at(torch.float64, device)
@@ -55,7 +57,7 @@ def numerical_fault(
     try:
         with torch.random.fork_rng(), quiet():
             torch.manual_seed(subject.seed)
-            check(on_inputs(subject, sample, flat, places), inputs, **options)
+            check(wrap(on_inputs(subject, sample, flat, places)), inputs, **options)
     except GradcheckError as error:
         return str(error).strip().splitlines()[0].rstrip(",:")
     return None

@@ -50,6 +50,8 @@ def _fault(batching: Any, shapes: Shapes | None, schema: Schema) -> str | None:
         return "has a value that means nothing"
     if shapes is None:
         return "names a dimension, and there are no `shapes=`"
+    if batching in shapes.integers:
+        return "names an argument whose value is a size, which a batch would change"
     if len(shapes.results) < len(schema.results):
         return "needs the shape of every result, of hidden ones too"
     if not all(leads(batching, shapes, position) for position in range(len(shapes.results))):

@@ -49,6 +49,23 @@ STR = Base("str", "str", lambda value: isinstance(value, str))
 COMPLEX = Base("complex", "complex", lambda value: isinstance(value, int | float | complex))
 NUMBER = Base("int | float", "Scalar", _is_float)
 
+
+def _numbered(names: str) -> tuple[Any, ...]:
+    return tuple(getattr(torch, name, None) for name in names.split())
+
+
+NUMBERED: dict[str, tuple[Any, ...]] = {
+    "ScalarType": _numbered(
+        "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 "
+        "quint8 qint32 bfloat16 quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 float8_e5m2 "
+        "float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz uint16 uint32 uint64 uint1 uint2 uint3 uint4 uint5 "
+        "uint6 uint7 int1 int2 int3 int4 int5 int6 int7 float8_e8m0fnu float4_e2m1fn_x2"
+    ),
+    "Layout": _numbered("strided sparse_coo sparse_csr _mkldnn sparse_csc sparse_bsr sparse_bsc jagged"),
+    "MemoryFormat": _numbered("contiguous_format preserve_format channels_last channels_last_3d"),
+}
+"""What torch counts, by type in the schema: in lists of these, torch 2.11 hands over numbers."""
+
 BASES: dict[Any, Base] = {
     torch.Tensor: TENSOR,
     bool: BOOL,
@@ -144,6 +161,9 @@ class Kind:
             return value
         if self.spread and not isinstance(value, list | tuple):
             value = [value] * (self.length or 1)
+        numbered = NUMBERED.get(self.base.schema)
+        if numbered is not None:
+            value = [numbered[item] if isinstance(item, int) else item for item in value]
         return tuple(value) if self.as_tuple else list(value)
 
 

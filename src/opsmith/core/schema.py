@@ -14,7 +14,7 @@ import torch
 
 from opsmith import errors
 from opsmith.core.answers import NonDifferentiable
-from opsmith.core.kinds import Kind, kind_of, mend_for
+from opsmith.core.kinds import FLOAT, Kind, kind_of, mend_for
 from opsmith.core.location import where
 
 REQUIRED = inspect.Parameter.empty
@@ -277,9 +277,12 @@ def _argument(parameter: inspect.Parameter, operator: str, place: str) -> Argume
             where=place,
             mend=mend_for(parameter.annotation),
         )
-    if parameter.default is not REQUIRED:
-        _check_default(name, kind, parameter.default, operator, place)
-    return Argument(name, kind, parameter.default, parameter.kind is parameter.KEYWORD_ONLY)
+    default = parameter.default
+    if default is not REQUIRED:
+        _check_default(name, kind, default, operator, place)
+        if kind.base is FLOAT and type(default) is int:  # a call that gives it would bring a float
+            default = float(default)
+    return Argument(name, kind, default, parameter.kind is parameter.KEYWORD_ONLY)
 
 
 def _check_default(name: str, kind: Kind, default: Any, operator: str, place: str) -> None:

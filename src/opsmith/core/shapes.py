@@ -23,6 +23,9 @@ Sizes = dict[str, Any]
 
 Fault = tuple[str, str, str]
 
+NO_SIZE = object()
+"""The value of an expression that comes to no size: it is negative, or divides by zero."""
+
 
 @dataclass(frozen=True)
 class Dims:
@@ -80,7 +83,7 @@ class Shapes:
     def bind(self, schema: Schema, values: Sequence[Any]) -> tuple[Sizes, Fault | None]:
         """What the letters stand for in a call, and what does not fit: (argument, expected, got)."""
         named = dict(zip(schema.names, values, strict=True))
-        sizes: Sizes = {name: named[name] for name in self.integers}
+        sizes: Sizes = {name: named[name] for name in self.integers if named[name] is not None}
         tensors = list(self._tensors(named))
         for label, dims, tensor in tensors:
             fault = _bind(label, dims, tensor, sizes)
@@ -91,6 +94,12 @@ class Shapes:
                 dims.expressions, dims.sizes, tensor.shape[tensor.dim() - len(dims.sizes) :], strict=True
             ):
                 wanted = None if code is None else _value(code, sizes)
+                if wanted is NO_SIZE:
+                    return sizes, (
+                        label,
+                        f"`{dims.text}` with {size} that is a size",
+                        str(list(tensor.shape)),
+                    )
                 if wanted is not None and wanted != found:
                     return sizes, (label, f"`{dims.text}` with {size} = {wanted}", str(list(tensor.shape)))
         return sizes, None
@@ -123,10 +132,14 @@ def _bind(label: str, dims: Dims, tensor: torch.Tensor, sizes: Sizes) -> Fault |
 
 
 def _value(code: Any, sizes: Sizes) -> Any:
-    """The value of an expression; None where one of its letters is not known."""
+    """The value of an expression; None where one of its letters is not known, NO_SIZE where it is none."""
     if any(sizes.get(name) is None for name in code.co_names):
         return None
-    return eval(code, {"__builtins__": {}}, sizes)
+    try:
+        value = eval(code, {"__builtins__": {}}, sizes)
+    except ZeroDivisionError:
+        return NO_SIZE
+    return NO_SIZE if isinstance(value, int) and value < 0 else value
 
 
 def read_shapes(text: Any, schema: Schema, operator: str, place: str) -> Shapes:

@@ -6,7 +6,8 @@ float64 and integers are left alone, as torch's own operators leave them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from typing import Any
 
@@ -49,6 +50,17 @@ def in_force(kernels: Mapping[str, Any], tensors: Iterable[Tensor]) -> Any:
     """
     devices = {tensor.device.type for tensor in tensors} & kernels.keys()
     return next((kernels[device] for device in sorted(devices) if torch.is_autocast_enabled(device)), None)
+
+
+def without_casts(tensors: Sequence[Tensor | None]) -> AbstractContextManager[Any]:
+    """A region without autocast for a backward: the inputs were cast before, be it on or off in the forward.
+
+    torch's own derivative formulas compute in the dtypes of the forward too, wherever `backward` is called.
+    """
+    device = next((tensor.device.type for tensor in tensors if tensor is not None), None)
+    if device is None or not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return nullcontext()
+    return capabilities.without_autocast(device)
 
 
 def _eligible(tensor: Tensor, device: str) -> bool:

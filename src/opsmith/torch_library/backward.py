@@ -18,6 +18,7 @@ from opsmith.core.formula import Formula
 from opsmith.core.gradients import NEEDED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.autocast import without_casts
 from opsmith.torch_library.distributed import replicating
 from opsmith.torch_library.flattening import Flattening
 from opsmith.torch_library.gradient_values import Form, fit
@@ -27,7 +28,7 @@ from opsmith.torch_library.recompute import vjp_by_recompute
 from opsmith.torch_library.targets import Forms
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # torch 2.11 hashes a half-made one
 class Vjp:
     """Everything one backward needs that is no tensor.
 
@@ -53,7 +54,7 @@ class Vjp:
             grads: Gradient of each result, None where there is none.
         """
         self._refuse()
-        with replicating((*saved.values(), *grads)):
+        with replicating((*saved.values(), *grads)), without_casts(grads):
             return self._gradients(saved, grads)
 
     def _gradients(self, saved: Mapping[str, Any], grads: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith import errors
 from opsmith.core.answers import NonDifferentiable
 from opsmith.core.calls import tensors_in
 from opsmith.core.formula import Formula
 from opsmith.core.kernels import choose
+from opsmith.core.location import where
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.contract_source import CONTRACT_NAMES, ContractSource
@@ -26,7 +28,7 @@ LIMIT = 16
 """How many forms are kept; calls of others ask everything, in Python."""
 
 Way = tuple[Any, Callable[..., Any] | None, Callable[..., Any] | None, bool]
-"""Whether tensors are of this form; kernel; a node's `apply`, or None; whether grad mode decides for it."""
+"""Whether tensors are of this form; kernel; a node's `apply`, or None; whether one requires a gradient."""
 
 NO_WAY: Way = (None, None, None, False)
 """For a call that has to go through the dispatcher."""
@@ -49,6 +51,7 @@ class Ways:
         self._optional = [each.name for each in tensors if each.kind.optional]
         self.known = tuple([] for _ in range(2 ** len(self._optional)))
         self._nodes: dict[frozenset[str], FastNode] = {}
+        self._graphless: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._in_inference = _inference_call(self.specification, self.settle)
 
     def admit(self, values: tuple[Any, ...]) -> Way:
@@ -64,6 +67,8 @@ class Ways:
             return NO_WAY
         accepted, _ = choose(specification.kernels, tensors)
         kernel = accepted.kernel.function if accepted else specification.reference
+        if accepted or specification.opaque:
+            kernel = self._without_graph(kernel)
         fits = capabilities.tensor_guard(tensors)
         way = self._way(fits, kernel, given, tensors)
         number = sum(
@@ -73,6 +78,12 @@ class Ways:
         if way is not NO_WAY and len(self.known[number]) < LIMIT and fits(*tensors):
             self.known[number].append(way)
         return way
+
+    def _without_graph(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """A kernel without a graph, be it made of torch operations on weights of its own."""
+        if kernel not in self._graphless:
+            self._graphless[kernel] = torch.no_grad()(kernel)
+        return self._graphless[kernel]
 
     def _way(
         self, fits: Any, kernel: Callable[..., Any], given: dict[str, Any], tensors: list[Tensor]
@@ -88,11 +99,9 @@ class Ways:
                 return NO_WAY
             return fits, kernel, partial(self._in_inference, kernel), False
         # Without formula and kernel it is the reference that autograd records, as it would any function.
-        ordinary = not (
-            specification.gradients.given or kernel is not specification.reference or specification.opaque
-        )
+        ordinary = not (specification.gradients.given or kernel is not specification.reference)
         if not requires or ordinary:
-            return fits, kernel, None, True
+            return fits, kernel, None, bool(requires)
         nodes = self._fast_node(requires)
         if nodes is None:
             return NO_WAY
@@ -132,9 +141,19 @@ class Ways:
             before: How often each tensor among them had been written to; None if nobody looked.
 
         Raises:
-            MutationError, AliasError, ResultTypeError, LayoutError: As their names say.
+            MutationError, AliasError, ResultTypeError, LayoutError, CapturedTensorError: As their names say.
         """
-        return settle(self.specification, kernel)(result, values, before)
+        settled = settle(self.specification, kernel)(result, values, before)
+        if settled.requires_grad and not any(tensor.requires_grad for tensor in tensors_in(values)):
+            raise errors.CapturedTensorError(
+                "it uses something that requires a gradient and is no argument",
+                operator=self.specification.name,
+                expected="a function of its arguments alone",
+                got="a result that requires a gradient, from arguments that do not",
+                where=where(kernel),
+                mend="make it an argument, or use `.detach()` of it",
+            )
+        return settled
 
 
 def _inference_call(specification: Specification, settled: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -54,9 +54,10 @@ class ContractSource:
             else f"{each.name}.data_ptr(), "
             for each in self._tensors
         )
+        plain = "_op_type(_op_result) is _op_Tensor and _op_result.layout is _op_strided"
         return (
-            "_op_type(_op_result) is _op_Tensor and _op_result.layout is _op_strided"
-            f" and _op_result.storage_offset() == 0 and _op_result.data_ptr() not in ({begins})"
+            f"{plain} and not _op_result.is_nested and _op_result.storage_offset() == 0"
+            f" and _op_result.data_ptr() not in ({begins})"
         )
 
     def _versions(self) -> str:

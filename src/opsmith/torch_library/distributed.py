@@ -75,7 +75,7 @@ def gathered(tensor: Tensor) -> Tensor:
     mesh = mesh_of(tensor)
     if mesh is None:
         return tensor
-    placed: Any = tensor
+    placed: Any = tensor.detach()  # a leaf that stays as it is, torch 2.11 would detach in place
     with torch.no_grad():
         whole: Tensor = placed.redistribute(placements=[Replicate()] * mesh.ndim)
     return whole

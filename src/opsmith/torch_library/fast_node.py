@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +38,11 @@ class CallForm:
     examples: dict[str, Tensor]
     mixed: bool
 
+    def key(self) -> tuple[Any, ...]:
+        """What tells the form from others."""
+        examples = ((name, each.dtype, each.device) for name, each in self.examples.items())
+        return self.kernel, self.mixed, *examples
+
     def gradient(self, name: str, shape: torch.Size) -> Form:
         """What a gradient of an input must look like."""
         example = self.examples[name]
@@ -61,11 +65,19 @@ class FastNode:
         self._specification = specification
         self._writing = _Writing(specification, names)
         self._settled = settled
-        self._classes: list[Any] = []
+        self._classes: dict[Any, Any] = {}
         self._proven = False
 
     def of(self, form: CallForm) -> Any:
-        """The class of the node for calls of this form."""
+        """The class of the node for calls of this form: made once, however often the form comes."""
+        key = form.key()
+        if key not in self._classes:
+            self._classes[key] = self._write(form)
+            if self._proven:
+                _go_on(self._classes[key])
+        return self._classes[key]
+
+    def _write(self, form: CallForm) -> Any:
         specification, writing = self._specification, self._writing
         names: dict[str, Any] = {
             **CONTRACT_NAMES,
@@ -76,6 +88,7 @@ class FastNode:
             "_op_settle": self._settled,
             "_op_grad_enabled": torch.is_grad_enabled,
             "_op_compiling": torch.compiler.is_dynamo_compiling,
+            "_op_autocast": capabilities.any_autocast,
             "_op_written": partial(_refuse_writes, specification, [*writing.tensors, "grad"]),
         }
         in_full = names["_op_in_full"] = _in_full(specification, writing, form)
@@ -98,16 +111,12 @@ class FastNode:
         names["_op_same"] = lambda *tensors: False
         names["_op_remember"] = _Remembering(names)
         exec(writing.source({name: example.device.type for name, example in form.examples.items()}), names)
-        node = names[specification.short_name]
-        self._classes.append(node)
-        if self._proven:
-            _go_on(node)
-        return node
+        return names[specification.short_name]
 
     def _prove(self) -> None:
         """From now on each class runs the backward that does not look for writes once more."""
         self._proven = True
-        for node in self._classes:
+        for node in self._classes.values():
             _go_on(node)
 
 
@@ -208,7 +217,7 @@ class {self.specification.short_name}(_op_Function):
 
     @staticmethod
     def later(_op_ctx, _op_grad):
-        if _op_grad_enabled() or _op_compiling():
+        if _op_grad_enabled() or _op_autocast() or _op_compiling(){" or _op_grad.is_inference()" * may_write}:
             return _op_in_full(_op_ctx, _op_grad)
         {f"{_tuple(saved)} = _op_ctx.saved_tensors" if saved else ""}
         {f"{_tuple([*shapes, *self.values])} = _op_ctx.kept" if kept else ""}
@@ -221,12 +230,12 @@ class {self.specification.short_name}(_op_Function):
 
     def _call(self, name: str, formula: Formula) -> str:
         """The call of one formula."""
-        kinds = inspect.signature(formula.function).parameters.values()
+        # The order that a signature tells is the one of a call only where nothing is wrapped.
+        code = getattr(formula.function, "__code__", None)
+        in_order = code is not None and code.co_varnames[: code.co_argcount] == formula.keywords
         arguments = ", ".join(
-            f"{kind.name}={self.local(parameter)}"
-            if kind.kind is kind.KEYWORD_ONLY
-            else self.local(parameter)
-            for kind, parameter in zip(kinds, formula.parameters, strict=True)
+            self.local(parameter) if in_order else f"{keyword}={self.local(parameter)}"
+            for keyword, parameter in zip(formula.keywords, formula.parameters, strict=True)
         )
         return f"""
         try:
@@ -303,9 +312,13 @@ def _in_full(
     plan = backward_plan(specification, frozenset(writing.formulas))
     # What it looks up is kept: a compiled backward cannot pass the lock of a cached property.
     flattening.needed((False,) * len(schema.arguments))
+    differentiable = specification.gradients.differentiable
+    constants = [name for name in writing.tensors if name in schema.tensor_names and not differentiable(name)]
 
     def in_full(context: Any, grad: Tensor) -> tuple[Any, ...]:
         saved = dict(zip(writing.tensors, context.saved_tensors, strict=True))
+        for name in constants:  # a second order goes through none of them
+            saved[name] = None if saved[name] is None else saved[name].detach()
         sizes = {name: saved[name].shape for name in writing.formulas if name in saved}
         shaped = [name for name in writing.formulas if name not in saved]
         kept = context.kept if shaped or writing.values else ()

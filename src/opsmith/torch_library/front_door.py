@@ -109,17 +109,17 @@ def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
     except _op_AttributeError:
         _op_plain = False  # what should be a tensor is none
     if _op_plain:
-        for _op_fits, _op_kernel, _op_apply, _op_by_mode in {_chosen("_op_ways_{}", optional)}:
+        for _op_fits, _op_kernel, _op_apply, _op_requires in {_chosen("_op_ways_{}", optional)}:
             if {_chosen_call(tensors, optional)}:
                 break
         else:
-            _, _op_kernel, _op_apply, _op_by_mode = _op_admit(({to_node}))
+            _, _op_kernel, _op_apply, _op_requires = _op_admit(({to_node}))
         if _op_kernel is not None{f" and {in_shape}" if in_shape else ""}:
-            if _op_apply is not None and (not _op_by_mode or _op_grad_enabled()):
+            if _op_apply is not None and (not _op_requires or _op_grad_enabled()):
                 return _op_apply({to_node})
             {f"_op_before = {contract.before()}" if contract.may_write else ""}
             _op_result = _op_kernel({to_kernel})
-            if {contract.held()}:
+            if {contract.held()} and (_op_requires or not _op_result.requires_grad):
                 return _op_result
             return _op_settle(_op_kernel, _op_result, [{to_node}], {before})
     return _op_call(_op_handle, ({positional}*_op_extra,), _op_dict({keywords}**_op_unknown))
@@ -160,6 +160,8 @@ def _signature(arguments: Sequence[Argument], positional: int) -> str:
 def _fits(argument: Argument) -> str:
     """A condition: the argument, no tensor, is of a kind that the door passes on as it is."""
     kind = argument.kind
+    if kind.base is FLOAT and not kind.sequence:
+        return _given(argument, "(_op_type({0}) is _op_float or _op_type({0}) is _op_int)")
     if kind.base in _SCALARS and (not kind.sequence or kind.spread):
         return _given(argument, f"_op_type({{0}}) is {_SCALARS[kind.base]}")
     name = argument.name
@@ -169,6 +171,8 @@ def _fits(argument: Argument) -> str:
 def _passed(argument: Argument) -> str:
     """What the kernel gets for an argument that fits."""
     name, kind = argument.name, argument.kind
+    if kind.base is FLOAT and not kind.sequence:  # the dispatcher makes a float of a whole number too
+        return f"(None if {name} is None else _op_float({name}))" if kind.optional else f"_op_float({name})"
     if kind.is_tensor or not kind.sequence:
         return name
     if kind.spread:

@@ -21,13 +21,14 @@ from opsmith.torch_library import autocast, capabilities
 from opsmith.torch_library.backward import differentiable_places
 from opsmith.torch_library.compiled_code import CompiledCode
 from opsmith.torch_library.differentiation import OperatorNode
+from opsmith.torch_library.distributed import mesh_of
 from opsmith.torch_library.effects import refuse_foreign, run_pure
 from opsmith.torch_library.flattening import Flattening
 from opsmith.torch_library.flops import forget_flops, register_flops
 from opsmith.torch_library.inlining import inline_reference
 from opsmith.torch_library.operator_call import OperatorCall
 from opsmith.torch_library.placements import Placements, settle_placements
-from opsmith.torch_library.shape_rules import fake_by_shapes, refuse_shapes
+from opsmith.torch_library.shape_rules import fake_by_shapes, refuse_results, refuse_shapes
 from opsmith.torch_library.transformed_node import through_transforms
 
 HIDDEN_SUFFIX = "_and_hidden"
@@ -232,6 +233,7 @@ class DispatcherRegistration:
         accepted, _ = choose(self.specification.kernels, tensors_in(values))
         function = accepted.kernel.function if accepted else self.specification.reference
         results = run_pure(self.specification, function, values)
+        refuse_results(self.specification, values, results)
         self.proven = True
         return results
 
@@ -272,8 +274,11 @@ class DispatcherRegistration:
         """All results, through autograd or the transforms that are running."""
         specification = self.specification
         forward_mode = capabilities.forward_mode_active() or capabilities.innermost_layer() is not None
-        if runs_ordinary(specification, values, forward_mode=forward_mode):
+        # What a reference makes beside DTensors is replicated, and in its backward too: by a node of ours.
+        sharded = any(map(mesh_of, tensors_in(values)))
+        if not sharded and runs_ordinary(specification, values, forward_mode=forward_mode):
             results = run_pure(specification, specification.reference, values)
+            refuse_results(specification, values, results)
             self.proven = True
             roles = zip(results, specification.schema.results, strict=True)
             return tuple(result if role.differentiable else result.detach() for result, role in roles)

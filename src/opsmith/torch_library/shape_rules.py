@@ -9,6 +9,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.calls import tensors_in
+from opsmith.core.shapes import NO_SIZE
 from opsmith.core.specification import Specification
 
 
@@ -44,9 +45,75 @@ def fake_by_shapes(specification: Specification, values: list[Any]) -> tuple[Ten
         return None
     sizes, _ = shapes.bind(specification.schema, values)
     found = [dims.evaluate(sizes) for dims in shapes.results]
+    for described, shape, dims in zip(specification.schema.results, found, shapes.results, strict=True):
+        if any(size is NO_SIZE for size in shape):
+            raise errors.ShapeError(
+                f"`{described.name}` would have a negative size, or one that divides by zero",
+                operator=specification.name,
+                argument=described.name,
+                expected=f"`{dims.text}`",
+                got=", ".join(str(list(tensor.shape)) for tensor in tensors),
+                where=specification.where,
+                mend=f"call it with `{shapes.text}`",
+            )
     if any(size is None for shape in found for size in shape):
         return None
-    dtype = tensors[0].dtype
-    for tensor in tensors[1:]:
-        dtype = torch.promote_types(dtype, tensor.dtype)
+    dtype = _promoted(tensors)
     return tuple(tensors[0].new_empty(shape, dtype=dtype) for shape in found)
+
+
+def _promoted(tensors: list[Tensor]) -> torch.dtype:
+    """The dtype that tensors promote to; those without dimensions yield to others."""
+    forms = [torch.empty((1,) * each.dim(), dtype=each.dtype, device="meta") for each in tensors]
+    widest = forms[0]
+    for form in forms[1:]:
+        dtype = torch.result_type(widest, form)
+        widest = torch.empty((1,) * max(widest.dim(), form.dim()), dtype=dtype, device="meta")
+    return widest.dtype
+
+
+def refuse_results(specification: Specification, values: list[Any], results: tuple[Tensor, ...]) -> None:
+    """Refuse results that are not what `shapes=` says, or what the fake kernel made of them says.
+
+    Raises:
+        ShapeError: Naming the result.
+        ResultTypeError: If an opaque operator's result is of another dtype than its fake kernel's.
+    """
+    shapes = specification.shapes
+    if shapes is None:
+        return
+    sizes, _ = shapes.bind(specification.schema, values)
+    for described, dims, result in zip(specification.schema.results, shapes.results, results, strict=False):
+        wanted = dims.evaluate(sizes)
+        same = len(wanted) == result.dim() and all(
+            size is None or size == found for size, found in zip(wanted, result.shape, strict=False)
+        )
+        if not same:
+            shown = ", ".join("_" if size is None or size is NO_SIZE else str(size) for size in wanted)
+            raise errors.ShapeError(
+                f"`{described.name}` has not the shape that `shapes=` says",
+                operator=specification.name,
+                argument=described.name,
+                expected=f"`{dims.text}`, that is [{shown}]",
+                got=str(list(result.shape)),
+                where=specification.where,
+                mend="write what the function returns: `_` stands for a size that nothing tells",
+            )
+    if specification.opaque and specification.fake is None:
+        _refuse_dtypes(specification, values, results)
+
+
+def _refuse_dtypes(specification: Specification, values: list[Any], results: tuple[Tensor, ...]) -> None:
+    for described, fake, result in zip(
+        specification.schema.results, fake_by_shapes(specification, values) or (), results, strict=False
+    ):
+        if fake.dtype != result.dtype:
+            raise errors.ResultTypeError(
+                f"`{described.name}` has not the dtype of the fake kernel that `shapes=` makes",
+                operator=specification.name,
+                argument=described.name,
+                expected=f"{fake.dtype}, to which its tensors promote",
+                got=str(result.dtype),
+                where=specification.where,
+                mend="write `@op.fake` over a function that returns empty tensors of the right dtype",
+            )

@@ -15,6 +15,8 @@ def sizes_agree(specification: Specification) -> str:
     if sum(dims.leading for dims in shapes.arguments.values()) > 1:
         return everything
     optional = {each.name for each in specification.schema.arguments if each.kind.optional}
+    if shapes.integers & optional:
+        return everything  # one that is None is no size
     first: dict[str, str] = {name: name for name in shapes.integers}
     conditions: list[str] = []
     for name in sorted(shapes.arguments, key=lambda name: name in optional):

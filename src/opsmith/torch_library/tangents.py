@@ -46,7 +46,9 @@ def jvp(
     found: dict[str, Tensor | None] = {}
     answered: dict[int, Mapping[str, Any]] = {}
     arguments = _Arguments(target.flattening, every, tangents)
-    for name in moving & set(rules):
+    for name in [
+        result.name for result in specification.schema.results if result.name in moving & set(rules)
+    ]:
         rule = rules[name]
         if isinstance(rule, NotImplementedGradient):
             raise _not_implemented(specification, name, rule)
@@ -58,7 +60,7 @@ def jvp(
             found[name] = Form.of(every[name]).zeros()
     derived = moving - set(rules)
     if derived:
-        places = [specification.schema.result_position[name] for name in derived]
+        places = sorted(specification.schema.result_position[name] for name in derived)
         answers = jvp_from_vjp(target, every, tangents, places)
         found.update({name: answers[specification.schema.result_position[name]] for name in derived})
     return tuple(found.get(result.name) for result in specification.schema.results)

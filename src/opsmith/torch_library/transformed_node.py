@@ -58,7 +58,7 @@ def call_by_node(target: Target, flat: Sequence[Any]) -> tuple[Tensor, ...]:
             raise refused(target.specification, "forward mode over `vmap`") from error
         raise
     except IndexError as error:
-        if "size [0]" in str(error):  # torch looks for a first example
+        if "index 0 out of range for tensor of size" in str(error):  # torch looks for a first example
             raise refused(target.specification, "`vmap` over no examples") from error
         raise
     return results

@@ -35,9 +35,10 @@ _STORES = (
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _ARITHMETIC = ("+", "-", "*", "/", "**")
 _KEYWORDS = frozenset(("out", "inplace", "copy", "training"))
-_UNMARKED = ("batch_norm", "instance_norm", "nested")
+_UNMARKED = ("batch_norm", "instance_norm", "nested", "sparse", "mkldnn", "quantize")
 """Operations that write into running statistics, of which their schemas say nothing; and what makes tensors
-that cannot be asked for their form."""
+that are not dense, for which nothing is asked later."""
+_MISSING = object()
 
 
 def never_writes(function: Callable[..., Any]) -> bool:
@@ -84,13 +85,15 @@ def always_new(function: Callable[..., Any]) -> bool:
 def _function(function: Any, seen: set[int]) -> bool:
     if not isinstance(function, types.FunctionType) or id(function) in seen:
         return False
-    seen.add(id(function))
+    seen.add(id(function))  # as long as it is looked at: what calls itself is not followed
     cells = [_contents(cell) for cell in function.__closure__ or ()]
-    return (
+    harmless = (
         all(_harmless(value, seen) for value in cells)
         and all(isinstance(value, _VALUES) for value in function.__defaults__ or ())
         and _code(function.__code__, function, seen)
     )
+    seen.discard(id(function))
+    return harmless
 
 
 def _contents(cell: types.CellType) -> Any:
@@ -111,6 +114,11 @@ def _harmless(value: Any, seen: set[int]) -> bool:
     return isinstance(value, (*_VALUES, Operator)) or any(value is known for known in _BUILTINS)
 
 
+def _lasting(value: Any) -> bool:
+    """Whether the name of a global value will not come to mean another function: one of a user's own may."""
+    return not isinstance(value, types.FunctionType | Operator)
+
+
 def _code(code: types.CodeType, function: types.FunctionType, seen: set[int]) -> bool:
     """Whether each step of the code, and of what is defined inside, is harmless."""
     for constant in code.co_consts:
@@ -126,7 +134,8 @@ def _code(code: types.CodeType, function: types.FunctionType, seen: set[int]) ->
             return False
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             known = {**vars(builtins), **function.__globals__}
-            if step.argval not in known or not _harmless(known[step.argval], seen):
+            value = known.get(step.argval, _MISSING)
+            if value is _MISSING or not (_lasting(value) and _harmless(value, seen)):
                 return False
     return True
 

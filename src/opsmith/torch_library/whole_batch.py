@@ -98,6 +98,7 @@ def _led(
     assert batching is not None
     arguments: list[Any] = []
     lead: int | None = None
+    mixed = len({value.dtype for value in flat if isinstance(value, Tensor)}) > 1
     for name, value, dim in zip(names, flat, dims, strict=True):
         if not isinstance(value, Tensor) or not leads(batching, shapes, name):
             if dim is not None:
@@ -105,6 +106,10 @@ def _led(
             arguments.append(value)
             continue
         first = value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
+        if mixed and first.dim() == 1 and batching == LEADING:
+            return (
+                None  # an example without dimensions yields to others in the dtype; a batch of them does not
+            )
         if batching != LEADING:
             if first.dim() < 2:
                 return None  # the operator refuses it in words of its own

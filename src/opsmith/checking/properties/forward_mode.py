@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck
@@ -16,6 +19,7 @@ from opsmith.checking.property import Findings, Property
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
+from opsmith.core.formula import Formula
 
 NAME = "forward_mode"
 
@@ -27,11 +31,47 @@ def run(subject: Subject) -> Findings:
 
 def _check(subject: Subject, sample: Sample, places: tuple[int, ...], fast: bool) -> Failure | None:
     for device in subject.devices_with(torch.float64):
-        modes = {"check_forward_ad": True, "check_backward_ad": False, "fast_mode": fast}
+        modes: dict[str, Any] = {"check_forward_ad": True, "check_backward_ad": False, "fast_mode": fast}
         text = numerical_fault(gradcheck, subject, sample, places, device, **modes)
         if text is not None:
             return _failure(subject, sample, places, text)
+        if subject.specification.tangents.rules:
+            text = numerical_fault(
+                gradcheck, subject, sample, places, device, wrap=_tangents_of, fast_mode=fast
+            )
+            if text is not None:
+                return _second_order_failure(subject, sample, places, text)
     return None
+
+
+def _tangents_of(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """A function's tangents in one direction, as a function of its inputs."""
+
+    def tangents(*inputs: Tensor) -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(0)
+        directions = [torch.randn(each.shape, generator=generator, dtype=each.dtype) for each in inputs]
+        with forward_ad.dual_level():
+            pairs = zip(inputs, directions, strict=True)
+            results = function(*(forward_ad.make_dual(each, step.to(each.device)) for each, step in pairs))
+            found = [forward_ad.unpack_dual(result) for result in results]
+        return tuple(
+            torch.zeros_like(pair.primal) if pair.tangent is None else pair.tangent for pair in found
+        )
+
+    return tangents
+
+
+def _second_order_failure(subject: Subject, sample: Sample, places: tuple[int, ...], text: str) -> Failure:
+    names = ", ".join(sample.labels[place] for place in places)
+    message = (
+        f"the derivative of the tangent by `{names}` is not what finite differences of the tangent say: "
+        f"something that the tangent formula uses is hidden from autograd. gradcheck: {text}"
+    )
+    formulas = [rule for rule in subject.specification.tangents.rules.values() if isinstance(rule, Formula)]
+    where = formulas[0].where if formulas else subject.specification.where
+    return Failure(
+        NAME, names, "graph-cut", message, where, {"sample": f"{sample} in float64", "gradcheck": text}
+    )
 
 
 def _failure(subject: Subject, sample: Sample, places: tuple[int, ...], text: str) -> Failure:

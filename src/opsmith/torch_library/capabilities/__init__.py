@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # the types of all names; what they stand for is looked up be
     from opsmith.torch_library.capabilities.private.front_door import (
         FRONT_DOOR_CONDITIONS as FRONT_DOOR_CONDITIONS,
     )
+    from opsmith.torch_library.capabilities.private.front_door import any_autocast as any_autocast
     from opsmith.torch_library.capabilities.private.front_door import direct_apply as direct_apply
     from opsmith.torch_library.capabilities.private.front_door import direct_backward as direct_backward
     from opsmith.torch_library.capabilities.private.front_door import front_door_checks as front_door_checks

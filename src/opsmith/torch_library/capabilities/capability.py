@@ -17,6 +17,7 @@ from types import ModuleType
 import torch
 
 from opsmith import config, errors
+from opsmith.torch_library.capabilities.private import steady_device_guard
 
 TESTED = ("2.11", "2.13")
 """The versions of torch that the whole suite passes on."""
@@ -128,6 +129,7 @@ def examine(capability: Capability, *, self_test: bool = True) -> Decision:
 def _run_self_test(private: ModuleType) -> Decision:
     """Run a self-test, in a thread: no mode, transform or region of the one who asks reaches into that."""
     failures: list[Exception] = []
+    steady_device_guard()
 
     def run() -> None:
         try:

@@ -26,6 +26,7 @@ CAPABILITIES = {
             provides=(
                 "front_door_checks",
                 "FRONT_DOOR_CONDITIONS",
+                "any_autocast",
                 "direct_apply",
                 "direct_backward",
                 "nothing_active",

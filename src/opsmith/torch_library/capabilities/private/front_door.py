@@ -28,6 +28,10 @@ def front_door_checks() -> dict[str, Any]:
     }
 
 
+any_autocast: Any = _C._is_any_autocast_enabled
+"""Whether autocast is on, for any type of device."""
+
+
 FRONT_DOOR_CONDITIONS = (
     "not _op_dispatch_modes()",
     "_op_forward_mode._current_level < 0",
@@ -47,7 +51,7 @@ def nothing_active() -> bool:
         _C._len_torch_dispatch_stack()
         or _C._len_torch_function_stack()
         or _functorch.peek_interpreter_stack() is not None
-        or _C._is_any_autocast_enabled()
+        or any_autocast()
         or forward_ad._current_level >= 0
         or _C._get_tracing_state() is not None
         or _autograd._profiler_enabled()
@@ -83,13 +87,19 @@ def versions_source(names: Sequence[str]) -> str:
     return "(" + "".join(f"None if {name} is None else {name}._version, " for name in names) + ")"
 
 
+_RETURN_THEIR_INPUT = ("dequantize", "index", "lift", "resize", "resize_as", "_unsafe_view")
+"""Operations that may return what they are given, of which their schemas say nothing."""
+
+
 def returns_new(name: str) -> bool:
     """Whether torch's operations of this name return new memory: no alias by schema, and no composition."""
+    if name in _RETURN_THEIR_INPUT:
+        return False
     schemas = [
         schema
         for schema in _C._jit_get_schemas_for_operator(f"aten::{name}")
         if not any(argument.is_out for argument in schema.arguments)
-        and "Dimname" not in schema.overload_name  # torch 2.11 has a `sum` by names, made of the one by number
+        and "Dimname" not in schema.overload_name  # in torch 2.11: made of the one by number
     ]
     aliases = any(result.alias_info is not None for schema in schemas for result in schema.returns)
     names = [f"aten::{name}" + f".{each.overload_name}" * bool(each.overload_name) for each in schemas]

@@ -10,6 +10,10 @@ from torch import Tensor
 _PROBE = torch.empty(0)
 
 
+class SingleLevelFunction:
+    """No node of one layer: what is derived from this can be imported, and is not used."""
+
+
 def innermost_layer() -> str | None:
     """A word for the innermost `torch.func` transform that is running; None outside."""
     try:

@@ -1,0 +1,48 @@
+"""Cases that one version of torch gets wrong, for functions without opsmith too, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+
+_BASIS = "cannot trace the basis of a Jacobian of several tensors: `diagonal(offset)` with a traced offset"
+_FLATTEN = "refuses to flatten a DTensor that is sharded in a dimension after the first of those"
+
+FAULTS: dict[str, dict[str, str]] = {
+    "2.11": {
+        "jacfwd": _BASIS,
+        "hessian": _BASIS,
+        "jacrev-jacfwd": _BASIS,
+        "list-and-two-results-jacrev": _BASIS,
+        "linear-without-bias": _FLATTEN,
+        "involution": _FLATTEN,
+        "fake_stride": "its opcheck does not compare strides",
+        "generator_argument": "cannot trace an operation that is given a generator made on the way",
+    },
+}
+"""What torch does wrong, by what a test calls the case."""
+
+
+def fault(*names: str) -> str | None:
+    """What this torch does wrong in a case that goes by any of these names."""
+    known = FAULTS.get(".".join(torch.__version__.split(".")[:2]), {})
+    return next((known[name] for name in names if name in known), None)
+
+
+def marked(cases: Iterable[Any]) -> list[Any]:
+    """Cases for `parametrize`; one that this torch gets wrong is to fail, and its passing is told.
+
+    Args:
+        cases: Names, or tuples of values; a fault is known by one of the names, or by all, joined by hyphens.
+    """
+    return [_marked(case) for case in cases]
+
+
+def _marked(case: Any) -> Any:
+    values = case if isinstance(case, tuple) else (case,)
+    texts = [value for value in values if isinstance(value, str)]
+    reason = fault("-".join(texts), *texts)
+    return pytest.param(*values, marks=pytest.mark.xfail(reason=reason, strict=True)) if reason else case
