@@ -19,9 +19,10 @@ OFF = re.compile(r"needs the capability `(\w+)`, which is off")
 
 
 def capability_of(item: pytest.Item, table: Mapping[str, tuple[str, ...]]) -> str | None:
-    """The capability whose row in a table names a test function."""
-    name = f"{item.path.relative_to(HERE).as_posix()}::{getattr(item, 'originalname', item.name)}"
-    return next((capability for capability, tests in table.items() if name in tests), None)
+    """The capability whose row in a table names a test function, or this case of it."""
+    folder = item.path.relative_to(HERE).as_posix()
+    names = {f"{folder}::{name}" for name in (getattr(item, "originalname", item.name), item.name)}
+    return next((capability for capability, tests in table.items() if names & {*tests}), None)
 
 
 def refusing(error: BaseException | None) -> str | None:
