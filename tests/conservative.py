@@ -1,8 +1,8 @@
 """What the suite expects of itself under OPSMITH_CONSERVATIVE=1, test function by test function.
 
-An entry names a test function, or one case of it in brackets. A test in `REFUSED` passes, or ends in an opsmith
-error that says which capability it needs. A test in `OTHERWISE` looks at what only the capability does; without it
-the same answers come in another way. Every other test passes.
+An entry names a test function, or one case of it in brackets. A test in `REFUSED` passes, or ends in an
+opsmith error that says which capability it needs. A test in `OTHERWISE` looks at what only the capability
+does; without it the same answers come in another way. Every other test passes.
 """
 
 from __future__ import annotations
