@@ -194,10 +194,14 @@ class _Writing:
         kept = [*(f"{name}.shape" for name in shaped), *map(self.value, self.values)]
         formulas = "".join(self._call(name, formula) for name, formula in self.formulas.items())
         looks = [self._look(name, devices[name]) for name in self.formulas]
-        if not may_write and not shaped:
+        guarded = not may_write and not shaped
+        if guarded:
             # Formulas that are seen to write nowhere make no nested tensor, which could not be asked this.
             pairs = ", ".join(f"_op_d_{name}, {name}" for name in self.formulas)
-            looks = [f"if not _op_same({pairs}):", *_indented([*looks, f"_op_remember({pairs})"])]
+            # Under autocast tensors are of another form, so that it need not be asked for each time.
+            in_full = "if _op_autocast(): return _op_in_full(_op_ctx, _op_grad)"
+            looks = [f"if not _op_same({pairs}):", *_indented([in_full, *looks, f"_op_remember({pairs})"])]
+        special = " or _op_autocast()" * (not guarded) + " or _op_grad.is_inference()" * may_write
         returned = _tuple(f"_op_d_{name}" if name in self.formulas else "None" for name in self.schema.names)
         return f"""
 class {self.specification.short_name}(_op_Function):
@@ -217,7 +221,7 @@ class {self.specification.short_name}(_op_Function):
 
     @staticmethod
     def later(_op_ctx, _op_grad):
-        if _op_grad_enabled() or _op_autocast() or _op_compiling(){" or _op_grad.is_inference()" * may_write}:
+        if _op_grad_enabled() or _op_compiling(){special}:
             return _op_in_full(_op_ctx, _op_grad)
         {f"{_tuple(saved)} = _op_ctx.saved_tensors" if saved else ""}
         {f"{_tuple([*shapes, *self.values])} = _op_ctx.kept" if kept else ""}

@@ -100,6 +100,8 @@ def _source(specification: Specification) -> str:
     keywords = "".join(f"{name}={name}, " for name in schema.names[schema.positional :])
     contract = ContractSource(specification)
     before = "_op_before" if contract.may_write else "None"
+    # Code that is seen to write nowhere is seen to use no tensors but its arguments.
+    captured = " and (_op_requires or not _op_result.requires_grad)" * contract.may_write
     return f"""
 def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
     if _op_compiling():
@@ -119,7 +121,7 @@ def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
                 return _op_apply({to_node})
             {f"_op_before = {contract.before()}" if contract.may_write else ""}
             _op_result = _op_kernel({to_kernel})
-            if {contract.held()} and (_op_requires or not _op_result.requires_grad):
+            if {contract.held()}{captured}:
                 return _op_result
             return _op_settle(_op_kernel, _op_result, [{to_node}], {before})
     return _op_call(_op_handle, ({positional}*_op_extra,), _op_dict({keywords}**_op_unknown))
