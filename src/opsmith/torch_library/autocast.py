@@ -58,7 +58,7 @@ def without_casts(tensors: Sequence[Tensor | None]) -> AbstractContextManager[An
     torch's own derivative formulas compute in the dtypes of the forward too, wherever `backward` is called.
     """
     device = next((tensor.device.type for tensor in tensors if tensor is not None), None)
-    if device is None or not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+    if device not in capabilities.AUTOCAST_DEVICES or not torch.is_autocast_enabled(device):
         return nullcontext()
     return capabilities.without_autocast(device)
 
