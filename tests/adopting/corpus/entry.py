@@ -30,7 +30,7 @@ def samples(of: Callable[[Numbers], list[Arguments]]) -> Samples:
     return lambda: of(Numbers())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """One Function of the corpus.
 
