@@ -48,6 +48,7 @@ class Entry:
     needs_samples: bool = False  # its types cannot be told from the class or the signature
     truth: Callable[..., Any] | None = None  # plain torch, every derivative of which is right
     in_place: bool = False
+    exact: bool = True  # off for matrix products: BLAS rounds as the alignment of its operands has it
     compiles: bool = True
     exports: bool = True
     vmaps: bool = True
@@ -86,6 +87,7 @@ def structure(value: Any) -> Any:
 
 
 F64 = "float64"
-NOT_TORCH = ("TransformError", "not made of torch operations")
+NOT_TORCH = ("TransformError", "torch operations")
 """What a NumPy forward or backward is refused with."""
+DRAWS = ("TransformError", "draws random numbers")
 ONCE = ("TransformError|GradientNotImplementedError", "once_differentiable")

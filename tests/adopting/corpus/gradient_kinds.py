@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.autograd import Function
 
-from corpus.entry import F64, Entry, samples
+from corpus.entry import DRAWS, F64, Entry, samples
 
 
 class RoundStraightThrough(Function):
@@ -181,6 +181,7 @@ ENTRIES = [
         vmaps=False,
         second="untold",
         jvp=False,
+        refused={"grad": DRAWS},
     ),
     Entry(
         "root_by_newton",
@@ -202,5 +203,6 @@ ENTRIES = [
         vmaps=False,
         second="untold",
         jvp=False,
+        refused={"grad": DRAWS},
     ),
 ]

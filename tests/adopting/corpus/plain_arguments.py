@@ -188,6 +188,7 @@ ENTRIES = [
         ("module argument",),
         needs_samples=True,
         exports=False,
+        exact=False,
     ),
     Entry(
         "crop",

@@ -236,7 +236,7 @@ ENTRIES = [
     Entry("gaussian", Activations.Gaussian, _one, F64, ("nested class", "saves its result")),
     Entry("square", power(2), _one, F64, ("made by a factory",), truth=lambda x: x**2),
     Entry("fourth_power", power(4), _one, F64, ("made by a factory",), truth=lambda x: x**4),
-    Entry("negated", Made, _one, F64, ("made by type()",)),
+    Entry("negated", Made, _one, F64, ("made by type()", "types from samples"), needs_samples=True),
     Entry(
         "mul_with_vmap_rule",
         MulWithVmapRule,
