@@ -95,14 +95,7 @@ def operator(
         >>> twice(torch.ones(2)), torch.ops.demo.twice(torch.ones(2))
         (tensor([2., 2.]), tensor([2., 2.]))
     """
-    given: Any = name
-    if not isinstance(given, str) or not _NAME.fullmatch(given) or _reserved(given):
-        raise errors.NameFormatError(
-            "an operator's name is `namespace::name`",
-            expected="two identifiers with `::` between them",
-            got=where(given) if callable(given) else repr(given),
-            mend='write `@opsmith.operator("mylib::linear")`',
-        )
+    check_name(name, mend='write `@opsmith.operator("mylib::linear")`')
     for flag, value, allowed in (
         ("opaque", opaque, (False, True)),
         ("random", random, (False, True)),
@@ -144,21 +137,46 @@ def operator(
             shapes=pattern,
             batching=check_batching(batching, pattern, schema, name, place),
         )
-        known: Operator[P, Any] | None = _declared.get(name)
-        if known is not None:
-            _refuse_other_place(known.specification, specification)
-            known.redeclare(specification)
-            return known
-        from opsmith.torch_library.registration import DispatcherRegistration  # half of our import time
-
-        _refuse_taken(specification)
-        handle: Operator[P, Any] = Operator(
-            specification, DispatcherRegistration(specification), find_operator
-        )
-        _declared[name] = handle
+        handle: Operator[P, Any] = declare_specified(specification)
         return handle
 
     return declare
+
+
+def declare_specified(
+    specification: Specification, kind: type[Operator[Any, Any]] = Operator
+) -> Operator[Any, Any]:
+    """The handle, of this class, of an operator of this specification; one of its name and place becomes it.
+
+    Raises:
+        NameTakenError: If another place, or torch, has an operator of this name.
+    """
+    known = _declared.get(specification.name)
+    if known is not None:
+        _refuse_other_place(known.specification, specification)
+        known.redeclare(specification)
+        return known
+    from opsmith.torch_library.registration import DispatcherRegistration  # half of our import time
+
+    _refuse_taken(specification)
+    handle: Operator[Any, Any] = kind(specification, DispatcherRegistration(specification), find_operator)
+    _declared[specification.name] = handle
+    return handle
+
+
+def check_name(name: Any, *, mend: str) -> None:
+    """Refuse what is no operator's name.
+
+    Raises:
+        NameFormatError: With this mend.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or _reserved(name):
+        raise errors.NameFormatError(
+            "an operator's name is `namespace::name`",
+            expected="two identifiers with `::` between them",
+            got=where(name) if callable(name) else repr(name),
+            mend=mend,
+        )
 
 
 def _reserved(name: str) -> bool:

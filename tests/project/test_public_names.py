@@ -19,11 +19,21 @@ import opsmith
 def declare(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
+class Adopted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
 USES = {
     "Make": lambda: str(opsmith.Make()(2).shape),
     "Operator": lambda: str(opsmith.Operator.__call__(operator, torch.ones(2))),
     "Report": lambda: opsmith.Report("public::names", (), 0).verdict(),
     "__version__": lambda: opsmith.__version__,
+    "adopt": lambda: opsmith.adopt(Adopted, "public::adopted").name,
     "check": lambda: str(opsmith.check(operator, samples=lambda: [(torch.ones(2).double(),)]).passed),
     "declared_operators": lambda: str(operator in opsmith.declared_operators("__main__")),
     "errors": lambda: opsmith.errors.UsageError("x").problem,

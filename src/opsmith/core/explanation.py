@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from opsmith.core.adopted import ClassFormula
 from opsmith.core.answers import NonDifferentiable
-from opsmith.core.backward_plan import backward_plan, runs_again, runs_ordinary
+from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_again, runs_ordinary
 from opsmith.core.calls import tensors_in
 from opsmith.core.formula import Formula
 from opsmith.core.kernels import choose
@@ -27,6 +28,7 @@ class Explanation:
         saved: What is kept for the backward when every input needs a gradient.
         ordinary: Whether autograd records the reference, as it would any function.
         recomputes: Whether the backward runs the reference, or the stand-in, to derive a gradient.
+        notes: What the runs of an adopted class have shown.
     """
 
     operator: str
@@ -37,6 +39,7 @@ class Explanation:
     saved: tuple[str, ...]
     ordinary: bool
     recomputes: bool
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [self.operator, f"  forward: {self.forward}"]
@@ -47,6 +50,7 @@ class Explanation:
         lines.append(f"  saved for the backward: {', '.join(self.saved) or nothing}")
         if self.recomputes:
             lines.append("  the backward runs what gradients are derived from")
+        lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
 
 
@@ -56,7 +60,7 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
     forward = (
         f"kernel for {accepted.kernel.device}, {accepted.kernel.where}"
         if accepted
-        else f"reference, {specification.where}"
+        else f"{_computing(specification)}, {specification.where}"
     )
     rules = specification.gradients
     ordinary = runs_ordinary(specification, values)
@@ -72,16 +76,29 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
             name: f"formula, {rule.where}" if isinstance(rule, Formula) else repr(rule)
             for name, rule in specification.tangents.rules.items()
         },
-        () if ordinary else plan.saved,
+        _saved(specification, plan) if not ordinary else (),
         ordinary,
         runs_again(specification, bool(plan.derived)) and not ordinary,
+        tuple(specification.adopted.notes()) if specification.adopted else (),
     )
+
+
+def _computing(specification: Specification) -> str:
+    return f"forward of {specification.adopted.name}" if specification.adopted else "reference"
+
+
+def _saved(specification: Specification, plan: BackwardPlan) -> tuple[str, ...]:
+    """What a backward keeps; a class says it while it runs."""
+    of_class = any(isinstance(formula, ClassFormula) for formula in plan.formulas)
+    return ("what its forward keeps on `ctx`",) if of_class else plan.saved
 
 
 def _source(specification: Specification, name: str, ordinary: bool) -> str:
     rules = specification.gradients
     rule = rules.rules.get(name)
     kind = "surrogate " if rules.surrogate else ""
+    if isinstance(rule, ClassFormula) and specification.adopted is not None:
+        return f"{kind}backward of {specification.adopted.name}, {rule.where}"
     if isinstance(rule, Formula):
         return f"{kind}{'joint ' * rule.joint}formula, {rule.where}"
     if isinstance(rule, NonDifferentiable):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from opsmith.core.adopted import Adopted
 from opsmith.core.gradients import GradientRules
 from opsmith.core.kernels import Kernel
 from opsmith.core.samples import Samples
@@ -39,6 +40,8 @@ class Specification:
         fake: Function that computes shapes and dtypes only, if the author gave one.
         samples: Function that yields representative inputs.
         flops: Function that tells how many floating-point operations a call takes, if the author gave one.
+        adopted: The `autograd.Function` class that it was adopted from, if it was.
+        forward: What computes a call in the place of the reference: the forward of that class.
     """
 
     name: str
@@ -59,6 +62,13 @@ class Specification:
     fake: Callable[..., Any] | None = None
     samples: Samples | None = None
     flops: Callable[..., int] | None = None
+    adopted: Adopted | None = None
+    forward: Callable[..., Any] | None = None
+
+    @property
+    def computed_by(self) -> Callable[..., Any]:
+        """What computes a call that no kernel takes: the forward of an adopted class, or the reference."""
+        return self.forward or self.reference
 
     @property
     def namespace(self) -> str:

@@ -1,0 +1,86 @@
+"""Adopting what people have: `autograd.Function` classes, and operators that torch.library knows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.adopting.functions import Samples, adopt_function
+from opsmith.adopting.signature import Signature
+from opsmith.core.calls import shown
+from opsmith.core.operator import Operator
+
+
+def adopt(
+    subject: Any,
+    name: str,
+    *,
+    reference: Callable[..., Any] | None = None,
+    samples: Samples = None,
+    signature: Signature = None,
+    kind: str | Iterable[str] = "true",
+    opaque: bool = False,
+) -> Operator[..., Any]:
+    """Make an operator of an `autograd.Function` class, which is left as it is and gains what it lacks.
+
+    Args:
+        subject: The class: old style, with `setup_context`, or with methods that take `self`.
+        name: `namespace::name` of the operator.
+        reference: The same mathematics in plain PyTorch, with the arguments of `forward` by position. What the
+            class's own code cannot do, under a transform, while tracing or in a second order, follows from it.
+        samples: A function that returns a list of argument tuples, from which types are told where nothing
+            else says them, and on which `check` runs.
+        signature: What `forward` takes and returns, as a function with type hints or as text. Without it a
+            type is what an annotation says, else what default and samples show, else Tensor.
+        kind: What its backward gives: `"true"` (the derivative), `"surrogate"`, `"approximate"`,
+            `"nonlinear"` in the incoming gradient, `"stochastic"` or `"float32"`; or several of them.
+        opaque: Its code is not made of torch operations, and is not tried on what stands for tensors.
+
+    Raises:
+        NameFormatError, NameTakenError, UsageError, ParameterKindError, MissingAnnotationError,
+        UnsupportedTypeError, NotAFunctionError: As their names say.
+
+    Example:
+        >>> import torch, opsmith
+        >>> class Square(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(ctx, x):
+        ...         ctx.save_for_backward(x)
+        ...         return x * x
+        ...     @staticmethod
+        ...     def backward(ctx, grad):
+        ...         return 2 * grad * ctx.saved_tensors[0]
+        >>> square = opsmith.adopt(Square, "demo::adopted_square")
+        >>> torch.func.vmap(torch.func.grad(square))(torch.tensor([1.0, 3.0]))
+        tensor([2., 6.])
+    """
+    if isinstance(subject, type) and issubclass(subject, torch.autograd.Function):
+        return adopt_function(
+            subject,
+            name,
+            reference=reference,
+            samples=samples,
+            signature=signature,
+            kind=kind,
+            opaque=opaque,
+            module=_caller(),
+        )
+    raise errors.UsageError(
+        "only a Function class can be adopted",
+        operator=name,
+        argument="subject",
+        expected="a class derived from torch.autograd.Function",
+        got=shown(subject),
+        mend='give the class itself, not its `apply`; declare a function with `@opsmith.operator("mylib::name")`',
+    )
+
+
+def _caller() -> str:
+    """The module that adopts, which is to be imported where the operator is looked for."""
+    frame = inspect.currentframe()
+    outer = frame and frame.f_back and frame.f_back.f_back
+    return str(outer.f_globals.get("__name__", "__main__")) if outer else "__main__"
