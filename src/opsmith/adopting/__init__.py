@@ -30,8 +30,8 @@ def adopt(
     Args:
         subject: The class: old style, with `setup_context`, or with methods that take `self`.
         name: `namespace::name` of the operator.
-        reference: The same mathematics in plain PyTorch, with the arguments of `forward` by position. What the
-            class's own code cannot do, under a transform, while tracing or in a second order, follows from it.
+        reference: The same mathematics in plain PyTorch, with the arguments of `forward` by position. What
+            the class's own code cannot do, under a transform or in a second order, follows from it.
         samples: A function that returns a list of argument tuples, from which types are told where nothing
             else says them, and on which `check` runs.
         signature: What `forward` takes and returns, as a function with type hints or as text. Without it a
@@ -75,7 +75,7 @@ def adopt(
         argument="subject",
         expected="a class derived from torch.autograd.Function",
         got=shown(subject),
-        mend='give the class itself, not its `apply`; declare a function with `@opsmith.operator("mylib::name")`',
+        mend='give the class, not its `apply`; declare a function with `@opsmith.operator("mylib::name")`',
     )
 
 
