@@ -9,6 +9,10 @@ from __future__ import annotations
 
 REFUSED = {
     "torch_func": (
+        "core/test_encoded_kinds.py::test_derivatives_and_transforms",
+        "core/test_result_forms.py::test_an_opaque_operator",
+        "core/test_result_forms.py::test_tangent_formulas",
+        "core/test_result_forms.py::test_transforms",
         "core/test_tangents.py::test_answers_and_constants",
         "core/test_tangents.py::test_formula_is_in_force",
         "core/test_tangents.py::test_forward_over_reverse_uses_it_for_the_operator_inside",
@@ -62,6 +66,10 @@ OTHERWISE = {
     "watching": ("checking/test_mutants.py::test_a_wrong_operator_is_rejected[undeclared_randomness]",),
     "sharding": ("distribution/test_placements.py::test_a_kernel_runs_on_shards_where_that_is_right",),
     "torch_func": (
+        "core/test_encoded_kinds.py::test_derivatives_and_transforms",
+        "core/test_result_forms.py::test_an_opaque_operator",
+        "core/test_result_forms.py::test_tangent_formulas",
+        "core/test_result_forms.py::test_transforms",
         "checking/test_mutants.py::test_a_wrong_operator_is_rejected[kernel_mixes_rows]",
         "errors/test_shape_messages.py::test_batch_dimension_lost",
         "errors/test_shape_messages.py::test_not_elementwise_after_all",

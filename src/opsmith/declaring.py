@@ -12,7 +12,8 @@ from opsmith import errors
 from opsmith.core.batching import check_batching
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
-from opsmith.core.schema import ResultNames, schema_of
+from opsmith.core.results import ResultNames
+from opsmith.core.schema import schema_of
 from opsmith.core.shapes import read_shapes
 from opsmith.core.specification import Autocast, Specification
 

@@ -442,6 +442,9 @@ def both(x: Tensor) -> Tensor:
     ids=["array", "none", "tuple"],
 )
 def test_result_that_is_no_tensor(reference: Any, got: str, name: str, place: Place, says: Any) -> None:
+    mend = "convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`"
+    if got == "None":
+        mend = "annotate it as `Tensor | None`"
     operator = opsmith.operator(name)(reference)
     with says(
         errors.ResultTypeError,
@@ -451,7 +454,7 @@ def test_result_that_is_no_tensor(reference: Any, got: str, name: str, place: Pl
           expected: Tensor
           got: {got}
           where: {place(reference)}
-          mend: convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`
+          mend: {mend}
         """,
     ):
         operator(torch.ones(2))

@@ -367,6 +367,7 @@ def test_unsupported_type(hint: Any, shown: str, mend: str, name: str, place: Pl
 
 NUMBER = "return a tensor without dimensions, `torch.tensor(value)`"
 NOTHING = "return a tensor; an operator that only has side effects is not supported"
+VARIES = "write `-> list[Tensor]` where their number varies"
 TENSORS = "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"
 
 
@@ -377,9 +378,9 @@ TENSORS = "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"
         pytest.param(int, "int", NUMBER, id="int"),
         pytest.param(bool, "bool", NUMBER, id="bool"),
         pytest.param(None, "None", NOTHING, id="none"),
-        pytest.param(list[Tensor], "list[Tensor]", TENSORS, id="list-of-tensors"),
-        pytest.param(tuple[Tensor, ...], "tuple[Tensor, ...]", TENSORS, id="any-number-of-tensors"),
-        pytest.param(Tensor | None, "Tensor | None", TENSORS, id="optional-tensor"),
+        pytest.param(list[Tensor] | None, "list[Tensor] | None", TENSORS, id="optional-list"),
+        pytest.param(list[Tensor | None], "list[Tensor | None]", TENSORS, id="list-of-optionals"),
+        pytest.param(tuple[Tensor, ...], "tuple[Tensor, ...]", VARIES, id="any-number-of-tensors"),
         pytest.param(tuple[Tensor, int], "tuple[Tensor, int]", TENSORS, id="tensor-and-int"),
         pytest.param(dict[str, Tensor], "dict[str, Tensor]", TENSORS, id="dict"),
     ],
@@ -394,7 +395,7 @@ def test_unsupported_return_type(
     with says(
         errors.UnsupportedTypeError,
         f"""
-        {name}: an operator returns a tensor, or a tuple of a fixed number of tensors
+        {name}: an operator returns a tensor, a list of tensors, or a tuple of a fixed number of these
           argument: return
           got: {shown}
           where: {place(reference)}

@@ -20,7 +20,8 @@ from opsmith.core.attaching import check_attached
 from opsmith.core.calls import Call
 from opsmith.core.gradients import GradientRules, Rule
 from opsmith.core.operator import Operator
-from opsmith.core.schema import Result, Schema
+from opsmith.core.results import Result
+from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
 from opsmith.core.tangents import TangentRule, TangentRules
 from opsmith.declaring import check_name, declare_specified

@@ -20,7 +20,8 @@ from opsmith.core.encoded import OBJECT
 from opsmith.core.hints import kind_of
 from opsmith.core.kinds import Kind
 from opsmith.core.location import where
-from opsmith.core.schema import REQUIRED, RESERVED, Argument
+from opsmith.core.results import RESERVED
+from opsmith.core.schema import REQUIRED, Argument
 
 Signature = str | Callable[..., Any] | None
 

@@ -80,10 +80,10 @@ def finite_difference(
     return gradient
 
 
-def _inner(results: Sequence[Tensor], grads: Sequence[Tensor | None]) -> float:
+def _inner(results: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> float:
     """The real inner product of results and their gradients."""
     total = 0.0
     for result, grad in zip(results, grads, strict=True):
-        if grad is not None:
+        if grad is not None and result is not None:
             total += float((result.detach() * grad.conj()).real.sum())
     return total

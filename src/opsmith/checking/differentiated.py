@@ -12,6 +12,7 @@ from opsmith.checking.derivative import with_gradient
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 from opsmith.core.answers import NonDifferentiable, NotImplementedGradient
+from opsmith.core.calls import tensors_in
 from opsmith.core.formula import Formula
 from opsmith.core.location import where
 
@@ -42,7 +43,7 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
     There are none where no result has a dtype that has gradients. A floating result of which autograd knows
     nothing is no such case: finite differences have to bear out that it is constant.
     """
-    if not any(results_with_gradient(subject, subject.call(sample, sample.at()))):
+    if not any(results_with_gradient(subject, sample, subject.call(sample, sample.at()))):
         return Differentiated((), {})
     rules = subject.specification.gradients
     places: list[int] = []
@@ -79,7 +80,7 @@ def nothing_to_differentiate(subject: Subject) -> bool:
     for sample in subject.samples:
         flat = [value.requires_grad_() if is_inexact(value) else value for value in sample.at(torch.float64)]
         with torch.enable_grad():
-            if any(with_gradient(result) for result in subject.call(sample, flat)):
+            if any(map(with_gradient, tensors_in(subject.call(sample, flat)))):
                 return False
     return True
 
@@ -94,9 +95,9 @@ def rule_place(subject: Subject, name: str) -> str:
     return where(stand_in) if stand_in is not None and rule is None else specification.where
 
 
-def results_with_gradient(subject: Subject, results: Sequence[Tensor]) -> list[bool]:
+def results_with_gradient(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[bool]:
     """Which of the visible results a gradient can come in for."""
     return [
         described.differentiable and is_inexact(result)
-        for described, result in zip(subject.results, results, strict=True)
+        for described, result in zip(subject.results(sample), results, strict=True)
     ]

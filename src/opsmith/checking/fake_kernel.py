@@ -19,7 +19,12 @@ from opsmith.torch_library import capabilities
 
 
 def compare_fake(
-    check: str, subject: Subject, sample: Sample, flat: Sequence[Any], results: Sequence[Tensor], case: str
+    check: str,
+    subject: Subject,
+    sample: Sample,
+    flat: Sequence[Any],
+    results: Sequence[Tensor | None],
+    case: str,
 ) -> Findings:
     """Run the operator on fake tensors; hold shape, dtype, stride and device to those of the real results.
 
@@ -49,7 +54,20 @@ def compare_fake(
         yield replace(failure, cause="fake-raises", message=message)
         return
     function = subject.specification.fake or subject.specification.reference
-    for fake, real, result in zip(fakes, results, subject.results, strict=True):
+    for fake, real, result in zip(fakes, results, subject.results(sample), strict=True):
+        if real is None and fake is None:
+            continue
+        if real is None or fake is None:
+            words = "None" if fake is None else "a tensor"
+            yield Failure(
+                check,
+                result.name,
+                "fake-presence",
+                f"on fake tensors `{result.name}` is {words}, and on real ones it is not",
+                where(function),
+                {"sample": case},
+            )
+            continue
         fault = form_fault(fake, real.to("meta") if on_meta else real, strides=True)
         if fault is None:
             continue

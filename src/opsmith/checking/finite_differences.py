@@ -80,7 +80,7 @@ def finite_difference_fault(
     """
     flat = sample.at(torch.float64)
     with torch.no_grad():
-        grads = plain_probe(subject, subject.call(sample, flat)).grads
+        grads = plain_probe(subject, sample, subject.call(sample, flat)).grads
     expected = finite_difference(torch.no_grad()(function), flat, place, grads)
     found = vjp(partial(subject.call, sample), sample.at(torch.float64), (place,), grads)
     got = found[0] if found else None

@@ -118,7 +118,12 @@ def _replay(case: Case, place: int, probe: Probe) -> str | None:
     """One backward of the operator and of the reference, for an operator that has a single visible result."""
     subject, sample = case.subject, case.sample
     name = sample.names[place]
-    if len(subject.results) > 1 or subject.specification.opaque or sample.labels[place] != name:
+    if (
+        not subject.specification.schema.always_tensors
+        or len(subject.specification.schema.visible) > 1
+        or subject.specification.opaque
+        or sample.labels[place] != name
+    ):
         return None
     flat = case.flat()
     flat[place].requires_grad_()

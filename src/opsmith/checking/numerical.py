@@ -13,6 +13,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
+from opsmith.core.calls import tensors_in
 
 
 def on_inputs(subject: Subject, sample: Sample, flat: Sequence[Any], places: Sequence[int]) -> Any:
@@ -22,7 +23,7 @@ def on_inputs(subject: Subject, sample: Sample, flat: Sequence[Any], places: Seq
         values = list(flat)
         for place, tensor in zip(places, tensors, strict=True):
             values[place] = tensor
-        results = zip(subject.call(sample, values), subject.results, strict=True)
+        results = zip(subject.call(sample, values), subject.results(sample), strict=True)
         return tuple(
             result for result, described in results if described.differentiable and is_inexact(result)
         )
@@ -80,7 +81,8 @@ def too_large(subject: Subject, sample: Sample, places: Sequence[int]) -> bool:
     with torch.no_grad():
         results = subject.call(sample, sample.at(torch.float64))
     inputs = sum(int(sample.flat[place].numel()) for place in places)
-    return inputs * sum(result.numel() for result in results) > SLOW_LIMIT
+    outputs = sum(result.numel() for result in tensors_in(list(results)))
+    return inputs * outputs > SLOW_LIMIT
 
 
 def large_note(sample: Sample) -> str:

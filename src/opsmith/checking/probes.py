@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opsmith.checking.differentiated import results_with_gradient
 from opsmith.checking.layouts import LAYOUTS, PLAIN, incoming
-from opsmith.checking.sample import replica
+from opsmith.checking.sample import Sample, replica
 from opsmith.checking.subject import Subject
 
 
@@ -37,7 +37,7 @@ class Probe:
         return [None if grad is None else grad.contiguous() for grad in self.at(dtype, device)]
 
 
-def probes(subject: Subject, results: Sequence[Tensor]) -> list[Probe]:
+def probes(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[Probe]:
     """The incoming gradients to try on a call with these results.
 
     The plain ones come first, for each result alone (so that a formula that forgets one is found out), then
@@ -45,9 +45,10 @@ def probes(subject: Subject, results: Sequence[Tensor]) -> list[Probe]:
 
     Args:
         subject: What is under check.
+        sample: The sample.
         results: What the operator returns for a sample, in float64.
     """
-    open_ = results_with_gradient(subject, results)
+    open_ = results_with_gradient(subject, sample, results)
     generator = subject.generator()
     every = {
         layout: tuple(
@@ -61,12 +62,12 @@ def probes(subject: Subject, results: Sequence[Tensor]) -> list[Probe]:
             tuple(grad if at == position else None for at, grad in enumerate(every[PLAIN])),
             True,
         )
-        for position, result in enumerate(subject.results)
+        for position, result in enumerate(subject.results(sample))
         if open_[position] and sum(open_) > 1
     ]
     return [*alone, *(Probe(layout, grads, layout == PLAIN) for layout, grads in every.items())]
 
 
-def plain_probe(subject: Subject, results: Sequence[Tensor]) -> Probe:
+def plain_probe(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> Probe:
     """Contiguous gradients for all results."""
-    return next(probe for probe in probes(subject, results) if probe.name == PLAIN)
+    return next(probe for probe in probes(subject, sample, results) if probe.name == PLAIN)

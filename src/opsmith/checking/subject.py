@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,10 +15,11 @@ from opsmith.checking.sample import Sample
 from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.operator import Operator
-from opsmith.core.schema import Result
+from opsmith.core.results import Result
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.effects import run_pure
+from opsmith.torch_library.result_flattening import ResultFlattening
 
 CPU = torch.device("cpu")
 
@@ -51,17 +52,43 @@ class Subject:
         """
         return not (self.specification.opaque or self.specification.random or self._reference_draws)
 
-    @property
-    def results(self) -> tuple[Result, ...]:
-        """The results that callers see."""
-        schema = self.specification.schema
-        return tuple(schema.results[position] for position in schema.visible)
+    def every(self, sample: Sample) -> tuple[Result, ...]:
+        """Every flat result for a sample: one for each tensor of a list, by its label."""
+        if self.specification.schema.always_tensors:
+            return self.specification.schema.results
+        lying = self._lying(sample)
+        pairs = zip(lying.described, lying.labels, strict=True)
+        return tuple(replace(result, name=label) for result, label in pairs)
 
-    def call(self, sample: Sample, flat: Sequence[Any]) -> list[Tensor]:
+    def results(self, sample: Sample) -> tuple[Result, ...]:
+        """The flat results for a sample that callers see."""
+        return tuple(result for result in self.every(sample) if not result.hidden)
+
+    def places(self, sample: Sample) -> list[int]:
+        """Where the results that callers see lie among all flat ones."""
+        return [place for place, result in enumerate(self.every(sample)) if not result.hidden]
+
+    def _lying(self, sample: Sample) -> ResultFlattening:
+        """How the reference's results for a sample lie in flat form: run once for each."""
+        if sample.position not in self._lies:
+            schema = self.specification.schema
+            with self.seeded(), torch.no_grad():
+                args, kwargs = sample.arguments(_own_generators(sample.at()))
+                returned = self.specification.reference(*args, **kwargs)
+            self._lies[sample.position] = ResultFlattening.of(
+                schema, (returned,) if schema.single else returned
+            )
+        return self._lies[sample.position]
+
+    @cached_property
+    def _lies(self) -> dict[int, ResultFlattening]:
+        return {}
+
+    def call(self, sample: Sample, flat: Sequence[Any]) -> list[Any]:
         """The results that callers see, from the operator itself."""
         with self.seeded():
             args, kwargs = sample.arguments(_own_generators(flat))
-            return _listed(self.operator(*args, **kwargs))
+            return self._listed(self.operator(*args, **kwargs))
 
     def reference(
         self, sample: Sample, flat: Sequence[Any], function: Callable[..., Any] | None = None
@@ -69,31 +96,38 @@ class Subject:
         """All results of the reference, or of a function in its place, as plain PyTorch: hidden ones too."""
         with self.seeded():
             args, kwargs = sample.arguments(_own_generators(flat))
-            return _listed((function or self.specification.reference)(*args, **kwargs))
+            return self._listed((function or self.specification.reference)(*args, **kwargs))
 
     def kernel(self, sample: Sample, flat: Sequence[Any], function: Callable[..., Any]) -> list[Tensor]:
         """All results of a kernel, hidden ones too, held to the contract of kernels."""
         values = sample.flattening.pack(_own_generators(flat))
         with self.seeded(), torch.no_grad():
-            return list(run_pure(self.specification, function, values))
+            return self._listed(run_pure(self.specification, function, values), packed=True)
+
+    def _listed(self, returned: Any, *, packed: bool = False) -> list[Any]:
+        """The flat results of a call."""
+        bare = self.specification.schema.single and not packed
+        results = [returned] if bare or not isinstance(returned, tuple | list) else returned
+        if self.specification.schema.always_tensors:
+            return list(results)
+        return [each for one in results for each in (one if isinstance(one, list | tuple) else [one])]
 
     def plain(
         self, sample: Sample, function: Callable[..., Any] | None = None
     ) -> Callable[[Sequence[Any]], list[Tensor]]:
         """The reference, or a function in its place, from flat arguments to visible results."""
-        return lambda flat: self.visible(self.reference(sample, flat, function))
+        return lambda flat: self.visible(sample, self.reference(sample, flat, function))
 
     def runs_at(self, flat: Sequence[Any]) -> str:
         """`file:line` of what computes a call: the kernel that takes it, or the reference."""
         accepted = choose(self.specification.kernels, tensors_in(list(flat)))[0]
         return accepted.kernel.where if accepted else self.specification.where
 
-    def visible(self, every: list[Tensor]) -> list[Tensor]:
+    def visible(self, sample: Sample, every: list[Tensor]) -> list[Tensor]:
         """Those of all results that callers see."""
-        schema = self.specification.schema
-        if len(every) != len(schema.results):
+        if len(every) != len(self.every(sample)):
             return every  # a stand-in may leave the hidden ones out
-        return [every[position] for position in schema.visible]
+        return [every[place] for place in self.places(sample)]
 
     @contextmanager
     def seeded(self) -> Iterator[None]:
@@ -180,7 +214,3 @@ def _has_dtype(device: torch.device, dtype: torch.dtype) -> bool:
 def _own_generators(flat: Sequence[Any]) -> list[Any]:
     """The values, each generator at the state it was given in: a run must not see what another one drew."""
     return [value.clone_state() if isinstance(value, torch.Generator) else value for value in flat]
-
-
-def _listed(returned: Any) -> list[Tensor]:
-    return list(returned) if isinstance(returned, tuple | list) else [returned]

@@ -203,3 +203,12 @@ def _spread(members: list[Any], optional: bool) -> Kind | None:
     ):
         return None
     return Kind(kind.base, optional, True, kind.length, False, True, True)
+
+
+def shown_hint(hint: Any) -> str:
+    """A type hint in a message."""
+    if hint is types.NoneType:
+        return "None"
+    if isinstance(hint, type):
+        return hint.__name__
+    return str(hint).replace("torch.Tensor", "Tensor").replace("typing.", "")

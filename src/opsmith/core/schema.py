@@ -6,25 +6,19 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from opsmith import errors
-from opsmith.core.answers import NonDifferentiable
 from opsmith.core.bases import FLOAT
-from opsmith.core.hints import kind_of, mend_for
+from opsmith.core.hints import kind_of, mend_for, shown_hint
 from opsmith.core.kinds import Kind
 from opsmith.core.location import where
 from opsmith.core.lowering import Lowering
+from opsmith.core.results import RESERVED, Result, ResultNames, result_forms, result_roles
 
 REQUIRED = inspect.Parameter.empty
-RESERVED = ("grad", "result")
-
-Role = types.EllipsisType | NonDifferentiable
-ResultNames = Mapping[str, Role] | Iterable[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +45,6 @@ class Argument:
             Argument(name, kind, default, self.keyword_only)
             for (name, kind), default in zip(parts, defaults, strict=True)
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One tensor that the reference returns."""
-
-    name: str
-    differentiable: bool = True
-    hidden: bool = False
-    optional: bool = False
-
-    def gradient_name(self) -> str:
-        """The name under which a formula receives the gradient of this result."""
-        return "grad" if self.name == "result" else f"grad_{self.name}"
 
 
 @dataclass(frozen=True)
@@ -123,6 +103,11 @@ class Schema:
         return tuple(i for i, result in enumerate(self.results) if result.hidden)
 
     @cached_property
+    def always_tensors(self) -> bool:
+        """Whether every result is one tensor in every call."""
+        return not any(result.optional or result.sequence for result in self.results)
+
+    @cached_property
     def result_position(self) -> dict[str, int]:
         """Position of each result, by name."""
         return {result.name: i for i, result in enumerate(self.results)}
@@ -171,9 +156,9 @@ class Schema:
             if argument.keyword_only and "*" not in pieces:
                 pieces.append("*")
             pieces.append(argument.schema())
-        count = len(self.results) if with_hidden else len(self.visible)
-        returns = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
-        return f"{name}({', '.join(pieces)}) -> {returns}"
+        shown = [result for result in self.results if with_hidden or not result.hidden]
+        returns = ", ".join("Tensor[]" if result.sequence else "Tensor" for result in shown)
+        return f"{name}({', '.join(pieces)}) -> {returns if len(shown) == 1 else f'({returns})'}"
 
     def call_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The value of every argument of a call that fits: defaults filled in, lists as declared."""
@@ -226,8 +211,12 @@ def schema_of(
     signature = _signature(reference, operator, place)
     arguments = tuple(_argument(parameter, operator, place) for parameter in signature.parameters.values())
     _refuse_clash(arguments, operator, place)
-    count, single = _result_count(signature.return_annotation, operator, place)
-    names = _result_roles(count, results, hidden, operator, place)
+    forms, single = result_forms(signature.return_annotation, operator, place)
+    roles = result_roles(len(forms), results, hidden, operator, place)
+    names = tuple(
+        replace(result, optional=form == "optional", sequence=form == "list")
+        for result, form in zip(roles, forms, strict=True)
+    )
     clash = {argument.name for argument in arguments} & {result.name for result in names}
     if clash:
         raise errors.ResultNameError(
@@ -309,7 +298,7 @@ def _argument(parameter: inspect.Parameter, operator: str, place: str) -> Argume
             f"parameter `{name}` has a type that an operator's schema cannot carry",
             operator=operator,
             argument=name,
-            got=_shown(parameter.annotation),
+            got=shown_hint(parameter.annotation),
             where=place,
             mend=mend_for(parameter.annotation),
         )
@@ -350,86 +339,3 @@ def _check_default(name: str, kind: Kind, default: Any, operator: str, place: st
             if default is None
             else "change the one or the other",
         )
-
-
-def _result_count(hint: Any, operator: str, place: str) -> tuple[int, bool]:
-    if hint is REQUIRED:
-        raise errors.MissingAnnotationError(
-            "the reference has no return type hint",
-            operator=operator,
-            expected="a return type hint",
-            where=place,
-            mend="write `-> Tensor` or `-> tuple[Tensor, Tensor]`",
-        )
-    if hint is torch.Tensor:
-        return 1, True
-    items = typing.get_args(hint)
-    if typing.get_origin(hint) is tuple and items and all(item is torch.Tensor for item in items):
-        return len(items), False
-    mends = {
-        None: "return a tensor; an operator that only has side effects is not supported",
-        type(None): "return a tensor; an operator that only has side effects is not supported",
-        int: "return a tensor without dimensions, `torch.tensor(value)`",
-        float: "return a tensor without dimensions, `torch.tensor(value)`",
-        bool: "return a tensor without dimensions, `torch.tensor(value)`",
-    }
-    raise errors.UnsupportedTypeError(
-        "an operator returns a tensor, or a tuple of a fixed number of tensors",
-        operator=operator,
-        argument="return",
-        got=_shown(hint),
-        where=place,
-        mend=mends.get(hint, "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"),
-    )
-
-
-def _result_roles(
-    count: int, results: ResultNames, hidden: tuple[str, ...], operator: str, place: str
-) -> tuple[Result, ...]:
-    roles: dict[str, Role]
-    if results is None:
-        shown = count - len(hidden)
-        given = ["result"] if shown == 1 else [f"result{i}" for i in range(shown)]
-        roles = dict.fromkeys((*given, *hidden), ...)
-    else:
-        roles = dict(results) if isinstance(results, Mapping) else dict.fromkeys(results, ...)
-        for name in hidden:
-            roles.setdefault(name, ...)
-        for name in roles:
-            if name.startswith(RESERVED) and name != "result":
-                raise errors.ReservedNameError(
-                    "names that begin with `grad` or `result` are what formulas call gradients and results",
-                    operator=operator,
-                    argument=name,
-                    where=place,
-                    mend="rename the result in `results=`",
-                )
-    if len(roles) != count or len(set(hidden)) == count:
-        raise errors.ResultNameError(
-            "the names of the results do not fit what the reference returns",
-            operator=operator,
-            expected=f"{count} names, at least one of them not hidden",
-            got=", ".join(roles) or "none",
-            where=place,
-            mend="give `results=` and `hidden=` one name for each tensor returned, in order",
-        )
-    for name, role in roles.items():
-        if not (role is ... or isinstance(role, NonDifferentiable)):
-            raise errors.ResultNameError(
-                f"`{name}` has an unknown role",
-                operator=operator,
-                argument=name,
-                expected="`...` or `opsmith.non_differentiable`",
-                got=repr(role),
-                where=place,
-                mend=f"write `results={{{name!r}: ...}}`",
-            )
-    return tuple(Result(name, role is ..., name in hidden) for name, role in roles.items())
-
-
-def _shown(hint: Any) -> str:
-    if hint is types.NoneType:
-        return "None"
-    if isinstance(hint, type):
-        return hint.__name__
-    return str(hint).replace("torch.Tensor", "Tensor").replace("typing.", "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from opsmith.torch_library.gradient_values import Form, fit
 from opsmith.torch_library.graph_cut import refuse_graph_cut
 from opsmith.torch_library.random_state import RandomState, generators_in
 from opsmith.torch_library.recompute import vjp_by_recompute
+from opsmith.torch_library.result_flattening import ResultFlattening
 from opsmith.torch_library.targets import Forms
 
 
@@ -37,6 +38,7 @@ class Vjp:
         specification: The operator.
         plan: What to run.
         flattening: How arguments lie in flat form.
+        results: How results do.
         forms: Forms of the call's tensors.
         state: Random state of the forward, where the backward recomputes a random reference.
     """
@@ -44,6 +46,7 @@ class Vjp:
     specification: Specification
     plan: BackwardPlan
     flattening: Flattening
+    results: ResultFlattening
     forms: Forms
     state: RandomState | None
 
@@ -52,7 +55,7 @@ class Vjp:
 
         Args:
             saved: Saved inputs and results by name; lists as lists.
-            grads: Gradient of each result, None where there is none.
+            grads: Gradient of each flat result, None where there is none.
         """
         self._refuse()
         with replicating((*saved.values(), *grads)), without_casts(grads):
@@ -103,10 +106,9 @@ class Vjp:
         grads: Sequence[Tensor | None],
         gradients: list[Tensor | None],
     ) -> None:
-        positions = self.specification.schema.gradient_position
-        named = [positions[name] for name in formula.parameters if name in positions]
+        named = self._incoming(formula)
         inputs = [name for name in formula.answers_for if name in self.plan.needed]
-        if named and all(grads[position] is None for position in named):
+        if named and all(grads[place] is None for place in named):
             # Gradients are linear in what comes in, and nothing did.
             for name in inputs:
                 self._fill(gradients, name, lambda form, place: form.zeros())
@@ -158,10 +160,27 @@ class Vjp:
         position = schema.gradient_position.get(name)
         if position is None:
             return saved[name]
-        gradient = grads[position]
-        if gradient is None and not isinstance(formula, ClassFormula):  # a class says itself what it takes
-            return self.forms.results[position].zeros()
-        return gradient
+        if isinstance(
+            formula, ClassFormula
+        ):  # a class says itself what it takes for a gradient that is not there
+            return grads[position]
+        filled = [
+            form.zeros() if form is not None and gradient is None else gradient
+            for form, gradient in zip(self.forms.results, grads, strict=True)
+        ]
+        return self.results.item(schema.results[position].name, filled)
+
+    def _places_of(self, positions: Iterable[int]) -> list[int]:
+        """The flat places of some results."""
+        spans = [
+            self.results.spans[self.specification.schema.results[position].name] for position in positions
+        ]
+        return [place for span in spans for place in range(span.start, span.stop)]
+
+    def _incoming(self, formula: Formula) -> list[int]:
+        """The flat results whose gradients a formula uses."""
+        positions = self.specification.schema.gradient_position
+        return self._places_of(positions[name] for name in formula.parameters if name in positions)
 
     def _call(self, formula: Formula, arguments: dict[str, Any]) -> Mapping[str, Any]:
         """Run a formula, see that it leaves what it was given as it was, and return its answers by input."""
@@ -217,7 +236,11 @@ class Vjp:
         """Add what no formula covers: inputs without one, and the way through hidden results."""
         specification, plan = self.specification, self.plan
         positions = specification.schema.result_position
-        followed = [positions[name] for name in plan.follows_hidden if grads[positions[name]] is not None]
+        followed = [
+            positions[name]
+            for name in plan.follows_hidden
+            if any(grads[place] is not None for place in self._places_of([positions[name]]))
+        ]
         if not plan.derived and not followed:
             return
         self._refuse_to_follow(followed)
@@ -226,7 +249,7 @@ class Vjp:
         function, wanted = specification.reference, grads
         if specification.gradients.stand_in is not None:
             function = specification.gradients.stand_in
-            wanted = [grads[position] for position in specification.schema.visible]
+            wanted = [grads[place] for place in self._places_of(specification.schema.visible)]
         if plan.derived:
             places = self._places(plan.derived)
             answers = vjp_by_recompute(function, self.flattening, flat, places, wanted, self.state)
@@ -241,7 +264,8 @@ class Vjp:
             if not blind:
                 continue
             places = self._places([name for name in formula.answers_for if name in plan.needed])
-            only = [grad if position in blind else None for position, grad in enumerate(grads)]
+            kept = self._places_of(blind)
+            only = [grad if place in kept else None for place, grad in enumerate(grads)]
             answers = vjp_by_recompute(
                 specification.reference, self.flattening, flat, places, only, self.state
             )

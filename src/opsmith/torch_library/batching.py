@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from opsmith.core.backward_plan import BackwardPlan
+from opsmith.core.calls import tensors_in
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.flattening import Flattening
 from opsmith.torch_library.gradient_values import Form
 from opsmith.torch_library.random_state import RandomState
+from opsmith.torch_library.result_flattening import Flat, ResultFlattening
 from opsmith.torch_library.targets import Forms, Target, VectorProduct
 
 Dim = int | None
@@ -49,6 +51,11 @@ class Batched:
         return self.inner.flattening
 
     @property
+    def results(self) -> ResultFlattening:
+        """How its results lie in flat form."""
+        return self.inner.results
+
+    @property
     def node(self) -> Any:
         """The class of its autograd node."""
         return self.inner.node
@@ -57,19 +64,28 @@ class Batched:
         """The backward for these inputs: the same as for one example."""
         return self.inner.plan(needed)
 
-    def below(self, flat: Sequence[Any]) -> tuple[Tensor, ...]:
+    def below(self, flat: Sequence[Any]) -> Flat:
         """All results for the whole batch, below autograd: the reference, batched operation by operation."""
         return self.example(flat)
 
-    def example(self, flat: Sequence[Any]) -> tuple[Tensor, ...]:
+    def example(self, flat: Sequence[Any]) -> Flat:
         """All results for the whole batch, as one example of the level further out."""
-        results, dims = self._over_examples(self.inner.example, (self.dims,))(tuple(flat))
+        there: list[bool] = []
+
+        def one(flat: Sequence[Any]) -> tuple[Tensor, ...]:
+            results = self.inner.example(flat)
+            there[:] = [result is not None for result in results]
+            return tuple(tensors_in(list(results)))
+
+        found, dims = self._over_examples(one, (self.dims,))(tuple(flat))
         # A result that no example changes gets a batch too: each example's gradient of it counts once.
-        self.result_dims = tuple(0 if dim is None else dim for dim in dims)
-        return tuple(
-            result.expand(self.size, *result.shape).clone() if dim is None else result
-            for result, dim in zip(results, dims, strict=True)
+        results = iter(
+            (result.expand(self.size, *result.shape).clone(), 0) if dim is None else (result, dim)
+            for result, dim in zip(found, dims, strict=True)
         )
+        pairs = [next(results) if is_there else (None, None) for is_there in there]
+        self.result_dims = tuple(dim for _, dim in pairs)
+        return tuple(result for result, _ in pairs)
 
     def vjp(self, plan: BackwardPlan, forms: Forms, state: RandomState | None) -> VectorProduct:
         """The vector-Jacobian product of the whole batch."""
@@ -78,7 +94,8 @@ class Batched:
             for form, dim in zip(forms.inputs, self.dims, strict=True)
         )
         results = tuple(
-            _example_form(form, dim) for form, dim in zip(forms.results, self.result_dims, strict=True)
+            _example_form(form, dim) if form else None
+            for form, dim in zip(forms.results, self.result_dims, strict=True)
         )
         shapes = tuple(
             _example_shape(shape, dim) if shape is not None else None
@@ -125,9 +142,8 @@ class Batched:
         return capabilities.over_examples(function, dims, self.size, self.randomness)
 
     def _dims_of(self, name: str, value: Any) -> Any:
-        position = self.specification.schema.result_position.get(name)
-        if position is not None:
-            return self.result_dims[position]
+        if name in self.results.spans:
+            return self.results.item(name, self.result_dims)
         dims = self.dims[self.flattening.spans[name]]
         return list(dims) if self.flattening.is_list(name) else dims[0]
 

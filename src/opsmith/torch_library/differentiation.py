@@ -13,6 +13,7 @@ from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.random_state import RandomState, generators_in
+from opsmith.torch_library.result_flattening import Flat, ResultFlattening
 from opsmith.torch_library.saving import keep
 from opsmith.torch_library.targets import Forms, Target, has_gradient
 
@@ -24,7 +25,7 @@ class OperatorNode(torch.autograd.Function):
     """One node for all operators; each registration derives its own, so that its name stands in the graph."""
 
     @staticmethod
-    def forward(ctx: Any, target: Target, forward_mode: bool, *flat: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, target: Target, forward_mode: bool, *flat: Any) -> Flat:
         """Compute the results and keep what the backward will need."""
         plan = target.plan(target.flattening.needed(ctx.needs_input_grad[LEADING:]))
         state = _random_state(target, plan, flat)
@@ -32,7 +33,9 @@ class OperatorNode(torch.autograd.Function):
         prepare_backward(ctx, target, plan, flat, results, state)
         if forward_mode:
             names = every_name(target.specification)
-            ctx.forward_kept = keep(ctx.save_for_forward, names, target.flattening, flat, results)
+            ctx.forward_kept = keep(
+                ctx.save_for_forward, names, target.flattening, flat, results, target.results
+            )
         return results
 
     @staticmethod
@@ -46,7 +49,8 @@ class OperatorNode(torch.autograd.Function):
         every = ctx.forward_kept.load(ctx.saved_tensors)
         primal = {name: without_tangent(value) for name, value in every.items()}
         del ctx.forward_kept
-        results = [primal[name] for name in ctx.target.specification.schema.result_position]
+        lying = ctx.target.results
+        results = lying.flatten([primal[name] for name in lying.spans])
         with capabilities.forward_mode_on():
             moved = ctx.target.jvp(primal, tangents[LEADING:])
             answers = [_laid_out(*pair) for pair in zip(moved, results, strict=True)]
@@ -79,12 +83,12 @@ def _random_state(target: Target, plan: BackwardPlan, flat: Sequence[Any]) -> Ra
     return None  # only a second order would need it, and that says so
 
 
-def differentiate(target: Target, flat: Sequence[Any]) -> tuple[Tensor, ...]:
+def differentiate(target: Target, flat: Sequence[Any]) -> Flat:
     """All results of a call outside of `torch.func`: with a node where autograd has anything to do."""
     forward_mode = capabilities.forward_mode_active()
     requires = any(isinstance(value, Tensor) and value.requires_grad for value in flat)
     if forward_mode or (requires and torch.is_grad_enabled()):
-        results: tuple[Tensor, ...] = target.node.apply(target, forward_mode, *flat)
+        results: Flat = target.node.apply(target, forward_mode, *flat)
         return results
     return target.below(flat)
 
@@ -94,15 +98,15 @@ def prepare_backward(
     target: Target,
     plan: BackwardPlan,
     flat: Sequence[Any],
-    results: Sequence[Tensor],
+    results: Sequence[Any],
     state: RandomState | None,
 ) -> None:
     """Put into a context what `run_backward` will need."""
-    ctx.mark_non_differentiable(*constant_results(target.specification, plan, results))
+    ctx.mark_non_differentiable(*constant_results(target.results, target.specification, plan, results))
     ctx.set_materialize_grads(False)
     ctx.target = target
     ctx.vjp = target.vjp(plan, Forms.of(flat, results, ctx.needs_input_grad[LEADING:]), state)
-    ctx.kept = keep(ctx.save_for_backward, plan.saved, target.flattening, flat, results)
+    ctx.kept = keep(ctx.save_for_backward, plan.saved, target.flattening, flat, results, target.results)
 
 
 def run_backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
@@ -120,7 +124,7 @@ def every_name(specification: Specification) -> tuple[str, ...]:
 
 
 def constant_results(
-    specification: Specification, plan: BackwardPlan, results: Sequence[Tensor]
+    flattening: ResultFlattening, specification: Specification, plan: BackwardPlan, results: Sequence[Any]
 ) -> list[Tensor]:
     """Results without a gradient: declared so, or of a dtype that has none.
 
@@ -130,7 +134,9 @@ def constant_results(
     named = {name for formula in plan.formulas for name in formula.parameters}
     marked = specification.adopted.facts.constant if specification.adopted is not None else ()
     constant: list[Tensor] = []
-    for position, (described, result) in enumerate(zip(specification.schema.results, results, strict=True)):
+    for position, (described, result) in enumerate(zip(flattening.described, results, strict=True)):
+        if result is None:
+            continue
         if described.differentiable and has_gradient(result.dtype) and position not in marked:
             continue
         constant.append(result)

@@ -16,12 +16,13 @@ from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.distributed import replicating
+from opsmith.torch_library.result_flattening import ResultFlattening
 
 
 def run_pure(
     specification: Specification, function: Callable[..., Any], values: list[Any]
-) -> tuple[Tensor, ...]:
-    """Run a reference or kernel, hold it to its contract, and return its results as a tuple.
+) -> tuple[Any, ...]:
+    """Run a reference or kernel, hold it to its contract, and return its results as a tuple, lists as lists.
 
     Raises:
         MutationError, AliasError, ResultCountError, ResultTypeError: As their names say.
@@ -69,14 +70,13 @@ def settle(specification: Specification, function: Callable[..., Any]) -> Callab
             counts = [count for count in before if count is not None]
             _check_unwritten(specification, function, counts, inputs, values)
         _check_fresh(specification, function, results, inputs, values)
-        return results[0]
+        only: Tensor = results[0]
+        return only
 
     return settled
 
 
-def _as_tuple(
-    specification: Specification, function: Callable[..., Any], returned: Any
-) -> tuple[Tensor, ...]:
+def _as_tuple(specification: Specification, function: Callable[..., Any], returned: Any) -> tuple[Any, ...]:
     schema = specification.schema
     results = (returned,) if schema.single else returned
     if not isinstance(results, tuple | list) or len(results) != len(schema.results):
@@ -90,38 +90,65 @@ def _as_tuple(
             mend="return what the type hint says, or change the type hint",
         )
     for result, described in zip(results, schema.results, strict=True):
-        if not isinstance(result, Tensor):
+        if described.sequence and not isinstance(result, list | tuple):
             raise errors.ResultTypeError(
-                f"`{described.name}` is not a tensor",
+                f"`{described.name}` is not a list",
                 operator=specification.name,
                 argument=described.name,
-                expected="Tensor",
+                expected=described.hint(),
                 got=shown(result),
                 where=where(function),
-                mend="convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`",
+                mend="return a list of tensors, `[result]` for a single one",
+            )
+    flattening = ResultFlattening.of(schema, results) if not schema.always_tensors else None
+    flat, labels = (
+        (results, [each.name for each in schema.results])
+        if flattening is None
+        else (flattening.flatten(results), flattening.labels)
+    )
+    optional = [each.optional for each in (flattening.described if flattening else schema.results)]
+    for result, label, may_be_none in zip(flat, labels, optional, strict=True):
+        if result is None and may_be_none:
+            continue
+        if not isinstance(result, Tensor):
+            raise errors.ResultTypeError(
+                f"`{label}` is not a tensor",
+                operator=specification.name,
+                argument=label,
+                expected="Tensor | None" if may_be_none else "Tensor",
+                got=shown(result),
+                where=where(function),
+                mend="annotate it as `Tensor | None`"
+                if result is None
+                else "convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`",
             )
         foreign = foreign_kind(result)
         if foreign is not None:
             raise errors.LayoutError(
-                f"`{described.name}` is not a strided dense tensor",
+                f"`{label}` is not a strided dense tensor",
                 operator=specification.name,
-                argument=described.name,
+                argument=label,
                 expected="torch.strided",
                 got=foreign.name,
                 where=where(function),
                 mend=f"return `{foreign.mend.format('result')}`",
             )
-    return tuple(results)
+    return tuple(list(result) if isinstance(result, list | tuple) else result for result in results)
 
 
 def _check_fresh(
     specification: Specification,
     function: Callable[..., Any],
-    results: tuple[Tensor, ...],
+    results: tuple[Any, ...],
     inputs: list[Tensor],
     values: list[Any],
 ) -> None:
-    names = [result.name for result in specification.schema.results]
+    names: Sequence[str] = [result.name for result in specification.schema.results]
+    if not specification.schema.always_tensors:
+        flattening = ResultFlattening.of(specification.schema, results)
+        pairs = zip(flattening.flatten(results), flattening.labels, strict=True)
+        there = [(result, label) for result, label in pairs if result is not None]
+        results, names = tuple(result for result, _ in there), [label for _, label in there]
     for position, result in enumerate(results):
         for tensor in inputs:
             if result is tensor or capabilities.shares_memory(result, tensor):

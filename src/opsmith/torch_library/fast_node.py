@@ -20,6 +20,7 @@ from opsmith.torch_library.contract_source import CONTRACT_NAMES, ContractSource
 from opsmith.torch_library.differentiation import constant_results
 from opsmith.torch_library.flattening import Flattening
 from opsmith.torch_library.gradient_values import Form, fit
+from opsmith.torch_library.result_flattening import ResultFlattening
 from opsmith.torch_library.targets import Forms
 from opsmith.torch_library.unwritten import never_writes
 
@@ -301,7 +302,10 @@ def _refuse_writes(
 def _note_floating(specification: Specification, names: dict[str, Any], result: Tensor) -> None:
     """Refuse a result that can have no gradient; let the node know the dtype of one that can."""
     constant_results(
-        specification, backward_plan(specification, frozenset(specification.schema.names)), [result]
+        ResultFlattening(specification.schema, (None,)),
+        specification,
+        backward_plan(specification, frozenset(specification.schema.names)),
+        [result],
     )
     names["_op_result_dtype"] = result.dtype
 
@@ -313,6 +317,7 @@ def _in_full(
     schema = specification.schema
     with_shape = set(schema.shapes.values())
     flattening = Flattening(schema, (None,) * len(schema.arguments))
+    lying = ResultFlattening(schema, (None,))
     plan = backward_plan(specification, frozenset(writing.formulas))
     # What it looks up is kept: a compiled backward cannot pass the lock of a cached property.
     flattening.needed((False,) * len(schema.arguments))
@@ -331,7 +336,7 @@ def _in_full(
         inputs = tuple(form.gradient(name, sizes[name]) if name in sizes else None for name in schema.names)
         shapes = tuple(saved.get(f"{name}_shape") if name in with_shape else None for name in schema.names)
         every = Forms(inputs, shapes, (Form.of(grad),), form.mixed)
-        gradients = tuple(Vjp(specification, plan, flattening, every, None)(saved, (grad,)))
+        gradients = tuple(Vjp(specification, plan, flattening, lying, every, None)(saved, (grad,)))
         return gradients
 
     return in_full

@@ -19,22 +19,26 @@ from opsmith.torch_library.targets import Forms, Target
 def jvp_from_vjp(
     target: Target, every: Mapping[str, Any], tangents: Sequence[Tensor | None], wanted: Sequence[int]
 ) -> tuple[Tensor | None, ...]:
-    """Tangents of the results: the vector-Jacobian product, differentiated by its vector.
+    """Tangents of the flat results: the vector-Jacobian product, differentiated by its vector.
 
     Args:
         target: The operator.
         every: All arguments and results by name, without tangents.
         tangents: Tangent of each flat argument, or None.
-        wanted: Positions of the results whose tangents are asked for.
+        wanted: Places of the flat results whose tangents are asked for.
     """
     schema = target.specification.schema
     flat = target.flattening.flatten([every[name] for name in schema.names])
-    results = [every[name] for name in schema.result_position]
+    results = target.results.flatten([every[name] for name in schema.result_position])
     needs = [tangent is not None for tangent in tangents]
     plan = target.plan(target.flattening.needed(needs))
     vjp = target.vjp(plan, Forms.of(flat, results, needs), None)
-    constant = {id(result) for result in constant_results(target.specification, plan, results)}
-    moving = [place for place in sorted(wanted) if id(results[place]) not in constant]
+    constant = {
+        id(result) for result in constant_results(target.results, target.specification, plan, results)
+    }
+    moving = [
+        place for place in sorted(wanted) if results[place] is not None and id(results[place]) not in constant
+    ]
 
     answered: list[int] = []
 

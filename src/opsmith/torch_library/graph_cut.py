@@ -47,11 +47,12 @@ def refuse_graph_cut(
         for keyword, name in zip(formula.keywords, formula.parameters, strict=True)
         if name in specification.schema.gradient_position and isinstance(arguments[keyword], Tensor)
     }
-    if any(map(capabilities.is_gradient_batch, incoming.values())):
+    given = tensors_in(list(incoming.values()))
+    if any(map(capabilities.is_gradient_batch, given)):
         return  # it shows no graph, and what leaves torch raises with it
-    if not incoming or not any(tensor.requires_grad for tensor in tensors_in(list(arguments.values()))):
+    if not given or not any(tensor.requires_grad for tensor in tensors_in(list(arguments.values()))):
         return
-    constant = not any(value.requires_grad for value in incoming.values())
+    constant = not any(tensor.requires_grad for tensor in given)
     if constant and _depends(formula, incoming, arguments, find):
         return
     raise errors.GraphCutError(
@@ -65,15 +66,24 @@ def refuse_graph_cut(
 
 
 def _depends(
-    formula: Formula, incoming: dict[str, Tensor], arguments: dict[str, Any], find: Callable[[Any], Any]
+    formula: Formula, incoming: dict[str, Any], arguments: dict[str, Any], find: Callable[[Any], Any]
 ) -> bool:
     """Whether torch sees a formula's answer depend on the incoming gradients."""
     seen: list[bool] = []
 
     def again(*grads: Tensor) -> tuple[Tensor, ...]:
-        answer = find(formula.function(**{**arguments, **dict(zip(incoming, grads, strict=True))}))
+        rest = iter(grads)
+        given = {
+            name: [next(rest) for _ in value]
+            if isinstance(value, list)
+            else None
+            if value is None
+            else next(rest)
+            for name, value in incoming.items()
+        }
+        answer = find(formula.function(**{**arguments, **given}))
         seen.append(isinstance(answer, Tensor) and answer.requires_grad)
         return tuple(tensors_in([answer]))
 
-    pull_back(again, list(incoming.values()))
+    pull_back(again, tensors_in(list(incoming.values())))
     return seen[0]

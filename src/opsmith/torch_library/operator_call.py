@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from opsmith.torch_library.backward import Vjp
 from opsmith.torch_library.effects import run_pure
 from opsmith.torch_library.flattening import Flattening
 from opsmith.torch_library.random_state import RandomState
+from opsmith.torch_library.result_flattening import Flat, ResultFlattening, lengths_of
 from opsmith.torch_library.tangents import jvp
 from opsmith.torch_library.targets import Forms, VectorProduct
 
@@ -30,13 +31,33 @@ class Registered(Protocol):
         """The backward for these inputs."""
         ...
 
+    def lying(self, lengths: tuple[int | None, ...]) -> ResultFlattening:
+        """How results with lists of these lengths lie in flat form."""
+        ...
 
-@dataclass(frozen=True)
+
+@dataclass(eq=False)
 class OperatorCall:
-    """An operator, for calls with lists of given lengths: the innermost target."""
+    """An operator, for calls with lists of given lengths: the innermost target.
+
+    Args:
+        registered: The operator.
+        flattening: How its arguments lie in flat form.
+        results: How its results do; where there are lists, known after the first computation.
+    """
 
     registered: Registered
     flattening: Flattening
+    results: ResultFlattening = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.results = self.registered.lying((None,) * len(self.specification.schema.results))
+
+    def _flat(self, results: tuple[Any, ...]) -> Flat:
+        if self.specification.schema.always_tensors:
+            return results
+        self.results = self.registered.lying(lengths_of(results))
+        return self.results.flatten(results)
 
     @property
     def specification(self) -> Specification:
@@ -52,24 +73,25 @@ class OperatorCall:
         """The backward for these inputs."""
         return self.registered.plan(needed)
 
-    def call(self, flat: Sequence[Any]) -> tuple[Tensor, ...]:
+    def call(self, flat: Sequence[Any]) -> Flat:
         """All results, hidden ones too, through the dispatcher."""
         args, kwargs = self.specification.schema.dispatched(self.flattening.pack(flat))
         results = self.registered.whole(*args, **kwargs)
-        return results if isinstance(results, tuple) else (results,)
+        return self._flat(results if isinstance(results, tuple) else (results,))
 
-    def below(self, flat: Sequence[Any]) -> tuple[Tensor, ...]:
+    def below(self, flat: Sequence[Any]) -> Flat:
         """All results, hidden ones too, computed below autograd."""
         with capabilities.below_autograd():
             return self.call(flat)
 
-    def example(self, flat: Sequence[Any]) -> tuple[Tensor, ...]:
+    def example(self, flat: Sequence[Any]) -> Flat:
         """All results, hidden ones too, by the reference, for tensors that may carry a batch."""
-        return run_pure(self.specification, self.specification.computed_by, self.flattening.pack(flat))
+        specification = self.specification
+        return self._flat(run_pure(specification, specification.computed_by, self.flattening.pack(flat)))
 
     def vjp(self, plan: BackwardPlan, forms: Forms, state: RandomState | None) -> VectorProduct:
         """The vector-Jacobian product of a call with these forms."""
-        return Vjp(self.specification, plan, self.flattening, forms, state)
+        return Vjp(self.specification, plan, self.flattening, self.results, forms, state)
 
     def jvp(self, every: Mapping[str, Any], tangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """Tangents of the results."""

@@ -30,13 +30,15 @@ def vjp_by_recompute(
         flattening: How `flat` packs into arguments.
         flat: The saved arguments, flat.
         wanted: Places in `flat` whose gradient is wanted.
-        grads: For each result its gradient, or None.
+        grads: For each flat result its gradient, or None.
         state: Random state of the forward, for a random function.
 
     Returns:
         One gradient for each place in `wanted`; zeros where the function does not depend on it.
     """
     others = flat if torch.is_grad_enabled() else [_constant(value) for value in flat]
+
+    there: list[bool] = []
 
     def again(*values: Tensor) -> tuple[Tensor, ...]:
         filled = list(others)
@@ -45,11 +47,14 @@ def vjp_by_recompute(
         args, kwargs = flattening.schema.split(flattening.pack(filled))
         with state.again() if state else nullcontext():
             results = function(*args, **kwargs)
-        return tuple(results) if isinstance(results, tuple | list) else (results,)
+        results = results if isinstance(results, tuple | list) else (results,)
+        spread = [each for one in results for each in (one if isinstance(one, tuple | list) else (one,))]
+        there[:] = [each is not None for each in spread]
+        return tuple(each for each in spread if each is not None)
 
     closed = [value for value in others if isinstance(value, Tensor)]
     _, pull = pull_back(again, [flat[place] for place in wanted], closed)
-    return pull(grads)
+    return pull([grad for grad, is_there in zip(grads, there, strict=True) if is_there])
 
 
 def _constant(value: Any) -> Any:

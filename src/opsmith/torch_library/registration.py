@@ -29,6 +29,7 @@ from opsmith.torch_library.flops import forget_flops, register_flops
 from opsmith.torch_library.inlining import inline_reference
 from opsmith.torch_library.operator_call import OperatorCall
 from opsmith.torch_library.placements import Placements, settle_placements
+from opsmith.torch_library.result_flattening import ResultFlattening, detached
 from opsmith.torch_library.shape_rules import fake_by_shapes, refuse_results, refuse_shapes
 from opsmith.torch_library.transformed_node import through_transforms
 
@@ -63,6 +64,7 @@ class DispatcherRegistration:
         self.proven = False
         self._door: Callable[..., Any] | None = None
         self._plans: dict[frozenset[str], BackwardPlan] = {}
+        self._lying: dict[tuple[int | None, ...], ResultFlattening] = {}
         self._compiled = CompiledCode()
         self._through = through_transforms()
         self._register()
@@ -70,7 +72,7 @@ class DispatcherRegistration:
     def update(self, specification: Specification) -> None:
         """Use this specification from now on; compiled code that holds the old one is dropped."""
         before, self.specification = self.specification, specification
-        self._plans = {}
+        self._plans, self._lying = {}, {}
         self.proven, self._door = False, None
         if _torch_face(before) != _torch_face(specification):
             self.remove()
@@ -233,12 +235,12 @@ class DispatcherRegistration:
             placements.serve()
         return settle_placements(specification, values)
 
-    def _returned(self, results: tuple[Tensor, ...], *, hidden: bool) -> Any:
+    def _returned(self, results: tuple[Any, ...], *, hidden: bool) -> Any:
         """Results as the dispatcher wants them."""
         shown = results if hidden else [results[position] for position in self.specification.schema.visible]
         return shown[0] if len(shown) == 1 else tuple(shown)
 
-    def _run(self, values: list[Any]) -> tuple[Tensor, ...]:
+    def _run(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the kernel that takes the call, or the reference."""
         accepted, _ = choose(self.specification.kernels, tensors_in(values))
         function = accepted.kernel.function if accepted else self.specification.computed_by
@@ -255,11 +257,11 @@ class DispatcherRegistration:
 
         return front_door(self.specification, self.overload, call)
 
-    def _by_reference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+    def _by_reference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Run the reference, whatever kernels there are."""
         return run_pure(self.specification, self.specification.computed_by, self._values(args, kwargs))
 
-    def _run_fake(self, values: list[Any]) -> tuple[Tensor, ...]:
+    def _run_fake(self, values: list[Any]) -> tuple[Any, ...]:
         """Compute shapes and dtypes only."""
         specification = self.specification
         if specification.opaque and specification.fake is None:
@@ -280,7 +282,7 @@ class DispatcherRegistration:
             return True
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(values))
 
-    def _in_layers(self, values: list[Any]) -> tuple[Tensor, ...]:
+    def _in_layers(self, values: list[Any]) -> tuple[Any, ...]:
         """All results, through autograd or the transforms that are running."""
         specification = self.specification
         forward_mode = capabilities.forward_mode_active() or capabilities.innermost_layer() is not None
@@ -291,7 +293,7 @@ class DispatcherRegistration:
             refuse_results(specification, values, results)
             self.proven = True
             roles = zip(results, specification.schema.results, strict=True)
-            return tuple(result if role.differentiable else result.detach() for result, role in roles)
+            return tuple(result if role.differentiable else detached(result) for result, role in roles)
         flattening = Flattening.of(specification.schema, values)
         flat = [
             value if open_ or not isinstance(value, Tensor) else value.detach()
@@ -299,7 +301,9 @@ class DispatcherRegistration:
                 flattening.flatten(values), differentiable_places(specification, flattening), strict=True
             )
         ]
-        return self._through(OperatorCall(self, flattening), flat)
+        call = OperatorCall(self, flattening)
+        results = self._through(call, flat)
+        return call.results.pack(results)
 
     def plan(self, needed: frozenset[str]) -> BackwardPlan:
         """The backward for these inputs, made once."""
@@ -307,6 +311,13 @@ class DispatcherRegistration:
         if plan is None:
             plan = self._plans[needed] = backward_plan(self.specification, needed)
         return plan
+
+    def lying(self, lengths: tuple[int | None, ...]) -> ResultFlattening:
+        """How results with lists of these lengths lie in flat form, made once."""
+        lying = self._lying.get(lengths)
+        if lying is None:
+            lying = self._lying[lengths] = ResultFlattening(self.specification.schema, lengths)
+        return lying
 
 
 def _torch_face(specification: Specification) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from opsmith.torch_library.flattening import Flattening
+from opsmith.torch_library.result_flattening import ResultFlattening
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,24 @@ def keep(
     names: Sequence[str],
     flattening: Flattening,
     flat: Sequence[Any],
-    results: Sequence[Tensor],
+    results: Sequence[Any],
+    lying: ResultFlattening,
 ) -> Kept:
-    """Keep arguments and results by name: tensors go to `save`, which is a method of an autograd context."""
+    """Keep arguments and results by name: tensors go to `save`, which is a method of an autograd context.
+
+    Args:
+        save: Takes the tensors.
+        names: What to keep.
+        flattening: How the arguments lie in flat form.
+        flat: The flat arguments.
+        results: The flat results.
+        lying: How the results lie in flat form.
+    """
     tensors: list[Tensor] = []
     items: list[tuple[str, bool, tuple[int | tuple[Any], ...]]] = []
-    positions = flattening.schema.result_position
     for name in names:
-        is_result = name in positions
-        values = [results[positions[name]]] if is_result else flat[flattening.spans[name]]
+        is_result = name in lying.spans
+        values = results[lying.spans[name]] if is_result else flat[flattening.spans[name]]
         kept: list[int | tuple[Any]] = []
         for value in values:
             if isinstance(value, Tensor):
@@ -52,6 +62,7 @@ def keep(
                 tensors.append(value)
             else:
                 kept.append((value,))
-        items.append((name, not is_result and flattening.is_list(name), tuple(kept)))
+        is_list = lying.is_list(name) if is_result else flattening.is_list(name)
+        items.append((name, is_list, tuple(kept)))
     save(*tensors)
     return Kept(tuple(items))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.calls import tensors_in
-from opsmith.core.shapes import NO_SIZE
+from opsmith.core.shapes import NO_SIZE, Dims
 from opsmith.core.specification import Specification
+from opsmith.torch_library.result_flattening import ResultFlattening
 
 
 def refuse_shapes(specification: Specification, values: list[Any]) -> None:
@@ -43,6 +45,8 @@ def fake_by_shapes(specification: Specification, values: list[Any]) -> tuple[Ten
     shapes, tensors = specification.shapes, tensors_in(values)
     if shapes is None or len(shapes.results) < len(specification.schema.results) or not tensors:
         return None
+    if not specification.schema.always_tensors:
+        return None
     sizes, _ = shapes.bind(specification.schema, values)
     found = [dims.evaluate(sizes) for dims in shapes.results]
     for described, shape, dims in zip(specification.schema.results, found, shapes.results, strict=True):
@@ -72,7 +76,7 @@ def _promoted(tensors: list[Tensor]) -> torch.dtype:
     return widest.dtype
 
 
-def refuse_results(specification: Specification, values: list[Any], results: tuple[Tensor, ...]) -> None:
+def refuse_results(specification: Specification, values: list[Any], results: tuple[Any, ...]) -> None:
     """Refuse results that are not what `shapes=` says, or what the fake kernel made of them says.
 
     Raises:
@@ -83,7 +87,7 @@ def refuse_results(specification: Specification, values: list[Any], results: tup
     if shapes is None:
         return
     sizes, _ = shapes.bind(specification.schema, values)
-    for described, dims, result in zip(specification.schema.results, shapes.results, results, strict=False):
+    for name, dims, result in _each(specification, results):
         wanted = dims.evaluate(sizes)
         same = len(wanted) == result.dim() and all(
             size is None or size == found for size, found in zip(wanted, result.shape, strict=False)
@@ -91,9 +95,9 @@ def refuse_results(specification: Specification, values: list[Any], results: tup
         if not same:
             shown = ", ".join("_" if size is None or size is NO_SIZE else str(size) for size in wanted)
             raise errors.ShapeError(
-                f"`{described.name}` has not the shape that `shapes=` says",
+                f"`{name}` has not the shape that `shapes=` says",
                 operator=specification.name,
-                argument=described.name,
+                argument=name,
                 expected=f"`{dims.text}`, that is [{shown}]",
                 got=str(list(result.shape)),
                 where=specification.where,
@@ -103,7 +107,19 @@ def refuse_results(specification: Specification, values: list[Any], results: tup
         _refuse_dtypes(specification, values, results)
 
 
-def _refuse_dtypes(specification: Specification, values: list[Any], results: tuple[Tensor, ...]) -> None:
+def _each(specification: Specification, results: tuple[Any, ...]) -> Iterator[tuple[str, Dims, Tensor]]:
+    """Name, dimensions and tensor of every result that is there; those of a list share their dimensions."""
+    assert specification.shapes is not None
+    flattening = ResultFlattening.of(specification.schema, results)
+    dims = dict(zip(flattening.spans, specification.shapes.results, strict=False))
+    for described, label, result in zip(
+        flattening.described, flattening.labels, flattening.flatten(results), strict=True
+    ):
+        if result is not None and described.name in dims:
+            yield label, dims[described.name], result
+
+
+def _refuse_dtypes(specification: Specification, values: list[Any], results: tuple[Any, ...]) -> None:
     for described, fake, result in zip(
         specification.schema.results, fake_by_shapes(specification, values) or (), results, strict=False
     ):

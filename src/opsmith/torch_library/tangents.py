@@ -23,7 +23,7 @@ from opsmith.torch_library.targets import Target, has_gradient, mixes_dtypes
 def jvp(
     target: Target, every: Mapping[str, Any], tangents: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """Tangents of the results: by formula where one is given, else from the vector-Jacobian product.
+    """Tangents of the flat results: by formula where one is given, else from the vector-Jacobian product.
 
     Args:
         target: The operator.
@@ -37,13 +37,14 @@ def jvp(
     rules = specification.tangents.rules
     tangents = _of_differentiable(specification, target.flattening, tangents)
     if all(tangent is None for tangent in tangents):
-        return (None,) * len(specification.schema.results)
+        return (None,) * len(target.results.described)
     moving = {
         result.name
         for result in specification.schema.results
-        if result.differentiable and has_gradient(every[result.name].dtype)
+        if result.differentiable
+        and any(has_gradient(tensor.dtype) for tensor in tensors_in([every[result.name]]))
     }
-    found: dict[str, Tensor | None] = {}
+    found: dict[str, Any] = {}
     answered: dict[int, Mapping[str, Any]] = {}
     arguments = _Arguments(target.flattening, every, tangents)
     for name in [
@@ -55,15 +56,22 @@ def jvp(
         if isinstance(rule, Formula):
             if id(rule) not in answered:
                 answered[id(rule)] = _answers(specification, rule, arguments)
-            found[name] = _fitted(specification, rule, name, answered[id(rule)][name], arguments)
+            found[name] = _all_fitted(specification, rule, name, answered[id(rule)][name], arguments)
+        elif isinstance(every[name], list):
+            found[name] = [Form.of(tensor).zeros() for tensor in every[name]]
         else:
             found[name] = Form.of(every[name]).zeros()
     derived = moving - set(rules)
     if derived:
-        places = sorted(specification.schema.result_position[name] for name in derived)
+        spans = [target.results.spans[name] for name in derived]
+        places = sorted(place for span in spans for place in range(span.start, span.stop))
         answers = jvp_from_vjp(target, every, tangents, places)
-        found.update({name: answers[specification.schema.result_position[name]] for name in derived})
-    return tuple(found.get(result.name) for result in specification.schema.results)
+        found.update({name: target.results.item(name, answers) for name in derived})
+    flat: list[Tensor | None] = []
+    for name, span in target.results.spans.items():
+        count = span.stop - span.start
+        flat += found.get(name, [None] * count) if target.results.is_list(name) else [found.get(name)]
+    return tuple(flat)
 
 
 def _of_differentiable(
@@ -138,12 +146,33 @@ def _answers(specification: Specification, formula: Formula, given: _Arguments) 
     return answer
 
 
-def _fitted(
+def _all_fitted(
     specification: Specification, formula: Formula, name: str, answer: Any, given: _Arguments
+) -> Any:
+    """A formula's tangent of one result, or of each tensor of its list."""
+    results = given.every[name]
+    if not isinstance(results, list):
+        return _fitted(specification, formula, name, results, answer, given)
+    if not isinstance(answer, list | tuple) or len(answer) != len(results):
+        raise errors.GradientCountError(
+            f"the tangent of the list `{name}` has the wrong length",
+            operator=specification.name,
+            argument=name,
+            expected=f"a list of {len(results)} tensors",
+            got=f"a list of {len(answer)}" if isinstance(answer, list | tuple) else type(answer).__name__,
+            where=formula.where,
+            mend="return one tangent for each tensor of the list",
+        )
+    pairs = enumerate(zip(results, answer, strict=True))
+    return [_fitted(specification, formula, f"{name}[{i}]", *pair, given) for i, pair in pairs]
+
+
+def _fitted(
+    specification: Specification, formula: Formula, name: str, result: Tensor, answer: Any, given: _Arguments
 ) -> Tensor:
     tangent = fit_tangent(
         answer,
-        Form.of(given.every[name]),
+        Form.of(result),
         label=name,
         operator=specification.name,
         formula=formula,

@@ -17,6 +17,7 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library.flattening import Flattening
 from opsmith.torch_library.gradient_values import Form
 from opsmith.torch_library.random_state import RandomState
+from opsmith.torch_library.result_flattening import ResultFlattening
 
 VectorProduct = Callable[[Mapping[str, Any], Sequence[Tensor | None]], list[Tensor | None]]
 """Takes saved values by name and the gradient of each result; gives the gradient of each flat argument."""
@@ -29,24 +30,29 @@ class Forms:
     Args:
         inputs: For each flat argument its form, where it is a tensor that needs a gradient; else None.
         shapes: For each flat argument its shape, where it is a tensor; else None.
-        results: Form of each result.
+        results: Form of each flat result; None for one that is not there.
         mixed: Whether the call mixed floating dtypes.
     """
 
     inputs: tuple[Form | None, ...]
     shapes: tuple[torch.Size | None, ...]
-    results: tuple[Form, ...]
+    results: tuple[Form | None, ...]
     mixed: bool
 
     @classmethod
-    def of(cls, flat: Sequence[Any], results: Sequence[Tensor], needs: Sequence[bool]) -> Forms:
+    def of(cls, flat: Sequence[Any], results: Sequence[Any], needs: Sequence[bool]) -> Forms:
         """The forms of these arguments, of which some need a gradient, and results."""
         inputs = tuple(
             Form.of(value) if need and isinstance(value, Tensor) else None
             for value, need in zip(flat, needs, strict=True)
         )
         shapes = tuple(value.shape if isinstance(value, Tensor) else None for value in flat)
-        return cls(inputs, shapes, tuple(Form.of(result) for result in results), mixes_dtypes(flat))
+        return cls(
+            inputs,
+            shapes,
+            tuple(None if result is None else Form.of(result) for result in results),
+            mixes_dtypes(flat),
+        )
 
 
 class Target(Protocol):
@@ -60,6 +66,11 @@ class Target(Protocol):
     @property
     def flattening(self) -> Flattening:
         """How its arguments lie in flat form."""
+        ...
+
+    @property
+    def results(self) -> ResultFlattening:
+        """How its results lie in flat form; where there are lists, known after the first computation."""
         ...
 
     def plan(self, needed: frozenset[str]) -> BackwardPlan:

@@ -19,6 +19,7 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.differentiation import LEADING, constant_results, differentiate
 from opsmith.torch_library.random_state import generators_in
+from opsmith.torch_library.result_flattening import Flat
 from opsmith.torch_library.saving import keep
 from opsmith.torch_library.targets import Forms, Target
 
@@ -35,7 +36,7 @@ def through_transforms() -> Through:
     return call_in_layers
 
 
-def call_by_node(target: Target, flat: Sequence[Any]) -> tuple[Tensor, ...]:
+def call_by_node(target: Target, flat: Sequence[Any]) -> Flat:
     """All results of a call, hidden ones too; under a transform, by a node that torch transforms.
 
     Raises:
@@ -48,7 +49,7 @@ def call_by_node(target: Target, flat: Sequence[Any]) -> tuple[Tensor, ...]:
         raise refused(target.specification, "autocast under `torch.func`")  # the reference would not be cast
     apply: Any = TransformedNode.apply
     try:
-        results: tuple[Tensor, ...] = apply(target, None, *flat)
+        results: Flat = apply(target, None, *flat)
     except RuntimeError as error:
         if str(error).startswith("NYI"):  # torch: not yet implemented
             raise refused(target.specification, "functionalize") from error
@@ -70,7 +71,7 @@ class TransformedNode(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(target: Target, _: None, *flat: Any) -> tuple[Tensor, ...]:
+    def forward(target: Target, _: None, *flat: Any) -> Flat:
         """Compute the results: below every transform by the operator, with a batch by its reference."""
         if capabilities.innermost_layer() is None:
             return target.below(flat)
@@ -79,19 +80,19 @@ class TransformedNode(torch.autograd.Function):
         return _in_every_example(target.example(flat), flat)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Flat) -> None:
         """Keep what the backward will need: no results, since torch cuts their graph under `vmap`."""
         target, flat = inputs[0], inputs[LEADING:]
         specification, flattening = target.specification, target.flattening
         plan = target.plan(flattening.needed(ctx.needs_input_grad[LEADING:]))
-        ctx.mark_non_differentiable(*constant_results(specification, plan, output))
+        ctx.mark_non_differentiable(*constant_results(target.results, specification, plan, output))
         ctx.target = target
         ctx.vjp = target.vjp(plan, Forms.of(flat, output, ctx.needs_input_grad[LEADING:]), None)
         ctx.again = any(name in specification.schema.result_position for name in plan.saved)
         if ctx.again and (specification.random or generators_in(flat)):
             raise refused(specification, "a formula under `torch.func` that uses a result drawn at random")
         names = specification.schema.names if ctx.again else plan.saved
-        ctx.kept = keep(ctx.save_for_backward, names, flattening, flat, output)
+        ctx.kept = keep(ctx.save_for_backward, names, flattening, flat, output, target.results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -100,7 +101,7 @@ class TransformedNode(torch.autograd.Function):
         saved = ctx.kept.load([capabilities.unwrap_dead(tensor) for tensor in ctx.saved_tensors])
         if ctx.again:
             results = ctx.target.call(ctx.target.flattening.flatten([saved[name] for name in schema.names]))
-            saved.update(zip(schema.result_position, results, strict=True))
+            saved.update(zip(schema.result_position, ctx.target.results.pack(results), strict=True))
         return (*(None,) * LEADING, *ctx.vjp(saved, grads))
 
     @staticmethod
@@ -109,11 +110,11 @@ class TransformedNode(torch.autograd.Function):
         raise refused(ctx.target.specification, "forward mode under `torch.func`")
 
 
-def _in_every_example(results: Sequence[Tensor], flat: Sequence[Any]) -> tuple[Tensor, ...]:
+def _in_every_example(results: Sequence[Any], flat: Sequence[Any]) -> Flat:
     """The results, with a batch each: torch counts the gradient of one without once for every example."""
     nothing = sum(torch.zeros_like(value).sum().abs() for value in flat if isinstance(value, Tensor))
     always = torch.as_tensor(nothing == 0)
-    return tuple(torch.where(always, result, result) for result in results)
+    return tuple(None if result is None else torch.where(always, result, result) for result in results)
 
 
 def refused(specification: Specification, what: str) -> errors.TransformError:

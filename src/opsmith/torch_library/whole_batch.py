@@ -15,6 +15,7 @@ from opsmith.core.shapes import LEADING
 from opsmith.core.specification import Specification
 from opsmith.torch_library.flattening import Flattening
 from opsmith.torch_library.random_state import generators_in
+from opsmith.torch_library.result_flattening import Flat
 
 Dims = Sequence[int | None]
 
@@ -25,11 +26,12 @@ class WholeBatch:
 
     Args:
         flat: Its flat arguments.
-        restore: Makes of its results those of the batch, whose dimension comes first.
+        restore: Makes of its results, flat and with their labels, those of the batch, whose dimension comes
+            first.
     """
 
     flat: list[Any]
-    restore: Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
+    restore: Callable[[Sequence[Any], Sequence[str]], Flat]
 
 
 def whole_batch(
@@ -80,10 +82,10 @@ def _elementwise(
     arguments = [value if dim is None else lifted(value, dim) for value, dim in zip(flat, dims, strict=True)]
     shape = torch.broadcast_shapes(*(value.shape for value in arguments if isinstance(value, Tensor)))
 
-    def restore(results: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        for described, result in zip(specification.schema.results, results, strict=True):
-            if result.shape != shape:
-                raise _broken(specification, described.name, shape, result)
+    def restore(results: Sequence[Any], labels: Sequence[str]) -> Flat:
+        for label, result in zip(labels, results, strict=True):
+            if result is not None and result.shape != shape:
+                raise _broken(specification, label, shape, result)
         return tuple(results)
 
     return WholeBatch(arguments, restore)
@@ -117,14 +119,16 @@ def _led(
             first = first.reshape(size * lead, *first.shape[2:])
         arguments.append(first)
 
-    def restore(results: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def restore(results: Sequence[Any], labels: Sequence[str]) -> Flat:
         wanted = size if lead is None else size * lead
-        for described, result in zip(specification.schema.results, results, strict=True):
-            if result.dim() == 0 or result.shape[0] != wanted:
-                raise _broken(specification, described.name, (wanted, ...), result)
+        for label, result in zip(labels, results, strict=True):
+            if result is not None and (result.dim() == 0 or result.shape[0] != wanted):
+                raise _broken(specification, label, (wanted, ...), result)
         if lead is None:
             return tuple(results)
-        return tuple(result.reshape(size, lead, *result.shape[1:]) for result in results)
+        return tuple(
+            None if result is None else result.reshape(size, lead, *result.shape[1:]) for result in results
+        )
 
     return WholeBatch(arguments, restore)
 

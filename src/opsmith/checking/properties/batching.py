@@ -15,6 +15,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 from opsmith.core.batching import ELEMENTWISE, leads
+from opsmith.core.calls import tensors_in
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.whole_batch import whole_batch
@@ -42,17 +43,19 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
         batch = [torch.stack(columns[p]) if p in columns else v for p, v in enumerate(flat)]
         dims = [0 if place in columns else None for place in range(len(batch))]
         alone = zip(*(subject.reference(sample, row) for row in rows), strict=True)
-        expected = [torch.stack(column) for column in alone]
+        expected = [None if column[0] is None else torch.stack(column) for column in alone]
         whole = whole_batch(subject.specification, sample.flattening, batch, dims, SIZE, "error")
         if whole is not None:
-            found = whole.restore(subject.reference(sample, whole.flat))
+            names = [each.name for each in subject.every(sample)]
+            found = whole.restore(subject.reference(sample, whole.flat), names)
             yield from _compare(subject, sample, places, found, expected, range(len(expected)))
         if subject.specification.opaque and not capabilities.on("torch_func"):
             yield Note("`vmap` was left out: of an opaque operator it needs the capability `torch_func`")
             continue
-        visible = subject.specification.schema.visible
+        visible = subject.places(sample)
         mapped = _under_vmap(subject, sample, batch, dims)
-        yield from _compare(subject, sample, places, mapped, [expected[p] for p in visible], visible)
+        there = [place for place in visible if expected[place] is not None]
+        yield from _compare(subject, sample, places, mapped, [expected[p] for p in there], there)
 
 
 def _batched(specification: Specification, sample: Sample) -> Iterator[tuple[int, ...]]:
@@ -88,7 +91,7 @@ def _under_vmap(
         flat = list(batch)
         for place, value in zip(tensors, given, strict=True):
             flat[place] = value
-        return tuple(subject.call(sample, flat))
+        return tuple(tensors_in(list(subject.call(sample, flat))))
 
     over = torch.func.vmap(call, tuple(dims[place] for place in tensors))
     return list(over(*(batch[place] for place in tensors)))
@@ -98,14 +101,16 @@ def _compare(
     subject: Subject,
     sample: Sample,
     places: Sequence[int],
-    found: Sequence[Tensor],
-    expected: Sequence[Tensor],
+    found: Sequence[Tensor | None],
+    expected: Sequence[Tensor | None],
     positions: Sequence[int],
 ) -> Findings:
     batched = ", ".join(f"`{sample.labels[place]}`" for place in places)
     claim = f"batching={subject.specification.batching!r}"
     for got, right, position in zip(found, expected, positions, strict=True):
-        name = subject.specification.schema.results[position].name
+        if got is None or right is None:
+            continue
+        name = subject.every(sample)[position].name
         failed = partial(Failure, NAME, name, where=subject.specification.where)
         evidence: dict[str, Any] = {"sample": f"{sample} in float64", "batched": batched}
         fault = form_fault(got, right, strides=False)

@@ -128,7 +128,7 @@ def _follows(subject: Subject, sample: Sample, places: Sequence[int]) -> bool:
 
 def _against_reference(subject: Subject, sample: Sample, inputs: Differentiated, wrong: set[int]) -> Findings:
     results = subject.call(sample, sample.at(torch.float64))
-    for probe in probes(subject, results):
+    for probe in probes(subject, sample, results):
         right = partial(_right, subject, sample, inputs.places)
         values = [*sample.at(torch.float64), *probe.grads]
         measure = Measure.of(right, values, subject.generator(), has_truth=subject.has_truth)

@@ -55,7 +55,7 @@ def _sample(subject: Subject, sample: Sample, seen: set[str], instead: dict[str,
     if not places:
         return
     results = subject.call(sample, sample.at(torch.float64))
-    tried, plain = probes(subject, results), plain_probe(subject, results)
+    tried, plain = probes(subject, sample, results), plain_probe(subject, sample, results)
     for place in places:
         gradient = partial(_gradient, subject, sample, place)
         yield from _form(subject, sample, place, gradient, plain)

@@ -32,7 +32,7 @@ from opsmith.torch_library.differentiation import (
     OperatorNode,
     every_name,
 )
-from opsmith.torch_library.gradient_values import Form, fit
+from opsmith.torch_library.gradient_values import fit
 from opsmith.torch_library.operator_call import OperatorCall
 from opsmith.torch_library.random_state import RandomState
 from opsmith.torch_library.saving import Kept, keep
@@ -49,7 +49,6 @@ class _State:
         inputs: The inputs, where a second order will need them; None where it goes through the context.
         given: The arguments of the class's forward: for each whether it is a tensor.
         forms: Forms of the call's tensors.
-        results: Form of each result, None for one that is None.
         random: The random state of the forward, where it may have to run again.
     """
 
@@ -58,7 +57,6 @@ class _State:
     inputs: Kept | None
     given: tuple[Any, ...]
     forms: Forms
-    results: tuple[Form | None, ...]
     random: RandomState | None
 
 
@@ -84,7 +82,9 @@ class AdoptedNode(OperatorNode):
         _keep(ctx, target, flat, run, state)
         if forward_mode:
             names = every_name(target.specification)
-            ctx.forward_kept = keep(ctx.save_for_forward, names, target.flattening, flat, run.results)
+            ctx.forward_kept = keep(
+                ctx.save_for_forward, names, target.flattening, flat, run.results, target.results
+            )
         return run.results
 
     @staticmethod
@@ -124,14 +124,17 @@ def _keep(ctx: Any, target: Target, flat: Sequence[Any], run: Run, state: Random
     if _keeps_inputs(adopted, tensors, run):
         extra: list[Tensor] = []
         inputs = keep(
-            lambda *kept: extra.extend(kept), specification.schema.names, target.flattening, flat, ()
+            lambda *kept: extra.extend(kept),
+            specification.schema.names,
+            target.flattening,
+            flat,
+            run.results,
+            target.results,
         )
     ctx.save_for_backward(*tensors, *(extra if inputs is not None else ()))
-    results = tuple(None if result is None else Form.of(result) for result in run.results)
-    present = [result for result in run.results if result is not None]
-    forms = Forms.of(flat, present, ctx.needs_input_grad[LEADING:])
+    forms = Forms.of(flat, run.results, ctx.needs_input_grad[LEADING:])
     given = tuple(value if not isinstance(value, Tensor) else _TENSOR for value in run.given)
-    ctx.state = _State(packed, len(tensors), inputs, given, forms, results, state)
+    ctx.state = _State(packed, len(tensors), inputs, given, forms, state)
 
 
 _TENSOR = torch.empty(0)
@@ -165,7 +168,7 @@ def _gradients(
         context = state.packed.unpack(saved[: state.count])
 
         def run(grads: Sequence[Tensor | None]) -> list[Any]:
-            return run_backward(adopted, context, grads, state.results, state.given)
+            return run_backward(adopted, context, grads, state.forms.results, state.given)
 
         def own() -> list[Any]:
             answers = run(grads)
@@ -197,7 +200,7 @@ def _anew(
     needed = flattening.needed([form is not None for form in state.forms.inputs])
     given: dict[str, Any] = state.inputs.load(saved[state.count :])
     for name, position in schema.gradient_position.items():
-        grad, form = grads[position], state.results[position]
+        grad, form = grads[position], state.forms.results[position]
         given[name] = form.zeros() if grad is None and form is not None else grad
     with state.random.again() if state.random else nullcontext():
         found = formula.function(**given, **{NEEDED: needed})

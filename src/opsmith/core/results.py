@@ -1,0 +1,145 @@
+"""What a reference returns: names, roles and forms of its results."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.core.answers import NonDifferentiable
+from opsmith.core.hints import shown_hint
+
+REQUIRED = inspect.Parameter.empty
+RESERVED = ("grad", "result")
+
+Role = types.EllipsisType | NonDifferentiable
+ResultNames = Mapping[str, Role] | Iterable[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One tensor that the reference returns, or a list of them.
+
+    Args:
+        name: What formulas call it.
+        differentiable: Whether it has a gradient.
+        hidden: Whether only formulas see it.
+        optional: Whether `None` may stand in its place.
+        sequence: Whether it is a list of tensors.
+    """
+
+    name: str
+    differentiable: bool = True
+    hidden: bool = False
+    optional: bool = False
+    sequence: bool = False
+
+    def hint(self) -> str:
+        """Its type as the author annotates it."""
+        return "list[Tensor]" if self.sequence else "Tensor | None" if self.optional else "Tensor"
+
+    def gradient_name(self) -> str:
+        """The name under which a formula receives the gradient of this result."""
+        return "grad" if self.name == "result" else f"grad_{self.name}"
+
+
+_RESULT_FORMS: dict[Any, str] = {
+    torch.Tensor: "tensor",
+    torch.Tensor | None: "optional",
+    typing.Optional[torch.Tensor]: "optional",  # noqa: UP045  # of another type before Python 3.14
+    list[torch.Tensor]: "list",
+}
+
+
+def result_forms(hint: Any, operator: str, place: str) -> tuple[list[str], bool]:
+    """For each result whether it is a tensor, optional or a list; and whether there is one, in no tuple.
+
+    Raises:
+        MissingAnnotationError, UnsupportedTypeError: As their names say.
+    """
+    if hint is REQUIRED:
+        raise errors.MissingAnnotationError(
+            "the reference has no return type hint",
+            operator=operator,
+            expected="a return type hint",
+            where=place,
+            mend="write `-> Tensor` or `-> tuple[Tensor, Tensor]`",
+        )
+    forms = _RESULT_FORMS.get(hint)
+    if forms is not None:
+        return [forms], True
+    items = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple and items and all(item in _RESULT_FORMS for item in items):
+        return [_RESULT_FORMS[item] for item in items], False
+    mends = {
+        None: "return a tensor; an operator that only has side effects is not supported",
+        type(None): "return a tensor; an operator that only has side effects is not supported",
+        int: "return a tensor without dimensions, `torch.tensor(value)`",
+        float: "return a tensor without dimensions, `torch.tensor(value)`",
+        bool: "return a tensor without dimensions, `torch.tensor(value)`",
+    }
+    raise errors.UnsupportedTypeError(
+        "an operator returns a tensor, a list of tensors, or a tuple of a fixed number of these",
+        operator=operator,
+        argument="return",
+        got=shown_hint(hint),
+        where=place,
+        mend="write `-> list[Tensor]` where their number varies"
+        if items[1:] == (...,) or typing.get_origin(hint) is Sequence
+        else mends.get(hint, "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"),
+    )
+
+
+def result_roles(
+    count: int, results: ResultNames, hidden: tuple[str, ...], operator: str, place: str
+) -> tuple[Result, ...]:
+    """The results, named and with their roles.
+
+    Raises:
+        ReservedNameError, ResultNameError: As their names say.
+    """
+    roles: dict[str, Role]
+    if results is None:
+        shown = count - len(hidden)
+        given = ["result"] if shown == 1 else [f"result{i}" for i in range(shown)]
+        roles = dict.fromkeys((*given, *hidden), ...)
+    else:
+        roles = dict(results) if isinstance(results, Mapping) else dict.fromkeys(results, ...)
+        for name in hidden:
+            roles.setdefault(name, ...)
+        for name in roles:
+            if name.startswith(RESERVED) and name != "result":
+                raise errors.ReservedNameError(
+                    "names that begin with `grad` or `result` are what formulas call gradients and results",
+                    operator=operator,
+                    argument=name,
+                    where=place,
+                    mend="rename the result in `results=`",
+                )
+    if len(roles) != count or len(set(hidden)) == count:
+        raise errors.ResultNameError(
+            "the names of the results do not fit what the reference returns",
+            operator=operator,
+            expected=f"{count} names, at least one of them not hidden",
+            got=", ".join(roles) or "none",
+            where=place,
+            mend="give `results=` and `hidden=` one name for each tensor returned, in order",
+        )
+    for name, role in roles.items():
+        if not (role is ... or isinstance(role, NonDifferentiable)):
+            raise errors.ResultNameError(
+                f"`{name}` has an unknown role",
+                operator=operator,
+                argument=name,
+                expected="`...` or `opsmith.non_differentiable`",
+                got=repr(role),
+                where=place,
+                mend=f"write `results={{{name!r}: ...}}`",
+            )
+    return tuple(Result(name, role is ..., name in hidden) for name, role in roles.items())
