@@ -12,6 +12,7 @@ import torch
 from opsmith import errors
 from opsmith.core.aspects import Aspects
 from opsmith.core.calls import call_fault, tensors_in
+from opsmith.core.faces import FaceMethods
 from opsmith.core.specification import Specification
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Registration(Protocol):
         ...
 
 
-class Operator(Aspects, Generic[P, R]):
+class Operator(Aspects, FaceMethods[R], Generic[P, R]):
     """An operator: call it as the function it was declared with; attach to it what you write by hand.
 
     Example:
