@@ -498,6 +498,36 @@ def test_a_class_that_no_pickle_finds(says: Any) -> None:
         pickle.dumps(Modular(3, 2))
 
 
+def test_a_lazy_module_is_not_pickled(says: Any) -> None:
+    place = here()
+    Modular = modular.module(**RIGHT)
+    with says(
+        errors.ModulePicklingError,
+        f"""
+        Modular (messages::modular): its parameters have no shape yet, and a pickle of such a one forgets its dtype and device
+          where: {place}
+          mend: call it once before it is pickled
+        """,  # noqa: E501
+    ):
+        pickle.dumps(Modular(None, 2))
+
+
+def test_a_call_that_tells_no_size(says: Any) -> None:
+    place = here()
+    Modular = modular.module(**RIGHT)
+    with says(
+        errors.SizeError,
+        f"""
+        Modular (messages::modular): `M` does not follow from this call
+          argument: M
+          expected: a call with tensors of `x: B M, weight: N M, bias: N -> B N`
+          where: {place}
+          mend: give `M` when the module is made
+        """,
+    ):
+        Modular(None, 2)(torch.tensor(1.0))
+
+
 Other = modular.module(**RIGHT)
 modular_again = modular.module(**RIGHT, name="Other")
 

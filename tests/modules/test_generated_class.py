@@ -50,7 +50,7 @@ def test_names() -> None:
 
 
 SIGNATURES = {
-    Affine: "(in_features: int, out_features: int, bias: bool = True, *, DEVICE) -> None",
+    Affine: "(in_features: int | None, out_features: int, bias: bool = True, *, DEVICE) -> None",
     Convolution: "(in_channels: int, out_channels: int, width: int, stride: int = 1, padding: int = 0, "
     "groups: int = 1, bias: bool = True, *, mode: str = 'zeros', DEVICE) -> None",
     Normalise: "(features: int, eps: float = 1e-05, shift: bool = True, *, DEVICE) -> None",

@@ -13,6 +13,8 @@ from opsmith.core.formula import listed
 from opsmith.core.kinds import BASES, INT
 from opsmith.core.operator import Operator
 from opsmith.core.schema import Argument
+from opsmith.core.shapes import ANY
+from opsmith.core.specification import Specification
 from opsmith.modules.operator_module import OperatorModule
 from opsmith.modules.owned_shapes import read_shapes_of
 from opsmith.modules.plan import ModulePlan, Owned
@@ -65,7 +67,30 @@ def read_plan(
     )
     fixed = {*(each.name for each in options), *(each.name for each in owned)}
     rest = tuple(each for each in operator.specification.schema.arguments if each.name not in fixed)
-    return ModulePlan(operator, title, where, names, letters, owned, options, rest)
+    letters = {**_letters_of(operator.specification, owned), **letters}
+    learnt = _learnt(operator.specification, rest, letters)
+    return ModulePlan(operator, title, where, names, letters, learnt, owned, options, rest)
+
+
+def _letters_of(specification: Specification, owned: tuple[Owned, ...]) -> dict[str, str]:
+    """What letters of `shapes=` are called, as the shapes that the author wrote tell."""
+    pattern = {} if specification.shapes is None else specification.shapes.arguments
+    found: dict[str, str] = {}
+    for each in owned:
+        if each.name in pattern and len(pattern[each.name].sizes) == len(each.shape):
+            for letter, dimension in zip(pattern[each.name].sizes, each.shape, strict=True):
+                if letter.isidentifier() and letter != ANY and dimension.names == (dimension.text,):
+                    found.setdefault(letter, dimension.text)
+    return found
+
+
+def _learnt(
+    specification: Specification, forward: tuple[Argument, ...], letters: Mapping[str, str]
+) -> frozenset[str]:
+    """Sizes of the tensors that a call brings."""
+    pattern = {} if specification.shapes is None else specification.shapes.arguments
+    brought = {size for each in forward if each.name in pattern for size in pattern[each.name].sizes}
+    return frozenset(name for letter, name in letters.items() if letter in brought)
 
 
 def _sizes(words: Words, given: Any) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -14,6 +14,7 @@ from opsmith.core.location import Site
 from opsmith.core.operator import Operator
 from opsmith.core.schema import REQUIRED, Argument
 from opsmith.modules.declaration import read_plan
+from opsmith.modules.lazy import lazy_twin
 from opsmith.modules.operator_module import OperatorModule
 from opsmith.modules.plan import ModulePlan
 
@@ -39,7 +40,7 @@ def module_of(
     hints = _hints(plan)
     functions = _functions(plan, f"<{site.module}.{qualname}>")
     functions["__init__"].__annotations__ = {
-        **dict.fromkeys(plan.sizes, int),
+        **{name: int | None if name in plan.learnt else int for name in plan.sizes},
         **{each.name: hints[each.name] for each in plan.options},
         **{each.name: bool for each in plan.flags},
         "device": torch.device | str | int | None,
@@ -64,7 +65,10 @@ def module_of(
         "__doc__": _docstring(plan, doc),
         "__annotations__": _attributes(plan, hints),
     }
-    return type(plan.name, (OperatorModule,), members)
+    kind: type[OperatorModule[R]] = type(plan.name, (OperatorModule,), members)
+    if plan.learnt:
+        kind.Lazy = lazy_twin(kind)
+    return kind
 
 
 def _functions(plan: ModulePlan, file: str) -> dict[str, Any]:
@@ -142,7 +146,10 @@ def _docstring(plan: ModulePlan, doc: str | None) -> str:
     operator = plan.operator
     described = inspect.getdoc(operator.reference) or f"Compute `{operator.name}`."
     lines = [described.partition("\n")[0], "", f"A module around the operator `{operator.name}`."]
-    arguments = [f"    {name}: A size." for name in plan.sizes]
+    arguments = [
+        f"    {name}: A size{'; None to learn it in the first call' * (name in plan.learnt)}."
+        for name in plan.sizes
+    ]
     arguments += [f"    {each.name}: As in the operator{_default(each)}." for each in plan.options]
     arguments += [f"    {each.name}: Whether there is a `{each.name}`." for each in plan.flags]
     if plan.owned:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from opsmith import errors
 from opsmith.core.calls import shown
@@ -27,6 +28,7 @@ class OperatorModule(nn.Module, Generic[R]):
     Attributes:
         operator: The operator that `forward` calls. Declaring it again changes what the module computes.
         plan: What the class was generated from.
+        Lazy: The class of modules whose sizes their first call will tell, made with None for a size.
 
     Example:
         >>> layer = opsmith.ops.Linear(2, 1, bias=False)
@@ -36,6 +38,16 @@ class OperatorModule(nn.Module, Generic[R]):
 
     operator: ClassVar[Operator[..., Any]]
     plan: ClassVar[ModulePlan]
+    Lazy: ClassVar[type[nn.Module] | None] = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Make a lazy module where a size is None."""
+        twin: Any = vars(cls).get("Lazy")  # not that of a base, whose constructor may be another
+        if twin is not None:
+            given = {**dict(zip(cls.plan.sizes, args, strict=False)), **kwargs}
+            if any(given.get(name, 0) is None for name in cls.plan.learnt):
+                cls = twin
+        return super().__new__(cls)
 
     if TYPE_CHECKING:  # each generated class has an `__init__` and a `forward` of its own
 
@@ -57,7 +69,8 @@ class OperatorModule(nn.Module, Generic[R]):
         super().__init__()
         plan = self.plan
         for name in plan.sizes:
-            setattr(self, name, self._size(name, given[name]))
+            lazy = given[name] is None and self._learns(name)
+            setattr(self, name, None if lazy else self._size(name, given[name]))
         for option in plan.options:
             value = given[option.name]
             if not option.kind.accepts(value):
@@ -70,16 +83,22 @@ class OperatorModule(nn.Module, Generic[R]):
                     where=plan.where,
                     mend=f"give `{option.name}` as the operator takes it",
                 )
-            setattr(self, option.name, value)
+            setattr(self, option.name, list(value) if isinstance(value, list) else value)
         for each in plan.owned:
             tensor = None
             if not each.optional or given[each.name]:
-                tensor = torch.empty(self._shape(each), device=device, dtype=dtype)
+                tensor = self._new(each, device, dtype)
             if each.buffer:
                 self.register_buffer(each.name, tensor, persistent=each.persistent)
             else:
-                self.register_parameter(each.name, None if tensor is None else nn.Parameter(tensor))
+                self.register_parameter(each.name, tensor)
         self.reset_parameters()
+
+    def _learns(self, name: str) -> bool:
+        return False
+
+    def _new(self, owned: Owned, device: Any, dtype: torch.dtype | None) -> Any:
+        return new(self, owned, device, dtype)
 
     def _size(self, name: str, value: Any) -> int:
         try:
@@ -98,32 +117,11 @@ class OperatorModule(nn.Module, Generic[R]):
             )
         return size
 
-    def _shape(self, owned: Owned) -> list[int]:
-        shape = []
-        for dimension in owned.shape:
-            values = {name: getattr(self, name) for name in dimension.names}
-            try:
-                size = dimension.value(values)
-            except ZeroDivisionError:
-                size = -1
-            if size < 0:
-                raise errors.SizeError(
-                    f"`{owned.name}` has a dimension that comes to no size",
-                    operator=f"{type(self).__name__} ({self.plan.operator.name})",
-                    argument=owned.name,
-                    expected=f"{dimension.text}, zero or more",
-                    got=", ".join(f"{name} = {value}" for name, value in values.items()) or dimension.text,
-                    where=self.plan.where,
-                    mend="give other sizes",
-                )
-            shape.append(size)
-        return shape
-
     def reset_parameters(self) -> None:
         """Fill parameters and buffers anew, by the initialisers, in the order in which they are declared."""
         for each in self.plan.owned:
             tensor = getattr(self, each.name)
-            if tensor is not None:
+            if tensor is not None and not is_lazy(tensor):
                 self._fill(each, tensor)
 
     def _fill(self, owned: Owned, tensor: Tensor) -> None:
@@ -176,6 +174,37 @@ def _state(module: Any) -> Any:
 
 def _restore(module: Any, state: Any) -> None:
     module.__setstate__(state)
+
+
+def new(
+    module: OperatorModule[Any], owned: Owned, device: Any, dtype: torch.dtype | None
+) -> Tensor | nn.Parameter:
+    """A parameter or buffer that nothing has filled yet."""
+    tensor = torch.empty(shape_of(module, owned), device=device, dtype=dtype)
+    return tensor if owned.buffer else nn.Parameter(tensor)
+
+
+def shape_of(module: OperatorModule[Any], owned: Owned) -> list[int]:
+    """The shape of a parameter or buffer of a module whose sizes are known."""
+    shape = []
+    for dimension in owned.shape:
+        values = {name: getattr(module, name) for name in dimension.names}
+        try:
+            size = dimension.value(values)
+        except ZeroDivisionError:
+            size = -1
+        if size < 0:
+            raise errors.SizeError(
+                f"`{owned.name}` has a dimension that comes to no size",
+                operator=f"{type(module).__name__} ({module.plan.operator.name})",
+                argument=owned.name,
+                expected=f"{dimension.text}, zero or more",
+                got=", ".join(f"{name} = {value}" for name, value in values.items()) or dimension.text,
+                where=module.plan.where,
+                mend="give other sizes",
+            )
+        shape.append(size)
+    return shape
 
 
 def _filled(tensor: Tensor, answer: Any) -> bool:

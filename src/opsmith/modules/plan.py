@@ -65,6 +65,7 @@ class ModulePlan:
         where: `file:line` of the call of `module`.
         sizes: The constructor's sizes, in order.
         letters: For each letter of the operator's `shapes=` that is a size, its name.
+        learnt: Sizes that a first call tells, where the constructor is given None.
         owned: Parameters and buffers, in the order in which they are made and filled.
         options: Arguments other than tensors that the constructor takes, in the operator's order.
         forward: Arguments that `forward` takes, in the operator's order.
@@ -75,6 +76,7 @@ class ModulePlan:
     where: str
     sizes: tuple[str, ...]
     letters: dict[str, str]
+    learnt: frozenset[str]
     owned: tuple[Owned, ...]
     options: tuple[Argument, ...]
     forward: tuple[Argument, ...]
