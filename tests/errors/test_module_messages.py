@@ -69,6 +69,26 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           mend: give sizes names
         """,
     ),
+    "a size that is a number": (
+        {"sizes": ("M", 3)},
+        """
+        `sizes` is a list of names
+          argument: sizes
+          got: int 3
+          WHERE
+          mend: write names as text
+        """,
+    ),
+    "a letter called by a list": (
+        {"sizes": {"M": ["in_features"]}},
+        """
+        `sizes` is a list of names
+          argument: sizes
+          got: list ['in_features']
+          WHERE
+          mend: write names as text
+        """,
+    ),
     "a size that is no name": (
         {"sizes": ("in features",)},
         """
@@ -449,6 +469,23 @@ def test_an_option_of_the_wrong_type(says: Any) -> None:
         """,
     ):
         Modular(3, 2, eps="small")
+
+
+def test_a_flag_that_is_a_tensor(says: Any) -> None:
+    place = here()
+    Modular = modular.module(**RIGHT)
+    with says(
+        errors.ArgumentError,
+        f"""
+        Modular (messages::modular): `bias` says whether there is one
+          argument: bias
+          expected: bool
+          got: Tensor of torch.float32, shape [2]
+          where: {place}
+          mend: write `bias=False`; its values come from `init`, or from a state_dict
+        """,
+    ):
+        Modular(3, 2, bias=torch.zeros(2))
 
 
 @pytest.mark.parametrize(

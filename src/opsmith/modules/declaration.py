@@ -105,7 +105,7 @@ def _sizes(words: Words, given: Any) -> tuple[tuple[str, ...], dict[str, str]]:
                     expected=f"one of {listed(words.pattern_letters)}" if words.pattern_letters else None,
                     got=repr(letter),
                 )
-        names, letters = list(dict.fromkeys(given.values())), dict(given)
+        names, letters = list(dict.fromkeys(words.names("sizes", given.values()))), dict(given)
     else:
         names = words.names("sizes", given)
         letters = {name: name for name in names if name in words.pattern_letters}

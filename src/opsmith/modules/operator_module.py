@@ -84,6 +84,17 @@ class OperatorModule(nn.Module, Generic[R]):
                     mend=f"give `{option.name}` as the operator takes it",
                 )
             setattr(self, option.name, list(value) if isinstance(value, list) else value)
+        for each in plan.flags:
+            if not isinstance(given[each.name], bool):
+                raise errors.ArgumentError(
+                    f"`{each.name}` says whether there is one",
+                    operator=f"{type(self).__name__} ({plan.operator.name})",
+                    argument=each.name,
+                    expected="bool",
+                    got=shown(given[each.name]),
+                    where=plan.where,
+                    mend=f"write `{each.name}=False`; its values come from `init`, or from a state_dict",
+                )
         for each in plan.owned:
             tensor = None
             if not each.optional or given[each.name]:

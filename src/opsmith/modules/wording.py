@@ -58,7 +58,7 @@ class Words:
         found = {letter for dims in shapes.arguments.values() for letter in dims.letters}
         return sorted(found - shapes.integers)
 
-    def names(self, word: str, given: Any) -> list[Any]:
+    def names(self, word: str, given: Any) -> list[str]:
         """The items of a word that is a list of names."""
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise self.refuse(
@@ -69,7 +69,13 @@ class Words:
                 else f"give {word} names",
                 got=shown(given),
             )
-        return list(given)
+        names = list(given)
+        wrong = [name for name in names if not isinstance(name, str)]
+        if wrong:
+            raise self.refuse(
+                f"`{word}` is a list of names", word, "write names as text", got=shown(wrong[0])
+            )
+        return names
 
     def class_name(self, name: Any) -> str:
         """Name of the class: the one given, or the operator's in CamelCase."""
