@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from opsmith.core.calls import shown
 from opsmith.core.formula import listed
-from opsmith.core.kinds import BASES, INT
 from opsmith.core.operator import Operator
 from opsmith.core.schema import Argument
 from opsmith.core.shapes import ANY
@@ -20,7 +18,8 @@ from opsmith.modules.owned_shapes import read_shapes_of
 from opsmith.modules.plan import ModulePlan, Owned
 from opsmith.modules.wording import Words, is_name
 
-GENERATOR = BASES[torch.Generator]
+INT, GENERATOR = "int", "torch.Generator"
+"""What types are called that have a part of their own here."""
 
 
 def read_plan(
@@ -49,7 +48,7 @@ def read_plan(
     title = words.class_name(name)
     names, letters = _sizes(words, sizes)
     options = _options(words, forward)
-    numbers = [each for each in options if each.kind.base is INT and not each.kind.sequence]
+    numbers = [each for each in options if each.kind.base.hint == INT and not each.kind.sequence]
     known = (*names, *(each.name for each in numbers if not each.kind.optional))
     shapes = {
         word: read_shapes_of(words, word, given, known, letters)
@@ -137,7 +136,9 @@ def _options(words: Words, forward: Any) -> tuple[Argument, ...]:
                 else "name an argument of the reference",
                 expected=f"one of {listed(list(plain))}" if plain else "no name: all arguments are tensors",
             )
-    return tuple(each for name, each in plain.items() if name not in stay and each.kind.base is not GENERATOR)
+    return tuple(
+        each for name, each in plain.items() if name not in stay and each.kind.base.hint != GENERATOR
+    )
 
 
 def _refuse_clashes(
