@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from opsmith import errors
 from opsmith.core.answers import non_differentiable, not_implemented, zero
+from opsmith.core.faces import connect_face
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make
 from opsmith.declaring import declared_operators, find_operator, operator
 
 if TYPE_CHECKING:
+    from opsmith import init as init
+    from opsmith import modules as modules
     from opsmith import ops as ops
     from opsmith.adopting import adopt
     from opsmith.checking import Report, check
@@ -25,6 +28,8 @@ __all__ = [
     "declared_operators",
     "errors",
     "find_operator",
+    "init",
+    "modules",
     "non_differentiable",
     "not_implemented",
     "operator",
@@ -35,22 +40,27 @@ __all__ = [
 __version__ = "0.1.0"
 
 # A face is imported when it is first used: `import opsmith` stays as light as torch allows.
-_FACES = {
-    "adopt": "opsmith.adopting",
-    "check": "opsmith.checking",
-    "Report": "opsmith.checking",
-    "ops": "opsmith",
-}
+_FACES = {"adopt": "opsmith.adopting", "check": "opsmith.checking", "Report": "opsmith.checking"}
+_SUBMODULES = ("init", "modules", "ops")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _FACES:
-        raise AttributeError(f"module 'opsmith' has no attribute {name!r}")
     import importlib
 
-    if name == "ops":
-        return importlib.import_module("opsmith.ops")
+    if name in _SUBMODULES:
+        return importlib.import_module(f"opsmith.{name}")
+    if name not in _FACES:
+        raise AttributeError(f"module 'opsmith' has no attribute {name!r}")
     return getattr(importlib.import_module(_FACES[name]), name)
+
+
+def _module() -> Any:
+    from opsmith.modules.generating import module_of
+
+    return module_of
+
+
+connect_face("module", _module)
 
 
 def __dir__() -> list[str]:

@@ -197,7 +197,18 @@ def find_operator(name: str, module: str | None = None) -> Operator[..., Any]:
         <opsmith operator opsmith::exp(Tensor x) -> Tensor>
     """
     if name not in _declared and module is not None:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise  # the module is there, and lacks another one
+            raise errors.OperatorNotFoundError(
+                "the module that declared this operator cannot be found",
+                operator=name,
+                expected=f"a module `{module}`",
+                got=str(error),
+                mend=f"install what holds `{module}`, or put it where Python looks for modules",
+            ) from error
     if name not in _declared:
         raise errors.OperatorNotFoundError(
             "no operator of this name is declared",

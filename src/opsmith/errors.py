@@ -24,6 +24,7 @@ __all__ = [
     "GradientTypeError",
     "GraphCutError",
     "HiddenResultError",
+    "InitializerError",
     "IntegerResultError",
     "KernelDtypeError",
     "LayoutError",
@@ -32,7 +33,9 @@ __all__ = [
     "MissingFakeError",
     "MissingGradientError",
     "MissingSamplesError",
+    "ModuleDeclarationError",
     "ModuleImportError",
+    "ModulePicklingError",
     "MutationError",
     "NameFormatError",
     "NameTakenError",
@@ -50,6 +53,7 @@ __all__ = [
     "SavedTensorModifiedError",
     "ShapeError",
     "ShapePatternError",
+    "SizeError",
     "TransformError",
     "UnknownInputError",
     "UnknownResultError",
@@ -182,6 +186,22 @@ class OperatorNotFoundError(OpsmithError, LookupError):
 
 class ModuleImportError(OpsmithError, ImportError):
     """A file or module that should declare operators cannot be imported."""
+
+
+class ModuleDeclarationError(OpsmithError, ValueError):
+    """What `op.module(...)` says does not fit the operator, or itself."""
+
+
+class SizeError(OpsmithError, ValueError):
+    """A module is made with a size that is none, or from which a shape of a parameter does not follow."""
+
+
+class InitializerError(OpsmithError, TypeError):
+    """An initialiser did not fill the tensor that it was given."""
+
+
+class ModulePicklingError(OpsmithError, TypeError):
+    """A module is pickled whose class cannot be found under its name."""
 
 
 class UnsupportedTorchError(OpsmithError, RuntimeError):

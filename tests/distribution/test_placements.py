@@ -16,7 +16,15 @@ from sharded_subjects import SUBJECTS
 from opsmith import config
 
 HERE = Path(__file__).parent
-WRAPPERS = ["DDP", "DDP, unused parameters", "DDP, static graph", "FSDP2", "FSDP2, bfloat16"]
+WRAPPERS = [
+    "DDP",
+    "DDP, unused parameters",
+    "DDP, static graph",
+    "FSDP2",
+    "FSDP2, bfloat16",
+    "DDP, generated modules",
+    "FSDP2, generated modules",
+]
 
 
 def ranks(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A module that holds operators, under each wrapper that spreads training over ranks."""
+"""Modules that hold operators, under each wrapper that spreads training over ranks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
+
+from opsmith.ops import Exp, Linear
 
 
 class Net(nn.Module):
@@ -30,6 +32,12 @@ class Net(nn.Module):
         return result
 
 
+def generated() -> nn.Module:
+    """Modules that are generated from operators."""
+    torch.manual_seed(1)
+    return nn.Sequential(Linear(3, 4), Exp(), Linear(4, 3, bias=False))
+
+
 WRAPPERS: dict[str, Callable[[Any], nn.Module]] = {
     "DDP": lambda mesh: DistributedDataParallel(Net()),
     "DDP, unused parameters": lambda mesh: DistributedDataParallel(
@@ -40,6 +48,8 @@ WRAPPERS: dict[str, Callable[[Any], nn.Module]] = {
     "FSDP2, bfloat16": lambda mesh: fully_shard(
         Net(), mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     ),
+    "DDP, generated modules": lambda mesh: DistributedDataParallel(generated()),
+    "FSDP2, generated modules": lambda mesh: fully_shard(generated(), mesh=mesh),
 }
 
 
@@ -55,13 +65,14 @@ def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
 def wrapped(mesh: Any, rank: int) -> dict[str, str]:
     """What is wrong, by wrapper; empty where nothing is."""
     batch = torch.linspace(-2, 2, 18).view(6, 3)
-    expected = gradients(Net(), batch)
+    expected, of_generated = gradients(Net(), batch), gradients(generated(), batch)
     found: dict[str, str] = {}
     for name, wrap in WRAPPERS.items():
         found[name] = ""
         try:
             tolerance = {"rtol": 8 * 2**-8, "atol": 8 * 2**-8} if "bfloat16" in name else {}
-            assert_close(gradients(wrap(mesh), batch[3 * rank : 3 * rank + 3]), expected, **tolerance)
+            right = of_generated if "generated" in name else expected
+            assert_close(gradients(wrap(mesh), batch[3 * rank : 3 * rank + 3]), right, **tolerance)
         except Exception:
             found[name] = traceback.format_exc(limit=-4)
     return found

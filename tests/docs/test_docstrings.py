@@ -57,9 +57,12 @@ def test_the_example_is_true(name: str) -> None:
 
 
 def _public() -> dict[str, Any]:
-    """Every name a user meets: those of the package, of `opsmith.ops`, and the methods of an operator."""
+    """Every name a user meets: those of the package and of its parts, and the methods of an operator."""
     names = {name: getattr(opsmith, name) for name in opsmith.__all__ if not name.startswith("__")}
-    names |= {f"ops.{name}": getattr(opsmith.ops, name) for name in opsmith.ops.__all__}
+    for part in (opsmith.init, opsmith.modules, opsmith.ops):
+        names |= {
+            f"{part.__name__.removeprefix('opsmith.')}.{name}": getattr(part, name) for name in part.__all__
+        }
     for kind in (opsmith.Operator, opsmith.Make):
         members = {name: member for name, member in vars(kind).items() if not name.startswith("_")}
         names |= {
@@ -82,6 +85,7 @@ def test_public_names_have_examples() -> None:
     without = [
         name
         for name, described in _public().items()
-        if name not in ("errors", "ops") and ">>>" not in (getattr(described, "__doc__", None) or "")
+        if name not in ("errors", "init", "modules", "ops")
+        and ">>>" not in (getattr(described, "__doc__", None) or "")
     ]
     assert without == []

@@ -498,3 +498,26 @@ def test_gradients_in_two_ways_at_once(
         """,
     ):
         operator.gradients(*args, **kwargs)
+
+
+def test_operator_of_a_module_that_is_not_there(says: Any) -> None:
+    """As where a pickle is loaded on another machine."""
+    with says(
+        errors.OperatorNotFoundError,
+        """
+        messages::nobody: the module that declared this operator cannot be found
+          expected: a module `no_such_package.operators`
+          got: No module named 'no_such_package'
+          mend: install what holds `no_such_package.operators`, or put it where Python looks for modules
+        """,
+    ):
+        opsmith.find_operator("messages::nobody", "no_such_package.operators")
+
+
+def test_a_module_that_lacks_another_one_says_so_itself(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lacking_another.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_package'"):
+        opsmith.find_operator("messages::nobody", "lacking_another")

@@ -15,7 +15,7 @@ ROOT = Path(opsmith.__file__).parent
 FACES = ("checking", "exporting", "drawing", "benchmarking", "modules", "ops")
 LAYERS: list[tuple[str, ...]] = [
     ("errors", "extras"),
-    ("config",),
+    ("config", "init"),
     ("core",),
     ("torch_library", "build"),
     ("declaring",),
@@ -27,6 +27,9 @@ LAYERS: list[tuple[str, ...]] = [
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 ALSO = {("benchmarking", "checking")}
 """Imports within a layer that are allowed: a benchmark needs green checks."""
+FOR_TYPES = {("core", "modules")}
+"""Imports that type checkers alone may follow: a method of the handle returns a face's type, so that editors
+know what `op.module(...)` is. When the program runs, the core has a table, which the package fills."""
 
 
 def parts_of(module: str) -> str:
@@ -51,12 +54,26 @@ def imports_of(source: str) -> Iterator[tuple[str, int]]:
                 yield module, node.lineno
 
 
+def lines_for_types(source: str) -> set[int]:
+    """The lines that no program runs: those under `if TYPE_CHECKING`."""
+    return {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for each in node.body
+        for line in range(each.lineno, (each.end_lineno or each.lineno) + 1)
+    }
+
+
 def faults(part: str, source: str) -> list[str]:
     """Every import of a source in this part that the layers forbid."""
     found = []
+    unread = lines_for_types(source)
     for module, line in imports_of(source):
         other = parts_of(module)
         if other == part or (part, other) in ALSO:
+            continue
+        if (part, other) in FOR_TYPES and line in unread:
             continue
         if part == "ops" and other:
             found.append(f"line {line}: ops are written with `import opsmith` alone, not {module}")
@@ -106,6 +123,9 @@ def test_bundled_operators_use_public_names_only() -> None:
         ("core", "from opsmith.torch_library import capabilities"),
         ("core", "def f():\n    from opsmith.checking import check"),
         ("core", "import opsmith"),
+        ("core", "from opsmith.modules import OperatorModule"),
+        ("core", "if TYPE_CHECKING:\n    pass\nelse:\n    from opsmith.modules import OperatorModule"),
+        ("core", "if TYPE_CHECKING:\n    from opsmith.checking import Report"),
         ("errors", "from opsmith.core.location import where"),
         ("torch_library", "import opsmith.build.cpp"),
         ("build", "from opsmith import torch_library"),
@@ -129,6 +149,8 @@ def test_a_wrong_import_is_found(part: str, source: str) -> None:
         ("benchmarking", "from opsmith.checking import check"),
         ("ops", "import opsmith\nfrom opsmith.ops.linear import linear"),
         ("cli", "from opsmith.tour import run_tour"),
+        ("core", "if TYPE_CHECKING:\n    from opsmith.modules import OperatorModule"),
+        ("modules", "from opsmith.core.operator import Operator"),
         ("core", "import torch\nfrom collections.abc import Callable"),
     ],
 )

@@ -38,6 +38,8 @@ USES = {
     "declared_operators": lambda: str(operator in opsmith.declared_operators("__main__")),
     "errors": lambda: opsmith.errors.UsageError("x").problem,
     "find_operator": lambda: opsmith.find_operator("public::names").name,
+    "init": lambda: repr(opsmith.init.uniform(-1.0, 1.0)),
+    "modules": lambda: opsmith.modules.OperatorModule.__name__,
     "non_differentiable": lambda: repr(opsmith.non_differentiable),
     "not_implemented": lambda: repr(opsmith.not_implemented("why")),
     "operator": lambda: repr(opsmith.operator("public::names")(declare)),

@@ -10,8 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
+from opsmith.ops import Linear
 from opsmith.tour import Context, line
-from opsmith.tour.layers import Linear
 
 
 def context(out: Path, steps: int, seed: int = 0) -> Context:

@@ -125,6 +125,29 @@ assert_type(opsmith.find_operator("typing::linear")(1, 2, 3), Any)
 assert_type(linear.explain(x, weight).saved, tuple[str, ...])
 assert_type(linear.explain(x, weight).gradients, dict[str, str])
 
+# A module: its calls have the type of the operator's.
+Linear = linear.module(
+    sizes=("in_features", "out_features"),
+    parameters={"weight": ("out_features", "in_features"), "bias": ["out_features"]},
+    init={"weight": opsmith.init.uniform(-0.1, 0.1), "bias": torch.nn.init.zeros_},
+)
+assert_type(Linear, type[opsmith.modules.OperatorModule[Tensor]])
+layer = Linear(3, 4, bias=False, dtype=torch.float64, device="meta")
+assert_type(layer(x), Tensor)
+assert_type(split.module(forward=["size"])()(x, 2), tuple[Tensor, Tensor])
+network: torch.nn.Module = torch.nn.Sequential(layer, split.module()())
+layer.reset_parameters()
+size: int = layer.in_features
+assert_type(layer.operator.name, str)
+assert_type(Linear.plan.sizes, tuple[str, ...])
+linear.module(sizes={"M": "in_features"}, parameters=("weight",), init=opsmith.init.zeros, name="Linear")
+Linear(3, 4, dtype="float64")  # type: ignore[arg-type]
+linear.module(sizes=2)  # type: ignore[arg-type]
+linear.module(init=0.5)  # type: ignore[arg-type]
+linear.module(shapes=())  # type: ignore[call-arg]
+opsmith.init.uniform("small")  # type: ignore[arg-type]
+
+
 # What is refused when declaring.
 opsmith.operator("typing::a", autocast="float16")  # type: ignore[call-overload]
 opsmith.operator("typing::a", opaque="yes")  # type: ignore[call-overload]

@@ -1,9 +1,11 @@
-"""Where a function was written, for messages."""
+"""Where something was written: a function, for messages; a call, for what is made there."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 
@@ -18,3 +20,41 @@ def where(function: Callable[..., Any]) -> str:
     if code is None:
         return str(getattr(function, "__name__", type(function).__qualname__))
     return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a class is made: how Python would call a class statement there.
+
+    Args:
+        module: Name of the module.
+        scope: What stands before the name in its qualified name: empty at the top of a module.
+        where: `file:line`.
+    """
+
+    module: str
+    scope: str
+    where: str
+
+
+def site_of(frame: FrameType | None) -> Site:
+    """The place that a frame is at.
+
+    Example:
+        >>> import inspect
+        >>> def some():
+        ...     return site_of(inspect.currentframe()).scope
+        >>> some()
+        'some.<locals>.'
+    """
+    if frame is None:  # another Python than CPython
+        return Site("__main__", "", "")
+    code = frame.f_code
+    if code.co_flags & inspect.CO_OPTIMIZED:
+        scope = f"{code.co_qualname}.<locals>."
+    elif "__qualname__" in frame.f_locals and frame.f_locals is not frame.f_globals:
+        scope = f"{frame.f_locals['__qualname__']}."  # the body of a class
+    else:
+        scope = ""
+    module = str(frame.f_globals.get("__name__", "__main__"))
+    return Site(module, scope, f"{code.co_filename}:{frame.f_lineno}")

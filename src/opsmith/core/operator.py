@@ -13,6 +13,7 @@ from opsmith import errors
 from opsmith.core import tokens
 from opsmith.core.aspects import Aspects
 from opsmith.core.calls import call_fault, tensors_in
+from opsmith.core.faces import FaceMethods
 from opsmith.core.specification import Specification
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Registration(Protocol):
         ...
 
 
-class Operator(Aspects, Generic[P, R]):
+class Operator(Aspects, FaceMethods[R], Generic[P, R]):
     """An operator: call it as the function it was declared with; attach to it what you write by hand.
 
     Example:

@@ -1,9 +1,12 @@
-"""The operators that come with opsmith, written with its public API alone, and there to be copied."""
+"""The operators that come with opsmith, written with its public API alone, and there to be copied.
+
+Each is there as a function, in small letters; those that have parameters or are activations, as a module too.
+"""
 
 from __future__ import annotations
 
-from opsmith.ops.elementwise import add, exp, mul
+from opsmith.ops.elementwise import Add, Exp, Mul, add, exp, mul
 from opsmith.ops.involution import involution
-from opsmith.ops.linear import linear
+from opsmith.ops.linear import Linear, linear
 
-__all__ = ["add", "exp", "involution", "linear", "mul"]
+__all__ = ["Add", "Exp", "Linear", "Mul", "add", "exp", "involution", "linear", "mul"]

@@ -99,3 +99,29 @@ def _(make: opsmith.Make) -> Iterator[Any]:
     yield make(), make(7)
     yield make(0, 3), make(1, 3)
     yield make(5, 3).mT, make(6, 5)[::2]
+
+
+Exp = exp.module(
+    doc="""
+    Example:
+        >>> import torch
+        >>> Exp()(torch.tensor([0.0, 1.0]))
+        tensor([1.0000, 2.7183])
+    """
+)
+Mul = mul.module(
+    doc="""
+    Example:
+        >>> import torch
+        >>> Mul()(torch.tensor([1.0, 2.0]), torch.tensor(3.0))
+        tensor([3., 6.])
+    """
+)
+Add = add.module(
+    doc="""
+    Example:
+        >>> import torch
+        >>> Add()(torch.tensor([1.0, 2.0]), torch.tensor(0.5))
+        tensor([1.5000, 2.5000])
+    """
+)

@@ -59,3 +59,17 @@ def _(make: opsmith.Make) -> Iterator[Any]:
     yield make(0, 3), make(2, 3), make(2)
     yield make(1, 1), make(1, 1), None
     yield make(5, 6)[1:].mT, make(4, 3).mT[:2, :4], make(4)[::2]
+
+
+Linear = linear.module(
+    sizes=("in_features", "out_features"),
+    parameters={"weight": ("out_features", "in_features"), "bias": ("out_features",)},
+    init={"weight": opsmith.init.uniform(-0.1, 0.1), "bias": opsmith.init.uniform(-0.1, 0.1)},
+    doc="""
+    Example:
+        >>> import torch
+        >>> layer = Linear(2, 1, dtype=torch.float64)
+        >>> layer, layer(torch.ones(5, 2).double()).shape
+        (Linear(in_features=2, out_features=1, bias=True), torch.Size([5, 1]))
+    """,
+)

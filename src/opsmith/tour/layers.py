@@ -1,49 +1,11 @@
-"""Modules around the operators, as a user writes them: they own parameters, and the operators compute."""
+"""A module around an operator that is written by hand: its weight is no parameter, but computed."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from opsmith.ops import involution, linear
+from opsmith.ops import involution
 from opsmith.tour.swish import swish
-
-
-class Linear(nn.Module):
-    """An affine map with weights and bias that start uniform in [-0.1, 0.1).
-
-    Args:
-        in_features: M, size of the last dimension of the input.
-        out_features: N, size of the last dimension of the result.
-        dtype: dtype of the parameters.
-        device: Where they lie.
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        dtype: torch.dtype | None = None,
-        device: torch.device | None = None,
-    ) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=device))
-        self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype, device=device))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -0.1, 0.1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [..., M] to [..., N]."""
-        return linear(x, self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        """The sizes."""
-        out_features, in_features = self.weight.shape
-        return f"{in_features}, {out_features}"
 
 
 class Involution(nn.Module):

@@ -13,8 +13,9 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+from opsmith.modules import OperatorModule
+from opsmith.ops import Linear
 from opsmith.tour.files import write_json, write_weights
-from opsmith.tour.layers import Linear
 from opsmith.tour.progress import progress
 from opsmith.tour.stage import Context, StageResult
 from opsmith.tour.threads import single_thread
@@ -35,7 +36,7 @@ class Step:
     loss: float
 
 
-def descend(model: Linear, steps: int, seed: int) -> Iterator[Step]:
+def descend(model: OperatorModule[Tensor], steps: int, seed: int) -> Iterator[Step]:
     """Train a model on points whose numbers come from the CPU, so that every device gets the same."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.SGD(

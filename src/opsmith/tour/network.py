@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from opsmith.tour.layers import Involution, Linear
+from opsmith.ops import Linear
+from opsmith.tour.layers import Involution
 from opsmith.tour.swish import swish
 
 
@@ -18,8 +19,7 @@ class Pixelwise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, D, H, W]."""
-        mapped: Tensor = self.linear(x.movedim(1, -1))
-        return mapped.movedim(-1, 1)
+        return self.linear(x.movedim(1, -1)).movedim(-1, 1)
 
 
 class Block(nn.Module):
@@ -50,5 +50,4 @@ class DigitNetwork(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Map images [B, 1, 8, 8] to logits [B, 10]."""
         x = swish(self.norm(self.lift(images) + self.position))
-        logits: Tensor = self.head(self.blocks(x).flatten(1))
-        return logits
+        return self.head(self.blocks(x).flatten(1))

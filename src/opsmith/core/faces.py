@@ -1,0 +1,88 @@
+"""Methods of a handle that a face answers.
+
+The core knows no face. `opsmith/__init__.py`, the one module that knows them all, connects each method to its
+face, which is imported when the method is first called.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from torch import Tensor
+
+from opsmith.core.location import site_of
+
+if TYPE_CHECKING:
+    from opsmith.modules import OperatorModule  # the type that editors see; at run time the hook brings it
+
+R = TypeVar("R")
+
+Shapes = Mapping[str, Sequence[int | str]] | Iterable[str]
+
+_faces: dict[str, Callable[[], Callable[..., Any]]] = {}
+
+
+def connect_face(method: str, load: Callable[[], Callable[..., Any]]) -> None:
+    """Say what answers a method: `load` imports the face, and returns its function."""
+    _faces[method] = load
+
+
+class FaceMethods(Generic[R]):
+    """The methods of a handle that make something else of the operator."""
+
+    def module(
+        self,
+        *,
+        sizes: Iterable[str] | Mapping[str, str] = (),
+        parameters: Shapes = (),
+        buffers: Shapes = (),
+        init: Mapping[str, Callable[[Tensor], Any]] | Callable[[Tensor], Any] | None = None,
+        non_persistent: Iterable[str] = (),
+        forward: Iterable[str] = (),
+        name: str | None = None,
+        doc: str | None = None,
+    ) -> type[OperatorModule[R]]:
+        """Make a class of modules around the operator: they own its parameters, and it computes.
+
+        Args:
+            sizes: Names of the sizes, in the constructor's order; or what letters of `shapes=` are called.
+            parameters: Shape of each argument that is a parameter: sizes, numbers, `"channels // groups"`; or
+                names alone, and the shapes are those of `shapes=`.
+            buffers: The same for tensors that are no parameters; the operator only reads them.
+            init: What fills each of them in place, by name, or one for all: see `opsmith.init`.
+            non_persistent: Buffers that are left out of the state_dict.
+            forward: Arguments other than tensors that are given in each call, not to the constructor.
+            name: Name of the class; by default the operator's, in CamelCase.
+            doc: What its docstring says after what is generated: an example, for instance.
+
+        Returns:
+            A subclass of `torch.nn.Module`. Bind it under its name, at the top of a module, to pickle it.
+
+        Raises:
+            ModuleDeclarationError: If the words do not fit the operator, or one another.
+
+        Example:
+            >>> @opsmith.operator("demo::scaled")
+            ... def scaled(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+            ...     return x * (weight + eps)
+            >>> Scaled = scaled.module(sizes=["features"], parameters={"weight": ["features"]},
+            ...                        init=opsmith.init.ones)
+            >>> Scaled(3), Scaled(3, eps=0.0)(torch.ones(2, 3)).shape
+            (Scaled(features=3), torch.Size([2, 3]))
+        """
+        frame = inspect.currentframe()
+        generated: type[OperatorModule[R]] = _faces["module"]()(
+            self,
+            site=site_of(None if frame is None else frame.f_back),
+            sizes=sizes,
+            parameters=parameters,
+            buffers=buffers,
+            init=init,
+            non_persistent=non_persistent,
+            forward=forward,
+            name=name,
+            doc=doc,
+        )
+        return generated

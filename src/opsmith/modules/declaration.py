@@ -1,0 +1,240 @@
+"""Reading what an author says in `op.module(...)`: each word is held against the operator and the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from opsmith.core.calls import shown
+from opsmith.core.formula import listed
+from opsmith.core.operator import Operator
+from opsmith.core.schema import Argument
+from opsmith.core.shapes import ANY
+from opsmith.core.specification import Specification
+from opsmith.modules.operator_module import OperatorModule
+from opsmith.modules.owned_shapes import read_shapes_of
+from opsmith.modules.plan import ModulePlan, Owned
+from opsmith.modules.wording import Words, is_name
+
+INT, GENERATOR = "int", "torch.Generator"
+"""What types are called that have a part of their own here."""
+
+
+def read_plan(
+    operator: Operator[..., Any],
+    where: str,
+    *,
+    sizes: Any,
+    parameters: Any,
+    buffers: Any,
+    init: Any,
+    non_persistent: Any,
+    forward: Any,
+    name: Any,
+) -> ModulePlan:
+    """The plan that these words make.
+
+    Args:
+        operator: The operator.
+        where: `file:line` of the call of `module`.
+        sizes, parameters, buffers, init, non_persistent, forward, name: As `module` takes them.
+
+    Raises:
+        ModuleDeclarationError: For the first word that does not fit.
+    """
+    words = Words(operator.specification, where)
+    title = words.class_name(name)
+    names, letters = _sizes(words, sizes)
+    options = _options(words, forward)
+    numbers = [each for each in options if each.kind.base.hint == INT and not each.kind.sequence]
+    known = (*names, *(each.name for each in numbers if not each.kind.optional))
+    shapes = {
+        word: read_shapes_of(words, word, given, known, letters)
+        for word, given in (("parameters", parameters), ("buffers", buffers))
+    }
+    _refuse_clashes(words, names, shapes, options)
+    _refuse_unused(words, names, shapes)
+    left_out = _non_persistent(words, non_persistent, shapes["buffers"])
+    fills = _fills(words, init, [*shapes["parameters"], *shapes["buffers"]])
+    by_name = operator.specification.schema.by_name
+    owned = tuple(
+        Owned(each, shape, fills[each], by_name[each].kind.optional, word == "buffers", each not in left_out)
+        for word in shapes
+        for each, shape in shapes[word].items()
+    )
+    fixed = {*(each.name for each in options), *(each.name for each in owned)}
+    rest = tuple(each for each in operator.specification.schema.arguments if each.name not in fixed)
+    letters = {**_letters_of(operator.specification, owned), **letters}
+    learnt = _learnt(operator.specification, rest, letters)
+    return ModulePlan(operator, title, where, names, letters, learnt, owned, options, rest)
+
+
+def _letters_of(specification: Specification, owned: tuple[Owned, ...]) -> dict[str, str]:
+    """What letters of `shapes=` are called, as the shapes that the author wrote tell."""
+    pattern = {} if specification.shapes is None else specification.shapes.arguments
+    found: dict[str, str] = {}
+    for each in owned:
+        if each.name in pattern and len(pattern[each.name].sizes) == len(each.shape):
+            for letter, dimension in zip(pattern[each.name].sizes, each.shape, strict=True):
+                if letter.isidentifier() and letter != ANY and dimension.names == (dimension.text,):
+                    found.setdefault(letter, dimension.text)
+    return found
+
+
+def _learnt(
+    specification: Specification, forward: tuple[Argument, ...], letters: Mapping[str, str]
+) -> frozenset[str]:
+    """Sizes of the tensors that a call brings."""
+    pattern = {} if specification.shapes is None else specification.shapes.arguments
+    brought = {size for each in forward if each.name in pattern for size in pattern[each.name].sizes}
+    return frozenset(name for letter, name in letters.items() if letter in brought)
+
+
+def _sizes(words: Words, given: Any) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The sizes in order, and what the letters of `shapes=` are called."""
+    if isinstance(given, Mapping):
+        for letter in given:
+            if letter not in words.pattern_letters:
+                raise words.refuse(
+                    f"`sizes` names `{letter}`, which is no size in the operator's `shapes=`",
+                    "sizes",
+                    "give the sizes as a list of names, or declare the operator with `shapes=`",
+                    expected=f"one of {listed(words.pattern_letters)}" if words.pattern_letters else None,
+                    got=repr(letter),
+                )
+        names, letters = list(dict.fromkeys(words.names("sizes", given.values()))), dict(given)
+    else:
+        names = words.names("sizes", given)
+        letters = {name: name for name in names if name in words.pattern_letters}
+    for name in names:
+        if not is_name(name) or names.count(name) > 1:
+            raise words.refuse(
+                "a size has a name of its own",
+                "sizes",
+                'write `sizes=("in_features", "out_features")`',
+                expected="identifiers, each of them once",
+                got=shown(name),
+            )
+    return tuple(names), letters
+
+
+def _options(words: Words, forward: Any) -> tuple[Argument, ...]:
+    """Arguments that the constructor takes: all but tensors, generators and what `forward=` names."""
+    schema = words.specification.schema
+    plain = {each.name: each for each in schema.arguments if not each.kind.is_tensor}
+    stay = words.names("forward", forward)
+    for name in stay:
+        if name not in plain:
+            raise words.refuse(
+                f"`forward` names `{name}`, which is "
+                + ("a tensor" if name in schema.by_name else "no argument of the operator"),
+                "forward",
+                "leave it out: tensors that are neither parameters nor buffers are given in each call"
+                if name in schema.by_name
+                else "name an argument of the reference",
+                expected=f"one of {listed(list(plain))}" if plain else "no name: all arguments are tensors",
+            )
+    return tuple(
+        each for name, each in plain.items() if name not in stay and each.kind.base.hint != GENERATOR
+    )
+
+
+def _refuse_clashes(
+    words: Words,
+    sizes: tuple[str, ...],
+    shapes: Mapping[str, Mapping[str, Any]],
+    options: tuple[Argument, ...],
+) -> None:
+    """Refuse two things of one name, and names that modules use themselves."""
+    both = [name for name in shapes["parameters"] if name in shapes["buffers"]]
+    if both:
+        raise words.refuse(
+            f"`{both[0]}` is a parameter and a buffer",
+            both[0],
+            "keep it in `parameters` if it is trained, in `buffers` if not",
+        )
+    owned, plain = {**shapes["parameters"], **shapes["buffers"]}, [each.name for each in options]
+    for name in sizes:
+        if name in owned or name in plain:
+            raise words.refuse(
+                f"`{name}` is a size and an argument of the operator",
+                name,
+                "give the size another name"
+                if name in owned
+                else "leave it out of `sizes`: shapes may name whole numbers that the operator takes",
+            )
+    taken = {*dir(OperatorModule), *vars(nn.Module()), "device", "dtype", "self"}
+    for name in (*sizes, *owned, *plain):
+        if name in taken:
+            raise words.refuse(
+                f"`{name}` is what modules call something of their own",
+                name,
+                f'give it in each call, `forward=("{name}",)`, or rename the argument'
+                if name in plain
+                else "rename it",
+            )
+    if any(each.name == "self" for each in words.specification.schema.arguments):
+        raise words.refuse("`self` is what `forward` calls the module", "self", "rename the argument")
+
+
+def _refuse_unused(words: Words, sizes: tuple[str, ...], shapes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a size that no shape names: it would do nothing."""
+    used = {
+        name for owned in shapes.values() for shape in owned.values() for each in shape for name in each.names
+    }
+    for name in sizes:
+        if name not in used:
+            raise words.refuse(
+                f"no parameter or buffer has the size `{name}`",
+                "sizes",
+                "leave it out, or name it in a shape",
+                got=f"sizes {listed(list(sizes))}",
+            )
+
+
+def _non_persistent(words: Words, given: Any, buffers: Mapping[str, Any]) -> list[str]:
+    """Buffers that no state_dict holds."""
+    names = words.names("non_persistent", given)
+    for name in names:
+        if name not in buffers:
+            raise words.refuse(
+                f"`non_persistent` names `{name}`, which is no buffer",
+                "non_persistent",
+                "name it in `buffers`, too",
+                expected=f"one of {listed(list(buffers))}" if buffers else "no name: there are no `buffers`",
+            )
+    return names
+
+
+def _fills(words: Words, init: Any, owned: list[str]) -> dict[str, Any]:
+    """What fills each parameter and buffer."""
+    given = init if isinstance(init, Mapping) else {} if init is None else dict.fromkeys(owned, init)
+    for name, fill in given.items():
+        if name not in owned:
+            raise words.refuse(
+                f"`init` names `{name}`, which is neither parameter nor buffer",
+                "init",
+                "leave it out, or name it in `parameters`",
+                expected=f"one of {listed(owned)}" if owned else "no `init`: there is nothing to fill",
+            )
+        if not callable(fill):
+            raise words.refuse(
+                f"what fills `{name}` is no function",
+                "init",
+                f"write `opsmith.init.constant({fill!r})`"
+                if isinstance(fill, int | float)
+                else "write `opsmith.init.uniform(-0.1, 0.1)`",
+                expected="a function that fills a tensor in place",
+                got=shown(fill),
+            )
+    for name in owned:
+        if name not in given:
+            raise words.refuse(
+                f"nothing fills `{name}`",
+                "init",
+                f'write `init={{"{name}": opsmith.init.uniform(-0.1, 0.1)}}`',
+                expected="an initialiser for each parameter and buffer, or one for all",
+            )
+    return dict(given)

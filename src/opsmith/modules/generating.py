@@ -1,0 +1,170 @@
+"""From a plan to a class: its functions, which are generated as text, its names and its docstring."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import typing
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from opsmith.core.location import Site
+from opsmith.core.operator import Operator
+from opsmith.core.schema import REQUIRED, Argument
+from opsmith.modules.declaration import read_plan
+from opsmith.modules.lazy import lazy_twin
+from opsmith.modules.operator_module import OperatorModule
+from opsmith.modules.plan import ModulePlan
+
+R = TypeVar("R")
+
+
+def module_of(
+    operator: Operator[..., R], *, site: Site, doc: str | None = None, **words: Any
+) -> type[OperatorModule[R]]:
+    """What `op.module(...)` makes.
+
+    Args:
+        operator: The operator.
+        site: Where `module` was called.
+        doc: What the docstring says at its end.
+        **words: The other arguments of `module`.
+
+    Raises:
+        ModuleDeclarationError: If they do not fit the operator, or one another.
+    """
+    plan = read_plan(operator, site.where, **words)
+    qualname = site.scope + plan.name
+    hints = _hints(plan)
+    functions = _functions(plan, f"<{site.module}.{qualname}>")
+    functions["__init__"].__annotations__ = {
+        **{name: int | None if name in plan.learnt else int for name in plan.sizes},
+        **{each.name: hints[each.name] for each in plan.options},
+        **{each.name: bool for each in plan.flags},
+        "device": torch.device | str | int | None,
+        "dtype": torch.dtype | None,
+        "return": None,
+    }
+    functions["forward"].__annotations__ = {
+        name: hint
+        for name, hint in hints.items()
+        if name in (*(each.name for each in plan.forward), "return")
+    }
+    functions["__init__"].__doc__ = f"Make the parameters of `{plan.operator.name}`, and fill them."
+    functions["forward"].__doc__ = f"Call `{plan.operator.name}`."
+    for name, function in functions.items():
+        function.__module__, function.__qualname__ = site.module, f"{qualname}.{name}"
+    members = {
+        **functions,
+        "operator": operator,
+        "plan": plan,
+        "__module__": site.module,
+        "__qualname__": qualname,
+        "__doc__": _docstring(plan, doc),
+        "__annotations__": _attributes(plan, hints),
+    }
+    kind: type[OperatorModule[R]] = type(plan.name, (OperatorModule,), members)
+    if plan.learnt:
+        kind.Lazy = lazy_twin(kind)
+    return kind
+
+
+def _functions(plan: ModulePlan, file: str) -> dict[str, Any]:
+    """`__init__` and `forward`, as a user would write them: so torch.compile and tracebacks see them."""
+    given = [*plan.sizes, *(each.name for each in plan.options), *(each.name for each in plan.flags)]
+    taken = ", ".join(f"{name!r}: {name}" for name in given)
+    source = (
+        f"def __init__({_constructor(plan)}):\n"
+        f"    self._make({{{taken}}}, device, dtype)\n"
+        f"def forward({_parameters(['self'], plan.forward)}):\n"
+        f"    return self.operator({_arguments(plan)})\n"
+    )
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    arguments = plan.operator.specification.schema.arguments
+    namespace: dict[str, Any] = {"defaults": {each.name: each.default for each in arguments}}
+    exec(compile(source, file, "exec"), namespace)
+    return {name: namespace[name] for name in ("__init__", "forward")}
+
+
+def _constructor(plan: ModulePlan) -> str:
+    """Sizes, options and flags by position, then what is given by keyword."""
+    by_keyword = [each for each in plan.options if each.keyword_only]
+    positional = [_parameter(each) for each in plan.options if not each.keyword_only]
+    flags = [f"{each.name}=True" for each in plan.flags]
+    last = [*(_parameter(each) for each in by_keyword), "device=None", "dtype=None"]
+    return ", ".join(["self", *plan.sizes, *positional, *flags, "*", *last])
+
+
+def _parameters(first: list[str], arguments: tuple[Argument, ...]) -> str:
+    positional = [_parameter(each) for each in arguments if not each.keyword_only]
+    by_keyword = [_parameter(each) for each in arguments if each.keyword_only]
+    return ", ".join([*first, *positional, *(["*", *by_keyword] if by_keyword else [])])
+
+
+def _parameter(argument: Argument) -> str:
+    return argument.name if argument.default is REQUIRED else f"{argument.name}=defaults[{argument.name!r}]"
+
+
+def _arguments(plan: ModulePlan) -> str:
+    """The arguments of the operator's call: from `forward`, or the module's own."""
+    from_forward = {each.name for each in plan.forward}
+    pieces = []
+    for argument in plan.operator.specification.schema.arguments:
+        value = argument.name if argument.name in from_forward else f"self.{argument.name}"
+        pieces.append(f"{argument.name}={value}" if argument.keyword_only else value)
+    return ", ".join(pieces)
+
+
+def _hints(plan: ModulePlan) -> dict[str, Any]:
+    """Type hints as the reference has them; from the schema where it has none."""
+    specification = plan.operator.specification
+    hints: dict[str, Any] = {each.name: each.kind.hint() for each in specification.schema.arguments}
+    if inspect.isfunction(specification.reference):
+        hints.update(typing.get_type_hints(specification.reference))
+    if specification.schema.hidden:
+        hints.pop("return", None)
+    return hints
+
+
+def _attributes(plan: ModulePlan, hints: dict[str, Any]) -> dict[str, Any]:
+    owned = {
+        each.name: (Tensor | None if each.optional else Tensor)
+        if each.buffer
+        else (nn.Parameter | None if each.optional else nn.Parameter)
+        for each in plan.owned
+    }
+    return {
+        **dict.fromkeys(plan.sizes, int),
+        **{each.name: hints[each.name] for each in plan.options},
+        **owned,
+    }
+
+
+def _docstring(plan: ModulePlan, doc: str | None) -> str:
+    operator = plan.operator
+    described = inspect.getdoc(operator.reference) or f"Compute `{operator.name}`."
+    lines = [described.partition("\n")[0], "", f"A module around the operator `{operator.name}`."]
+    arguments = [
+        f"    {name}: A size{'; None to learn it in the first call' * (name in plan.learnt)}."
+        for name in plan.sizes
+    ]
+    arguments += [f"    {each.name}: As in the operator{_default(each)}." for each in plan.options]
+    arguments += [f"    {each.name}: Whether there is a `{each.name}`." for each in plan.flags]
+    if plan.owned:
+        arguments.append("    device, dtype: Of parameters and buffers.")
+    if arguments:
+        lines += ["", "Args:", *arguments]
+    if plan.owned:
+        lines += ["", "Attributes:"]
+        for each in plan.owned:
+            kind = "buffer" if each.buffer else "parameter"
+            lines.append(f"    {each.name}: {kind} {each.layout}, which begins as `{each.filling}`.")
+    if doc:
+        lines += ["", inspect.cleandoc(doc)]
+    return "\n".join(lines) + "\n"
+
+
+def _default(argument: Argument) -> str:
+    return "" if argument.default is REQUIRED else f"; {argument.default!r} by default"

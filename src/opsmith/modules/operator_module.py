@@ -1,0 +1,249 @@
+"""The base of every generated class: it makes what the plan says, fills it, shows it, and pickles by name."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from opsmith import errors
+from opsmith.core.calls import shown
+from opsmith.core.operator import Operator
+from opsmith.modules.plan import ModulePlan, Owned
+
+R = TypeVar("R")
+
+
+class OperatorModule(nn.Module, Generic[R]):
+    """A module that owns an operator's parameters, and whose call computes it; `op.module(...)` makes these.
+
+    Sizes and what else the constructor took are attributes, as in the modules of torch.
+
+    Attributes:
+        operator: The operator that `forward` calls. Declaring it again changes what the module computes.
+        plan: What the class was generated from.
+        Lazy: The class of modules whose sizes their first call will tell, made with None for a size.
+
+    Example:
+        >>> layer = opsmith.ops.Linear(2, 1, bias=False)
+        >>> isinstance(layer, opsmith.modules.OperatorModule), layer.in_features, layer.operator.name
+        (True, 2, 'opsmith::linear')
+    """
+
+    operator: ClassVar[Operator[..., Any]]
+    plan: ClassVar[ModulePlan]
+    Lazy: ClassVar[type[nn.Module] | None] = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Make a lazy module where a size is None."""
+        twin: Any = vars(cls).get("Lazy")  # not that of a base, whose constructor may be another
+        if twin is not None:
+            given = {**dict(zip(cls.plan.sizes, args, strict=False)), **kwargs}
+            if any(given.get(name, 0) is None for name in cls.plan.learnt):
+                cls = twin
+        return super().__new__(cls)
+
+    if TYPE_CHECKING:  # each generated class has an `__init__` and a `forward` of its own
+
+        def __init__(
+            self,
+            *arguments: Any,
+            device: torch.device | str | int | None = None,
+            dtype: torch.dtype | None = None,
+            **named: Any,
+        ) -> None: ...
+
+        def __call__(self, *args: Any, **kwargs: Any) -> R: ...
+
+        # Parameters, sizes and options have names that only the plan knows.
+        def __getattr__(self, name: str) -> Any: ...
+
+    def _make(self, given: Mapping[str, Any], device: Any, dtype: torch.dtype | None) -> None:
+        """Do the work of the constructor, whose arguments are given by name."""
+        super().__init__()
+        plan = self.plan
+        for name in plan.sizes:
+            lazy = given[name] is None and self._learns(name)
+            setattr(self, name, None if lazy else self._size(name, given[name]))
+        for option in plan.options:
+            value = given[option.name]
+            if not option.kind.accepts(value):
+                raise errors.ArgumentError(
+                    f"`{option.name}` has the wrong type",
+                    operator=f"{type(self).__name__} ({plan.operator.name})",
+                    argument=option.name,
+                    expected=option.kind.hint(),
+                    got=shown(value),
+                    where=plan.where,
+                    mend=f"give `{option.name}` as the operator takes it",
+                )
+            setattr(self, option.name, list(value) if isinstance(value, list) else value)
+        for each in plan.flags:
+            if not isinstance(given[each.name], bool):
+                raise errors.ArgumentError(
+                    f"`{each.name}` says whether there is one",
+                    operator=f"{type(self).__name__} ({plan.operator.name})",
+                    argument=each.name,
+                    expected="bool",
+                    got=shown(given[each.name]),
+                    where=plan.where,
+                    mend=f"write `{each.name}=False`; its values come from `init`, or from a state_dict",
+                )
+        for each in plan.owned:
+            tensor = None
+            if not each.optional or given[each.name]:
+                tensor = self._new(each, device, dtype)
+            if each.buffer:
+                self.register_buffer(each.name, tensor, persistent=each.persistent)
+            else:
+                self.register_parameter(each.name, tensor)
+        self.reset_parameters()
+
+    def _learns(self, name: str) -> bool:
+        return False
+
+    def _new(self, owned: Owned, device: Any, dtype: torch.dtype | None) -> Any:
+        return new(self, owned, device, dtype)
+
+    def _size(self, name: str, value: Any) -> int:
+        try:
+            size = -1 if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            size = -1
+        if size < 0:
+            raise errors.SizeError(
+                f"`{name}` is no size",
+                operator=f"{type(self).__name__} ({self.plan.operator.name})",
+                argument=name,
+                expected="a whole number, zero or more",
+                got=shown(value),
+                where=self.plan.where,
+                mend=f"call it as {type(self).__name__}({', '.join(self.plan.sizes)}, ...)",
+            )
+        return size
+
+    def reset_parameters(self) -> None:
+        """Fill parameters and buffers anew, by the initialisers, in the order in which they are declared."""
+        for each in self.plan.owned:
+            tensor = getattr(self, each.name)
+            if tensor is not None and not is_lazy(tensor):
+                self._fill(each, tensor)
+
+    def _fill(self, owned: Owned, tensor: Tensor) -> None:
+        try:
+            with torch.no_grad():
+                answer = owned.fill(tensor)
+        except Exception as error:
+            error.add_note(
+                f"while {owned.filling} filled `{owned.name}` {list(tensor.shape)} of {type(self).__name__}"
+            )
+            raise
+        if not _filled(tensor, answer):
+            raise errors.InitializerError(
+                f"the initialiser of `{owned.name}` did not fill the tensor that it was given",
+                operator=f"{type(self).__name__} ({self.plan.operator.name})",
+                argument=owned.name,
+                expected="a function that fills its tensor in place",
+                got=f"`{owned.filling}`, which returned {shown(answer)}",
+                where=self.plan.where,
+                mend="write `opsmith.init.uniform(-0.1, 0.1)`, or a function whose name ends in `_`, "
+                "such as `torch.nn.init.ones_`",
+            )
+
+    def extra_repr(self) -> str:
+        """Sizes, options that are not the defaults, and which of the optional parameters there are."""
+        shown_options = [each.name for each in self.plan.options if getattr(self, each.name) != each.default]
+        pieces = [f"{name}={getattr(self, name)!r}" for name in (*self.plan.sizes, *shown_options)]
+        pieces += [f"{each.name}={getattr(self, each.name) is not None}" for each in self.plan.flags]
+        return ", ".join(pieces)
+
+    # A copy needs no name to be found under, and a pickle does. Python asks both of `__reduce_ex__`.
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        refuse_lost(type(self), self.plan)
+        return super().__reduce_ex__(protocol)
+
+    def __copy__(self) -> Self:
+        twin = type(self).__new__(type(self))
+        _restore(twin, _state(self))
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        _restore(twin, copy.deepcopy(_state(self), memo))
+        return twin
+
+
+def _state(module: Any) -> Any:
+    return module.__getstate__()
+
+
+def _restore(module: Any, state: Any) -> None:
+    module.__setstate__(state)
+
+
+def new(
+    module: OperatorModule[Any], owned: Owned, device: Any, dtype: torch.dtype | None
+) -> Tensor | nn.Parameter:
+    """A parameter or buffer that nothing has filled yet."""
+    tensor = torch.empty(shape_of(module, owned), device=device, dtype=dtype)
+    return tensor if owned.buffer else nn.Parameter(tensor)
+
+
+def shape_of(module: OperatorModule[Any], owned: Owned) -> list[int]:
+    """The shape of a parameter or buffer of a module whose sizes are known."""
+    shape = []
+    for dimension in owned.shape:
+        values = {name: getattr(module, name) for name in dimension.names}
+        try:
+            size = dimension.value(values)
+        except ZeroDivisionError:
+            size = -1
+        if size < 0:
+            raise errors.SizeError(
+                f"`{owned.name}` has a dimension that comes to no size",
+                operator=f"{type(module).__name__} ({module.plan.operator.name})",
+                argument=owned.name,
+                expected=f"{dimension.text}, zero or more",
+                got=", ".join(f"{name} = {value}" for name, value in values.items()) or dimension.text,
+                where=module.plan.where,
+                mend="give other sizes",
+            )
+        shape.append(size)
+    return shape
+
+
+def _filled(tensor: Tensor, answer: Any) -> bool:
+    """Whether what an initialiser returned can come of one that fills in place: nothing, or that memory."""
+    if answer is None or answer is tensor:
+        return True
+    if not isinstance(answer, Tensor) or answer.device != tensor.device:
+        return False
+    return answer.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+
+
+def refuse_lost(kind: type[Any], plan: ModulePlan) -> None:
+    """Refuse to pickle a module whose class another process could not find.
+
+    Raises:
+        ModulePicklingError: Saying under which name to bind it.
+    """
+    found: Any = sys.modules.get(kind.__module__)
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is not kind:
+        short = kind.__qualname__.rpartition(".")[2]
+        raise errors.ModulePicklingError(
+            f"a pickle finds a class by its name, and `{kind.__module__}.{kind.__qualname__}` is "
+            + ("another one" if isinstance(found, type) else "not there"),
+            operator=plan.operator.name,
+            expected=f"`{short}` at the top of the module `{kind.__module__}`",
+            where=plan.where,
+            mend=f"write `{short} = op.module(...)` there, or `name=` the name that it is bound to; "
+            "a state_dict can be saved as it is",
+        )
