@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from opsmith.core.adopted import Adopted, Outputs
 from opsmith.core.operator import Operator
 
 
@@ -18,29 +17,14 @@ class AdoptedOperator(Operator[..., Any]):
         adopted = self._specification.adopted
         if adopted is None:
             return super().__call__(*args, **kwargs)
-        if adopted.variadic:
-            args = _gathered(adopted, args)
-        results = super().__call__(*args, **kwargs)
-        if not isinstance(adopted.outputs, tuple):
-            return results
-        return _structured(adopted.outputs, results if isinstance(results, tuple) else (results,))
+        results = super().__call__(*adopted.gathered(args), **kwargs)
+        return adopted.structured(results if isinstance(results, tuple) else (results,))
+
+    def _from_door(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return AdoptedOperator.__call__(self, *args, **kwargs)
 
     @property
     def function_class(self) -> type[torch.autograd.Function] | None:
         """The class; None once the operator was declared anew as another one."""
         adopted = self._specification.adopted
         return None if adopted is None else adopted.function_class
-
-
-def _gathered(adopted: Adopted, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Positional arguments with those that `*args` took in a list, if they do not come in one."""
-    fixed = len(adopted.schema.arguments) - 1
-    if len(args) == fixed + 1 and isinstance(args[fixed], list | tuple):
-        return args
-    return (*args[:fixed], list(args[fixed:])) if len(args) >= fixed else args
-
-
-def _structured(outputs: Outputs, results: tuple[Any, ...]) -> Any:
-    if isinstance(outputs, tuple):
-        return tuple(_structured(inner, results) for inner in outputs)
-    return None if outputs is None else results[outputs]

@@ -7,7 +7,9 @@ the first sample returns; else what the return statements of `forward` look like
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
+import itertools
 import textwrap
 import types
 import typing
@@ -97,13 +99,25 @@ def _of_source(function_class: type[torch.autograd.Function]) -> Shape:
     try:
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(function_class.forward)))
         tree = ast.parse(source)
-    except (OSError, TypeError, SyntaxError):
-        return _UNKNOWN
-    shapes = [_of_expression(each) for each in _returned(tree.body[0])]
+        shapes = [_of_expression(each) for each in _returned(tree.body[0])]
+    except (OSError, TypeError, SyntaxError):  # written at a prompt
+        shapes = list(_of_code(inspect.unwrap(function_class.forward).__code__))
     merged = shapes[0] if shapes else _UNKNOWN
     for other in shapes[1:]:
         merged = _merged(merged, other)
     return merged
+
+
+def _of_code(code: types.CodeType) -> Iterator[Shape]:
+    """What is returned where there is no source: a tuple that is built at once, or one value."""
+    instructions = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
+    for before, instruction in itertools.pairwise(instructions):
+        if instruction.opname == "RETURN_CONST" or instruction.opname != "RETURN_VALUE":
+            continue
+        if before.opname == "BUILD_TUPLE":
+            yield ("tensor",) * int(before.arg or 0)
+        else:
+            yield None if before.opname == "LOAD_CONST" else "tensor"
 
 
 def _returned(function: ast.AST) -> Iterator[ast.expr | None]:

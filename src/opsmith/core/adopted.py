@@ -185,9 +185,25 @@ class Adopted:
         fixed = len(self.schema.arguments) - 1
         return [*given[:fixed], list(given[fixed:])]
 
+    def gathered(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Positional arguments of a call, with those that `*args` takes in a list, if they are not in one."""
+        fixed = len(self.schema.arguments) - 1
+        listed = len(args) == fixed + 1 and isinstance(args[fixed], list | tuple)
+        return args if not self.variadic or listed or len(args) < fixed else tuple(self.packed(args))
+
+    def structured(self, results: Sequence[Any]) -> Any:
+        """The results as `forward` returns them."""
+        return _structured(self.outputs, results)
+
     def spread(self, values: Sequence[Any]) -> list[Any]:
         """The values of an operator's arguments as its forward takes them."""
         return [*values[:-1], *values[-1]] if self.variadic else list(values)
+
+
+def _structured(outputs: Outputs, results: Sequence[Any]) -> Any:
+    if isinstance(outputs, tuple):
+        return tuple(_structured(inner, results) for inner in outputs)
+    return None if outputs is None else results[outputs]
 
 
 class ClassFormula(Formula):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
 from opsmith.core.calls import misfit, tensors_in
 from opsmith.core.captured import refuse_captured
@@ -18,6 +19,7 @@ from opsmith.core.kernels import choose
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities
+from opsmith.torch_library.adopted.door import adopted_door
 from opsmith.torch_library.adopted.node import AdoptedNode
 from opsmith.torch_library.backward import differentiable_places
 from opsmith.torch_library.compiled_code import CompiledCode
@@ -168,8 +170,11 @@ class DispatcherRegistration:
 
         def autograd(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
             if self._door is None and self.proven:
-                lowered = self.specification.schema.lowering is not None  # the door takes what authors take
-                self._door = None if lowered else self.front_door(_not_taken)
+                # The door takes what authors take, and returns what they return.
+                other = (
+                    self.specification.schema.lowering is not None or self.specification.adopted is not None
+                )
+                self._door = None if other else self.front_door(_not_taken)
                 self._door = self._door or _not_taken
             if self._door is not None:
                 result = self._door(None, *args, **kwargs)
@@ -251,11 +256,19 @@ class DispatcherRegistration:
 
     def front_door(self, call: Callable[..., Any]) -> Callable[..., Any] | None:
         """A `__call__` that is faster, and hands on to `call` what it does not take; None where none is."""
+        specification = self.specification
         if not capabilities.on("front_door"):
             return None
+        if specification.adopted is not None:
+            by_class = all(isinstance(r, ClassFormula) for r in specification.gradients.rules.values())
+            return (
+                adopted_door(self, specification.adopted, call)
+                if by_class and not specification.kernels
+                else None
+            )
         from opsmith.torch_library.front_door import front_door  # after the first call, not at import
 
-        return front_door(self.specification, self.overload, call)
+        return front_door(specification, self.overload, call)
 
     def _by_reference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Run the reference, whatever kernels there are."""
@@ -303,6 +316,7 @@ class DispatcherRegistration:
         ]
         call = OperatorCall(self, flattening)
         results = self._through(call, flat)
+        self.proven = True
         return call.results.pack(results)
 
     def plan(self, needed: frozenset[str]) -> BackwardPlan:

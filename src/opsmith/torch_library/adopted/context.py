@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -89,10 +89,12 @@ class Context:
         vars(other).update(
             {name: _changed(value, change) for name, value in vars(self).items() if name not in _OURS}
         )
-        other.opsmith_record = replace(
-            record,
-            saved=_changed(record.saved, change),
-            saved_forward=_changed(record.saved_forward, change),
+        other.opsmith_record = Record(
+            _changed(record.saved, change),
+            _changed(record.saved_forward, change),
+            record.dirty,
+            record.constant,
+            record.materialize,
         )
         return other
 

@@ -85,7 +85,7 @@ def run_forward(adopted: Adopted, values: Sequence[Any], needs: frozenset[str] =
     known |= {
         id(mine): theirs
         for position, (mine, theirs) in enumerate(zip(handed, given, strict=True))
-        if isinstance(mine, Tensor) and position not in written
+        if mine is not theirs and position not in written
     }
     return Run(own, context.with_identities(known), constant, tuple(given))
 
