@@ -12,6 +12,7 @@ from opsmith.declaring import declared_operators, find_operator, operator
 
 if TYPE_CHECKING:
     from opsmith import ops as ops
+    from opsmith.adopting import adopt
     from opsmith.checking import Report, check
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Operator",
     "Report",
     "__version__",
+    "adopt",
     "check",
     "declared_operators",
     "errors",
@@ -33,7 +35,12 @@ __all__ = [
 __version__ = "0.1.0"
 
 # A face is imported when it is first used: `import opsmith` stays as light as torch allows.
-_FACES = {"check": "opsmith.checking", "Report": "opsmith.checking", "ops": "opsmith"}
+_FACES = {
+    "adopt": "opsmith.adopting",
+    "check": "opsmith.checking",
+    "Report": "opsmith.checking",
+    "ops": "opsmith",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, get_args, overload
 from opsmith import errors
 from opsmith.core.batching import check_batching
 from opsmith.core.location import where
-from opsmith.core.operator import Operator
+from opsmith.core.operator import Operator, Registration
 from opsmith.core.schema import ResultNames, schema_of
 from opsmith.core.shapes import read_shapes
 from opsmith.core.specification import Autocast, Specification
@@ -144,21 +144,32 @@ def operator(
             shapes=pattern,
             batching=check_batching(batching, pattern, schema, name, place),
         )
-        known: Operator[P, Any] | None = _declared.get(name)
-        if known is not None:
-            _refuse_other_place(known.specification, specification)
-            known.redeclare(specification)
-            return known
-        from opsmith.torch_library.registration import DispatcherRegistration  # half of our import time
 
-        _refuse_taken(specification)
-        handle: Operator[P, Any] = Operator(
-            specification, DispatcherRegistration(specification), find_operator
-        )
-        _declared[name] = handle
-        return handle
+        def register() -> Registration:
+            from opsmith.torch_library.registration import DispatcherRegistration  # half of our import time
+
+            _refuse_taken(specification)
+            return DispatcherRegistration(specification)
+
+        return enter(specification, register)
 
     return declare
+
+
+def enter(specification: Specification, register: Callable[[], Registration]) -> Operator[Any, Any]:
+    """The handle of an operator: the one that has its name already, or a new one, which is registered.
+
+    Raises:
+        NameTakenError: If the name belongs to another operator.
+    """
+    known: Operator[Any, Any] | None = _declared.get(specification.name)
+    if known is not None:
+        _refuse_other_place(known.specification, specification)
+        known.redeclare(specification)
+        return known
+    handle: Operator[Any, Any] = Operator(specification, register(), find_operator)
+    _declared[specification.name] = handle
+    return handle
 
 
 def _reserved(name: str) -> bool:
@@ -201,7 +212,10 @@ def declared_operators(module: str | None = None) -> list[Operator[..., Any]]:
 
 
 def _refuse_other_place(old: Specification, new: Specification) -> None:
-    if (old.module, old.qualname) != (new.module, new.qualname):
+    adopted = old.own is not None
+    # What is adopted is the same operator, whatever its reference is called.
+    same = old.module == new.module and (adopted or old.qualname == new.qualname)
+    if not same or adopted != (new.own is not None):
         raise errors.NameTakenError(
             f"the name is taken by `{old.module}.{old.qualname}`",
             operator=new.name,

@@ -48,7 +48,9 @@ def compare_fake(
         message = f"on fake tensors, where there is a form and no data, it raises {failure.message}"
         yield replace(failure, cause="fake-raises", message=message)
         return
-    function = subject.specification.fake or subject.specification.reference
+    specification = subject.specification
+    own = specification.own is not None and specification.own.fake
+    place = "its own fake kernel" if own else where(specification.fake or specification.reference)
     for fake, real, result in zip(fakes, results, subject.results, strict=True):
         fault = form_fault(fake, real.to("meta") if on_meta else real, strides=True)
         if fault is None:
@@ -60,6 +62,6 @@ def compare_fake(
             f"fake-{aspect}",
             f"the fake kernel gives `{result.name}` the {aspect} {mine}, and the real one {right}: "
             "code compiled for the one would be wrong for the other",
-            where(function),
+            place,
             {"sample": case, "fake": mine, "real": right},
         )

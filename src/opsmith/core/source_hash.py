@@ -233,6 +233,7 @@ def _aspects(specification: Specification) -> list[Any]:
             for kernel in specification.kernels
         ],
         (specification.opaque, specification.random, specification.autocast, specification.inline),
+        () if specification.own is None else specification.own.sources,
     ]
 
 
