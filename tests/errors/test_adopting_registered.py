@@ -1,4 +1,4 @@
-"""Messages about operators that were registered elsewhere and cannot be adopted, and about their references."""
+"""Messages about operators registered elsewhere that cannot be adopted, and about their references."""
 
 from __future__ import annotations
 
