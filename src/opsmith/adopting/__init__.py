@@ -43,7 +43,7 @@ def adopt(
         >>> import torch, opsmith
         >>> @torch.library.custom_op("demo::theirs", mutates_args=())
         ... def theirs(x: torch.Tensor) -> torch.Tensor:
-        ...     return torch.from_numpy(numpy.sin(x.numpy()))
+        ...     return torch.tensor(x.numpy()).sin()
         >>> def reference(x: torch.Tensor) -> torch.Tensor:
         ...     return x.sin()
         >>> op = opsmith.adopt(theirs, reference=reference)

@@ -6,13 +6,17 @@ from typing import Any
 
 from opsmith import errors
 
+_KINDS = ("OpOverload", "OpOverloadPacket", "CustomOpDef")
+
 
 def overloads_of(subject: Any) -> dict[str, Any] | None:
-    """Refuse.
+    """None for what is no operator of torch.
 
     Raises:
-        TransformError: Naming the capability.
+        TransformError: For an operator, naming the capability.
     """
+    if type(subject).__name__ not in _KINDS:
+        return None
     raise errors.TransformError(
         "to adopt an operator that was registered elsewhere needs the capability `registered`, which is off",
         got=str(subject),
