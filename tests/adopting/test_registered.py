@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -339,3 +340,70 @@ def test_compiled(make: Callable[[], Foreign]) -> None:
     (gradient,) = torch.autograd.grad(result.sum(), leaf)
     assert_close(gradient, F.grad(lambda x: (sine(x.exp(), 0.5) * 2).sum())(x))
     assert ("backward" in made.ran) == (make is custom_with_everything)
+
+
+def test_a_custom_op_that_is_defined_again() -> None:
+    """As a notebook does: the new definition loses what was added to the old one, until it is adopted too."""
+
+    def define(factor: float) -> Any:
+        @torch.library.custom_op("elsewhere::again", mutates_args=())
+        def again(x: Tensor) -> Tensor:
+            return torch.from_numpy(x.detach().numpy() * factor)
+
+        return again
+
+    def by(factor: float) -> Callable[[Tensor], Tensor]:
+        def reference(x: Tensor) -> Tensor:
+            return x * factor
+
+        return reference
+
+    handle = opsmith.adopt(define(2.0), reference=by(2.0))
+    assert_close(backward(handle), torch.full_like(x, 2.0))
+    anew = define(3.0)
+    assert opsmith.adopt(anew, reference=by(3.0)) is handle
+    for function in (handle, anew, torch.ops.elsewhere.again):
+        for transform in TRANSFORMS.keys() - {"func-grad"}:
+            assert_close(TRANSFORMS[transform](function), TRANSFORMS[transform](by(3.0)))
+
+
+def test_one_overload_of_several() -> None:
+    """It alone gains; the others stay as they were."""
+    library = torch.library.Library("elsewhere", "FRAGMENT")
+    library.define("overloaded(Tensor x) -> Tensor")
+    library.define("overloaded.by(Tensor x, float by) -> Tensor")
+    library.impl("overloaded", numpy_sine, "CPU")
+    library.impl("overloaded.by", numpy_sine, "CPU")
+    packet = torch.ops.elsewhere.overloaded
+    handle = opsmith.adopt(packet.by, reference=sine)
+    assert handle.name == "elsewhere::overloaded.by"
+    f = lambda x, by=2.0: packet(x, by)
+    for transform in TRANSFORMS:
+        assert_close(TRANSFORMS[transform](f), TRANSFORMS[transform](sine))
+    assert quietly(lambda: backward(packet)) is None
+    assert f(x.to("meta")).shape == x.shape
+    assert pickle.loads(pickle.dumps(handle)) is handle
+
+
+ADOPTING = """
+import torch, opsmith
+
+@torch.library.custom_op("adopting_file::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+opsmith.adopt(doubled, reference=plain, samples=lambda make: [(make(3),)])
+"""
+
+
+def test_the_command_finds_what_a_module_adopts(tmp_path: Path) -> None:
+    from opsmith.cli.target import Target
+
+    file = tmp_path / "adopting_file.py"
+    file.write_text(ADOPTING)
+    (handle,) = Target.of(str(file)).operators()
+    assert handle.name == "adopting_file::doubled"
+    assert opsmith.check(handle, only=["forward", "gradient"]).passed_as_asked

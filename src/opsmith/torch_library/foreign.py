@@ -156,7 +156,8 @@ class ForeignRegistration(DispatcherRegistration):
         for device, key in AUTOGRAD_KEYS.items():
             if everywhere or has_kernel(self.overload, key):
                 own = capabilities.kernel_at(self.overload, key) if device in self.own.autograd else None
-                self._library.impl(name, partial(self._autograd, own), key, with_keyset=True)
+                kernel = partial(self._autograd, own)
+                self._library.impl(name, kernel, key, with_keyset=True, allow_override=True)
 
     def _autograd(self, own: Any, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
