@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum, StrEnum
+from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
@@ -19,6 +22,50 @@ DTYPES, LAYOUTS, MEMORY_FORMATS = (
     sorted({each for each in vars(torch).values() if isinstance(each, kind)}, key=str)
     for kind in (torch.dtype, torch.layout, torch.memory_format)
 )
+
+
+class Mode(Enum):
+    NEAREST = 1
+    LINEAR = "linear"
+    FIRST = 1  # noqa: PIE796
+
+
+class Level(IntEnum):
+    LOW = 0
+    HIGH = 7
+
+
+class Word(StrEnum):
+    ONE = "one"
+    TWO = "two"
+
+
+@dataclass(frozen=True)
+class Inner:
+    scale: float = 0.5
+    mode: Mode = Mode.LINEAR
+
+
+@dataclass(frozen=True)
+class Config:
+    size: int
+    inner: Inner = Inner()
+    pads: int | tuple[int, int] = 1
+    dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slotted:
+    names: list[str]
+    ok: bool = False
+
+
+class Window(NamedTuple):
+    size: int
+    kind: str = "hann"
+
+
+CONFIG = Config(3, Inner(2.0), pads=(1, 2), dtype=torch.int8)
 GENERATOR = torch.Generator().manual_seed(20260101)
 
 # hint, default (... for none), what a caller gives, what the reference gets
@@ -98,6 +145,36 @@ KINDS: dict[str, tuple[Any, Any, Any, Any]] = {
     "float-or-pair": (float | tuple[float, float], 1.5, 0.5, (0.5, 0.5)),
     "float-or-pair-ints": (float | tuple[float, float], 1.5, (1, 2), (1.0, 2.0)),
     "float-or-pair-default": (float | tuple[float, float], 1.5, ..., (1.5, 1.5)),
+    "enum": (Mode, ..., Mode.LINEAR, Mode.LINEAR),
+    "enum-default": (Mode, Mode.LINEAR, ..., Mode.LINEAR),
+    "enum-alias": (Mode, ..., Mode.FIRST, Mode.NEAREST),
+    "enum-optional": (Mode | None, None, Mode.LINEAR, Mode.LINEAR),
+    "enum-none": (Mode | None, None, ..., None),
+    "enum-of-ints": (Level, Level.LOW, Level.HIGH, Level.HIGH),
+    "enum-of-strs": (Word, Word.ONE, ..., Word.ONE),
+    "enums": (list[Mode], ..., [Mode.NEAREST, Mode.LINEAR], [Mode.NEAREST, Mode.LINEAR]),
+    "enums-optional": (list[Mode] | None, None, ..., None),
+    "enums-tuple": (tuple[Word, ...], ..., (Word.TWO,), (Word.TWO,)),
+    "enums-pair": (tuple[Level, Level], ..., (Level.HIGH, Level.LOW), (Level.HIGH, Level.LOW)),
+    "literal": (Literal["a", "b"], ..., "b", "b"),
+    "literal-default": (Literal["a", "b"], "a", ..., "a"),
+    "literal-ints": (Literal[1, 2], ..., 2, 2),
+    "literal-optional": (Literal["a"] | None, None, "a", "a"),
+    "literal-of-none": (Literal["a", None], None, ..., None),
+    "literals": (list[Literal["a", "b"]], ..., ["b", "a"], ["b", "a"]),
+    "dataclass": (Config, ..., CONFIG, CONFIG),
+    "dataclass-default": (Config, CONFIG, ..., CONFIG),
+    "dataclass-slots": (Slotted, ..., Slotted(names=["a"]), Slotted(names=["a"])),
+    "named-tuple": (Window, ..., Window(3), Window(3)),
+    "named-tuple-default": (Window, Window(3, "x"), ..., Window(3, "x")),
+    "mixed-tuple": (tuple[int, float, str], ..., (1, 2.0, "x"), (1, 2.0, "x")),
+    "mixed-tuple-default": (tuple[int, bool], (1, True), ..., (1, True)),
+    "mixed-tuple-nested": (tuple[int, tuple[str, bool]], ..., (1, ("a", True)), (1, ("a", True))),
+    "bools-optional": (list[bool] | None, None, [True], [True]),
+    "complexes-optional": (list[complex] | None, None, [1j], [1j]),
+    "dtypes-optional": (list[torch.dtype] | None, None, [torch.int8], [torch.int8]),
+    "sequence": (Sequence[int], ..., (1, 2), [1, 2]),
+    "sequence-of-strs": (Sequence[str], ..., ("a",), ["a"]),
 }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -221,7 +224,41 @@ def test_return_value_without_a_hint(name: str, place: Place, says: Any) -> None
         opsmith.operator(name)(scaled)
 
 
+@dataclasses.dataclass
+class Writable:
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class WithTensor:
+    weight: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class WithDict:
+    inside: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    size: int
+    area: int = dataclasses.field(init=False, default=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unknown:
+    size: nowhere  # type: ignore[name-defined]  # noqa: F821
+
+
+Untyped = collections.namedtuple("Untyped", "size")  # type: ignore[misc]
+
 OTHERWISE = "use Tensor, int, float, bool, str, complex, torch.dtype, torch.device, a list or `| None` of one"
+BY_PARTS = "take its parts as arguments of their own, each with `| None`"
 BY_VALUES = "pass its values as arguments of their own"
 BY_FUNCTION = "declare one operator per function, or pass a `str` that chooses one"
 BY_ITEMS = "say what it holds, for example `list[int]`"
@@ -253,18 +290,59 @@ BY_KIND = "say which type it is, for example `Tensor` or `float`"
         pytest.param(list, "list", BY_ITEMS, id="bare-list"),
         pytest.param(tuple, "tuple", BY_ITEMS, id="bare-tuple"),
         pytest.param(
-            Literal["sum", "mean"],
-            "Literal['sum', 'mean']",
-            "annotate it as `str` or `int`, and test its value inside",
+            Literal["sum", 1],
+            "Literal['sum', 1]",
+            "let its values be all strings or all whole numbers",
             id="literal",
+        ),
+        pytest.param(
+            re.RegexFlag, "RegexFlag", "annotate it as `int`, and call it with `flags.value`", id="flag"
+        ),
+        pytest.param(Writable, "Writable", "write `@dataclass(frozen=True)` over `Writable`", id="dataclass"),
+        pytest.param(
+            WithTensor,
+            "WithTensor",
+            "take the tensors of `WithTensor` as arguments of their own",
+            id="dataclass-with-tensor",
+        ),
+        pytest.param(
+            WithDict,
+            "WithDict",
+            "`inside` of `WithDict`: pass its values as arguments of their own",
+            id="dataclass-with-dict",
+        ),
+        pytest.param(
+            Derived,
+            "Derived",
+            "let the arguments of `Derived` be its fields, and nothing else",
+            id="dataclass-with-a-derived-field",
+        ),
+        pytest.param(
+            Unknown,
+            "Unknown",
+            "let the type hints of `Unknown` name what its module has: name 'nowhere' is not defined",
+            id="dataclass-with-an-unknown-hint",
+        ),
+        pytest.param(Plain | None, "test_declaring.Plain | None", BY_PARTS, id="optional-dataclass"),
+        pytest.param(tuple[int, str] | None, "tuple[int, str] | None", BY_PARTS, id="optional-mixed-tuple"),
+        pytest.param(
+            Untyped,
+            "Untyped",
+            "give every field of `Untyped` a type hint: derive it from `NamedTuple`",
+            id="namedtuple-without-hints",
         ),
         pytest.param(Any, "Any", BY_KIND, id="any"),
         pytest.param(object, "object", BY_KIND, id="object"),
         pytest.param(set[int], "set[int]", OTHERWISE, id="set"),
         pytest.param(list[list[int]], "list[list[int]]", OTHERWISE, id="nested-list"),
         pytest.param(list[int | None], "list[int | None]", OTHERWISE, id="list-of-optional-ints"),
-        pytest.param(tuple[int, float], "tuple[int, float]", OTHERWISE, id="mixed-tuple"),
-        pytest.param(tuple[Tensor, Tensor], "tuple[Tensor, Tensor]", OTHERWISE, id="tuple-of-tensors"),
+        pytest.param(list[Plain], "list[test_declaring.Plain]", OTHERWISE, id="list-of-dataclasses"),
+        pytest.param(
+            tuple[Tensor, Tensor],
+            "tuple[Tensor, Tensor]",
+            "take the tensors of `tuple[Tensor, Tensor]` as arguments of their own",
+            id="tuple-of-tensors",
+        ),
         pytest.param(Tensor | float, "Tensor | float", OTHERWISE, id="tensor-or-float"),
         pytest.param(int | str | bool, "int | str | bool", OTHERWISE, id="three-types"),
     ],

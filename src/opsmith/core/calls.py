@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from opsmith.core.schema import REQUIRED, Schema
+from opsmith.core.schema import REQUIRED, Argument, Schema
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,19 @@ def call_fault(args: tuple[Any, ...], kwargs: dict[str, Any], schema: Schema) ->
         else:
             continue
         if not argument.kind.accepts(value):
-            return (
-                f"`{argument.name}` has the wrong type",
-                argument.name,
-                argument.kind.hint(),
-                shown(value),
-            )
+            name, expected, got = misfit(argument, value)
+            return f"`{name}` has the wrong type", name, expected, got
     return None
+
+
+def misfit(argument: Argument, value: Any) -> tuple[str, str, str]:
+    """For a value that an argument does not accept, or a part of it: its name, what was expected, and got."""
+    structure = argument.kind.structure
+    fault = None if structure is None else structure.fault(value)
+    if fault is None:
+        return argument.name, argument.kind.expected(), shown(value)
+    behind, kind, part = fault
+    return argument.name + behind, kind.expected(), shown(part)
 
 
 def shown(value: Any) -> str:

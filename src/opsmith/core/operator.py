@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeV
 import torch
 
 from opsmith import errors
+from opsmith.core import tokens
 from opsmith.core.aspects import Aspects
 from opsmith.core.calls import call_fault, tensors_in
 from opsmith.core.specification import Specification
@@ -71,6 +72,7 @@ class Operator(Aspects, Generic[P, R]):
         self._registration = registration
         self._find = find
         self._opened = False
+        self._take_lowering(specification)
         functools.update_wrapper(self, specification.reference)
 
     def __new__(cls, *args: Any) -> Operator[P, R]:
@@ -81,6 +83,9 @@ class Operator(Aspects, Generic[P, R]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Compute the operator."""
+        if self._lowering is not None:
+            answer: R = self._call_lowered(args, kwargs)
+            return answer
         if torch.compiler.is_compiling():
             result: R = self._registration.overload(*args, **kwargs)
             return result
@@ -94,6 +99,37 @@ class Operator(Aspects, Generic[P, R]):
             raise
         except (RuntimeError, TypeError, ValueError):
             # To look only after a failure keeps right calls fast; it says what is wrong better than torch.
+            self._check_call(args, kwargs)
+            raise
+        if self._registration.proven and not self._opened:
+            self._open_door()
+        return result
+
+    def _take_lowering(self, specification: Specification) -> None:
+        lowering = self._lowering = specification.schema.lowering
+        self._uncompiled: Callable[..., Any] | None = None
+        if lowering is not None and lowering.objects:
+            tokens.prepare()
+            if not tokens.TRACED:
+                self._uncompiled = torch.compiler.disable(self._call_lowered)
+
+    def _call_lowered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute the operator, some of whose values torch carries in another form."""
+        assert self._lowering is not None
+        if torch.compiler.is_compiling():
+            if self._uncompiled is not None and torch.compiler.is_dynamo_compiling():
+                return self._uncompiled(args, kwargs)
+            lowered, named = self._lowering.call(args, kwargs)
+            return self._registration.overload(*lowered, **named)
+        try:
+            for position, name in self._specification.schema.plain:
+                if tensors_in([args[position] if position < len(args) else kwargs.get(name)]):
+                    self._check_call(args, kwargs)
+            lowered, named = self._lowering.call(args, kwargs)
+            result = self._registration.overload(*lowered, **named)
+        except errors.OpsmithError:
+            raise
+        except (RuntimeError, TypeError, ValueError):
             self._check_call(args, kwargs)
             raise
         if self._registration.proven and not self._opened:
@@ -183,6 +219,7 @@ class Operator(Aspects, Generic[P, R]):
         """Become another operator of the same name; what was attached before is gone."""
         self._registration.update(specification)
         self._specification = specification
+        self._take_lowering(specification)
         self._close_door()
         functools.update_wrapper(self, specification.reference)
 
@@ -191,5 +228,6 @@ class Operator(Aspects, Generic[P, R]):
         specification = replace(self._specification, **aspects)
         self._registration.update(specification)
         self._specification = specification
+        self._take_lowering(specification)
         self._close_door()
         return self

@@ -14,8 +14,11 @@ import torch
 
 from opsmith import errors
 from opsmith.core.answers import NonDifferentiable
-from opsmith.core.kinds import FLOAT, Kind, kind_of, mend_for
+from opsmith.core.bases import FLOAT
+from opsmith.core.hints import kind_of, mend_for
+from opsmith.core.kinds import Kind
 from opsmith.core.location import where
+from opsmith.core.lowering import Lowering
 
 REQUIRED = inspect.Parameter.empty
 RESERVED = ("grad", "result")
@@ -38,6 +41,17 @@ class Argument:
         text = f"{self.kind.schema()} {self.name}"
         return text if self.default is REQUIRED else f"{text}={self.kind.default_text(self.default)}"
 
+    def leaves(self) -> list[Argument]:
+        """The arguments in torch's schema that stand for this one."""
+        parts = self.kind.leaves(self.name)
+        if self.kind.structure is None:
+            return [self]
+        defaults = [REQUIRED] * len(parts) if self.default is REQUIRED else self.kind.flat(self.default)
+        return [
+            Argument(name, kind, default, self.keyword_only)
+            for (name, kind), default in zip(parts, defaults, strict=True)
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -59,6 +73,18 @@ class Schema:
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
     single: bool
+
+    @cached_property
+    def leaves(self) -> tuple[Argument, ...]:
+        """The arguments as torch's schema has them: a structure has one for each of its parts."""
+        return tuple(leaf for argument in self.arguments for leaf in argument.leaves())
+
+    @cached_property
+    def lowering(self) -> Lowering | None:
+        """How values become what torch's dispatcher carries; None where it carries all as they are."""
+        if not any(argument.kind.encoded for argument in self.arguments):
+            return None
+        return Lowering(self.arguments, self.leaves, REQUIRED)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -142,8 +168,8 @@ class Schema:
             'scale(Tensor x, float by=2.0) -> Tensor'
         """
         pieces: list[str] = []
-        for position, argument in enumerate(self.arguments):
-            if argument.keyword_only and position == self.positional:
+        for argument in self.leaves:
+            if argument.keyword_only and "*" not in pieces:
                 pieces.append("*")
             pieces.append(argument.schema())
         count = len(self.results) if with_hidden else len(self.visible)
@@ -160,8 +186,16 @@ class Schema:
             for argument, value in zip(self.arguments, values, strict=True)
         ]
 
+    def received(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The value of every argument of a call that comes from torch's dispatcher."""
+        return self.call_values(args, kwargs) if self.lowering is None else self.lowering.lift(args, kwargs)
+
+    def dispatched(self, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword arguments for a call of torch's operator with these values."""
+        return self.split(values) if self.lowering is None else self.lowering.split(values)
+
     def split(self, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and keyword arguments for a call with these values."""
+        """Positional and keyword arguments for a call of the reference with these values."""
         if self.positional == len(values):
             return values, {}
         return values[: self.positional], dict(
@@ -192,6 +226,7 @@ def schema_of(
     place, hidden = where(reference), tuple(hidden)
     signature = _signature(reference, operator, place)
     arguments = tuple(_argument(parameter, operator, place) for parameter in signature.parameters.values())
+    _refuse_clash(arguments, operator, place)
     count, single = _result_count(signature.return_annotation, operator, place)
     names = _result_roles(count, results, hidden, operator, place)
     clash = {argument.name for argument in arguments} & {result.name for result in names}
@@ -285,6 +320,22 @@ def _argument(parameter: inspect.Parameter, operator: str, place: str) -> Argume
         if kind.base is FLOAT and type(default) is int:  # a call that gives it would bring a float
             default = float(default)
     return Argument(name, kind, default, parameter.kind is parameter.KEYWORD_ONLY)
+
+
+def _refuse_clash(arguments: Iterable[Argument], operator: str, place: str) -> None:
+    """Refuse two arguments that would have one name in torch's schema."""
+    owners: dict[str, str] = {}
+    for argument in arguments:
+        for leaf in argument.leaves():
+            other = owners.setdefault(leaf.name, argument.name)
+            if other != argument.name:
+                raise errors.ReservedNameError(
+                    f"`{argument.name}` and `{other}` both become `{leaf.name}` in the operator's schema",
+                    operator=operator,
+                    argument=argument.name,
+                    where=place,
+                    mend=f"rename `{argument.name}` or `{other}`",
+                )
 
 
 def _check_default(name: str, kind: Kind, default: Any, operator: str, place: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from opsmith import errors
+from opsmith.core.bases import INT
 from opsmith.core.formula import listed
-from opsmith.core.kinds import INT
 from opsmith.core.schema import Schema
 
 LEADING = "..."

@@ -36,7 +36,7 @@ def register_flops(
 
     def flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
         formula, described = given(), specification()
-        values = [_on_meta(value) for value in described.schema.call_values(args, kwargs)]
+        values = [_on_meta(value) for value in described.schema.received(args, kwargs)]
         return _derived(described, values) if formula is None else _given(described, formula, values)
 
     register_flop_formula(packet, get_raw=True)(flops)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from opsmith.core.kinds import BOOL, FLOAT, INT, STR
+from opsmith.core.bases import BOOL, FLOAT, INT, STR
 from opsmith.core.operator import MISSING
 from opsmith.core.schema import REQUIRED, Argument
 from opsmith.core.specification import Specification
@@ -69,6 +69,7 @@ def front_door(
         **{f"_op_ways_{index}": known for index, known in enumerate(ways.known)},
     }
     for argument in schema.arguments:
+        names[f"_op_exact_{argument.name}"] = argument.kind.base.exact
         if argument.default is not REQUIRED:
             names[f"_op_default_{argument.name}"] = argument.default
             names[f"_op_restored_{argument.name}"] = argument.kind.restore(argument.default)
@@ -101,11 +102,14 @@ def _source(specification: Specification) -> str:
     contract = ContractSource(specification)
     before = "_op_before" if contract.may_write else "None"
     # Code that is seen to write nowhere is seen to use no tensors but its arguments.
+    overload = f"_op_overload({positional}{keywords})"
+    if schema.lowering is not None:
+        overload = f"_op_call(_op_handle, ({positional}), _op_dict({keywords}))"
     captured = " and (_op_requires or not _op_result.requires_grad)" * contract.may_write
     return f"""
 def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
     if _op_compiling():
-        return _op_overload({positional}{keywords})
+        return {overload}
     try:
         _op_plain = {" and ".join(plain)}
     except _op_AttributeError:
@@ -167,7 +171,13 @@ def _fits(argument: Argument) -> str:
     if kind.base in _SCALARS and (not kind.sequence or kind.spread):
         return _given(argument, f"_op_type({{0}}) is {_SCALARS[kind.base]}")
     name = argument.name
-    return "False" if argument.default is REQUIRED else f"{name} is _op_default_{name}"
+    if kind.base.exact is not None and not kind.sequence:
+        return _given(argument, f"_op_type({{0}}) is _op_exact_{name}")
+    return (
+        "False"
+        if kind.structure is not None or argument.default is REQUIRED
+        else f"{name} is _op_default_{name}"
+    )
 
 
 def _passed(argument: Argument) -> str:

@@ -47,4 +47,6 @@ def inlined(specification: Specification, values: list[Any]) -> bool:
     """Whether compiled code sees the reference: as the author says, else where no kernel takes the call."""
     if specification.inline is not None:
         return specification.inline
-    return not specification.opaque and not takes_kernel(specification, values)
+    # What an object holds may change, and a graph that holds the reference would not see it.
+    objects = specification.schema.lowering is not None and specification.schema.lowering.objects
+    return not (specification.opaque or objects) and not takes_kernel(specification, values)

@@ -54,7 +54,7 @@ class OperatorCall:
 
     def call(self, flat: Sequence[Any]) -> tuple[Tensor, ...]:
         """All results, hidden ones too, through the dispatcher."""
-        args, kwargs = self.specification.schema.split(self.flattening.pack(flat))
+        args, kwargs = self.specification.schema.dispatched(self.flattening.pack(flat))
         results = self.registered.whole(*args, **kwargs)
         return results if isinstance(results, tuple) else (results,)
 

@@ -129,7 +129,7 @@ class Placements:
 
     def _rule(self, kind: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         specification = self._specification()
-        values = settle_placements(specification, specification.schema.call_values(args, kwargs or {}))
+        values = settle_placements(specification, specification.schema.received(args, kwargs or {}))
         if specification.opaque:
             return self._on_whole_tensors(values)
         if takes_kernel(specification, values):
@@ -151,7 +151,7 @@ class Placements:
 
     def _on_shards(self, shards: list[Any], layouts: Sequence[Callable[[Tensor], Tensor]]) -> Any:
         """Call the operator on this rank's shards, and make a DTensor of each result."""
-        args, kwargs = self._specification().schema.split(shards)
+        args, kwargs = self._specification().schema.dispatched(shards)
         results = self._overload(*args, **kwargs)
         if isinstance(results, Tensor):
             return layouts[0](results)

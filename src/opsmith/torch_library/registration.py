@@ -12,7 +12,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
-from opsmith.core.calls import shown, tensors_in
+from opsmith.core.calls import misfit, tensors_in
 from opsmith.core.captured import refuse_captured
 from opsmith.core.kernels import choose
 from opsmith.core.schema import REQUIRED
@@ -143,7 +143,8 @@ class DispatcherRegistration:
         for argument in specification.schema.arguments:
             if argument.default is REQUIRED:
                 continue
-            if capabilities.schema_fault(f"probe({argument.schema()}) -> Tensor") is not None:
+            leaves = ", ".join(leaf.schema() for leaf in argument.leaves())
+            if capabilities.schema_fault(f"probe({leaves}) -> Tensor") is not None:
                 raise errors.DefaultError(
                     f"torch's schema language cannot write the default of `{argument.name}`",
                     operator=specification.name,
@@ -151,7 +152,9 @@ class DispatcherRegistration:
                     got=repr(argument.default),
                     where=specification.where,
                     mend=f"write `{argument.name}: {argument.kind.hint()} | None = None` "
-                    "and put the value in inside",
+                    "and put the value in inside"
+                    if argument.kind.structure is None
+                    else "leave the default out, or let it hold no list of strings",
                 )
 
     def _register_layers(self, overload: Any, name: str, autocasts: dict[str, Any], *, hidden: bool) -> None:
@@ -161,7 +164,9 @@ class DispatcherRegistration:
 
         def autograd(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
             if self._door is None and self.proven:
-                self._door = self.front_door(_not_taken) or _not_taken
+                lowered = self.specification.schema.lowering is not None  # the door takes what authors take
+                self._door = None if lowered else self.front_door(_not_taken)
+                self._door = self._door or _not_taken
             if self._door is not None:
                 result = self._door(None, *args, **kwargs)
                 if result is not NOT_TAKEN:
@@ -203,18 +208,21 @@ class DispatcherRegistration:
         specification = self.specification
         if not self.proven:
             refuse_captured(specification.reference, specification.name)
-        values = specification.schema.call_values(args, kwargs)
+        values = specification.schema.received(args, kwargs)
         for argument, value in zip(specification.schema.arguments, values, strict=True):
             kind = argument.kind
-            if (value is None and not kind.optional) or (kind.length is not None and not kind.accepts(value)):
+            held = kind.length is not None or kind.base.held or kind.encoded
+            if (value is None and not kind.optional) or (held and not kind.accepts(value)):
+                name, expected, got = misfit(argument, value)
                 raise errors.ArgumentError(
-                    f"`{argument.name}` has the wrong type",
+                    f"`{name}` has the wrong type",
                     operator=specification.name,
-                    argument=argument.name,
-                    expected=kind.hint(),
-                    got=shown(value),
+                    argument=name,
+                    expected=expected,
+                    got=got,
                     where=specification.where,
-                    mend=f"call it as {specification.schema.text(specification.short_name)}",
+                    mend=kind.base.mend
+                    or f"call it as {specification.schema.text(specification.short_name)}",
                 )
         refuse_foreign(specification, values)
         refuse_shapes(specification, values)

@@ -59,7 +59,7 @@ def _opcheck(subject: Subject, sample: Sample, test: str) -> BaseException | Non
     flat = sample.at()
     for place in differentiated(subject, sample).places:
         flat[place].requires_grad_()
-    args, kwargs = sample.arguments(flat)
+    args, kwargs = sample.flattening.schema.dispatched(sample.flattening.pack(flat))
     with subject.seeded(), quiet():
         found: dict[str, Any] = torch.library.opcheck(
             subject.operator.torch_operator, tuple(args), kwargs, test_utils=test, raise_exception=False

@@ -1,0 +1,173 @@
+"""Every Function of the corpus, adopted: the values and gradients are those of cls.apply, to the last bit."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from adopted_corpus import (
+    adopted,
+    assert_refused,
+    assert_same,
+    chosen,
+    differentiable,
+    followed,
+    gradients,
+    incoming,
+    places,
+    run,
+    sample,
+    sampled,
+)
+from corpus import ENTRIES, Entry, tensors
+from torch import Tensor
+
+import opsmith
+
+
+def everything(entry: Entry) -> bool:
+    return True
+
+
+@chosen(everything)
+def test_the_class_is_left_as_it_was(entry: Entry) -> None:
+    before = {cls: dict(vars(cls)) for cls in entry.cls.__mro__}
+    arguments = sample(entry, 0)
+    expected = run(entry.apply, arguments)
+    operator = adopted(entry)
+    run(operator, sample(entry, 0))
+    assert isinstance(operator, opsmith.Operator)
+    assert operator.name == f"corpus::{entry.name}"
+    assert {cls: dict(vars(cls)) for cls in entry.cls.__mro__} == before
+    assert_same(entry, run(entry.apply, arguments), expected)
+
+
+@sampled(everything)
+def test_values(entry: Entry, index: int) -> None:
+    arguments = sample(entry, index)
+    found = run(adopted(entry), arguments)
+    assert_same(entry, found, run(entry.apply, sample(entry, index)))
+    for one, other in zip(tensors(arguments), tensors(entry.make()[index]), strict=True):
+        assert torch.equal(one, other), "an input was written into"
+    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors(arguments) if tensor.numel()}
+    assert not storages & {result.untyped_storage().data_ptr() for result in tensors(found) if result.numel()}
+
+
+@sampled(everything)
+def test_values_of_inputs_that_ask_for_nothing(entry: Entry, index: int) -> None:
+    assert_same(
+        entry, run(adopted(entry), sample(entry, index, ())), run(entry.apply, sample(entry, index, ()))
+    )
+
+
+@sampled(lambda entry: followed(run(entry.apply, sample(entry, 0))))
+@pytest.mark.parametrize("strided", [False, True], ids=["dense", "strided"])
+def test_gradients(entry: Entry, index: int, strided: bool) -> None:
+    every = places(entry.make()[index])
+    for wanted in [every, *([place] for place in every if len(every) > 1)]:
+        arguments, others = sample(entry, index, wanted), sample(entry, index, wanted)
+        results, expected = followed(run(adopted(entry), arguments)), followed(run(entry.apply, others))
+        assert len(results) == len(expected)
+        if results:
+            grads = incoming(expected, strided=strided)
+            assert_same(entry, gradients(results, arguments, grads), gradients(expected, others, grads))
+
+
+@sampled(lambda entry: len(followed(run(entry.apply, sample(entry, 0)))) > 1)
+def test_gradients_of_each_result_alone(entry: Entry, index: int) -> None:
+    for which in range(len(followed(run(entry.apply, sample(entry, index))))):
+        arguments, others = sample(entry, index), sample(entry, index)
+        result, expected = (
+            followed(run(adopted(entry), arguments))[which],
+            followed(run(entry.apply, others))[which],
+        )
+        grads = incoming([expected])
+        assert_same(entry, gradients([result], arguments, grads), gradients([expected], others, grads))
+
+
+@chosen(lambda entry: followed(run(entry.apply, sample(entry, 0))))
+def test_hooks(entry: Entry) -> None:
+    def told(function: Any) -> list[Any]:
+        """What the hooks of the results and of the inputs are given, and the gradients that they change."""
+        seen: list[Any] = []
+
+        def doubled(grad: Tensor | None) -> Tensor | None:
+            if grad is None:  # torch calls the hook of a leaf whose gradient was left out
+                return None
+            seen.append(grad.detach().clone())
+            return grad * 2
+
+        arguments = sample(entry, 0)
+        results = followed(run(function, arguments))
+        for tensor in (*results, *(arguments[place] for place in places(arguments))):
+            tensor.register_hook(doubled)
+        torch.autograd.backward(results, incoming(results))
+        seen.sort(key=lambda grad: (str(grad.shape), str(grad.sum())))
+        return [*seen, *(arguments[place].grad for place in places(arguments))]
+
+    assert_same(entry, told(adopted(entry)), told(entry.apply))
+
+
+@chosen(lambda entry: "any number of arguments" not in entry.covers)
+def test_by_keyword(entry: Entry) -> None:
+    operator, arguments = adopted(entry), sample(entry, 0)
+    names = [*inspect.signature(entry.cls.forward).parameters]
+    if entry.cls.setup_context is torch.autograd.Function.setup_context:
+        names = names[1:]  # ctx
+    by_keyword = dict(zip(names, arguments, strict=False))
+    assert_same(entry, run(lambda: operator(**by_keyword), ()), run(entry.apply, sample(entry, 0)))
+
+
+SECOND = ("own", "truth", "never-wrong")
+
+
+def twice(entry: Entry, function: Any, index: int) -> list[Tensor]:
+    """The gradients of a gradient, by the inputs and by the incoming gradients."""
+    arguments = sample(entry, index)
+    results = followed(run(function, arguments))
+    grads = [grad.requires_grad_() for grad in incoming(results)]
+    asking = [arguments[place] for place in places(arguments)]
+    first = torch.autograd.grad(results, asking, grads, create_graph=True, materialize_grads=True)
+    first = [one for one in first if one.requires_grad]
+    if not first:
+        return [torch.zeros_like(tensor) for tensor in (*asking, *grads)]
+    return list(torch.autograd.grad(first, [*asking, *grads], incoming(first), materialize_grads=True))
+
+
+@sampled(lambda entry: entry.second in SECOND)
+def test_second_derivatives(entry: Entry, index: int) -> None:
+    """Against the truth where there is one, else against cls.apply, which gradgradcheck has found right."""
+    arguments = sample(entry, index)
+    expected = twice(entry, entry.truth or entry.apply, index)
+    del arguments
+    try:
+        found = twice(entry, adopted(entry), index)
+    except opsmith.errors.OpsmithError:
+        if entry.second != "never-wrong":
+            raise
+        return
+    torch.testing.assert_close(found, expected)
+
+
+@chosen(lambda entry: entry.second in ("own", "truth"))
+def test_second_derivatives_numerically(entry: Entry) -> None:
+    operator = adopted(entry)
+    assert torch.autograd.gradgradcheck(
+        lambda *arguments: tuple(followed(operator(*arguments))),
+        sample(entry, 0),
+        check_undefined_grad=False,
+        fast_mode=not any(tensor.is_complex() for tensor in tensors(sample(entry, 0))),
+    )
+
+
+@chosen(lambda entry: entry.second == "refused")
+def test_second_derivatives_refused(entry: Entry) -> None:
+    assert_refused(entry, "second", lambda: twice(entry, adopted(entry), 0))
+
+
+def test_every_refusal_is_tested() -> None:
+    uses = {use for entry in ENTRIES.values() for use in entry.refused}
+    assert uses == {"second", "compile", "export", "grad", "vmap", "vmap_of_grad"}
+    assert all(differentiable(tensor) for tensor in tensors(ENTRIES["exp"].make()))

@@ -1,0 +1,71 @@
+"""The corpus in compiled code: one whole graph, with the values and gradients of cls.apply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from adopted_corpus import (
+    adopted,
+    assert_refused,
+    by_opsmith,
+    chosen,
+    followed,
+    gradients,
+    incoming,
+    run,
+    sample,
+)
+from corpus import ENTRIES, Entry, structure, tensors
+
+pytestmark = [pytest.mark.compile, pytest.mark.xdist_group("corpus")]
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    """Each test compiles for itself: torch gives up on a function that it has compiled eight times."""
+    yield
+    torch.compiler.reset()
+
+
+def _compare(entry: Entry, backend: str) -> None:
+    operator = adopted(entry)
+    step = torch.compile(lambda *given: operator(*given), backend=backend, fullgraph=True, dynamic=False)
+    arguments, others = sample(entry, 0), sample(entry, 0)
+    found, expected = run(step, arguments), run(entry.apply, others)
+    assert structure(found) == structure(expected)
+    assert [t.requires_grad for t in tensors(found)] == [t.requires_grad for t in tensors(expected)]
+    torch.testing.assert_close(list(tensors(found)), list(tensors(expected)))
+    if followed(expected):
+        grads = incoming(followed(expected))
+        torch.testing.assert_close(
+            gradients(followed(found), arguments, grads), gradients(followed(expected), others, grads)
+        )
+
+
+@chosen(lambda entry: entry.compiles)
+def test_compiled(entry: Entry) -> None:
+    _compare(entry, "aot_eager")
+
+
+@pytest.mark.parametrize("name", ["linear", "layer_norm", "top_k"])
+def test_compiled_by_inductor(name: str) -> None:
+    _compare(ENTRIES[name], "inductor")
+
+
+@chosen(lambda entry: not entry.compiles and "compile" not in entry.refused)
+def test_right_or_refused(entry: Entry) -> None:
+    """Not promised, for torch may not trace them: but never a wrong answer, nor only an error of torch."""
+    try:
+        _compare(entry, "aot_eager")
+    except Exception as error:
+        if not by_opsmith(error):
+            raise
+
+
+@chosen(lambda entry: "compile" in entry.refused)
+def test_refused(entry: Entry) -> None:
+    operator = adopted(entry)
+    step = torch.compile(lambda *given: operator(*given), backend="aot_eager", fullgraph=True)
+    assert_refused(entry, "compile", lambda: step(*sample(entry, 0)))

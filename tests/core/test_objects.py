@@ -1,0 +1,190 @@
+"""Any object as an argument, by a number that stands for it in torch's dispatcher."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+
+import opsmith
+from opsmith import errors
+from opsmith.core import schema as schemas
+from opsmith.core.encoded import OBJECT
+from opsmith.core.hints import kind_of
+from opsmith.core.kinds import Kind
+from opsmith.core.tokens import LIMIT, TRACED, Tokens, Unknown, object_of, token_of
+
+Operator = opsmith.Operator[..., Any]
+
+
+class Anything:
+    """The hint that this file lets stand for any object; adopting reads signatures in its own way."""
+
+
+class Times(nn.Module):
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: Any) -> Any:
+        return x * self.by
+
+
+STANDS_FOR = "a number stands for an object of the process that made it"
+SEEN: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    optional = Kind(OBJECT, optional=True)
+    monkeypatch.setattr(schemas, "kind_of", lambda hint: optional if hint is Anything else kind_of(hint))
+    SEEN.clear()
+
+
+@pytest.fixture
+def operator(name: str) -> Operator:
+    def applied(x: Tensor, function: Anything, extra: Anything = None) -> Tensor:  # type: ignore[assignment]
+        SEEN.append(extra)
+        return x * function(2)  # type: ignore[operator]
+
+    def of_x(grad: Tensor, function: Any, extra: Any) -> Tensor:
+        SEEN.append(extra)
+        return grad * function(2)
+
+    return opsmith.operator(name)(applied).gradients(x=of_x)
+
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "lambda": lambda x: x * 3,
+    "module": Times(3),
+    "method": Times(3).forward,
+    "partial": functools.partial(lambda a, b: a * b, 3),
+    "builtin": (3).__mul__,
+    "class": type("Tripled", (int,), {"__new__": lambda cls, x: 3 * x}),
+}
+
+
+def test_schema(operator: Operator, name: str) -> None:
+    assert (
+        str(operator.torch_operator._schema) == f"{name}(Tensor x, int? function, int? extra=None) -> Tensor"
+    )
+    assert operator.specification.schema.by_name["function"].kind.hint() == "object | None"
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_an_object_arrives(kind: str, operator: Operator) -> None:
+    function = FUNCTIONS[kind]
+    x = opsmith.Make()(3).requires_grad_()
+    assert gradcheck(lambda x: operator(x, function), (x,), check_forward_ad=True, check_batched_grad=True)
+    assert_close(torch.vmap(lambda x: operator(x, function))(x), 6 * x)
+    assert_close(torch.func.grad(lambda x: operator(x, function=function).sum())(x.detach()), 0 * x + 6)
+    assert {*SEEN} == {None}
+
+
+EXTRAS = [
+    (1, (2, "a")),
+    {"a": [1]},
+    slice(1, None),
+    (None, 1.5),
+    ...,
+    [torch.float32],
+    frozenset({1}),
+    "text",
+]
+
+
+@pytest.mark.parametrize("extra", EXTRAS, ids=str)
+def test_containers_arrive(extra: Any, operator: Operator) -> None:
+    x = torch.ones(2, requires_grad=True)
+    operator(x, abs, extra).sum().backward()
+    assert [value == extra and type(value) is type(extra) for value in SEEN] == [True, True]
+
+
+def test_tensors_are_no_objects(operator: Operator) -> None:
+    x = torch.ones(2)
+    for extra in (x, (1, [x]), {"a": x}):
+        with pytest.raises(errors.ArgumentError) as caught:
+            operator(x, abs, extra)
+        assert caught.value.argument == "extra"
+
+
+def test_a_number_that_stands_for_nothing(operator: Operator) -> None:
+    with pytest.raises(errors.ArgumentError, match=STANDS_FOR):
+        operator.torch_operator(torch.ones(2), 3)
+
+
+def test_a_number_of_another_process(operator: Operator) -> None:
+    code = "from opsmith.core.tokens import token_of; print(token_of(abs))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    token = int(done.stdout)
+    assert object_of(token) == Unknown(token)
+    assert object_of(pickle.loads(pickle.dumps(token_of(abs)))) is abs
+    with pytest.raises(errors.ArgumentError, match=STANDS_FOR):
+        operator.torch_operator(torch.ones(2), token)
+
+
+def test_equal_values_share_a_number_and_types_do_not() -> None:
+    assert token_of((1, ("a", None))) == token_of((1, ("a", None)))
+    assert len({token_of((value,)) for value in (1, 1.0, True, "1", 1j, None)}) == 6
+    assert token_of((0.0,)) != token_of((-0.0,))
+    assert token_of(slice(1, 2)) == token_of(slice(1, 2)) != token_of(slice(1, 2, 1))
+    module = Times(1)
+    assert token_of(module.forward) == token_of(module.forward) != token_of(Times(1).forward)
+    assert token_of([]) != token_of([])
+
+
+def test_numbers_keep_nothing_alive_and_are_not_used_again() -> None:
+    tokens = Tokens()
+    known = set()
+    for _ in range(10):
+        function = Times(1)
+        token = tokens.take(function, pin=False)
+        assert tokens.find(token) is function
+        known.add(token)
+        del function
+        assert tokens.find(token) == Unknown(token)
+    assert len(known) == 10
+
+
+def test_what_cannot_be_watched_is_held_to_a_limit() -> None:
+    tokens = Tokens()
+    first, pinned = tokens.take([0], pin=False), tokens.take([1], pin=True)
+    last = [tokens.take([each], pin=False) for each in range(LIMIT)][-1]
+    assert tokens.find(first) == Unknown(first)
+    assert (tokens.find(pinned), tokens.find(last)) == ([1], [LIMIT - 1])
+
+
+@pytest.mark.compile
+@pytest.mark.xdist_group("kinds")
+def test_compiled(operator: Operator) -> None:
+    """Code that was compiled for one object is not used for another."""
+    compiled = torch.compile(
+        lambda x, function, extra: operator(x, function, extra), backend="aot_eager", fullgraph=TRACED
+    )
+    x = torch.ones(2, requires_grad=True)
+    double, triple = Times(2), Times(3)
+    for function, wanted in (
+        (double, 4.0),
+        (triple, 6.0),
+        (abs, 2.0),
+        (lambda x: x * 5, 10.0),
+        (double, 4.0),
+    ):
+        result = compiled(x, function, None)
+        assert_close(result.detach(), torch.full((2,), wanted))
+        assert_close(torch.autograd.grad(result.sum(), x)[0], torch.full((2,), wanted))
+    torch.compiler.reset()
+    for extra in ((1, ("a",)), (2, ("a",)), (3, ("a",)), {"a": [None, 1]}, slice(1, 2)):
+        SEEN.clear()
+        torch.autograd.grad(compiled(x, abs, extra).sum(), x)
+        assert SEEN
+        assert all(value == extra for value in SEEN)
