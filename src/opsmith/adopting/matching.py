@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from opsmith import errors
-from opsmith.core.kinds import BASES, COMPLEX, FLOAT, INT, NUMBER, NUMBERED, Kind
+from opsmith.core.bases import BASES, COMPLEX, FLOAT, INT, NUMBER, NUMBERED
+from opsmith.core.kinds import Kind
 from opsmith.core.location import where
 from opsmith.core.schema import REQUIRED, Argument, Result, Schema, schema_of
 from opsmith.torch_library import capabilities
@@ -137,7 +138,8 @@ def _kind(declared: capabilities.Declared, signature: capabilities.Signature) ->
 def _fits(kind: Kind, other: Kind) -> bool:
     """Whether a reference that takes one kind can be given what an operator takes."""
     return (
-        (other.base is kind.base or other.base in ALSO.get(kind.base, ()))
+        other.structure is None
+        and (other.base is kind.base or other.base in ALSO.get(kind.base, ()))
         and other.sequence == kind.sequence
         and (other.optional or not kind.optional)
         and (other.item_optional or not kind.item_optional)

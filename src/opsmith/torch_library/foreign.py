@@ -106,7 +106,7 @@ class ForeignRegistration(DispatcherRegistration):
 
     def _call_own(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Call the operator on the level that is in force, and hold it to its contract."""
-        values = self.specification.schema.call_values(args, kwargs)
+        values = self.specification.schema.received(args, kwargs)
         return run_pure(self.specification, self.overload, values)
 
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
