@@ -6,7 +6,7 @@ import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -222,6 +222,24 @@ def test_names_that_formulas_use_are_no_obstacle() -> None:
     first, second = F.grad(lambda *xy: handle(*xy).sum(), argnums=(0, 1))(x, x + 1)
     assert_close(first, 3 * (x + 1))
     assert_close(second, 3 * x)
+
+
+def test_literals_and_numbers() -> None:
+    """A reference may take some of the strings, and say more exactly what a `Scalar` is."""
+
+    def kernel(x: Tensor, mode: str = "up", by: float = 2) -> Tensor:
+        return torch.from_numpy(x.detach().numpy() * by * (1 if mode == "up" else -1))
+
+    def reference(x: Tensor, mode: Literal["up", "down"], by: int | float) -> Tensor:
+        return x * by * {"up": 1, "down": -1}[mode]
+
+    operator, _ = defined('(Tensor x, str mode="up", Scalar by=2) -> Tensor', kernel)
+    handle = opsmith.adopt(operator, reference=reference)
+    leaf = x.clone().requires_grad_()
+    assert_close(torch.autograd.grad(handle(leaf, "down", 3).sum(), leaf)[0], torch.full_like(x, -3.0))
+    assert_close(torch.autograd.grad(operator(leaf).sum(), leaf)[0], torch.full_like(x, 2.0))
+    with pytest.raises(errors.ArgumentError, match="`mode` has the wrong type"):
+        handle(leaf, "sideways")
 
 
 def test_adopting_again_replaces_and_stacks_nothing() -> None:

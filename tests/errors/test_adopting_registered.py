@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -269,6 +270,14 @@ def defaulted(x: Tensor, by: float = 3.0) -> Tensor:
     return x * by
 
 
+class Mode(enum.Enum):
+    UP = 1
+
+
+def moded(x: Tensor, mode: Mode) -> Tensor:
+    return x * mode.value
+
+
 ARGUMENTS = "take as many arguments by position, and those after `*` under the same names"
 MISMATCHES: dict[str, tuple[str, Callable[..., Any], str, str | None, str]] = {
     "more": (
@@ -305,6 +314,13 @@ MISMATCHES: dict[str, tuple[str, Callable[..., Any], str, str | None, str]] = {
         "`by` of the reference is float, and `mode` of the operator str",
         "mode",
         "write `by: str`",
+    ),
+    "enum": (
+        "enum(Tensor x, str mode) -> Tensor",
+        moded,
+        "`mode` of the reference is Mode, and `mode` of the operator str",
+        "mode",
+        "write `mode: str`",
     ),
     "optional": (
         "optional(Tensor x, Tensor? other) -> Tensor",
@@ -358,6 +374,7 @@ MISMATCHES: dict[str, tuple[str, Callable[..., Any], str, str | None, str]] = {
 }
 SIGNATURES = {
     two: "two(x: Tensor, y: Tensor) -> Tensor",
+    moded: "moded(x: Tensor, mode: Mode) -> Tensor",
     same: "same(x: Tensor) -> Tensor",
     named: "named(x: Tensor, *, alpha: float) -> Tensor",
     scaled: "scaled(x: Tensor, by: float = 1.0) -> Tensor",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from opsmith import errors
-from opsmith.core.bases import BASES, COMPLEX, FLOAT, INT, NUMBER, NUMBERED
+from opsmith.core.bases import BASES, COMPLEX, FLOAT, INT, NUMBER, NUMBERED, STR, Base
 from opsmith.core.kinds import Kind
 from opsmith.core.location import where
 from opsmith.core.schema import REQUIRED, Argument, Result, Schema, schema_of
@@ -101,6 +101,8 @@ def _argument(declared: capabilities.Declared, other: Argument, mismatch: Mismat
             declared.name,
         )
     kind = replace(kind, length=kind.length or other.kind.length, as_tuple=other.kind.as_tuple)
+    if _is_literal_of(kind.base, other.kind.base):
+        kind = replace(kind, base=other.kind.base)
     default = REQUIRED if declared.default is capabilities.MISSING else _default(kind, declared.default)
     if default is not REQUIRED and other.default is not REQUIRED:
         values = [kind.restore(default), kind.restore(other.default)]
@@ -139,12 +141,22 @@ def _fits(kind: Kind, other: Kind) -> bool:
     """Whether a reference that takes one kind can be given what an operator takes."""
     return (
         other.structure is None
-        and (other.base is kind.base or other.base in ALSO.get(kind.base, ()))
+        and (
+            other.base is kind.base
+            or other.base in ALSO.get(kind.base, ())
+            or _is_literal_of(kind.base, other.base)
+        )
         and other.sequence == kind.sequence
         and (other.optional or not kind.optional)
         and (other.item_optional or not kind.item_optional)
         and (None in (kind.length, other.length) or kind.length == other.length)
     )
+
+
+def _is_literal_of(base: Base, other: Base) -> bool:
+    """Whether a reference takes some of the strings or whole numbers that an operator takes."""
+    plain = {STR: "str", INT: "int"}.get(base)
+    return other.held and other.lower is None and other.schema == plain
 
 
 def _default(kind: Kind, value: Any) -> Any:
