@@ -95,14 +95,7 @@ def operator(
         >>> twice(torch.ones(2)), torch.ops.demo.twice(torch.ones(2))
         (tensor([2., 2.]), tensor([2., 2.]))
     """
-    given: Any = name
-    if not isinstance(given, str) or not _NAME.fullmatch(given) or _reserved(given):
-        raise errors.NameFormatError(
-            "an operator's name is `namespace::name`",
-            expected="two identifiers with `::` between them",
-            got=where(given) if callable(given) else repr(given),
-            mend='write `@opsmith.operator("mylib::linear")`',
-        )
+    check_name(name, mend='write `@opsmith.operator("mylib::linear")`')
     for flag, value, allowed in (
         ("opaque", opaque, (False, True)),
         ("random", random, (False, True)),
@@ -144,32 +137,55 @@ def operator(
             shapes=pattern,
             batching=check_batching(batching, pattern, schema, name, place),
         )
-
-        def register() -> Registration:
-            from opsmith.torch_library.registration import DispatcherRegistration  # half of our import time
-
-            _refuse_taken(specification)
-            return DispatcherRegistration(specification)
-
-        return enter(specification, register)
+        handle: Operator[P, Any] = declare_specified(specification)
+        return handle
 
     return declare
 
 
-def enter(specification: Specification, register: Callable[[], Registration]) -> Operator[Any, Any]:
-    """The handle of an operator: the one that has its name already, or a new one, which is registered.
+def declare_specified(
+    specification: Specification,
+    kind: type[Operator[Any, Any]] = Operator,
+    register: Callable[[Specification], Registration] | None = None,
+) -> Operator[Any, Any]:
+    """The handle, of this class, of an operator of this specification; one of its name and place becomes it.
+
+    Args:
+        specification: The operator.
+        kind: The class of a new handle.
+        register: Registers what others defined; without it torch may not have an operator of this name.
 
     Raises:
-        NameTakenError: If the name belongs to another operator.
+        NameTakenError: If another place, or torch, has an operator of this name.
     """
-    known: Operator[Any, Any] | None = _declared.get(specification.name)
+    known = _declared.get(specification.name)
     if known is not None:
         _refuse_other_place(known.specification, specification)
         known.redeclare(specification)
         return known
-    handle: Operator[Any, Any] = Operator(specification, register(), find_operator)
+    if register is None:
+        from opsmith.torch_library.registration import DispatcherRegistration  # half of our import time
+
+        _refuse_taken(specification)
+        register = DispatcherRegistration
+    handle: Operator[Any, Any] = kind(specification, register(specification), find_operator)
     _declared[specification.name] = handle
     return handle
+
+
+def check_name(name: Any, *, mend: str) -> None:
+    """Refuse what is no operator's name.
+
+    Raises:
+        NameFormatError: With this mend.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or _reserved(name):
+        raise errors.NameFormatError(
+            "an operator's name is `namespace::name`",
+            expected="two identifiers with `::` between them",
+            got=where(name) if callable(name) else repr(name),
+            mend=mend,
+        )
 
 
 def _reserved(name: str) -> bool:
@@ -212,10 +228,10 @@ def declared_operators(module: str | None = None) -> list[Operator[..., Any]]:
 
 
 def _refuse_other_place(old: Specification, new: Specification) -> None:
-    adopted = old.own is not None
-    # What is adopted is the same operator, whatever its reference is called.
-    same = old.module == new.module and (adopted or old.qualname == new.qualname)
-    if not same or adopted != (new.own is not None):
+    foreign = old.own is not None
+    # What others registered is the same operator, whatever its reference is called.
+    same = old.module == new.module and (foreign or old.qualname == new.qualname)
+    if not same or foreign != (new.own is not None):
         raise errors.NameTakenError(
             f"the name is taken by `{old.module}.{old.qualname}`",
             operator=new.name,

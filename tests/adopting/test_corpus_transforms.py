@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from adopted_corpus import (
     adopted,
@@ -81,6 +82,7 @@ def test_vmap(entry: Entry, index: int) -> None:
     torch.testing.assert_close(list(found), [torch.stack(column) for column in zip(*each, strict=True)])
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch has no batching rule for unfold's
 @chosen(lambda entry: entry.vmaps and has_gradient(entry) and "vmap_of_grad" not in entry.refused)
 def test_vmap_of_grad(entry: Entry) -> None:
     operator = adopted(entry)

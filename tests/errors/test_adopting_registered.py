@@ -61,10 +61,11 @@ def test_no_operator(subject: Any, shown: str, says: Any) -> None:
     with says(
         errors.UsageError,
         f"""
-        this cannot be adopted
-          expected: an operator, such as `torch.ops.ns.name` or a `torch.library.custom_op`
+        only a Function class, or an operator that torch knows, can be adopted
+          argument: subject
+          expected: a class derived from torch.autograd.Function, or `torch.ops.ns.name`
           got: {shown}
-          mend: `@opsmith.operator` declares a function as an operator
+          mend: give the class, not its `apply`; declare a function with `@opsmith.operator("mylib::name")`
         """,
     ):
         opsmith.adopt(subject, reference=same)
@@ -72,7 +73,7 @@ def test_no_operator(subject: Any, shown: str, says: Any) -> None:
 
 def test_a_function_and_a_namespace_are_no_operators() -> None:
     for subject in (same, torch.ops.theirs):
-        with pytest.raises(errors.UsageError, match="this cannot be adopted"):
+        with pytest.raises(errors.UsageError, match="only a Function class, or an operator"):
             opsmith.adopt(subject, reference=same)
 
 

@@ -12,13 +12,14 @@ import opsmith
 
 ROOT = Path(opsmith.__file__).parent
 
-FACES = ("checking", "exporting", "drawing", "benchmarking", "adopting", "modules", "ops")
+FACES = ("checking", "exporting", "drawing", "benchmarking", "modules", "ops")
 LAYERS: list[tuple[str, ...]] = [
     ("errors", "extras"),
     ("config",),
     ("core",),
     ("torch_library", "build"),
     ("declaring",),
+    ("adopting",),
     FACES,
     ("page", "testing", "tour"),
     ("cli",),

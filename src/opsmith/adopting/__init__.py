@@ -1,72 +1,98 @@
-"""`opsmith.adopt`: what people have becomes an operator, and gets what it lacks."""
+"""Adopting what people have: `autograd.Function` classes, and operators that torch.library knows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 from opsmith import errors
+from opsmith.adopting.functions import Samples, adopt_function
+from opsmith.adopting.registered import adopt_registered, is_operator, refuse_said
+from opsmith.adopting.signature import Signature
 from opsmith.core.calls import shown
 from opsmith.core.operator import Operator
-
-__all__ = ["adopt"]
 
 
 def adopt(
     subject: Any,
     name: str | None = None,
-    /,
     *,
     reference: Callable[..., Any] | None = None,
-    samples: Any = None,
-    signature: Any = None,
-    kind: str = "true",
+    samples: Samples = None,
+    signature: Signature = None,
+    kind: str | Iterable[str] = "true",
+    opaque: bool = False,
 ) -> Operator[..., Any]:
-    """Make an operator of one that was registered with torch elsewhere, in C++ or Python.
+    """Make an operator of an `autograd.Function` class, or of an operator of torch: each gains what it lacks.
+
+    A class is left as it is. An operator keeps its name and what it has, and calls of `torch.ops.ns.name`
+    gain the rest; it asks for a reference, and takes samples.
 
     Args:
-        subject: An operator: `torch.ops.ns.name`, one of its overloads, or a `torch.library.custom_op`.
-        name: Not for an operator, which has a name.
-        reference: The mathematics in plain PyTorch, with type hints; arguments are matched by position.
-        samples: Representative inputs, as for `@op.samples`.
-        signature: Not for an operator, which has a schema.
-        kind: `"true"`; surrogate gradients are attached, `op.surrogate_gradients(...)`.
-
-    Returns:
-        The handle. The operator keeps its name and what it has; calls of `torch.ops.ns.name` gain the rest.
+        subject: The class: old style, with `setup_context`, or with methods that take `self`. Or an operator:
+            `torch.ops.ns.name`, one of its overloads, a `torch.library.custom_op`.
+        name: `namespace::name` of the operator that a class becomes.
+        reference: The same mathematics in plain PyTorch, with the arguments of `forward` by position. What
+            the class's own code cannot do, under a transform or in a second order, follows from it.
+        samples: A function that returns a list of argument tuples, from which types are told where nothing
+            else says them, and on which `check` runs.
+        signature: What `forward` takes and returns, as a function with type hints or as text. Without it a
+            type is what an annotation says, else what default and samples show, else Tensor.
+        kind: What its backward gives: `"true"` (the derivative), `"surrogate"`, `"approximate"`,
+            `"nonlinear"` in the incoming gradient, `"stochastic"` or `"float32"`; or several of them.
+        opaque: Its code is not made of torch operations, and is not tried on what stands for tensors.
 
     Raises:
-        UsageError, SignatureMismatchError, UnsupportedTypeError, NameTakenError, CapturedTensorError, and
-        those of `opsmith.operator` about the reference: As their names say.
+        NameFormatError, NameTakenError, UsageError, ParameterKindError, MissingAnnotationError,
+        UnsupportedTypeError, NotAFunctionError, SignatureMismatchError, CapturedTensorError: As their names
+        say.
 
     Example:
         >>> import torch, opsmith
-        >>> @torch.library.custom_op("demo::theirs", mutates_args=())
-        ... def theirs(x: torch.Tensor) -> torch.Tensor:
-        ...     return torch.tensor(x.numpy()).sin()
-        >>> def reference(x: torch.Tensor) -> torch.Tensor:
-        ...     return x.sin()
-        >>> op = opsmith.adopt(theirs, reference=reference)
-        >>> torch.func.grad(theirs)(torch.tensor(0.0))
-        tensor(1.)
+        >>> class Square(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(ctx, x):
+        ...         ctx.save_for_backward(x)
+        ...         return x * x
+        ...     @staticmethod
+        ...     def backward(ctx, grad):
+        ...         return 2 * grad * ctx.saved_tensors[0]
+        >>> square = opsmith.adopt(Square, "demo::adopted_square")
+        >>> torch.func.vmap(torch.func.grad(square))(torch.tensor([1.0, 3.0]))
+        tensor([2., 6.])
     """
-    from opsmith.adopting.registered import adopt_registered, is_operator
-
-    if not is_operator(subject):
-        raise errors.UsageError(
-            "this cannot be adopted",
-            expected="an operator, such as `torch.ops.ns.name` or a `torch.library.custom_op`",
-            got=shown(subject),
-            mend="`@opsmith.operator` declares a function as an operator",
+    if isinstance(subject, type) and issubclass(subject, torch.autograd.Function):
+        named: Any = name  # what is none is refused there
+        return adopt_function(
+            subject,
+            named,
+            reference=reference,
+            samples=samples,
+            signature=signature,
+            kind=kind,
+            opaque=opaque,
+            module=_caller(),
         )
-    given = {"name": (name, None), "signature": (signature, None), "kind": (kind, "true")}
-    for argument, (value, plain) in given.items():
-        if value != plain:
-            raise errors.UsageError(
-                f"`{argument}` says nothing about an operator that was registered elsewhere",
-                argument=argument,
-                got=repr(value),
-                mend="leave it out"
-                + ("; attach `op.surrogate_gradients(...)` to the result" if argument == "kind" else ""),
-            )
-    return adopt_registered(subject, reference=reference, samples=samples)
+    if is_operator(subject):
+        refuse_said(
+            name=(name, None), signature=(signature, None), kind=(kind, "true"), opaque=(opaque, False)
+        )
+        return adopt_registered(subject, reference=reference, samples=samples, module=_caller())
+    raise errors.UsageError(
+        "only a Function class, or an operator that torch knows, can be adopted",
+        operator=name,
+        argument="subject",
+        expected="a class derived from torch.autograd.Function, or `torch.ops.ns.name`",
+        got=shown(subject),
+        mend='give the class, not its `apply`; declare a function with `@opsmith.operator("mylib::name")`',
+    )
+
+
+def _caller() -> str:
+    """The module that adopts, which is to be imported where the operator is looked for."""
+    frame = inspect.currentframe()
+    outer = frame and frame.f_back and frame.f_back.f_back
+    return str(outer.f_globals.get("__name__", "__main__")) if outer else "__main__"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Samples
 from opsmith.core.specification import Specification
-from opsmith.declaring import declared_operators, enter
+from opsmith.declaring import declare_specified, declared_operators
 from opsmith.torch_library import capabilities
 
 TORCH_S_OWN = ("aten", "prim", "prims")
@@ -27,7 +26,7 @@ def is_operator(subject: Any) -> bool:
 
 
 def adopt_registered(
-    subject: Any, *, reference: Callable[..., Any] | None, samples: Samples | None = None
+    subject: Any, *, reference: Callable[..., Any] | None, samples: Samples | None, module: str
 ) -> Operator[..., Any]:
     """The handle of an operator that was registered elsewhere, which has been given what it lacked.
 
@@ -35,6 +34,7 @@ def adopt_registered(
         subject: One of its overloads, a packet with one overload, or a `torch.library.custom_op`.
         reference: The mathematics in plain PyTorch, with type hints.
         samples: Function that yields representative inputs.
+        module: The module that adopts.
     """
     overload = _overload(capabilities.overloads_of(subject) or {}, subject)
     signature = capabilities.signature_of(overload)
@@ -52,7 +52,7 @@ def adopt_registered(
         name=signature.name,
         reference=reference,
         schema=matched(signature, reference),
-        module=_calling_module() or reference.__module__,
+        module=module,
         qualname=reference.__qualname__,
         where=where(reference),
         random=torch.Tag.nondeterministic_seeded in overload.tags,
@@ -61,10 +61,27 @@ def adopt_registered(
     from opsmith.torch_library.foreign import ForeignRegistration, own_of
 
     specification = replace(specification, own=own_of(overload))
-    handle = enter(specification, lambda: ForeignRegistration(specification))
+    handle = declare_specified(specification, register=ForeignRegistration)
     if samples is not None:
         handle.samples(samples)
     return handle
+
+
+def refuse_said(**said: tuple[Any, Any]) -> None:
+    """Refuse what means nothing for an operator: each argument of `adopt`, and what it is if nobody gave it.
+
+    Raises:
+        UsageError: Naming the argument.
+    """
+    for argument, (value, unsaid) in said.items():
+        if value != unsaid:
+            also = "; attach `op.surrogate_gradients(...)` to the result" if argument == "kind" else ""
+            raise errors.UsageError(
+                f"`{argument}` says nothing about an operator that was registered elsewhere",
+                argument=argument,
+                got=repr(value),
+                mend=f"leave it out{also}",
+            )
 
 
 def _overload(overloads: Mapping[str, Any], subject: Any) -> Any:
@@ -114,14 +131,3 @@ def _refuse(overload: Any, signature: capabilities.Signature) -> None:
     if what is not None:
         problem, mend = what
         raise errors.UsageError(problem, operator=signature.name, got=signature.text, mend=mend)
-
-
-def _calling_module() -> str | None:
-    """The module that adopts: it is imported where a pickled handle is loaded, and what `check` looks for."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name.partition(".adopting")[0] != "opsmith" or not name.startswith("opsmith."):
-            return str(name)
-        frame = frame.f_back
-    return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from opsmith.core.adopted import ClassFormula
 from opsmith.core.answers import NonDifferentiable
-from opsmith.core.backward_plan import backward_plan, runs_again, runs_ordinary
+from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_again, runs_ordinary
 from opsmith.core.calls import tensors_in
 from opsmith.core.formula import Formula
 from opsmith.core.kernels import choose
@@ -27,6 +28,7 @@ class Explanation:
         saved: What is kept for the backward when every input needs a gradient.
         ordinary: Whether autograd records the reference, as it would any function.
         recomputes: Whether the backward runs the reference, or the stand-in, to derive a gradient.
+        notes: What the runs of an adopted class have shown.
         own_autograd: Whether an adopted operator differentiates itself.
     """
 
@@ -38,6 +40,7 @@ class Explanation:
     saved: tuple[str, ...]
     ordinary: bool
     recomputes: bool
+    notes: tuple[str, ...] = ()
     own_autograd: bool = False
 
     def __str__(self) -> str:
@@ -51,6 +54,7 @@ class Explanation:
         lines.append(f"  saved for the backward: {', '.join(self.saved) or nothing}")
         if self.recomputes:
             lines.append("  the backward runs what gradients are derived from")
+        lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
 
 
@@ -62,7 +66,7 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
     elif accepted:
         forward = f"kernel for {accepted.kernel.device}, {accepted.kernel.where}"
     else:
-        forward = f"reference, {specification.where}"
+        forward = f"{_computing(specification)}, {specification.where}"
     rules = specification.gradients
     own_autograd = _differentiates_itself(specification, values)
     ordinary = runs_ordinary(specification, values)
@@ -81,9 +85,10 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
             name: f"formula, {rule.where}" if isinstance(rule, Formula) else repr(rule)
             for name, rule in specification.tangents.rules.items()
         },
-        () if ordinary or own_autograd else plan.saved,
+        () if ordinary or own_autograd else _saved(specification, plan),
         ordinary,
         runs_again(specification, bool(plan.derived)) and not (ordinary or own_autograd),
+        tuple(specification.adopted.notes()) if specification.adopted else (),
         own_autograd,
     )
 
@@ -98,10 +103,22 @@ def _differentiates_itself(specification: Specification, values: list[Any]) -> b
     return any(tensor.device.type in specification.own.autograd for tensor in tensors_in(values))
 
 
+def _computing(specification: Specification) -> str:
+    return f"forward of {specification.adopted.name}" if specification.adopted else "reference"
+
+
+def _saved(specification: Specification, plan: BackwardPlan) -> tuple[str, ...]:
+    """What a backward keeps; a class says it while it runs."""
+    of_class = any(isinstance(formula, ClassFormula) for formula in plan.formulas)
+    return ("what its forward keeps on `ctx`",) if of_class else plan.saved
+
+
 def _source(specification: Specification, name: str, ordinary: bool) -> str:
     rules = specification.gradients
     rule = rules.rules.get(name)
     kind = "surrogate " if rules.surrogate else ""
+    if isinstance(rule, ClassFormula) and specification.adopted is not None:
+        return f"{kind}backward of {specification.adopted.name}, {rule.where}"
     if isinstance(rule, Formula):
         return f"{kind}{'joint ' * rule.joint}formula, {rule.where}"
     if isinstance(rule, NonDifferentiable):

@@ -60,6 +60,7 @@ class Result:
     name: str
     differentiable: bool = True
     hidden: bool = False
+    optional: bool = False
 
     def gradient_name(self) -> str:
         """The name under which a formula receives the gradient of this result."""

@@ -232,6 +232,7 @@ def _aspects(specification: Specification) -> list[Any]:
             (kernel.device, kernel.function, sorted(map(str, kernel.dtypes or ())))
             for kernel in specification.kernels
         ],
+        specification.adopted and (specification.adopted.function_class, specification.adopted.reference),
         (specification.opaque, specification.random, specification.autocast, specification.inline),
         () if specification.own is None else specification.own.sources,
     ]

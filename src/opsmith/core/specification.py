@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from opsmith.core.adopted import Adopted
 from opsmith.core.gradients import GradientRules
 from opsmith.core.kernels import Kernel
 from opsmith.core.own import Own
@@ -41,6 +42,8 @@ class Specification:
         samples: Function that yields representative inputs.
         flops: Function that tells how many floating-point operations a call takes, if the author gave one.
         own: What it brings, where it was registered by others and adopted.
+        adopted: The `autograd.Function` class that it was adopted from, if it was.
+        forward: What computes a call in the place of the reference: the forward of that class.
     """
 
     name: str
@@ -62,6 +65,13 @@ class Specification:
     samples: Samples | None = None
     flops: Callable[..., int] | None = None
     own: Own | None = None
+    adopted: Adopted | None = None
+    forward: Callable[..., Any] | None = None
+
+    @property
+    def computed_by(self) -> Callable[..., Any]:
+        """What computes a call that no kernel takes: the forward of an adopted class, or the reference."""
+        return self.forward or self.reference
 
     @property
     def namespace(self) -> str:

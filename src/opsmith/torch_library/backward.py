@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.core.adopted import ClassFormula
 from opsmith.core.answers import NonDifferentiable, NotImplementedGradient, Zero
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.calls import tensors_in
@@ -111,7 +112,7 @@ class Vjp:
                 self._fill(gradients, name, lambda form, place: form.zeros())
             return
         arguments = {
-            keyword: self._argument(name, saved, grads, inputs)
+            keyword: self._argument(formula, name, saved, grads, inputs)
             for keyword, name in zip(formula.keywords, formula.parameters, strict=True)
         }
         answers = self._call(formula, arguments)
@@ -132,7 +133,7 @@ class Vjp:
                     label=labels[place],
                     operator=self.specification.name,
                     formula=formula,
-                    mixed=self.forms.mixed,
+                    mixed=self.forms.mixed or self.specification.adopted is not None,
                 )
                 if torch.is_grad_enabled() and not isinstance(items[place], Zero):
                     find = partial(self._item, formula, name, place)
@@ -142,7 +143,12 @@ class Vjp:
             self._fill(gradients, name, fitted)
 
     def _argument(
-        self, name: str, saved: Mapping[str, Any], grads: Sequence[Tensor | None], inputs: list[str]
+        self,
+        formula: Formula,
+        name: str,
+        saved: Mapping[str, Any],
+        grads: Sequence[Tensor | None],
+        inputs: list[str],
     ) -> Any:
         schema = self.specification.schema
         if name == NEEDED:
@@ -153,7 +159,9 @@ class Vjp:
         if position is None:
             return saved[name]
         gradient = grads[position]
-        return self.forms.results[position].zeros() if gradient is None else gradient
+        if gradient is None and not isinstance(formula, ClassFormula):  # a class says itself what it takes
+            return self.forms.results[position].zeros()
+        return gradient
 
     def _call(self, formula: Formula, arguments: dict[str, Any]) -> Mapping[str, Any]:
         """Run a formula, see that it leaves what it was given as it was, and return its answers by input."""

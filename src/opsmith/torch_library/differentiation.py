@@ -128,12 +128,13 @@ def constant_results(
         IntegerResultError: If a formula uses the gradient of a result that has none.
     """
     named = {name for formula in plan.formulas for name in formula.parameters}
+    marked = specification.adopted.facts.constant if specification.adopted is not None else ()
     constant: list[Tensor] = []
-    for described, result in zip(specification.schema.results, results, strict=True):
-        if described.differentiable and has_gradient(result.dtype):
+    for position, (described, result) in enumerate(zip(specification.schema.results, results, strict=True)):
+        if described.differentiable and has_gradient(result.dtype) and position not in marked:
             continue
         constant.append(result)
-        if described.differentiable and described.gradient_name() in named:
+        if described.differentiable and described.gradient_name() in named and specification.adopted is None:
             raise errors.IntegerResultError(
                 f"an input requires a gradient, and `{described.name}` is {result.dtype}, which has none",
                 operator=specification.name,

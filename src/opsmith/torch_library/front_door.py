@@ -45,7 +45,13 @@ def front_door(
     taken = any(name.startswith("_op_") for name in (*schema.names, specification.short_name))
     # Results that are constants are cut off their graph on the dispatcher's path.
     unfit = len(schema.results) > 1 or not schema.results[0].differentiable or specification.random
-    if taken or unfit or len(tensors) == len(optional) or len(optional) > OPTIONAL_TENSORS:
+    if (
+        specification.adopted is not None
+        or taken
+        or unfit
+        or len(tensors) == len(optional)
+        or len(optional) > OPTIONAL_TENSORS
+    ):
         return None
     if any(each.kind.sequence for each in tensors):
         return None

@@ -45,7 +45,7 @@ def refuse_graph_cut(
     incoming = {
         keyword: arguments[keyword]
         for keyword, name in zip(formula.keywords, formula.parameters, strict=True)
-        if name in specification.schema.gradient_position
+        if name in specification.schema.gradient_position and isinstance(arguments[keyword], Tensor)
     }
     if any(map(capabilities.is_gradient_batch, incoming.values())):
         return  # it shows no graph, and what leaves torch raises with it

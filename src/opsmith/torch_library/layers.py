@@ -14,6 +14,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.adopted.vmap_rule import Info, has_rule, run_rule
 from opsmith.torch_library.batching import Batched
 from opsmith.torch_library.differentiation import (
     LEADING,
@@ -103,6 +104,11 @@ def _vmap(target: Target, flat: Sequence[Any], layer: capabilities.Layer) -> tup
         if whole:
             results = whole.restore(_descend(target, whole.flat))
             return layer.wrap_batched(results, (0,) * len(results))
+        if isinstance(target, OperatorCall) and has_rule(target.specification):
+            info = Info(layer.batch_size, layer.randomness)
+            return layer.wrap_batched(
+                *run_rule(target.specification, info, dims, target.flattening.pack(values))
+            )
         if target.specification.opaque:
             return _one_by_one(target, values, dims, layer)
         batched = Batched(target, tuple(dims), layer.batch_size, layer.randomness)

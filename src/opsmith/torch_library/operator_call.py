@@ -65,7 +65,7 @@ class OperatorCall:
 
     def example(self, flat: Sequence[Any]) -> tuple[Tensor, ...]:
         """All results, hidden ones too, by the reference, for tensors that may carry a batch."""
-        return run_pure(self.specification, self.specification.reference, self.flattening.pack(flat))
+        return run_pure(self.specification, self.specification.computed_by, self.flattening.pack(flat))
 
     def vjp(self, plan: BackwardPlan, forms: Forms, state: RandomState | None) -> VectorProduct:
         """The vector-Jacobian product of a call with these forms."""

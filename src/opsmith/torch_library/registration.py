@@ -18,6 +18,7 @@ from opsmith.core.kernels import choose
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities
+from opsmith.torch_library.adopted.node import AdoptedNode
 from opsmith.torch_library.backward import differentiable_places
 from opsmith.torch_library.compiled_code import CompiledCode
 from opsmith.torch_library.differentiation import OperatorNode
@@ -94,7 +95,8 @@ class DispatcherRegistration:
         schema, name = specification.schema, specification.short_name
         self._packets: list[Any] = []
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
-        self.node: type[OperatorNode] = type(name, (OperatorNode,), {})
+        kind = OperatorNode if specification.adopted is None else AdoptedNode
+        self.node: type[OperatorNode] = type(name, (kind,), {})
         self._placements: list[Placements] = []
         self.overload = self.whole = self._define(name, hidden=False)
         if schema.hidden:
@@ -119,7 +121,7 @@ class DispatcherRegistration:
 
         def on_values(values: list[Any]) -> Any:
             specification = self.specification
-            return self._returned(run_pure(specification, specification.reference, values), hidden=hidden)
+            return self._returned(run_pure(specification, specification.computed_by, values), hidden=hidden)
 
         self._library.impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{self.specification.namespace}::{name}", fake, lib=self._library)
@@ -239,7 +241,7 @@ class DispatcherRegistration:
     def _run(self, values: list[Any]) -> tuple[Tensor, ...]:
         """Run the kernel that takes the call, or the reference."""
         accepted, _ = choose(self.specification.kernels, tensors_in(values))
-        function = accepted.kernel.function if accepted else self.specification.reference
+        function = accepted.kernel.function if accepted else self.specification.computed_by
         results = run_pure(self.specification, function, values)
         refuse_results(self.specification, values, results)
         self.proven = True
@@ -255,7 +257,7 @@ class DispatcherRegistration:
 
     def _by_reference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
         """Run the reference, whatever kernels there are."""
-        return run_pure(self.specification, self.specification.reference, self._values(args, kwargs))
+        return run_pure(self.specification, self.specification.computed_by, self._values(args, kwargs))
 
     def _run_fake(self, values: list[Any]) -> tuple[Tensor, ...]:
         """Compute shapes and dtypes only."""
@@ -270,7 +272,7 @@ class DispatcherRegistration:
                 where=specification.where,
                 mend="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result",
             )
-        return run_pure(specification, specification.fake or specification.reference, values)
+        return run_pure(specification, specification.fake or specification.computed_by, values)
 
     def _differentiates(self, values: list[Any]) -> bool:
         """Whether autograd has anything to do in this call."""
@@ -285,7 +287,7 @@ class DispatcherRegistration:
         # What a reference makes beside DTensors is replicated, and in its backward too: by a node of ours.
         sharded = any(map(mesh_of, tensors_in(values)))
         if not sharded and runs_ordinary(specification, values, forward_mode=forward_mode):
-            results = run_pure(specification, specification.reference, values)
+            results = run_pure(specification, specification.computed_by, values)
             refuse_results(specification, values, results)
             self.proven = True
             roles = zip(results, specification.schema.results, strict=True)
@@ -312,5 +314,6 @@ def _torch_face(specification: Specification) -> tuple[Any, ...]:
     return (
         specification.schema.text(specification.name, with_hidden=True),
         specification.schema.hidden,
-        (specification.random),
+        specification.random,
+        specification.adopted is None,
     )

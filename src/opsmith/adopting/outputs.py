@@ -1,0 +1,154 @@
+"""What an adopted class returns: how many results, in which structure, and which may be None.
+
+It is what `signature=` says; else the return annotation of the reference or of `forward`; else what a run on
+the first sample returns; else what the return statements of `forward` look like.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.core.adopted import Outputs
+from opsmith.core.calls import shown
+from opsmith.core.location import where
+
+Shape = Any
+"""What a structure is read from: "tensor", "optional", None, or a tuple of such."""
+
+
+def outputs_of(
+    function_class: type[torch.autograd.Function],
+    hints: Sequence[Any],
+    run: Callable[[], Any] | None,
+    operator: str,
+) -> tuple[Outputs, tuple[bool, ...]]:
+    """The structure of what a class returns, and for each result whether it may be None.
+
+    Args:
+        function_class: The class.
+        hints: Return annotations, the first that can be read counts.
+        run: Runs it on a sample, if there is one.
+        operator: The operator's name, in messages.
+
+    Raises:
+        MissingAnnotationError: If nothing says what it returns.
+        UnsupportedTypeError: If it returns what is no tensor.
+    """
+    shape = next((found for found in map(_of_hint, hints) if found is not _UNKNOWN), _UNKNOWN)
+    if shape is _UNKNOWN:
+        shape = _of_value(run(), function_class, operator) if run is not None else _of_source(function_class)
+    if shape is _UNKNOWN or not list(_leaves(shape)):
+        raise errors.MissingAnnotationError(
+            f"nothing says what `{function_class.__qualname__}.forward` returns",
+            operator=operator,
+            where=where(function_class.forward),
+            mend='give `samples=`, or say it: `signature="(x: Tensor) -> tuple[Tensor, Tensor]"`',
+        )
+    optional: list[bool] = []
+    return _numbered(shape, optional), tuple(optional)
+
+
+_UNKNOWN = object()
+
+
+def _of_hint(hint: Any) -> Shape:
+    if hint is torch.Tensor:
+        return "tensor"
+    if hint is type(None) or hint is None:
+        return None
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        members = set(typing.get_args(hint))
+        return "optional" if members == {torch.Tensor, type(None)} else _UNKNOWN
+    if typing.get_origin(hint) is tuple and Ellipsis not in typing.get_args(hint):
+        inner = tuple(map(_of_hint, typing.get_args(hint)))
+        return _UNKNOWN if _UNKNOWN in inner else inner
+    return _UNKNOWN
+
+
+def _of_value(value: Any, function_class: type, operator: str) -> Shape:
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    if value is None:
+        return None
+    if isinstance(value, tuple | list):
+        return tuple(_of_value(item, function_class, operator) for item in value)
+    raise errors.UnsupportedTypeError(
+        f"`{function_class.__qualname__}.forward` returns something that is no tensor",
+        operator=operator,
+        argument="return",
+        got=shown(value),
+        where=where(function_class.forward),  # type: ignore[attr-defined]  # a Function has one
+        mend="return tensors alone: `torch.as_tensor(...)` of a number; what only its backward needs belongs "
+        "on `ctx`",
+    )
+
+
+def _of_source(function_class: type[torch.autograd.Function]) -> Shape:
+    """What the return statements of `forward` agree on: one value, or a tuple written out."""
+    try:
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(function_class.forward)))
+        tree = ast.parse(source)
+    except (OSError, TypeError, SyntaxError):
+        return _UNKNOWN
+    shapes = [_of_expression(each) for each in _returned(tree.body[0])]
+    merged = shapes[0] if shapes else _UNKNOWN
+    for other in shapes[1:]:
+        merged = _merged(merged, other)
+    return merged
+
+
+def _returned(function: ast.AST) -> Iterator[ast.expr | None]:
+    for node in ast.iter_child_nodes(function):
+        if isinstance(node, ast.Return):
+            yield node.value
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from _returned(node)
+
+
+def _of_expression(expression: ast.expr | None) -> Shape:
+    if expression is None or (isinstance(expression, ast.Constant) and expression.value is None):
+        return None
+    if isinstance(expression, ast.Tuple | ast.List):
+        if any(isinstance(item, ast.Starred) for item in expression.elts):
+            return _UNKNOWN
+        inner = tuple(map(_of_expression, expression.elts))
+        return _UNKNOWN if _UNKNOWN in inner else inner
+    if isinstance(expression, ast.IfExp):
+        return _merged(_of_expression(expression.body), _of_expression(expression.orelse))
+    return _UNKNOWN if isinstance(expression, ast.Constant | ast.ListComp | ast.GeneratorExp) else "tensor"
+
+
+def _merged(one: Shape, other: Shape) -> Shape:
+    if one == other:
+        return one
+    if {one, other} <= {"tensor", "optional", None} if not isinstance(one, tuple) else False:
+        return "optional"
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        return tuple(map(_merged, one, other))
+    return _UNKNOWN
+
+
+def _leaves(shape: Shape) -> Iterator[str]:
+    if isinstance(shape, tuple):
+        for inner in shape:
+            yield from _leaves(inner)
+    elif shape is not None:
+        yield shape
+
+
+def _numbered(shape: Shape, optional: list[bool]) -> Outputs:
+    if isinstance(shape, tuple):
+        return tuple(_numbered(inner, optional) for inner in shape)
+    if shape is None:
+        return None
+    optional.append(shape == "optional")
+    return len(optional) - 1

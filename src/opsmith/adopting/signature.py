@@ -1,0 +1,244 @@
+"""The signature of an adopted class: what its `forward` takes, read off all that its author has said.
+
+A type is what `signature=` says; else the annotation; else what default and samples show; else Tensor.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.core.bases import BASES, NUMBER, TENSOR, Base
+from opsmith.core.encoded import OBJECT
+from opsmith.core.hints import kind_of
+from opsmith.core.kinds import Kind
+from opsmith.core.location import where
+from opsmith.core.schema import REQUIRED, RESERVED, Argument
+
+Signature = str | Callable[..., Any] | None
+
+
+def forward_signature(function_class: type[torch.autograd.Function]) -> inspect.Signature:
+    """What a class's forward takes, without its context."""
+    function: Any = function_class.forward
+    signature = inspect.signature(function)
+    if function_class.setup_context is not torch.autograd.Function.setup_context:
+        return signature
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def stated_signature(signature: Signature, operator: str) -> inspect.Signature | None:
+    """What `signature=` says: text in Python's notation, or a function with type hints.
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    if signature is None:
+        return None
+    if callable(signature):
+        return resolved(signature)
+    names: dict[str, Any] = {**vars(typing), **vars(collections.abc), "torch": torch, "Tensor": torch.Tensor}
+    try:
+        exec(f"def stated{signature}: ...", names)
+        return resolved(names["stated"])
+    except (SyntaxError, NameError, TypeError, AttributeError) as error:
+        raise errors.UsageError(
+            f"`signature` cannot be read: {error}",
+            operator=operator,
+            argument="signature",
+            expected="a function with type hints, or what stands after its name",
+            got=repr(signature),
+            mend='write `signature="(x: Tensor, dim: int = 1) -> Tensor"`',
+        ) from error
+
+
+def resolved(function: Callable[..., Any]) -> inspect.Signature:
+    """A function's signature with its type hints resolved; without those that cannot be."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin
+        return inspect.Signature()
+    hints = _hints(function)
+    parameters = [
+        parameter.replace(annotation=hints.get(parameter.name, REQUIRED))
+        for parameter in signature.parameters.values()
+    ]
+    return signature.replace(parameters=parameters, return_annotation=hints.get("return", REQUIRED))
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The type hints of a function; none where they cannot be resolved, since `apply` works without."""
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, AttributeError, TypeError, SyntaxError):
+        return {}
+
+
+def arguments_of(
+    function_class: type[torch.autograd.Function],
+    stated: inspect.Signature | None,
+    samples: Sequence[Sequence[Any]],
+    operator: str,
+) -> tuple[tuple[Argument, ...], bool]:
+    """The arguments of an operator that stands for a class, and whether the last is the list for `*args`.
+
+    Raises:
+        ParameterKindError, UsageError: If `forward` takes what no call of `apply` can give it, or if what
+            `signature=` says does not fit it.
+        MissingAnnotationError: If nothing says what `*args` are.
+    """
+    place = where(function_class.forward)
+    written = list(forward_signature(function_class).parameters.values())
+    hints = _hints(inspect.unwrap(function_class.forward))
+    described = list(written if stated is None else stated.parameters.values())
+    variadic = bool(written) and written[-1].kind is inspect.Parameter.VAR_POSITIONAL
+    _refuse_keywords(written, function_class, operator, place)
+    fixed = len(written) - variadic
+    if stated is not None and (len(described) < fixed or (len(described) > fixed and not variadic)):
+        raise errors.UsageError(
+            f"`signature` does not fit `{function_class.__qualname__}.forward`",
+            operator=operator,
+            argument="signature",
+            expected=f"{fixed} arguments: {', '.join(p.name for p in written)}",
+            got=f"{len(described)}: {', '.join(p.name for p in described)}",
+            where=place,
+            mend="name the arguments of forward, without `ctx`, in its order",
+        )
+    arguments: list[Argument] = []
+    for position, parameter in enumerate(described):
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            hint = hints.get(parameter.name)
+            return _rest(
+                parameter, position, stated is not None, hint, arguments, samples, function_class, operator
+            )
+        shown = [sample[position] for sample in samples if position < len(sample)]
+        hint = parameter.annotation if stated is not None else hints.get(parameter.name, REQUIRED)
+        kind = None if hint is REQUIRED else kind_of(hint)
+        if kind is None and hint in (REQUIRED, Any):
+            kind = kind_of_values(shown, parameter.default)
+        arguments.append(_argument(parameter, kind or ANYTHING))
+    return tuple(arguments), False
+
+
+ANYTHING = Kind(OBJECT, optional=True)
+"""The kind of what no schema can carry."""
+
+
+def _rest(
+    parameter: inspect.Parameter,
+    position: int,
+    stated: bool,
+    hinted: Any,
+    arguments: list[Argument],
+    samples: Sequence[Sequence[Any]],
+    function_class: type[torch.autograd.Function],
+    operator: str,
+) -> tuple[tuple[Argument, ...], bool]:
+    """All arguments, with what `*args` takes: a list of tensors, or as many as every sample has."""
+    rest = [value for sample in samples for value in sample[position:]]
+    if stated or hinted is torch.Tensor or (rest and all(isinstance(value, torch.Tensor) for value in rest)):
+        return (*arguments, Argument(parameter.name, Kind(TENSOR, sequence=True))), True
+    if len({len(sample) for sample in samples}) != 1:
+        raise _unknown_rest(parameter, function_class, operator, where(function_class.forward))
+    columns = list(zip(*(sample[position:] for sample in samples), strict=True))
+    named = [
+        Argument(f"{parameter.name}{i}", kind_of_values(column, REQUIRED)) for i, column in enumerate(columns)
+    ]
+    return (*arguments, *named), False
+
+
+def _argument(parameter: inspect.Parameter, kind: Kind) -> Argument:
+    name, default = parameter.name, parameter.default
+    if name.startswith(RESERVED):
+        name = f"{name}_"  # formulas have names of their own for gradients and results
+    if default is None and not kind.optional:
+        kind = replace(kind, optional=True)
+    if default is not REQUIRED and not kind.accepts(default):
+        kind = ANYTHING
+    if default is not REQUIRED and kind.base is BASES[float] and type(default) is int:
+        default = float(default)
+    return Argument(name, kind, default)
+
+
+def kind_of_values(values: Sequence[Any], default: Any) -> Kind:
+    """The kind that fits values that were seen, and a default; Tensor where there are none.
+
+    Example:
+        >>> kind_of_values([torch.ones(2), None], REQUIRED).hint()
+        'Tensor | None'
+        >>> kind_of_values([], 3).hint()
+        'int | float'
+    """
+    every = [*values, *([] if default is REQUIRED else [default])]
+    optional = any(value is None for value in every)
+    present = [value for value in every if value is not None]
+    if not present:  # nothing is known, so that None may come too
+        return Kind(TENSOR, optional=optional or not values)
+    for kind in (_single(present), _listed(present)):
+        if kind is not None:
+            return replace(kind, optional=optional)
+    return ANYTHING
+
+
+def _single(values: Sequence[Any]) -> Kind | None:
+    base = _base(values)
+    return None if base is None else Kind(base)
+
+
+def _listed(values: Sequence[Any]) -> Kind | None:
+    if (
+        not all(type(value) in (list, tuple, torch.Size) for value in values)
+        or len(set(map(type, values))) > 1
+    ):
+        return None
+    base = _base([item for value in values for item in value])
+    if base is None or base is TENSOR or base is NUMBER:
+        return None
+    return Kind(base, sequence=True, as_tuple=type(values[0]) is not list)
+
+
+def _base(values: Sequence[Any]) -> Base | None:
+    """The type of single values; a number that came without a type hint may be whole or not."""
+    types = {type(value) for value in values}
+    if types and all(issubclass(each, torch.Tensor) for each in types):
+        return TENSOR
+    if types in ({int}, {float}, {int, float}):
+        return NUMBER if types != {float} else BASES[float]
+    if len(types) == 1:
+        return BASES.get(next(iter(types)))
+    return None
+
+
+def _refuse_keywords(
+    parameters: Sequence[inspect.Parameter], function_class: type, operator: str, place: str
+) -> None:
+    for parameter in parameters:
+        required = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+        if required:
+            raise errors.ParameterKindError(
+                f"`{function_class.__qualname__}.forward` takes `{parameter.name}` by keyword, which `apply` "
+                "never gives",
+                operator=operator,
+                argument=parameter.name,
+                where=place,
+                mend="take it by position",
+            )
+
+
+def _unknown_rest(
+    parameter: inspect.Parameter, function_class: type, operator: str, place: str
+) -> errors.MissingAnnotationError:
+    return errors.MissingAnnotationError(
+        f"`{function_class.__qualname__}.forward` takes `*{parameter.name}`, and nothing says what they are",
+        operator=operator,
+        argument=parameter.name,
+        where=place,
+        mend='give `samples=`, all with as many arguments, or `signature="(*tensors: Tensor) -> Tensor"`',
+    )

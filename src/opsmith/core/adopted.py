@@ -1,0 +1,200 @@
+"""An `autograd.Function` class that an operator was adopted from: what it is, what its runs have shown."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from opsmith.core.formula import Formula
+from opsmith.core.location import where
+from opsmith.core.schema import Schema
+
+Outputs = int | None | tuple["Outputs", ...]
+"""The structure that `forward` returns: the position of a result, None, or a tuple of such."""
+
+KINDS = {
+    "true": "the gradient is the derivative of the forward",
+    "surrogate": "the gradient is wrong on purpose",
+    "approximate": "the gradient approximates the derivative",
+    "nonlinear": "the backward is not linear in the incoming gradient",
+    "stochastic": "the forward draws from torch's random state",
+    "float32": "it computes in float32, whatever comes in",
+}
+"""What an author may say of a Function."""
+
+
+_LEAVING = frozenset({"numpy", "np", "detach", "data", "item", "tolist", "no_grad", "asarray", "from_numpy"})
+
+
+@dataclass
+class Facts:
+    """What the runs of a class have shown, which its source does not tell.
+
+    Attributes:
+        written: Positions of the arguments that its forward writes into; None before the first run.
+        copied: Results that are copied since they were inputs, views of them or of one another, each with
+            what it was.
+        constant: Results that its forward marks as non-differentiable.
+        grads_written: Whether its backward writes into the incoming gradients; None before the first run.
+        instead: What the reference does in its place, by what it could not do, with torch's reason.
+    """
+
+    written: frozenset[int] | None = None
+    copied: dict[int, str] = field(default_factory=dict)
+    constant: frozenset[int] = frozenset()
+    grads_written: bool | None = None
+    instead: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A Function class, as an operator uses it; the class itself stays as it is.
+
+    Args:
+        operator: The operator's name.
+        schema: The operator's signature.
+        function_class: The class.
+        outputs: What its forward returns.
+        kinds: Keys of `KINDS`.
+        variadic: Whether the operator's last argument is the list of what `*args` takes.
+        reference: The function that does what the class cannot, if its author gave one.
+        facts: What its runs have shown.
+    """
+
+    operator: str
+    schema: Schema
+    function_class: type[torch.autograd.Function]
+    outputs: Outputs
+    kinds: frozenset[str] = frozenset({"true"})
+    variadic: bool = False
+    reference: Callable[..., Any] | None = None
+    facts: Facts = field(default_factory=Facts, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The class's name, in messages."""
+        return self.function_class.__qualname__
+
+    @cached_property
+    def has_setup_context(self) -> bool:
+        """Whether its forward takes no context, and `setup_context` fills it."""
+        return self.function_class.setup_context is not torch.autograd.Function.setup_context
+
+    @cached_property
+    def takes_self(self) -> bool:
+        """Whether its forward is a plain method, as in the oldest documents: its context is `self`."""
+        return inspect.isfunction(inspect.getattr_static(self.function_class, "forward"))
+
+    @cached_property
+    def backward(self) -> Callable[..., Any] | None:
+        """Its backward, taking a context and the incoming gradients; None where it has none."""
+        for name in ("backward", "vjp"):
+            if overrides(self.function_class, name):
+                found: Callable[..., Any] = getattr(self.function_class, name)
+                return found
+        return None
+
+    @cached_property
+    def once_differentiable(self) -> bool:
+        """Whether its backward is marked as one that cannot be differentiated."""
+        code = getattr(self.backward, "__code__", None)
+        return code is not None and code.co_filename == torch.autograd.function.__file__
+
+    @cached_property
+    def plain_backward(self) -> Callable[..., Any]:
+        """Its backward, without the mark that it cannot be differentiated."""
+        assert self.backward is not None
+        if not self.once_differentiable:
+            return self.backward
+        inner = inspect.unwrap(self.backward)
+        owner = getattr(self.backward, "__self__", None)
+        return inner if owner is None else types.MethodType(inner, owner)
+
+    @cached_property
+    def leaves_torch(self) -> bool:
+        """Whether its backward names what leaves torch, so that a second order cannot be taken through it."""
+        code = getattr(inspect.unwrap(self.plain_backward), "__code__", None)
+        return code is None or bool(_LEAVING & set(code.co_names))
+
+    @cached_property
+    def jvp(self) -> Callable[..., Any] | None:
+        """Its rule for forward mode, taking a context and a tangent for each argument."""
+        return self.function_class.jvp if overrides(self.function_class, "jvp") else None
+
+    @cached_property
+    def vmap(self) -> Callable[..., Any] | None:
+        """Its rule for `vmap`, taking `info`, the batch dimension of each argument, and the arguments."""
+        return self.function_class.vmap if overrides(self.function_class, "vmap") else None
+
+    @property
+    def random(self) -> bool:
+        """Whether its forward draws, so that another run of it computes something else."""
+        return "stochastic" in self.kinds
+
+    @property
+    def surrogate(self) -> bool:
+        """Whether the derivative of a reference must never take the place of its gradient."""
+        return bool(self.kinds & {"surrogate", "approximate", "nonlinear"})
+
+    @property
+    def where(self) -> str:
+        """`file:line` of its forward."""
+        return where(self.function_class.forward)
+
+    @property
+    def backward_where(self) -> str:
+        """`file:line` of its backward."""
+        return where(self.backward) if self.backward is not None else self.where
+
+    @cached_property
+    def differentiable(self) -> tuple[str, ...]:
+        """The arguments that have gradients; torch finds no tensors in lists that are arguments."""
+        arguments = self.schema.arguments
+        last = arguments[-1].name if self.variadic else None
+        return tuple(
+            each.name
+            for each in arguments
+            if each.kind.is_tensor and (not each.kind.sequence or each.name == last)
+        )
+
+    def notes(self) -> list[str]:
+        """What its runs have shown so far, for people."""
+        facts, names = self.facts, self.schema.names
+        written = [names[min(position, len(names) - 1)] for position in sorted(facts.written or ())]
+        return [
+            *(f"`{name}` is copied first: forward writes into it" for name in written),
+            *(f"`{self.schema.results[i].name}` is a copy: {why}" for i, why in sorted(facts.copied.items())),
+            *(f"{what}, the reference in its place: {why}" for what, why in sorted(facts.instead.items())),
+        ]
+
+    def argument_names(self, given: Sequence[Any]) -> list[str]:
+        """For each argument of its forward, the name of the operator's argument that it comes from."""
+        names = list(self.schema.names)
+        return [*names[:-1], *names[-1:] * (len(given) - len(names) + 1)] if self.variadic else names
+
+    def packed(self, given: Sequence[Any]) -> list[Any]:
+        """The values of the operator's arguments, from those that its forward takes; inverse of `spread`."""
+        if not self.variadic:
+            return list(given)
+        fixed = len(self.schema.arguments) - 1
+        return [*given[:fixed], list(given[fixed:])]
+
+    def spread(self, values: Sequence[Any]) -> list[Any]:
+        """The values of an operator's arguments as its forward takes them."""
+        return [*values[:-1], *values[-1]] if self.variadic else list(values)
+
+
+class ClassFormula(Formula):
+    """The backward of an adopted class, as a gradient formula."""
+
+
+def overrides(function_class: type, name: str) -> bool:
+    """Whether a class has a method of its own, and not the one that says that there is none."""
+    mine = inspect.getattr_static(function_class, name, None)
+    return mine is not inspect.getattr_static(torch.autograd.Function, name, None)

@@ -1,0 +1,1 @@
+"""Operators adopted from `autograd.Function` classes: their context, forward, backward and node."""

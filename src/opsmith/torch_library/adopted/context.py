@@ -1,0 +1,147 @@
+"""The `ctx` that a Function class is handed: all that torch's own has, and nothing of autograd in it."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from opsmith.core.adopted import Adopted
+
+
+@dataclass
+class Record:
+    """What a class told its context by calling its methods.
+
+    Attributes:
+        saved: Tensors kept for the backward.
+        saved_forward: Tensors kept for `jvp`.
+        dirty: Inputs that were written into.
+        constant: Results that have no gradient.
+        materialize: Whether a gradient that is not there arrives as zeros.
+    """
+
+    saved: tuple[Tensor | None, ...] = ()
+    saved_forward: tuple[Tensor | None, ...] = ()
+    dirty: tuple[Any, ...] = ()
+    constant: tuple[Any, ...] = ()
+    materialize: bool = True
+
+
+class Context:
+    """What one run of a Function class keeps from its forward for its backward.
+
+    Every attribute but these three belongs to the class.
+
+    Attributes:
+        needs_input_grad: For each argument of `forward`, whether a gradient is asked for.
+        opsmith_adopted: The class.
+        opsmith_record: What it told.
+    """
+
+    def __init__(self, adopted: Adopted, needs_input_grad: Sequence[bool]) -> None:
+        self.opsmith_adopted = adopted
+        self.opsmith_record = Record()
+        self.needs_input_grad = tuple(needs_input_grad)
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Keep tensors; the last call counts, as in torch."""
+        self.opsmith_record.saved = tensors
+
+    def save_for_forward(self, *tensors: Tensor | None) -> None:
+        """Keep tensors for `jvp`."""
+        self.opsmith_record.saved_forward = tensors
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor | None, ...]:
+        """The tensors that were kept: in `jvp` those kept for it."""
+        return self.opsmith_record.saved
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        """Note which inputs were written into."""
+        self.opsmith_record.dirty = tensors
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        """Note which results are constants."""
+        self.opsmith_record.constant = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Say whether a gradient that is not there arrives as zeros, as it does by default, or as None."""
+        self.opsmith_record.materialize = value
+
+    def __getattr__(self, name: str) -> Any:
+        """What the class has, for a class whose methods take the context as `self`."""
+        adopted: Adopted | None = vars(self).get("opsmith_adopted")
+        if adopted is None or not adopted.takes_self:
+            raise AttributeError(f"the context has no attribute {name!r}")
+        found = inspect.getattr_static(adopted.function_class, name, None)
+        if inspect.isfunction(found):
+            return types.MethodType(found, self)
+        return getattr(adopted.function_class, name)
+
+    def each_tensor(self, change: Callable[[Any], Any]) -> Context:
+        """The same context with every tensor in it, in tuples, lists and dicts too, put through `change`."""
+        record, other = self.opsmith_record, Context(self.opsmith_adopted, self.needs_input_grad)
+        vars(other).update(
+            {name: _changed(value, change) for name, value in vars(self).items() if name not in _OURS}
+        )
+        other.opsmith_record = replace(
+            record,
+            saved=_changed(record.saved, change),
+            saved_forward=_changed(record.saved_forward, change),
+        )
+        return other
+
+    def with_identities(self, known: Mapping[int, Tensor]) -> Context:
+        """The same context with some tensors, by identity, replaced."""
+        return self.each_tensor(lambda value: known.get(id(value), value)) if known else self
+
+    def pack(self) -> tuple[list[Tensor], Packed]:
+        """The tensors in this context, each once, and the context without them."""
+        places: dict[int, int] = {}
+        tensors: list[Tensor] = []
+
+        def keep(tensor: Any) -> Any:
+            if not isinstance(tensor, Tensor):
+                return tensor
+            if id(tensor) not in places:
+                places[id(tensor)] = len(tensors)
+                tensors.append(tensor)
+            return _Place(places[id(tensor)])
+
+        return tensors, Packed(self.each_tensor(keep))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Stands for a tensor that is kept elsewhere."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A context whose tensors autograd keeps: so hooks see them, and no cycle keeps them alive."""
+
+    context: Context
+
+    def unpack(self, tensors: Sequence[Tensor]) -> Context:
+        """The context with its tensors."""
+        return self.context.each_tensor(
+            lambda value: tensors[value.position] if isinstance(value, _Place) else value
+        )
+
+
+_OURS = ("opsmith_adopted", "opsmith_record", "needs_input_grad")
+
+
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    if type(value) in (list, tuple):
+        return type(value)(_changed(item, change) for item in value)
+    if type(value) is dict:
+        return {key: _changed(item, change) for key, item in value.items()}
+    return change(value)

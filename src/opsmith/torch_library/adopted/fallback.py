@@ -1,0 +1,152 @@
+"""Where the code of a Function class cannot be run, its reference answers, or an error names the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.adopted import Adopted
+from opsmith.core.calls import tensors_in
+from opsmith.torch_library import capabilities
+
+T = TypeVar("T")
+
+_EAGER = (torch.Tensor, torch.nn.Parameter)
+
+
+def attempt(
+    adopted: Adopted,
+    method: str,
+    values: Sequence[Any],
+    own: Callable[[], T],
+    instead: Callable[[], T] | None,
+) -> T:
+    """Run the class's code; where it cannot take stand-ins for tensors, what the reference gives instead.
+
+    Args:
+        adopted: The class.
+        method: `forward` or `backward`, in messages.
+        values: What the code works on.
+        own: Runs it.
+        instead: Does the same by the reference; None where what it would need was not kept.
+
+    Raises:
+        TransformError: If the code does not run on stand-ins, and there is no reference.
+    """
+    circumstance = stand_ins(values)
+    if circumstance is None:
+        return own()
+    key = f"{method} {circumstance}"
+    if adopted.reference is None or (method == "backward" and adopted.surrogate):
+        instead = None
+    if key in adopted.facts.instead and instead is not None:
+        return instead()
+    try:
+        return own()
+    except errors.OpsmithError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if instead is None:
+            raise _cannot_run(adopted, method, circumstance, reason) from error
+        adopted.facts.instead[key] = reason
+        return instead()
+
+
+def declare_opaque(adopted: Adopted) -> None:
+    """Note that neither method runs on stand-ins, as the author says."""
+    for method in ("forward", "backward"):
+        for circumstance in (TRACED, TRANSFORMED):
+            adopted.facts.instead[f"{method} {circumstance}"] = "declared with opaque=True"
+
+
+TRACED = "while tracing"
+TRANSFORMED = "under a transform"
+
+
+def stand_ins(values: Sequence[Any]) -> str | None:
+    """What makes stand-ins of the tensors: tracing, or a transform; None where they are what they seem."""
+    if capabilities.innermost_layer() is not None:
+        return TRANSFORMED
+    if all(type(tensor) in _EAGER for tensor in tensors_in(list(values))):
+        return None
+    return TRACED
+
+
+def _cannot_run(adopted: Adopted, method: str, circumstance: str, reason: str) -> errors.TransformError:
+    why = "there is no reference"
+    if adopted.reference is not None:
+        kinds = ", ".join(sorted(adopted.kinds))
+        why = f"the derivative of the reference must not take its place, since its kind is {kinds}"
+    return errors.TransformError(
+        f"`{adopted.name}.{method}` cannot be run {circumstance}, where only operations of torch take what "
+        f"stands for a tensor, and {why}",
+        operator=adopted.operator,
+        got=reason,
+        where=adopted.where if method == "forward" else adopted.backward_where,
+        mend="write it with torch operations that torch can do there, or give the same mathematics in plain "
+        "PyTorch: `adopt(..., reference=...)`",
+    )
+
+
+def graph_cut(adopted: Adopted) -> errors.GraphCutError:
+    """The error for differentiating a backward that leaves torch."""
+    return errors.GraphCutError(
+        f"the gradients that `{adopted.name}.backward` gives do not depend on `grad` as far as torch can see",
+        operator=adopted.operator,
+        where=adopted.backward_where,
+        mend="write the backward with torch operations, or mark it with `once_differentiable` and give the "
+        "same mathematics in plain PyTorch: `adopt(..., reference=...)`",
+    )
+
+
+def refuse_second_draw(adopted: Adopted) -> errors.TransformError:
+    """The error for running a forward again that draws random numbers."""
+    return errors.TransformError(
+        f"`{adopted.name}.forward` draws random numbers, and under a transform it would have to run again",
+        operator=adopted.operator,
+        where=adopted.where,
+        mend="let it take what it draws, or the seed, as an argument",
+    )
+
+
+def refuse_second_order(adopted: Adopted) -> errors.TransformError:
+    """The error for differentiating a backward that is marked as one that cannot be."""
+    return errors.TransformError(
+        f"`{adopted.name}.backward` is marked with `once_differentiable`: it has no derivative of its own",
+        operator=adopted.operator,
+        where=adopted.backward_where,
+        mend="take the mark away if the backward is made of torch operations, or give the same mathematics "
+        "in plain PyTorch: `adopt(..., reference=...)`",
+    )
+
+
+def refusing(answers: Sequence[Any], sources: Sequence[Tensor], error: errors.OpsmithError) -> list[Any]:
+    """Gradients as they are, through which nothing can be differentiated: whoever tries gets this error."""
+    apply: Any = _Refusing.apply
+    return [apply(error, answer, *sources) if isinstance(answer, Tensor) else answer for answer in answers]
+
+
+class _Refusing(torch.autograd.Function):
+    """A node that raises when it is differentiated, and not before."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(_error: errors.OpsmithError, gradient: Tensor, *_sources: Tensor) -> Tensor:
+        """Return the gradient."""
+        return gradient.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep the error."""
+        ctx.error = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *_grads: Tensor) -> Any:
+        """Refuse."""
+        raise ctx.error

@@ -1,0 +1,215 @@
+"""The forward of a Function class, run as a function: it writes into nothing, and returns nothing it took."""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.adopted import Adopted, Outputs
+from opsmith.core.calls import shown
+from opsmith.core.schema import Schema
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.adopted.context import Context
+from opsmith.torch_library.adopted.fallback import attempt
+from opsmith.torch_library.targets import has_gradient
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one forward gave.
+
+    Args:
+        results: The results, flat; None where there is none.
+        context: What it keeps.
+        constant: Positions of the results that it marked as non-differentiable.
+        given: The arguments, as it takes them.
+    """
+
+    results: tuple[Any, ...]
+    context: Context
+    constant: frozenset[int]
+    given: tuple[Any, ...]
+
+
+def run_forward(adopted: Adopted, values: Sequence[Any], needs: frozenset[str] = frozenset()) -> Run:
+    """Run the forward of an adopted class.
+
+    What it writes into is copied before, and what it returns of its inputs is copied after. Which that is,
+    the first run shows, in which every input is copied.
+
+    Args:
+        adopted: The class.
+        values: Values of the operator's arguments.
+        needs: Names of the arguments whose gradient will be asked for.
+
+    Raises:
+        MutationError: If it writes into an input into which its first run did not write.
+        ResultCountError, ResultTypeError: If it returns something else than it was adopted for.
+    """
+    facts, given = adopted.facts, adopted.spread(values)
+    copied = range(len(given)) if facts.written is None else facts.written
+    handed = [
+        value.clone() if isinstance(value, Tensor) and position in copied else value
+        for position, value in enumerate(given)
+    ]
+    names = adopted.argument_names(given)
+    context = Context(adopted, [_needed(*pair, needs) for pair in zip(names, given, strict=True)])
+    before = [_version(value) for value in handed]
+    returned, record = _call(adopted, context, handed), context.opsmith_record
+    after = [_version(value) for value in handed]
+    written = frozenset(
+        position
+        for position, value in enumerate(handed)
+        if before[position] != after[position] or any(value is dirty for dirty in record.dirty)
+    )
+    for position in sorted(written):
+        if handed[position] is given[position]:
+            raise _written(adopted, names[position])
+    tensors = [isinstance(value, Tensor) for value in handed]
+    if facts.written is None and None not in itertools.compress(after, tensors):
+        facts.written = written
+    results = _flat(adopted, returned)
+    constant = frozenset(
+        position for position, result in enumerate(results) if any(result is one for one in record.constant)
+    )
+    facts.constant |= constant
+    own = _own(adopted, results, handed, given, written)
+    known = {id(result): mine for result, mine in zip(results, own, strict=True) if result is not mine}
+    known |= {
+        id(mine): theirs
+        for position, (mine, theirs) in enumerate(zip(handed, given, strict=True))
+        if isinstance(mine, Tensor) and position not in written
+    }
+    return Run(own, context.with_identities(known), constant, tuple(given))
+
+
+def as_function(adopted: Adopted) -> Callable[..., Any]:
+    """The forward of an adopted class as a function of the operator's arguments, as a reference is."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        values = adopted.schema.call_values(args, kwargs)
+
+        def by_class() -> Any:
+            results = run_forward(adopted, values).results
+            return results[0] if adopted.schema.single else results
+
+        return attempt(adopted, "forward", values, by_class, lambda: _by_reference(adopted, values))
+
+    return forward
+
+
+def returned_by(function_class: type, given: Sequence[Any]) -> Any:
+    """What a class's forward returns for these arguments, which it gets as copies."""
+    adopted = Adopted("", Schema((), (), single=True), function_class, 0)
+    copies = [value.clone() if isinstance(value, Tensor) else value for value in given]
+    with torch.no_grad():
+        return _call(adopted, Context(adopted, [False] * len(copies)), copies)
+
+
+def _by_reference(adopted: Adopted, values: list[Any]) -> Any:
+    assert adopted.reference is not None
+    args, kwargs = adopted.schema.split(values)
+    return adopted.reference(*args, **kwargs)
+
+
+def _needed(name: str, value: Any, needs: frozenset[str]) -> bool:
+    return name in needs and isinstance(value, Tensor) and has_gradient(value.dtype)
+
+
+def _call(adopted: Adopted, context: Context, given: Sequence[Any]) -> Any:
+    function_class: Any = adopted.function_class
+    if not adopted.has_setup_context:
+        return function_class.forward(context, *given)
+    returned = function_class.forward(*given)
+    function_class.setup_context(context, tuple(given), returned)
+    return returned
+
+
+def _version(value: Any) -> int | None:
+    return capabilities.version(value) if isinstance(value, Tensor) else None
+
+
+def _written(adopted: Adopted, name: str) -> errors.MutationError:
+    return errors.MutationError(
+        f"`{adopted.name}.forward` wrote into an input into which its first run did not write",
+        operator=adopted.operator,
+        argument=name,
+        where=adopted.where,
+        mend="let it write in every call or in none: `x = x.clone()` before the first in-place operation",
+    )
+
+
+def _flat(adopted: Adopted, returned: Any) -> tuple[Any, ...]:
+    """The results in a row, from what a forward returned."""
+    found: dict[int, Any] = {}
+    _gather(adopted, adopted.outputs, returned, found)
+    return tuple(found[position] for position in range(len(adopted.schema.results)))
+
+
+def _gather(adopted: Adopted, outputs: Outputs, returned: Any, found: dict[int, Any]) -> None:
+    if isinstance(outputs, tuple):
+        if not isinstance(returned, tuple | list) or len(returned) != len(outputs):
+            raise errors.ResultCountError(
+                f"`{adopted.name}.forward` returned another number of results than it was adopted with",
+                operator=adopted.operator,
+                expected=f"a tuple of {len(outputs)}",
+                got=f"{len(returned)}" if isinstance(returned, tuple | list) else shown(returned),
+                where=adopted.where,
+                mend='say what it returns: `adopt(..., signature="(x: Tensor) -> tuple[Tensor, Tensor]")`',
+            )
+        for inner, value in zip(outputs, returned, strict=True):
+            _gather(adopted, inner, value, found)
+    elif outputs is not None and isinstance(returned, _types(adopted, outputs)):
+        found[outputs] = returned
+    elif outputs is not None or returned is not None:
+        raise errors.ResultTypeError(
+            f"`{adopted.name}.forward` returned something else than it was adopted with",
+            operator=adopted.operator,
+            argument=None if outputs is None else adopted.schema.results[outputs].name,
+            expected="None" if outputs is None else "Tensor",
+            got=shown(returned),
+            where=adopted.where,
+            mend="return tensors, for example `torch.as_tensor(...)` of a number; say which results may be "
+            'None: `adopt(..., signature="(x: Tensor) -> tuple[Tensor, Tensor | None]")`',
+        )
+
+
+def _types(adopted: Adopted, position: int) -> tuple[type, ...]:
+    return (Tensor, types.NoneType) if adopted.schema.results[position].optional else (Tensor,)
+
+
+def _own(
+    adopted: Adopted,
+    results: Sequence[Any],
+    handed: Sequence[Any],
+    given: Sequence[Any],
+    written: frozenset[int],
+) -> tuple[Any, ...]:
+    """The results, each with memory of its own."""
+    names = adopted.argument_names(given)
+    own: list[Any] = []
+    for position, result in enumerate(results):
+        place = next((i for i, value in enumerate(handed) if _alike(result, value)), None)
+        other = next((i for i in range(position) if _alike(result, results[i])), None)
+        if place is not None and place not in written:
+            kind = "is" if result is handed[place] else "shares memory with"
+            adopted.facts.copied[position] = f"it {kind} `{names[place]}`"
+        elif other is not None:
+            adopted.facts.copied[position] = f"it shares memory with `{adopted.schema.results[other].name}`"
+        lent = place is not None and handed[place] is given[place]
+        own.append(result.clone() if lent or other is not None else result)
+    return tuple(own)
+
+
+def _alike(result: Any, value: Any) -> bool:
+    """Whether a result is a tensor, or lies where it does."""
+    if not (isinstance(result, Tensor) and isinstance(value, Tensor)):
+        return False
+    return result is value or capabilities.shares_memory(result, value)
