@@ -8,6 +8,35 @@ does; without it the same answers come in another way. Every other test passes.
 from __future__ import annotations
 
 REFUSED = {
+    "registered": (
+        "adopting/test_registered.py::test_a_kernel_that_writes_or_returns_its_input_is_found_where_it_is_differentiated",
+        "adopting/test_registered.py::test_adopting_again_replaces_and_stacks_nothing",
+        "adopting/test_registered.py::test_autocast",
+        "adopting/test_registered.py::test_check_finds_a_wrong_fake_kernel_of_its_own",
+        "adopting/test_registered.py::test_check_finds_a_wrong_gradient_of_its_own",
+        "adopting/test_registered.py::test_check_finds_a_wrong_kernel",
+        "adopting/test_registered.py::test_check_passes",
+        "adopting/test_registered.py::test_compiled",
+        "adopting/test_registered.py::test_every_transform",
+        "adopting/test_registered.py::test_floating_point_operations_are_counted",
+        "adopting/test_registered.py::test_formulas_take_the_place_of_what_is_derived_and_of_its_own",
+        "adopting/test_registered.py::test_its_own_gradient_and_fake_kernel_are_kept",
+        "adopting/test_registered.py::test_its_own_rule_for_vmap_is_kept",
+        "adopting/test_registered.py::test_many_arguments_and_results",
+        "adopting/test_registered.py::test_names_that_formulas_use_are_no_obstacle",
+        "adopting/test_registered.py::test_pickle_and_lookup_by_name",
+        "adopting/test_registered.py::test_second_order",
+        "adopting/test_registered.py::test_what_is_registered_between_two_adoptions_is_seen",
+        "adopting/test_registered.py::test_what_it_lacked",
+        "adopting/test_registered.py::test_a_custom_op_that_is_defined_again",
+        "adopting/test_registered.py::test_literals_and_numbers",
+        "adopting/test_registered.py::test_one_overload_of_several",
+        "adopting/test_registered.py::test_the_command_finds_what_a_module_adopts",
+        "adopting/test_in_cpp.py::test_in_cpp",
+        "errors/test_adopting_registered.py::test_a_fake_kernel_beside_its_own",
+        "errors/test_adopting_registered.py::test_a_kernel_beside_its_own",
+        "errors/test_adopting_registered.py::test_declaring_a_name_that_is_adopted",
+    ),
     "torch_func": (
         "core/test_encoded_kinds.py::test_derivatives_and_transforms",
         "core/test_result_forms.py::test_an_opaque_operator",
@@ -50,6 +79,17 @@ REFUSED = {
     ),
 }
 OTHERWISE = {
+    "registered": (
+        "errors/test_adopting_registered.py::test_captured_parameter",
+        "errors/test_adopting_registered.py::test_no_reference",
+        "errors/test_adopting_registered.py::test_nothing_to_adopt",
+        "errors/test_adopting_registered.py::test_one_of_ours",
+        "errors/test_adopting_registered.py::test_one_of_torch_s_own",
+        "errors/test_adopting_registered.py::test_reference_that_does_not_fit",
+        "errors/test_adopting_registered.py::test_several_overloads",
+        "errors/test_adopting_registered.py::test_types_that_are_not_known",
+        "errors/test_adopting_registered.py::test_what_is_for_classes",
+    ),
     "compiled_code": ("transforms/test_stale_code.py::test_the_same_sources_find_their_code",),
     "front_door": (
         "core/test_call_forms.py::test_each_form_is_met_once",

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, get_args, overload
 from opsmith import errors
 from opsmith.core.batching import check_batching
 from opsmith.core.location import where
-from opsmith.core.operator import Operator
+from opsmith.core.operator import Operator, Registration
 from opsmith.core.results import ResultNames
 from opsmith.core.schema import schema_of
 from opsmith.core.shapes import read_shapes
@@ -145,9 +145,16 @@ def operator(
 
 
 def declare_specified(
-    specification: Specification, kind: type[Operator[Any, Any]] = Operator
+    specification: Specification,
+    kind: type[Operator[Any, Any]] = Operator,
+    register: Callable[[Specification], Registration] | None = None,
 ) -> Operator[Any, Any]:
     """The handle, of this class, of an operator of this specification; one of its name and place becomes it.
+
+    Args:
+        specification: The operator.
+        kind: The class of a new handle.
+        register: Registers what others defined; without it torch may not have an operator of this name.
 
     Raises:
         NameTakenError: If another place, or torch, has an operator of this name.
@@ -157,10 +164,12 @@ def declare_specified(
         _refuse_other_place(known.specification, specification)
         known.redeclare(specification)
         return known
-    from opsmith.torch_library.registration import DispatcherRegistration  # half of our import time
+    if register is None:
+        from opsmith.torch_library.registration import DispatcherRegistration  # half of our import time
 
-    _refuse_taken(specification)
-    handle: Operator[Any, Any] = kind(specification, DispatcherRegistration(specification), find_operator)
+        _refuse_taken(specification)
+        register = DispatcherRegistration
+    handle: Operator[Any, Any] = kind(specification, register(specification), find_operator)
     _declared[specification.name] = handle
     return handle
 
@@ -231,7 +240,10 @@ def declared_operators(module: str | None = None) -> list[Operator[..., Any]]:
 
 
 def _refuse_other_place(old: Specification, new: Specification) -> None:
-    if (old.module, old.qualname) != (new.module, new.qualname):
+    foreign = old.own is not None
+    # What others registered is the same operator, whatever its reference is called.
+    same = old.module == new.module and (foreign or old.qualname == new.qualname)
+    if not same or foreign != (new.own is not None):
         raise errors.NameTakenError(
             f"the name is taken by `{old.module}.{old.qualname}`",
             operator=new.name,

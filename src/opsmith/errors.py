@@ -53,6 +53,7 @@ __all__ = [
     "SavedTensorModifiedError",
     "ShapeError",
     "ShapePatternError",
+    "SignatureMismatchError",
     "SizeError",
     "TransformError",
     "UnknownInputError",
@@ -138,6 +139,10 @@ class ResultNameError(OpsmithError, ValueError):
 
 class ShapePatternError(OpsmithError, ValueError):
     """The text of `shapes=` cannot be read, or does not fit the signature."""
+
+
+class SignatureMismatchError(OpsmithError, TypeError):
+    """The reference of an adopted operator does not have the operator's signature."""
 
 
 class UnknownInputError(OpsmithError, ValueError):

@@ -26,6 +26,7 @@ LOSSES = {
     "sharding": "import torch.distributed.tensor as d; del d.DTensor._op_dispatcher",
     "fake_tensors": "del torch._subclasses.fake_tensor.FakeTensorMode",
     "watching": "del torch.utils._python_dispatch.TorchDispatchMode",
+    "registered": "del torch._library.custom_ops._maybe_get_opdef",
 }
 PROGRAM = """
 import json, sys, warnings

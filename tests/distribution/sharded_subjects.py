@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import opsmith
+from opsmith import config
 
 kernel_runs: list[tuple[int, ...]] = []
 """Shapes that kernels were called with."""
@@ -207,3 +208,35 @@ SUBJECTS = {
     "ordered": Subject(ordered, MATRIX),
     "opaque": Subject(routine, MATRIX, sharded=False),
 }
+
+
+@torch.library.custom_op("sharded::theirs", mutates_args=())
+def theirs(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.from_numpy(x.detach().numpy() * weight.detach().numpy())
+
+
+@torch.library.custom_op("sharded::theirs_with_gradient", mutates_args=())
+def theirs_with_gradient(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.from_numpy(x.detach().numpy() * weight.detach().numpy())
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    x, weight = ctx.saved_tensors
+    return grad * weight, (grad * x).sum(0)
+
+
+theirs_with_gradient.register_autograd(_gradients, setup_context=_keep)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """The reference of both."""
+    return x * weight
+
+
+if not config.conservative():  # adopting is refused then
+    for name, operator in (("adopted", theirs), ("adopted-with-gradient", theirs_with_gradient)):
+        SUBJECTS[name] = Subject(opsmith.adopt(operator, reference=product), MATRIX)

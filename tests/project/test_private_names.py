@@ -18,7 +18,7 @@ CAPABILITIES_PACKAGE = capabilities.__name__
 ROOT = Path(opsmith.__file__).parent
 PRIVATE = ROOT / "torch_library" / "capabilities" / "private"
 CORE = Path(__file__).parents[1] / "core"
-TESTS = [CORE / "test_capabilities.py", CORE / "test_front_door_names.py"]
+TESTS = [CORE / "test_capabilities.py", CORE / "test_front_door_names.py", CORE / "test_registered_names.py"]
 
 OWN = {"self", "cls"}
 IN_TEXT = re.compile(r"(?<![\w])(?:torch|Tensor|_op_\w+)(?:\.\w+)*?\.(_(?!_)\w+)")

@@ -10,6 +10,7 @@ import torch
 
 from opsmith import errors
 from opsmith.adopting.functions import Samples, adopt_function
+from opsmith.adopting.registered import adopt_registered, is_operator, refuse_said
 from opsmith.adopting.signature import Signature
 from opsmith.core.calls import shown
 from opsmith.core.operator import Operator
@@ -17,7 +18,7 @@ from opsmith.core.operator import Operator
 
 def adopt(
     subject: Any,
-    name: str,
+    name: str | None = None,
     *,
     reference: Callable[..., Any] | None = None,
     samples: Samples = None,
@@ -25,11 +26,15 @@ def adopt(
     kind: str | Iterable[str] = "true",
     opaque: bool = False,
 ) -> Operator[..., Any]:
-    """Make an operator of an `autograd.Function` class, which is left as it is and gains what it lacks.
+    """Make an operator of an `autograd.Function` class, or of an operator of torch: each gains what it lacks.
+
+    A class is left as it is. An operator keeps its name and what it has, and calls of `torch.ops.ns.name`
+    gain the rest; it asks for a reference, and takes samples.
 
     Args:
-        subject: The class: old style, with `setup_context`, or with methods that take `self`.
-        name: `namespace::name` of the operator.
+        subject: The class: old style, with `setup_context`, or with methods that take `self`. Or an operator:
+            `torch.ops.ns.name`, one of its overloads, a `torch.library.custom_op`.
+        name: `namespace::name` of the operator that a class becomes.
         reference: The same mathematics in plain PyTorch, with the arguments of `forward` by position. What
             the class's own code cannot do, under a transform or in a second order, follows from it.
         samples: A function that returns a list of argument tuples, from which types are told where nothing
@@ -42,7 +47,8 @@ def adopt(
 
     Raises:
         NameFormatError, NameTakenError, UsageError, ParameterKindError, MissingAnnotationError,
-        UnsupportedTypeError, NotAFunctionError: As their names say.
+        UnsupportedTypeError, NotAFunctionError, SignatureMismatchError, CapturedTensorError: As their names
+        say.
 
     Example:
         >>> import torch, opsmith
@@ -59,9 +65,10 @@ def adopt(
         tensor([2., 6.])
     """
     if isinstance(subject, type) and issubclass(subject, torch.autograd.Function):
+        named: Any = name  # what is none is refused there
         return adopt_function(
             subject,
-            name,
+            named,
             reference=reference,
             samples=samples,
             signature=signature,
@@ -69,11 +76,16 @@ def adopt(
             opaque=opaque,
             module=_caller(),
         )
+    if is_operator(subject):
+        refuse_said(
+            name=(name, None), signature=(signature, None), kind=(kind, "true"), opaque=(opaque, False)
+        )
+        return adopt_registered(subject, reference=reference, samples=samples, module=_caller())
     raise errors.UsageError(
-        "only a Function class can be adopted",
+        "only a Function class, or an operator that torch knows, can be adopted",
         operator=name,
         argument="subject",
-        expected="a class derived from torch.autograd.Function",
+        expected="a class derived from torch.autograd.Function, or `torch.ops.ns.name`",
         got=shown(subject),
         mend='give the class, not its `apply`; declare a function with `@opsmith.operator("mylib::name")`',
     )

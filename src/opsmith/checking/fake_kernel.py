@@ -53,7 +53,9 @@ def compare_fake(
         message = f"on fake tensors, where there is a form and no data, it raises {failure.message}"
         yield replace(failure, cause="fake-raises", message=message)
         return
-    function = subject.specification.fake or subject.specification.reference
+    specification = subject.specification
+    own = specification.own is not None and specification.own.fake
+    place = "its own fake kernel" if own else where(specification.fake or specification.reference)
     for fake, real, result in zip(fakes, results, subject.results(sample), strict=True):
         if real is None and fake is None:
             continue
@@ -64,7 +66,7 @@ def compare_fake(
                 result.name,
                 "fake-presence",
                 f"on fake tensors `{result.name}` is {words}, and on real ones it is not",
-                where(function),
+                place,
                 {"sample": case},
             )
             continue
@@ -78,6 +80,6 @@ def compare_fake(
             f"fake-{aspect}",
             f"the fake kernel gives `{result.name}` the {aspect} {mine}, and the real one {right}: "
             "code compiled for the one would be wrong for the other",
-            where(function),
+            place,
             {"sample": case, "fake": mine, "real": right},
         )

@@ -165,7 +165,9 @@ class Subject:
     @cached_property
     def devices(self) -> tuple[torch.device, ...]:
         """Where the operator is checked: the CPU, and where it has kernels that can run here."""
-        types = dict.fromkeys(kernel.device for kernel in self.specification.kernels)
+        own = self.specification.own
+        adopted = own.devices if own is not None else ()
+        types = dict.fromkeys((*(kernel.device for kernel in self.specification.kernels), *adopted))
         others = [torch.device(kind) for kind in types if kind != "cpu" and missing_device(kind) is None]
         return (CPU, *others)
 

@@ -165,6 +165,15 @@ class Aspects:
     def _attach_tangents(self, rules: dict[str, Any]) -> Self:
         return self._replace(tangents=self._specification.tangents.with_rules(rules))
 
+    def _refuse_own(self, what: str, mend: str, *, own: bool) -> None:
+        if own and self._specification.own is not None:
+            raise errors.UsageError(
+                f"it was adopted, and has {what} of its own, which stays in force",
+                operator=self.name,
+                where=self._specification.where,
+                mend=mend,
+            )
+
     def _check_attached(self, function: Any, what: str) -> None:
         check_attached(function, what, self._specification.schema, self.name)
 
@@ -216,6 +225,7 @@ class Aspects:
             'kernel for cpu, neg'
         """
         check_device(device, self.name)
+        self._refuse_own("kernels", "register it with `torch.library.impl`", own=True)
         chosen = None if dtypes is None else dtypes_of(dtypes, self.name)
 
         def attach(function: F) -> F:
@@ -244,6 +254,8 @@ class Aspects:
             torch.Size([3])
         """
         self._check_attached(function, "the fake kernel")
+        own = self._specification.own
+        self._refuse_own("a fake kernel", "mend that one", own=own is not None and own.fake)
         self._replace(fake=function)
         return function
 

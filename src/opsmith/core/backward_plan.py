@@ -103,5 +103,7 @@ def runs_ordinary(specification: Specification, values: list[Any], *, forward_mo
 
 
 def takes_kernel(specification: Specification, values: list[Any]) -> bool:
-    """Whether one of the author's kernels takes a call with these values."""
+    """Whether a kernel takes a call with these values, the author's or an adopted operator's own."""
+    if specification.own is not None:
+        return True
     return bool(specification.kernels) and choose(specification.kernels, tensors_in(values))[0] is not None

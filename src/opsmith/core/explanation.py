@@ -29,6 +29,7 @@ class Explanation:
         ordinary: Whether autograd records the reference, as it would any function.
         recomputes: Whether the backward runs the reference, or the stand-in, to derive a gradient.
         notes: What the runs of an adopted class have shown.
+        own_autograd: Whether an adopted operator differentiates itself.
     """
 
     operator: str
@@ -40,6 +41,7 @@ class Explanation:
     ordinary: bool
     recomputes: bool
     notes: tuple[str, ...] = ()
+    own_autograd: bool = False
 
     def __str__(self) -> str:
         lines = [self.operator, f"  forward: {self.forward}"]
@@ -47,6 +49,8 @@ class Explanation:
         lines += [f"  gradient of `{name}`: {source}" for name, source in self.gradients.items()]
         lines += [f"  tangent of `{name}`: {source}" for name, source in self.tangents.items()]
         nothing = "what the operations of the reference save" if self.ordinary else "nothing"
+        if self.own_autograd:
+            nothing = "what its own autograd saves"
         lines.append(f"  saved for the backward: {', '.join(self.saved) or nothing}")
         if self.recomputes:
             lines.append("  the backward runs what gradients are derived from")
@@ -57,12 +61,14 @@ class Explanation:
 def explain(specification: Specification, values: list[Any]) -> Explanation:
     """Explain a call with these argument values."""
     accepted, rejected = choose(specification.kernels, tensors_in(values))
-    forward = (
-        f"kernel for {accepted.kernel.device}, {accepted.kernel.where}"
-        if accepted
-        else f"{_computing(specification)}, {specification.where}"
-    )
+    if specification.own is not None:
+        forward = "the operator's own kernel"
+    elif accepted:
+        forward = f"kernel for {accepted.kernel.device}, {accepted.kernel.where}"
+    else:
+        forward = f"{_computing(specification)}, {specification.where}"
     rules = specification.gradients
+    own_autograd = _differentiates_itself(specification, values)
     ordinary = runs_ordinary(specification, values)
     plan = backward_plan(
         specification, frozenset(filter(rules.differentiable, specification.schema.tensor_names))
@@ -71,16 +77,30 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
         specification.name,
         forward,
         tuple(f"kernel for {r.kernel.device}, {r.kernel.where}: {r.reason}" for r in rejected),
-        {name: _source(specification, name, ordinary) for name in specification.schema.tensor_names},
+        {
+            name: OWN_AUTOGRAD if own_autograd else _source(specification, name, ordinary)
+            for name in specification.schema.tensor_names
+        },
         {
             name: f"formula, {rule.where}" if isinstance(rule, Formula) else repr(rule)
             for name, rule in specification.tangents.rules.items()
         },
-        _saved(specification, plan) if not ordinary else (),
+        () if ordinary or own_autograd else _saved(specification, plan),
         ordinary,
-        runs_again(specification, bool(plan.derived)) and not ordinary,
+        runs_again(specification, bool(plan.derived)) and not (ordinary or own_autograd),
         tuple(specification.adopted.notes()) if specification.adopted else (),
+        own_autograd,
     )
+
+
+OWN_AUTOGRAD = "the operator's own autograd; derived in forward mode and under `torch.func`"
+
+
+def _differentiates_itself(specification: Specification, values: list[Any]) -> bool:
+    """Whether an adopted operator's own autograd serves a call: nobody gave formulas in its place."""
+    if specification.own is None or specification.gradients.given:
+        return False
+    return any(tensor.device.type in specification.own.autograd for tensor in tensors_in(values))
 
 
 def _computing(specification: Specification) -> str:

@@ -139,7 +139,9 @@ class Schema:
         if len(self.visible) != 1:
             return {}
         only = self.results[self.visible[0]]
-        return {} if only.name == "result" else {"grad": only.gradient_name(), "result": only.name}
+        meant = {} if only.name == "result" else {"grad": only.gradient_name(), "result": only.name}
+        # An adopted operator may have an argument of that name.
+        return {alias: name for alias, name in meant.items() if alias not in self.by_name}
 
     def text(self, name: str, *, with_hidden: bool = False) -> str:
         """The schema in torch's language, for an operator of this name.

@@ -234,6 +234,7 @@ def _aspects(specification: Specification) -> list[Any]:
         ],
         specification.adopted and (specification.adopted.function_class, specification.adopted.reference),
         (specification.opaque, specification.random, specification.autocast, specification.inline),
+        () if specification.own is None else specification.own.sources,
     ]
 
 

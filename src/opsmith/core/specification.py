@@ -9,6 +9,7 @@ from typing import Any, Literal
 from opsmith.core.adopted import Adopted
 from opsmith.core.gradients import GradientRules
 from opsmith.core.kernels import Kernel
+from opsmith.core.own import Own
 from opsmith.core.samples import Samples
 from opsmith.core.schema import Schema
 from opsmith.core.shapes import Shapes
@@ -40,6 +41,7 @@ class Specification:
         fake: Function that computes shapes and dtypes only, if the author gave one.
         samples: Function that yields representative inputs.
         flops: Function that tells how many floating-point operations a call takes, if the author gave one.
+        own: What it brings, where it was registered by others and adopted.
         adopted: The `autograd.Function` class that it was adopted from, if it was.
         forward: What computes a call in the place of the reference: the forward of that class.
     """
@@ -62,6 +64,7 @@ class Specification:
     fake: Callable[..., Any] | None = None
     samples: Samples | None = None
     flops: Callable[..., int] | None = None
+    own: Own | None = None
     adopted: Adopted | None = None
     forward: Callable[..., Any] | None = None
 

@@ -8,11 +8,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from opsmith import errors
 from opsmith.checking.case import NARROW, WIDE, Case, cases, short
 from opsmith.checking.difference import form_fault
 from opsmith.checking.fake_kernel import compare_fake
 from opsmith.checking.hypotheses import UNKNOWN, explain_difference
-from opsmith.checking.property import Findings, Note, Property, each_sample, raised
+from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.replay import call_code, replay, visible_code
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact
@@ -73,7 +74,14 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
     chosen = choose(subject.specification.kernels, tensors_in(flat))[0]
     if chosen is not None and chosen.kernel in wrong:
         return
-    results = subject.call(case.sample, flat)
+    try:
+        results = subject.call(case.sample, flat)
+    except (RuntimeError, TypeError) as error:
+        if subject.specification.own is None or case.dtype in WIDE or isinstance(error, errors.OpsmithError):
+            raise
+        words = f"the operator's own kernel does not run in it: {first_line(error)}"
+        yield Note(f"{short(case.dtype)} was left out on {case.device.type}: {words}")
+        return
     visible = subject.places(case.sample)
     yield from _compare(case, results, visible, "the operator", subject.specification.where)
     yield from compare_fake(NAME, subject, case.sample, case.flat(), results, str(case))

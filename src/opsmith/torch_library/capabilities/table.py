@@ -106,6 +106,25 @@ CAPABILITIES = {
             instead="the check finds undeclared randomness only where two runs differ",
             provides=("watching",),
         ),
+        Capability(
+            name="registered",
+            purpose="operators that others registered: their schemas, and what they have",
+            instead="`opsmith.adopt` refuses operators of `torch.ops`",
+            provides=(
+                "MISSING",
+                "Declared",
+                "Signature",
+                "overloads_of",
+                "signature_of",
+                "registers_kernel",
+                "kernel_at",
+                "knows_key",
+                "CustomParts",
+                "custom_parts",
+                "add_fake",
+                "shards_itself",
+            ),
+        ),
     )
 }
 """By name; `instead` is None where opsmith cannot do without."""

@@ -30,6 +30,7 @@ def without_autocast(device: str) -> AbstractContextManager[None]:
 
 def serve_autocast_while_tracing(operator: Any, key: str, kernel: Any) -> None:
     """Let traced calls find an autocast kernel too: they look it up in Python."""
+    operator.py_kernels.pop(getattr(_C.DispatchKey, key), None)  # of an operator that is adopted again
     operator.py_impl(getattr(_C.DispatchKey, key))(kernel)
 
 

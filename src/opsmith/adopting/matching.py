@@ -1,0 +1,182 @@
+"""The schema of an operator that was registered elsewhere, matched with the signature of its reference."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from opsmith import errors
+from opsmith.core.bases import BASES, COMPLEX, FLOAT, INT, NUMBER, NUMBERED, STR, Base
+from opsmith.core.kinds import Kind
+from opsmith.core.location import where
+from opsmith.core.results import Result
+from opsmith.core.schema import REQUIRED, Argument, Schema, schema_of
+from opsmith.torch_library import capabilities
+
+TYPES = {**{base.schema: base for base in BASES.values()}, "int": INT, "number": NUMBER}
+"""Kinds by the name that torch's compiler has for a type."""
+ALSO = {NUMBER: (FLOAT, COMPLEX), FLOAT: (NUMBER,)}
+"""What a reference may take where the operator takes this."""
+RESULT_NAMES = ("result", "out", "output", "answer", "value")
+"""Names for results without one, the first that says something else than every argument."""
+
+
+def matched(signature: capabilities.Signature, reference: Callable[..., Any]) -> Schema:
+    """The schema of an operator, in opsmith's terms: its own names and defaults, the reference's containers.
+
+    Args:
+        signature: The schema as torch has it.
+        reference: Its arguments are matched by position, those that the operator takes by name alone by name.
+
+    Raises:
+        SignatureMismatchError: If the reference cannot stand for the operator.
+        UnsupportedTypeError: If the schema has types that opsmith does not know.
+    """
+    theirs = schema_of(reference, signature.name)
+    mismatch = Mismatch(signature, reference)
+    positional = [each for each in signature.arguments if not each.keyword_only]
+    taken = [each for each in theirs.arguments if not each.keyword_only][: len(positional)]
+    by_name = {each.name: each for each in theirs.arguments if each not in taken}
+    named = [each for each in signature.arguments if each.keyword_only]
+    if len(taken) < len(positional) or {each.name for each in named} != by_name.keys():
+        raise mismatch.error(
+            "the reference does not take the operator's arguments",
+            "take as many arguments by position, and those after `*` under the same names",
+        )
+    pairs = [*zip(positional, taken, strict=True), *((each, by_name[each.name]) for each in named)]
+    arguments = tuple(_argument(declared, other, mismatch) for declared, other in pairs)
+    if any(kind != "Tensor" for _, kind in signature.results) or not signature.results:
+        raise errors.UnsupportedTypeError(
+            "an operator returns a tensor, or a fixed number of them",
+            operator=signature.name,
+            argument="return",
+            got=signature.text,
+            mend="let it return a tensor for each result; a list of tensors can be put into one",
+        )
+    if len(theirs.results) != len(signature.results) or (len(signature.results) == 1) != theirs.single:
+        raise mismatch.error(
+            "the reference returns another number of results than the operator",
+            "return a tensor for one result, and a tuple of tensors for several",
+        )
+    names = _result_names(signature.results, [each.name for each in arguments])
+    return Schema(arguments, tuple(map(Result, names)), theirs.single)
+
+
+class Mismatch:
+    """What is said of a reference that does not fit.
+
+    Args:
+        signature: The operator's schema.
+        reference: The reference.
+    """
+
+    def __init__(self, signature: capabilities.Signature, reference: Callable[..., Any]) -> None:
+        self.signature = signature
+        self.reference = reference
+
+    def error(self, problem: str, mend: str, argument: str | None = None) -> errors.SignatureMismatchError:
+        """The error, with both signatures."""
+        written = str(inspect.signature(self.reference)).replace("torch.Tensor", "Tensor").replace("'", "")
+        return errors.SignatureMismatchError(
+            problem,
+            operator=self.signature.name,
+            argument=argument,
+            expected=self.signature.text,
+            got=f"{self.reference.__name__}{written}",
+            where=where(self.reference),
+            mend=mend,
+        )
+
+
+def _argument(declared: capabilities.Declared, other: Argument, mismatch: Mismatch) -> Argument:
+    """An argument with the operator's name and default, in the container that the reference takes."""
+    kind = _kind(declared, mismatch.signature)
+    if not _fits(kind, other.kind):
+        raise mismatch.error(
+            f"`{other.name}` of the reference is {other.kind.hint()}, and `{declared.name}` of the operator "
+            f"{kind.hint()}",
+            f"write `{other.name}: {kind.hint()}`",
+            declared.name,
+        )
+    kind = replace(kind, length=kind.length or other.kind.length, as_tuple=other.kind.as_tuple)
+    if _is_literal_of(kind.base, other.kind.base):
+        kind = replace(kind, base=other.kind.base)
+    default = REQUIRED if declared.default is capabilities.MISSING else _default(kind, declared.default)
+    if default is not REQUIRED and other.default is not REQUIRED:
+        values = [kind.restore(default), kind.restore(other.default)]
+        if values[0] != values[1]:
+            raise mismatch.error(
+                f"the default of `{other.name}` is {values[1]!r}, and that of the operator's "
+                f"`{declared.name}` {values[0]!r}",
+                f"write `{other.name}: {kind.hint()} = {values[0]!r}`, or leave the default out",
+                declared.name,
+            )
+    return Argument(declared.name, kind, default, declared.keyword_only)
+
+
+def _kind(declared: capabilities.Declared, signature: capabilities.Signature) -> Kind:
+    found = re.fullmatch(r"(Optional\[)?(List\[)?(Optional\[)?(\w+)\]*", declared.type)
+    if found is None or found[4] not in TYPES:
+        raise errors.UnsupportedTypeError(
+            f"`{declared.name}` is of a type that opsmith does not know",
+            operator=signature.name,
+            argument=declared.name,
+            got=f"{declared.type}, in {signature.text}",
+            mend="it takes tensors, numbers, strings, dtypes, devices, layouts, generators and lists of them",
+        )
+    base, sequence = TYPES[found[4]], found[2] is not None
+    return Kind(
+        base,
+        optional=found[1] is not None,
+        sequence=sequence,
+        length=declared.length if sequence else None,
+        item_optional=found[3] is not None,
+        spread=bool(sequence and declared.length and base in (INT, FLOAT)),
+    )
+
+
+def _fits(kind: Kind, other: Kind) -> bool:
+    """Whether a reference that takes one kind can be given what an operator takes."""
+    return (
+        other.structure is None
+        and (
+            other.base is kind.base
+            or other.base in ALSO.get(kind.base, ())
+            or _is_literal_of(kind.base, other.base)
+        )
+        and other.sequence == kind.sequence
+        and (other.optional or not kind.optional)
+        and (other.item_optional or not kind.item_optional)
+        and (None in (kind.length, other.length) or kind.length == other.length)
+    )
+
+
+def _is_literal_of(base: Base, other: Base) -> bool:
+    """Whether a reference takes some of the strings or whole numbers that an operator takes."""
+    plain = {STR: "str", INT: "int"}.get(base)
+    return other.held and other.lower is None and other.schema == plain
+
+
+def _default(kind: Kind, value: Any) -> Any:
+    """A default of torch's as a call would give it: dtypes, layouts and memory formats are numbered there."""
+    numbered = NUMBERED.get(kind.base.schema)
+    if numbered is None or value is None:
+        return value
+    return [numbered[each] for each in value] if kind.sequence else numbered[value]
+
+
+def _result_names(results: Sequence[tuple[str, str]], arguments: Sequence[str]) -> list[str]:
+    """Names for the results: torch's where it has them, so that no name means two things."""
+    given = [name for name, _ in results]
+    count = len(given)
+    choices = [given] if all(given) else []
+    choices += [[name] if count == 1 else [f"{name}{i}" for i in range(count)] for name in RESULT_NAMES]
+    for names in choices:
+        described = [Result(name) for name in names]
+        meant = [*names, *(each.gradient_name() for each in described), *arguments]
+        if len({*meant}) == len(meant):
+            return names
+    return [f"{choices[-1][i]}_of_call" for i in range(count)]

@@ -1,0 +1,133 @@
+"""Adopting an operator that was registered with torch elsewhere: what it lacks is added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.adopting.matching import matched
+from opsmith.core.location import where
+from opsmith.core.operator import Operator
+from opsmith.core.samples import Samples
+from opsmith.core.specification import Specification
+from opsmith.declaring import declare_specified, declared_operators
+from opsmith.torch_library import capabilities
+
+TORCH_S_OWN = ("aten", "prim", "prims")
+
+
+def is_operator(subject: Any) -> bool:
+    """Whether something is an operator of torch: an overload, a packet of them, or a `custom_op`."""
+    return capabilities.overloads_of(subject) is not None
+
+
+def adopt_registered(
+    subject: Any, *, reference: Callable[..., Any] | None, samples: Samples | None, module: str
+) -> Operator[..., Any]:
+    """The handle of an operator that was registered elsewhere, which has been given what it lacked.
+
+    Args:
+        subject: One of its overloads, a packet with one overload, or a `torch.library.custom_op`.
+        reference: The mathematics in plain PyTorch, with type hints.
+        samples: Function that yields representative inputs.
+        module: The module that adopts.
+    """
+    overload = _overload(capabilities.overloads_of(subject) or {}, subject)
+    signature = capabilities.signature_of(overload)
+    if reference is None:
+        raise errors.UsageError(
+            "it is adopted with a reference, from which what it lacks is derived",
+            operator=signature.name,
+            argument="reference",
+            expected="a function with type hints that computes the same in plain PyTorch",
+            got="None",
+            mend=f"write `opsmith.adopt(torch.ops.{signature.name.replace('::', '.')}, reference=f)`",
+        )
+    _refuse(overload, signature)
+    specification = Specification(
+        name=signature.name,
+        reference=reference,
+        schema=matched(signature, reference),
+        module=module,
+        qualname=reference.__qualname__,
+        where=where(reference),
+        random=torch.Tag.nondeterministic_seeded in overload.tags,
+        inline=False,
+    )
+    from opsmith.torch_library.foreign import ForeignRegistration, own_of
+
+    specification = replace(specification, own=own_of(overload))
+    handle = declare_specified(specification, register=ForeignRegistration)
+    if samples is not None:
+        handle.samples(samples)
+    return handle
+
+
+def refuse_said(**said: tuple[Any, Any]) -> None:
+    """Refuse what means nothing for an operator: each argument of `adopt`, and what it is if nobody gave it.
+
+    Raises:
+        UsageError: Naming the argument.
+    """
+    for argument, (value, unsaid) in said.items():
+        if value != unsaid:
+            also = "; attach `op.surrogate_gradients(...)` to the result" if argument == "kind" else ""
+            raise errors.UsageError(
+                f"`{argument}` says nothing about an operator that was registered elsewhere",
+                argument=argument,
+                got=repr(value),
+                mend=f"leave it out{also}",
+            )
+
+
+def _overload(overloads: Mapping[str, Any], subject: Any) -> Any:
+    if len(overloads) == 1:
+        return next(iter(overloads.values()))
+    raise errors.UsageError(
+        f"`{subject}` has several overloads",
+        expected="one of them",
+        got=", ".join(f"`{name}`" for name in overloads),
+        mend=" or ".join(f"`torch.ops.{subject}.{name}`" for name in overloads),
+    )
+
+
+def _refuse(overload: Any, signature: capabilities.Signature) -> None:
+    """Refuse an operator that cannot be adopted, or has nothing to gain.
+
+    Raises:
+        UsageError: Saying why.
+    """
+    from opsmith.torch_library.looking import COMPOSITE, computes
+    from opsmith.torch_library.registration import HIDDEN_SUFFIX
+
+    ours = {operator.name for operator in declared_operators() if operator.specification.own is None}
+    what: tuple[str, str] | None = None
+    if {signature.name, signature.name.removesuffix(HIDDEN_SUFFIX)} & ours:
+        what = (
+            "it is declared with opsmith, and has everything",
+            "use the handle that `@opsmith.operator` made",
+        )
+    elif signature.name.partition("::")[0] in TORCH_S_OWN:
+        what = (
+            "it is one of torch's own, whose gradients and kernels are torch's",
+            "declare one of your own that calls it",
+        )
+    elif not signature.pure:
+        what = (
+            "its schema says that it writes into its arguments, or returns views of them",
+            "adopt an operator that returns new tensors",
+        )
+    elif capabilities.registers_kernel(overload, COMPOSITE):
+        what = (
+            "it is composite: torch sees the operations that it is made of, which have everything",
+            "use it as it is; `@opsmith.operator` over a function that calls it gives it a name to check",
+        )
+    elif not computes(overload):
+        what = "it has no kernel on any device", "import the library that registers its kernels first"
+    if what is not None:
+        problem, mend = what
+        raise errors.UsageError(problem, operator=signature.name, got=signature.text, mend=mend)

@@ -1,0 +1,476 @@
+"""Messages about operators registered elsewhere that cannot be adopted, and about their references."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opsmith
+from opsmith import errors
+
+Place = Callable[[Callable[..., Any]], str]
+
+
+@pytest.fixture
+def library() -> Iterator[torch.library.Library]:
+    library: Any = torch.library.Library("theirs", "FRAGMENT")
+    yield library
+    library._destroy()
+
+
+Define = Callable[..., Any]
+
+
+@pytest.fixture
+def define(library: torch.library.Library) -> Define:
+    """Defines an operator of a schema, with a kernel for the CPU, and returns it."""
+
+    def of(schema: str, key: str = "CPU") -> Any:
+        library.define(schema)
+        name = schema.partition("(")[0]
+        if key:
+            library.impl(name, lambda x, *rest: x.clone(), key)
+        return getattr(torch.ops.theirs, name.partition(".")[0])
+
+    return of
+
+
+def same(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+def scaled(x: Tensor, by: float = 1.0) -> Tensor:
+    return x * by
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x / 2, x / 2
+
+
+@pytest.mark.parametrize(
+    ("subject", "shown"),
+    [(3, "int 3"), ("theirs::name", "str 'theirs::name'"), (None, "None")],
+    ids=["number", "text", "None"],
+)
+def test_no_operator(subject: Any, shown: str, says: Any) -> None:
+    with says(
+        errors.UsageError,
+        f"""
+        only a Function class, or an operator that torch knows, can be adopted
+          argument: subject
+          expected: a class derived from torch.autograd.Function, or `torch.ops.ns.name`
+          got: {shown}
+          mend: give the class, not its `apply`; declare a function with `@opsmith.operator("mylib::name")`
+        """,
+    ):
+        opsmith.adopt(subject, reference=same)
+
+
+def test_a_function_and_a_namespace_are_no_operators() -> None:
+    for subject in (same, torch.ops.theirs):
+        with pytest.raises(errors.UsageError, match="only a Function class, or an operator"):
+            opsmith.adopt(subject, reference=same)
+
+
+@pytest.mark.parametrize(
+    ("given", "shown", "mend"),
+    [
+        ({"name": "mine::name"}, "'mine::name'", "leave it out"),
+        ({"signature": "x"}, "'x'", "leave it out"),
+        (
+            {"kind": "surrogate"},
+            "'surrogate'",
+            "leave it out; attach `op.surrogate_gradients(...)` to the result",
+        ),
+    ],
+    ids=["name", "signature", "kind"],
+)
+def test_what_is_for_classes(given: dict[str, str], shown: str, mend: str, define: Define, says: Any) -> None:
+    (argument,) = given
+    operator = define("classes(Tensor x) -> Tensor")
+    args = (given["name"],) if argument == "name" else ()
+    rest = {} if args else given
+    with says(
+        errors.UsageError,
+        f"""
+        `{argument}` says nothing about an operator that was registered elsewhere
+          argument: {argument}
+          got: {shown}
+          mend: {mend}
+        """,
+    ):
+        opsmith.adopt(operator, *args, reference=same, **rest)  # type: ignore[arg-type]
+
+
+def test_no_reference(define: Define, says: Any) -> None:
+    with says(
+        errors.UsageError,
+        """
+        theirs::alone: it is adopted with a reference, from which what it lacks is derived
+          argument: reference
+          expected: a function with type hints that computes the same in plain PyTorch
+          got: None
+          mend: write `opsmith.adopt(torch.ops.theirs.alone, reference=f)`
+        """,
+    ):
+        opsmith.adopt(define("alone(Tensor x) -> Tensor"))
+
+
+def test_several_overloads(define: Define, says: Any) -> None:
+    define("over(Tensor x) -> Tensor")
+    operator = define("over.scaled(Tensor x, float by=1) -> Tensor")
+    with says(
+        errors.UsageError,
+        """
+        `theirs.over` has several overloads
+          expected: one of them
+          got: `default`, `scaled`
+          mend: `torch.ops.theirs.over.default` or `torch.ops.theirs.over.scaled`
+        """,
+    ):
+        opsmith.adopt(operator, reference=same)
+    assert opsmith.adopt(operator.scaled, reference=scaled)(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("schema", "key", "problem", "mend"),
+    [
+        (
+            "writes(Tensor(a!) x) -> Tensor",
+            "CPU",
+            "its schema says that it writes into its arguments, or returns views of them",
+            "adopt an operator that returns new tensors",
+        ),
+        (
+            "views(Tensor(a) x) -> Tensor(a)",
+            "CPU",
+            "its schema says that it writes into its arguments, or returns views of them",
+            "adopt an operator that returns new tensors",
+        ),
+        (
+            "composed(Tensor x) -> Tensor",
+            "CompositeImplicitAutograd",
+            "it is composite: torch sees the operations that it is made of, which have everything",
+            "use it as it is; `@opsmith.operator` over a function that calls it gives it a name to check",
+        ),
+        (
+            "empty(Tensor x) -> Tensor",
+            "",
+            "it has no kernel on any device",
+            "import the library that registers its kernels first",
+        ),
+    ],
+    ids=["writes", "views", "composed", "empty"],
+)
+def test_nothing_to_adopt(schema: str, key: str, problem: str, mend: str, define: Define, says: Any) -> None:
+    operator = define(schema, key)
+    with says(
+        errors.UsageError,
+        f"""
+        theirs::{schema.partition("(")[0]}: {problem}
+          got: theirs::{schema}
+          mend: {mend}
+        """,
+    ):
+        opsmith.adopt(operator, reference=same)
+
+
+def test_one_of_torch_s_own(says: Any) -> None:
+    with says(
+        errors.UsageError,
+        """
+        aten::sin: it is one of torch's own, whose gradients and kernels are torch's
+          got: aten::sin(Tensor self) -> Tensor
+          mend: declare one of your own that calls it
+        """,
+    ):
+        opsmith.adopt(torch.ops.aten.sin.default, reference=same)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "returned"), [("", "Tensor"), ("_and_hidden", "(Tensor, Tensor)")], ids=["whole", "hidden"]
+)
+def test_one_of_ours(suffix: str, returned: str, name: str, says: Any) -> None:
+    def hiding(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x.sin()
+
+    opsmith.operator(name, hidden=("sine",))(hiding)
+    with says(
+        errors.UsageError,
+        f"""
+        {name}{suffix}: it is declared with opsmith, and has everything
+          got: {name}{suffix}(Tensor x) -> {returned}
+          mend: use the handle that `@opsmith.operator` made
+        """,
+    ):
+        opsmith.adopt(getattr(torch.ops.messages, f"{name.partition('::')[2]}{suffix}"), reference=same)
+
+
+def test_declaring_a_name_that_is_adopted(define: Define, place: Place, says: Any) -> None:
+    opsmith.adopt(define("taken(Tensor x) -> Tensor"), reference=same)
+    with says(
+        errors.NameTakenError,
+        f"""
+        theirs::taken: the name is taken by `{__name__}.same`
+          got: {__name__}.same, {place(same)}
+          where: {place(same)}
+          mend: choose another name; the namespace is best the name of your package
+        """,
+    ):
+        opsmith.operator("theirs::taken")(same)
+
+
+def test_captured_parameter(define: Define, place: Place, says: Any) -> None:
+    weight = torch.ones(2, requires_grad=True)
+
+    def capturing(x: Tensor) -> Tensor:
+        return x * weight
+
+    operator = define("captured(Tensor x) -> Tensor")
+    with says(
+        errors.CapturedTensorError,
+        f"""
+        theirs::captured: it uses `weight`, which requires a gradient and is no argument
+          argument: weight
+          expected: a function of its arguments alone
+          got: Tensor
+          where: {place(capturing)}
+          mend: make it an argument, `weight: Tensor`, or use `weight.detach()` made outside
+        """,
+    ):
+        opsmith.adopt(operator, reference=capturing)
+    assert "theirs::captured" not in {each.name for each in opsmith.declared_operators()}
+
+
+def two(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+
+
+def named(x: Tensor, *, alpha: float) -> Tensor:
+    return x * alpha
+
+
+def given(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+
+
+def pair(x: Tensor, k: tuple[int, int, int]) -> Tensor:
+    return x * k[0]
+
+
+def listed(x: Tensor, ys: list[Tensor]) -> Tensor:
+    return x + sum(ys)
+
+
+def defaulted(x: Tensor, by: float = 3.0) -> Tensor:
+    return x * by
+
+
+class Mode(enum.Enum):
+    UP = 1
+
+
+def moded(x: Tensor, mode: Mode) -> Tensor:
+    return x * mode.value
+
+
+ARGUMENTS = "take as many arguments by position, and those after `*` under the same names"
+MISMATCHES: dict[str, tuple[str, Callable[..., Any], str, str | None, str]] = {
+    "more": (
+        "more(Tensor x) -> Tensor",
+        two,
+        "the reference does not take the operator's arguments",
+        None,
+        ARGUMENTS,
+    ),
+    "fewer": (
+        "fewer(Tensor x, Tensor y) -> Tensor",
+        same,
+        "the reference does not take the operator's arguments",
+        None,
+        ARGUMENTS,
+    ),
+    "keyword": (
+        "keyword(Tensor x, *, float beta) -> Tensor",
+        named,
+        "the reference does not take the operator's arguments",
+        None,
+        ARGUMENTS,
+    ),
+    "by-name-alone": (
+        "by_name_alone(Tensor x, float alpha) -> Tensor",
+        named,
+        "the reference does not take the operator's arguments",
+        None,
+        ARGUMENTS,
+    ),
+    "type": (
+        "type(Tensor x, str mode) -> Tensor",
+        scaled,
+        "`by` of the reference is float, and `mode` of the operator str",
+        "mode",
+        "write `by: str`",
+    ),
+    "enum": (
+        "enum(Tensor x, str mode) -> Tensor",
+        moded,
+        "`mode` of the reference is Mode, and `mode` of the operator str",
+        "mode",
+        "write `mode: str`",
+    ),
+    "optional": (
+        "optional(Tensor x, Tensor? other) -> Tensor",
+        given,
+        "`y` of the reference is Tensor, and `other` of the operator Tensor | None",
+        "other",
+        "write `y: Tensor | None`",
+    ),
+    "list": (
+        "list(Tensor x, Tensor y) -> Tensor",
+        listed,
+        "`ys` of the reference is list[Tensor], and `y` of the operator Tensor",
+        "y",
+        "write `ys: Tensor`",
+    ),
+    "item": (
+        "item(Tensor x, Tensor?[] ys) -> Tensor",
+        listed,
+        "`ys` of the reference is list[Tensor], and `ys` of the operator list[Tensor | None]",
+        "ys",
+        "write `ys: list[Tensor | None]`",
+    ),
+    "length": (
+        "length(Tensor x, int[2] k) -> Tensor",
+        pair,
+        "`k` of the reference is tuple[int, int, int], and `k` of the operator int | tuple[int, int]",
+        "k",
+        "write `k: int | tuple[int, int]`",
+    ),
+    "default": (
+        "default(Tensor x, float by=2.) -> Tensor",
+        defaulted,
+        "the default of `by` is 3.0, and that of the operator's `by` 2.0",
+        "by",
+        "write `by: float = 2.0`, or leave the default out",
+    ),
+    "results": (
+        "results(Tensor x) -> (Tensor, Tensor)",
+        same,
+        "the reference returns another number of results than the operator",
+        None,
+        "return a tensor for one result, and a tuple of tensors for several",
+    ),
+    "single": (
+        "single(Tensor x) -> Tensor",
+        halves,
+        "the reference returns another number of results than the operator",
+        None,
+        "return a tensor for one result, and a tuple of tensors for several",
+    ),
+}
+SIGNATURES = {
+    two: "two(x: Tensor, y: Tensor) -> Tensor",
+    moded: "moded(x: Tensor, mode: Mode) -> Tensor",
+    same: "same(x: Tensor) -> Tensor",
+    named: "named(x: Tensor, *, alpha: float) -> Tensor",
+    scaled: "scaled(x: Tensor, by: float = 1.0) -> Tensor",
+    given: "given(x: Tensor, y: Tensor) -> Tensor",
+    listed: "listed(x: Tensor, ys: list[Tensor]) -> Tensor",
+    pair: "pair(x: Tensor, k: tuple[int, int, int]) -> Tensor",
+    defaulted: "defaulted(x: Tensor, by: float = 3.0) -> Tensor",
+    halves: "halves(x: Tensor) -> tuple[Tensor, Tensor]",
+}
+
+
+@pytest.mark.parametrize("case", MISMATCHES)
+def test_reference_that_does_not_fit(case: str, define: Define, place: Place, says: Any) -> None:
+    schema, reference, problem, argument, mend = MISMATCHES[case]
+    operator = define(schema)
+    at = f"  argument: {argument}\n          " if argument else "  "
+    with says(
+        errors.SignatureMismatchError,
+        f"""
+        theirs::{schema.partition("(")[0]}: {problem}
+        {at}expected: theirs::{schema}
+          got: {SIGNATURES[reference]}
+          where: {place(reference)}
+          mend: {mend}
+        """,
+    ):
+        opsmith.adopt(operator, reference=reference)
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem", "argument", "got", "mend"),
+    [
+        (
+            "streams(Tensor x, Stream s) -> Tensor",
+            "`s` is of a type that opsmith does not know",
+            "s",
+            "Stream, in ",
+            "it takes tensors, numbers, strings, dtypes, devices, layouts, generators and lists of them",
+        ),
+        (
+            "counts(Tensor x) -> int",
+            "an operator returns a tensor, or a fixed number of them",
+            "return",
+            "",
+            "let it return a tensor for each result; a list of tensors can be put into one",
+        ),
+        (
+            "lists(Tensor x) -> Tensor[]",
+            "an operator returns a tensor, or a fixed number of them",
+            "return",
+            "",
+            "let it return a tensor for each result; a list of tensors can be put into one",
+        ),
+    ],
+    ids=["argument", "int", "list"],
+)
+def test_types_that_are_not_known(
+    schema: str, problem: str, argument: str, got: str, mend: str, define: Define, says: Any
+) -> None:
+    operator = define(schema)
+    with says(
+        errors.UnsupportedTypeError,
+        f"""
+        theirs::{schema.partition("(")[0]}: {problem}
+          argument: {argument}
+          got: {got}theirs::{schema}
+          mend: {mend}
+        """,
+    ):
+        opsmith.adopt(operator, reference=two if argument == "s" else same)
+
+
+def test_a_kernel_beside_its_own(define: Define, place: Place, says: Any) -> None:
+    adopted = opsmith.adopt(define("kernels(Tensor x) -> Tensor"), reference=same)
+    with says(
+        errors.UsageError,
+        f"""
+        theirs::kernels: it was adopted, and has kernels of its own, which stays in force
+          where: {place(same)}
+          mend: register it with `torch.library.impl`
+        """,
+    ):
+        adopted.kernel("cpu", torch.clone)
+
+
+def test_a_fake_kernel_beside_its_own(define: Define, library: Any, place: Place, says: Any) -> None:
+    operator = define("fakes(Tensor x) -> Tensor")
+    library.impl("fakes", torch.empty_like, "Meta")
+    adopted = opsmith.adopt(operator, reference=same)
+    with says(
+        errors.UsageError,
+        f"""
+        theirs::fakes: it was adopted, and has a fake kernel of its own, which stays in force
+          where: {place(same)}
+          mend: mend that one
+        """,
+    ):
+        adopted.fake(torch.empty_like)
