@@ -65,7 +65,7 @@ def describe(
     calls = [values_of(sample) for sample in samples()] if samples is not None else []
     arguments, variadic = arguments_of(function_class, stated, calls, name)
     annotated = [stated] if stated is not None else []
-    annotated += [resolved(each) for each in (reference, function_class.forward) if each is not None]
+    annotated += [resolved(each) for each in (reference, function_class.forward) if callable(each)]
     run = (lambda: returned_by(function_class, calls[0])) if calls else None
     outputs, optional = outputs_of(function_class, [each.return_annotation for each in annotated], run, name)
     schema = Schema(arguments, _results(outputs, optional), single=outputs == 0)

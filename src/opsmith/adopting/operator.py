@@ -23,6 +23,10 @@ class AdoptedOperator(Operator[..., Any]):
     def _from_door(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return AdoptedOperator.__call__(self, *args, **kwargs)
 
+    def _call_mend(self) -> str:
+        say = '`adopt(..., signature="(x: Tensor, n: int) -> Tensor")`'
+        return f"{super()._call_mend()}; if its types are others, say so: {say}"
+
     @property
     def function_class(self) -> type[torch.autograd.Function] | None:
         """The class; None once the operator was declared anew as another one."""

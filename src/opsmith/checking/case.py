@@ -68,6 +68,9 @@ def cases(
         arguments: Arguments of what is measured; those of the sample by default.
     """
     found: list[Case | Note] = []
+    if subject.single_precision:
+        found.append(Note("dtypes other than float32 were left out: it is declared to compute in that"))
+        dtypes = (torch.float32,)
     for dtype in dtypes if sample.inexact else dtypes[:1]:
         for device in subject.devices:
             found.append(_case(subject, sample, measure, dtype, device, arguments or sample.at))

@@ -58,10 +58,21 @@ def numerical_fault(
     try:
         with torch.random.fork_rng(), quiet():
             torch.manual_seed(subject.seed)
-            check(wrap(on_inputs(subject, sample, flat, places)), inputs, **options)
+            steps = SINGLE_STEPS if subject.single_precision else {}
+            check(wrap(on_inputs(subject, sample, flat, places)), inputs, **steps, **options)
     except GradcheckError as error:
         return str(error).strip().splitlines()[0].rstrip(",:")
     return None
+
+
+_ROUNDING = torch.finfo(torch.float32).eps
+SINGLE_STEPS = {
+    "eps": (3 * _ROUNDING) ** (1 / 3),
+    "atol": 64 * _ROUNDING ** (2 / 3),
+    "rtol": 64 * _ROUNDING ** (2 / 3),
+}
+"""For what computes in float32: the step at which rounding and curvature weigh alike, and what both leave
+(W. H. Press and others, Numerical Recipes, section 5.7), with room for curvatures up to 64."""
 
 
 @contextmanager

@@ -129,6 +129,18 @@ class Subject:
             return every  # a stand-in may leave the hidden ones out
         return [every[place] for place in self.places(sample)]
 
+    @property
+    def single_precision(self) -> bool:
+        """Whether it computes in float32, whatever comes in: an adopted class may be declared so."""
+        adopted = self.specification.adopted
+        return adopted is not None and "float32" in adopted.kinds
+
+    @property
+    def linear(self) -> bool:
+        """Whether its backward is linear in what comes in: an adopted class may be declared not to be."""
+        adopted = self.specification.adopted
+        return adopted is None or "nonlinear" not in adopted.kinds
+
     @contextmanager
     def seeded(self) -> Iterator[None]:
         """A region in which every run draws the same numbers; the state outside stays as it was."""

@@ -181,8 +181,11 @@ class Operator(Aspects, FaceMethods[R], Generic[P, R]):
                 expected=expected,
                 got=got,
                 where=self._specification.where,
-                mend=f"call it as {self._specification.schema.text(self._specification.short_name)}",
+                mend=self._call_mend(),
             ) from None
+
+    def _call_mend(self) -> str:
+        return f"call it as {self._specification.schema.text(self._specification.short_name)}"
 
     @property
     def name(self) -> str:

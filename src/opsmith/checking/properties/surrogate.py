@@ -59,7 +59,10 @@ def _sample(subject: Subject, sample: Sample, seen: set[str], instead: dict[str,
     for place in places:
         gradient = partial(_gradient, subject, sample, place)
         yield from _form(subject, sample, place, gradient, plain)
-        yield from _linear(subject, sample, place, gradient, plain)
+        if subject.linear:
+            yield from _linear(subject, sample, place, gradient, plain)
+        else:
+            yield Note("linearity in the incoming gradient was left out: it is declared not to be linear")
         yield from _layouts(subject, sample, place, gradient, tried)
     if subject.specification.gradients.stand_in is not None:
         yield from _stand_in(subject, sample, places, plain)
@@ -103,7 +106,7 @@ def _linear(subject: Subject, sample: Sample, place: int, gradient: Any, probe: 
     if got is None or u is None or v is None:
         return
     expected = a * u + b * v
-    if not alike(got, expected, torch.finfo(torch.float64).eps ** 0.5):
+    if not alike(got, expected, _tolerance(subject)):
         yield _failure(
             subject,
             sample,
@@ -113,6 +116,10 @@ def _linear(subject: Subject, sample: Sample, place: int, gradient: Any, probe: 
             "gradients before and after an operator, and takes each backward to be linear",
             {"largest difference": float((got - expected).abs().max())},
         )
+
+
+def _tolerance(subject: Subject) -> float:
+    return float(torch.finfo(torch.float32 if subject.single_precision else torch.float64).eps ** 0.5)
 
 
 def _layouts(subject: Subject, sample: Sample, place: int, gradient: Any, tried: Sequence[Probe]) -> Findings:
@@ -126,9 +133,7 @@ def _layouts(subject: Subject, sample: Sample, place: int, gradient: Any, tried:
             got, evidence = None, {"exception": f"{type(error).__name__}: {error}"}
         else:
             evidence = {}
-        if expected is None or (
-            got is not None and alike(got, expected, torch.finfo(torch.float64).eps ** 0.5)
-        ):
+        if expected is None or (got is not None and alike(got, expected, _tolerance(subject))):
             continue
         what = f"it is another one for a gradient that is {probe.name} than for the same one, contiguous"
         yield _failure(subject, sample, place, "layout", what, {"incoming gradient": probe.name, **evidence})
