@@ -179,7 +179,17 @@ def find_operator(name: str, module: str | None = None) -> Operator[..., Any]:
         <opsmith operator opsmith::exp(Tensor x) -> Tensor>
     """
     if name not in _declared and module is not None:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise  # the module is there, and lacks something itself
+            raise errors.OperatorNotFoundError(
+                "no operator of this name is declared, and the module that declared it is not here",
+                operator=name,
+                got=str(error),
+                mend=f"install what has the module `{module}`, or first import the one that declares it now",
+            ) from error
     if name not in _declared:
         raise errors.OperatorNotFoundError(
             "no operator of this name is declared",

@@ -180,7 +180,7 @@ class Operator(Aspects, Generic[P, R]):
                 expected=expected,
                 got=got,
                 where=self._specification.where,
-                mend=f"call it as {self._specification.schema.text(self._specification.short_name)}",
+                mend=f"call it as {self._specification.schema.call_text(self._specification.short_name)}",
             ) from None
 
     @property
