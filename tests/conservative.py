@@ -39,7 +39,10 @@ REFUSED = {
     ),
     "torch_func": (
         "core/test_encoded_kinds.py::test_derivatives_and_transforms",
+        "core/test_kinds_together.py::test_transforms",
+        "core/test_result_forms.py::test_a_whole_batch_of_lists",
         "core/test_result_forms.py::test_an_opaque_operator",
+        "core/test_result_forms.py::test_examples_with_different_numbers_of_results",
         "core/test_result_forms.py::test_tangent_formulas",
         "core/test_result_forms.py::test_transforms",
         "core/test_tangents.py::test_answers_and_constants",
@@ -107,7 +110,10 @@ OTHERWISE = {
     "sharding": ("distribution/test_placements.py::test_a_kernel_runs_on_shards_where_that_is_right",),
     "torch_func": (
         "core/test_encoded_kinds.py::test_derivatives_and_transforms",
+        "core/test_kinds_together.py::test_transforms",
+        "core/test_result_forms.py::test_a_whole_batch_of_lists",
         "core/test_result_forms.py::test_an_opaque_operator",
+        "core/test_result_forms.py::test_examples_with_different_numbers_of_results",
         "core/test_result_forms.py::test_tangent_formulas",
         "core/test_result_forms.py::test_transforms",
         "checking/test_mutants.py::test_a_wrong_operator_is_rejected[kernel_mixes_rows]",

@@ -126,7 +126,7 @@ class ParameterKindError(OpsmithError, TypeError):
 
 
 class ReservedNameError(OpsmithError, ValueError):
-    """A name begins with `grad` or `result`, which formulas use for themselves."""
+    """A name begins with `grad` or `result`, which formulas use for themselves, or is that of a part."""
 
 
 class DefaultError(OpsmithError, ValueError):

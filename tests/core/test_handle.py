@@ -126,6 +126,46 @@ def test_unpickling_imports_the_module_that_declares_it(
     assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
 
 
+def test_unpickling_says_what_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the module declares the operator no longer, or is gone, the process that loads is told so."""
+    module = tmp_path / "emptied_module.py"
+    module.write_text(
+        "import opsmith\nfrom torch import Tensor\n\n"
+        "@opsmith.operator('handle_emptied::twice')\ndef twice(x: Tensor) -> Tensor:\n    return x * 2\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    handle = opsmith.find_operator("handle_emptied::twice", "emptied_module")
+    (tmp_path / "twice.pickle").write_bytes(pickle.dumps({"inside": [handle]}))
+    module.write_text("")
+    told = load(tmp_path)
+    assert "OperatorNotFoundError: handle_emptied::twice: no operator of this name is declared\n" in told
+    assert "got: module `emptied_module`, which does not declare it" in told
+    assert "mend: import the module that declares it first" in told
+    module.unlink()
+    told = load(tmp_path)
+    assert "the module that declared this operator cannot be found" in told
+    assert "got: No module named 'emptied_module'" in told
+    assert (
+        "mend: install what has the module `emptied_module`, or first import the one that declares it" in told
+    )
+    module.write_text("import nowhere")
+    assert load(tmp_path).rstrip().endswith("No module named 'nowhere'")
+
+
+def load(folder: Path) -> str:
+    """What a process that loads a pickle says on its way out."""
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", "import pickle; pickle.load(open('twice.pickle', 'rb'))"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(opsmith.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    return done.stderr
+
+
 def test_specification_is_frozen() -> None:
     with pytest.raises(AttributeError):
         scaled.specification.name = "other::name"  # type: ignore[misc]

@@ -268,6 +268,55 @@ def test_an_opaque_operator(name: str) -> None:
     assert_close(torch.vmap(lambda x: operator(x))(make(4, 3, 2))[0].shape, torch.Size((4, 2)))
 
 
+def test_examples_with_different_numbers_of_results(name: str) -> None:
+    def positive(x: Tensor) -> list[Tensor]:
+        return [torch.from_numpy(x.detach().numpy() * 2) for _ in range(int((x > 0).sum()))]
+
+    operator = opsmith.operator(name, opaque=True)(positive)
+    assert_close(torch.vmap(operator)(torch.ones(2, 3)), [torch.full((2, 3), 2.0)] * 3)
+    with pytest.raises(errors.TransformError, match="its examples have different numbers of results"):
+        torch.vmap(operator)(torch.tensor([[1.0, -1.0], [1.0, 1.0]]))
+
+
+def test_a_whole_batch_of_lists(name: str) -> None:
+    seen: list[torch.Size] = []
+
+    def both(x: Tensor, three: bool) -> tuple[list[Tensor], Tensor | None]:
+        seen.append(x.shape)
+        return [x * 2, x.exp()], x * 3 if three else None
+
+    operator = opsmith.operator(name, batching="elementwise")(both)
+    operator.kernel("cpu", both)
+    x = make(4, 3)
+    for three in (False, True):
+        found = torch.vmap(lambda x, three=three: flat(operator(x, three)), in_dims=1, out_dims=1)(x)
+        assert_close(found, (x * 2, x.exp(), x * 3)[: 2 + three])
+    operator.samples(lambda make: [(make(3), True), (make(2, 3), False)])
+    assert opsmith.check(operator).passed
+    operator = opsmith.operator(f"{name}_led", shapes="x: B M -> B M, B M", batching="B")(both)
+    operator.kernel("cpu", both)
+    seen.clear()
+    found = torch.vmap(lambda x: flat(operator(x, True)))(make(5, 4, 3))
+    assert [each.shape for each in found] == [torch.Size((5, 4, 3))] * 3
+    assert torch.Size((20, 3)) in seen
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.compile
+@pytest.mark.xdist_group("kinds")
+def test_exported(strict: bool, name: str) -> None:
+    operator = declared(name, "mixed", "formulas")
+
+    class Network(torch.nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            sine, powers, cosine = operator(x, 2)
+            return sine + powers[1], cosine is None
+
+    program = torch.export.export(Network(), (X,), strict=strict)
+    assert sum(node.target is operator.torch_operator for node in program.graph.nodes) == 1
+    assert_close(program.module()(X)[0], X.sin() + X**3)
+
+
 WRONG = [
     pytest.param(list[Tensor], lambda x: x + 1, "`result` is not a list", "list[Tensor]", id="no-list"),
     pytest.param(list[Tensor], lambda x: [x + 1, 2], "`result[1]` is not a tensor", "Tensor", id="item"),

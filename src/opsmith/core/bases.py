@@ -66,7 +66,7 @@ FLOAT = Base("float", "float", _is_float)
 BOOL = Base("bool", "bool", lambda value: isinstance(value, bool | torch.SymBool))
 STR = Base("str", "str", lambda value: isinstance(value, str))
 COMPLEX = Base("complex", "complex", lambda value: isinstance(value, int | float | complex))
-NUMBER = Base("int | float", "Scalar", _is_float)
+NUMBER = Base("int | float", "Scalar", _is_float, held=True)
 
 
 def _numbered(names: str) -> tuple[Any, ...]:

@@ -185,7 +185,7 @@ class Operator(Aspects, FaceMethods[R], Generic[P, R]):
             ) from None
 
     def _call_mend(self) -> str:
-        return f"call it as {self._specification.schema.text(self._specification.short_name)}"
+        return f"call it as {self._specification.schema.call_text(self._specification.short_name)}"
 
     @property
     def name(self) -> str:

@@ -162,6 +162,18 @@ class Schema:
         returns = ", ".join("Tensor[]" if result.sequence else "Tensor" for result in shown)
         return f"{name}({', '.join(pieces)}) -> {returns if len(shown) == 1 else f'({returns})'}"
 
+    def call_text(self, name: str) -> str:
+        """How the handle is called: in torch's language, or where torch carries other values, in Python's."""
+        if self.lowering is None:
+            return self.text(name)
+        pieces: list[str] = []
+        for position, argument in enumerate(self.arguments):
+            if argument.keyword_only and position == self.positional:
+                pieces.append("*")
+            default = "" if argument.default is REQUIRED else f" = {argument.default!r}"
+            pieces.append(f"{argument.name}: {argument.kind.hint()}{default}")
+        return f"{name}({', '.join(pieces)})"
+
     def call_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The value of every argument of a call that fits: defaults filled in, lists as declared."""
         values = list(args)

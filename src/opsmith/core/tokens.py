@@ -7,7 +7,7 @@ that are equal (tuples of strings, slices) share one. The numbers of one process
 from __future__ import annotations
 
 import operator
-import secrets
+import os
 import threading
 import types
 import weakref
@@ -35,7 +35,7 @@ class Tokens:
 
     def __init__(self) -> None:
         # From a place of its own in each process, so that a number from elsewhere is seen to be none of ours.
-        self._next = secrets.randbits(40) << 20
+        self._next = int.from_bytes(os.urandom(5)) << 20
         self._lock = threading.RLock()
         self._tokens: dict[Hashable, int] = {}
         self._keys: dict[int, Hashable] = {}

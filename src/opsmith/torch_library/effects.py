@@ -89,7 +89,18 @@ def _as_tuple(specification: Specification, function: Callable[..., Any], return
             where=where(function),
             mend="return what the type hint says, or change the type hint",
         )
+    if not schema.always_tensors:
+        return _as_forms(specification, function, results)
     for result, described in zip(results, schema.results, strict=True):
+        _check_tensor(specification, function, result, described.name, described.hint())
+    return tuple(results)
+
+
+def _as_forms(
+    specification: Specification, function: Callable[..., Any], results: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Results some of which may be lists, or None."""
+    for result, described in zip(results, specification.schema.results, strict=True):
         if described.sequence and not isinstance(result, list | tuple):
             raise errors.ResultTypeError(
                 f"`{described.name}` is not a list",
@@ -100,40 +111,40 @@ def _as_tuple(specification: Specification, function: Callable[..., Any], return
                 where=where(function),
                 mend="return a list of tensors, `[result]` for a single one",
             )
-    flattening = ResultFlattening.of(schema, results) if not schema.always_tensors else None
-    flat, labels = (
-        (results, [each.name for each in schema.results])
-        if flattening is None
-        else (flattening.flatten(results), flattening.labels)
-    )
-    optional = [each.optional for each in (flattening.described if flattening else schema.results)]
-    for result, label, may_be_none in zip(flat, labels, optional, strict=True):
-        if result is None and may_be_none:
-            continue
-        if not isinstance(result, Tensor):
-            raise errors.ResultTypeError(
-                f"`{label}` is not a tensor",
-                operator=specification.name,
-                argument=label,
-                expected="Tensor | None" if may_be_none else "Tensor",
-                got=shown(result),
-                where=where(function),
-                mend="annotate it as `Tensor | None`"
-                if result is None
-                else "convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`",
-            )
-        foreign = foreign_kind(result)
-        if foreign is not None:
-            raise errors.LayoutError(
-                f"`{label}` is not a strided dense tensor",
-                operator=specification.name,
-                argument=label,
-                expected="torch.strided",
-                got=foreign.name,
-                where=where(function),
-                mend=f"return `{foreign.mend.format('result')}`",
-            )
+    lying = ResultFlattening.of(specification.schema, results)
+    for result, label, described in zip(lying.flatten(results), lying.labels, lying.described, strict=True):
+        if result is not None or not described.optional:
+            expected = "Tensor | None" if described.optional else "Tensor"
+            _check_tensor(specification, function, result, label, expected)
     return tuple(list(result) if isinstance(result, list | tuple) else result for result in results)
+
+
+def _check_tensor(
+    specification: Specification, function: Callable[..., Any], result: Any, label: str, expected: str
+) -> None:
+    if not isinstance(result, Tensor):
+        raise errors.ResultTypeError(
+            f"`{label}` is not a tensor",
+            operator=specification.name,
+            argument=label,
+            expected=expected,
+            got=shown(result),
+            where=where(function),
+            mend="annotate it as `Tensor | None`"
+            if result is None
+            else "convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`",
+        )
+    foreign = foreign_kind(result)
+    if foreign is not None:
+        raise errors.LayoutError(
+            f"`{label}` is not a strided dense tensor",
+            operator=specification.name,
+            argument=label,
+            expected="torch.strided",
+            got=foreign.name,
+            where=where(function),
+            mend=f"return `{foreign.mend.format('result')}`",
+        )
 
 
 def _check_fresh(

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
 from opsmith import errors
-from opsmith.core.calls import shown
+from opsmith.core.calls import shown, tensors_in
 from opsmith.core.location import where
 from opsmith.core.specification import Specification
 
@@ -50,7 +50,7 @@ def forget_flops(packet: Any) -> None:
 def _on_meta(value: Any) -> Any:
     if isinstance(value, Tensor):
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and tensors_in([value]):
         return type(value)(map(_on_meta, value))
     return value
 

@@ -130,6 +130,7 @@ class Placements:
     def _rule(self, kind: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         specification = self._specification()
         values = settle_placements(specification, specification.schema.received(args, kwargs or {}))
+        _refuse_forms(specification, values)
         if specification.opaque:
             return self._on_whole_tensors(values)
         if takes_kernel(specification, values):
@@ -180,11 +181,30 @@ class Placements:
         return self._tried[key]
 
 
+def _refuse_forms(specification: Specification, values: list[Any]) -> None:
+    """Refuse results of which no trial tells how many there are."""
+    if specification.schema.always_tensors or not (
+        specification.opaque or takes_kernel(specification, values)
+    ):
+        return
+    raise errors.PlacementError(
+        "what a kernel returns on shards cannot be put together where it may be None, or a list",
+        operator=specification.name,
+        got=_described(dtensors_in(values)[0]),
+        where=specification.where,
+        mend="call it on whole tensors: `x.full_tensor()`",
+    )
+
+
 def _key(value: Any, shard: Any) -> Any:
     """What the outcome of a trial depends on."""
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and isinstance(shard, list):
         return tuple(map(_key, value, shard))
     if not isinstance(value, Tensor):
+        try:
+            hash(value)
+        except TypeError:
+            return object()  # it is tried each time
         return type(value), value
     placed: Any = value
     return (
