@@ -145,11 +145,7 @@ def test_unpickling_says_what_to_import(tmp_path: Path, monkeypatch: pytest.Monk
     told = load(tmp_path)
     assert "the module that declared this operator cannot be found" in told
     assert "got: No module named 'emptied_module'" in told
-    assert (
-        "mend: install what has the module `emptied_module`, or first import the one that declares it" in told
-    )
-    module.write_text("import nowhere")
-    assert load(tmp_path).rstrip().endswith("No module named 'nowhere'")
+    assert "mend: install what holds `emptied_module`, or put it where Python looks for modules" in told
 
 
 def load(folder: Path) -> str:

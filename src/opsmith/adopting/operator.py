@@ -24,8 +24,9 @@ class AdoptedOperator(Operator[..., Any]):
         return AdoptedOperator.__call__(self, *args, **kwargs)
 
     def _call_mend(self) -> str:
+        call = self._specification.schema.call_text(self._specification.short_name)
         say = '`adopt(..., signature="(x: Tensor, n: int) -> Tensor")`'
-        return f"{super()._call_mend()}; if its types are others, say so: {say}"
+        return f"call it as {call}; if its types are others, say so: {say}"
 
     @property
     def function_class(self) -> type[torch.autograd.Function] | None:
