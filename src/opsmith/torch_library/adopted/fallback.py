@@ -38,6 +38,8 @@ def attempt(
         TransformError: If the code does not run on stand-ins, and there is no reference.
     """
     circumstance = stand_ins(values)
+    if circumstance is None and method == "backward" and torch.is_grad_enabled():
+        circumstance = SECOND if any(t.requires_grad for t in tensors_in(list(values))) else None
     if circumstance is None:
         return own()
     key = f"{method} {circumstance}"
@@ -60,21 +62,21 @@ def attempt(
 def declare_opaque(adopted: Adopted) -> None:
     """Note that neither method runs on stand-ins, as the author says."""
     for method in ("forward", "backward"):
-        for circumstance in (TRACED, TRANSFORMED):
+        for circumstance in (TRACED, TRANSFORMED, SECOND):
             adopted.facts.instead[f"{method} {circumstance}"] = "declared with opaque=True"
 
 
 TRACED = "while tracing"
 TRANSFORMED = "under a transform"
+SECOND = "in a second order"
 
 
 def stand_ins(values: Sequence[Any]) -> str | None:
     """What makes stand-ins of the tensors: tracing, or a transform; None where they are what they seem."""
     if capabilities.innermost_layer() is not None:
         return TRANSFORMED
-    if all(type(tensor) in _EAGER for tensor in tensors_in(list(values))):
-        return None
-    return TRACED
+    tensors = tensors_in(list(values))
+    return None if all(type(each) in _EAGER and not each.is_meta for each in tensors) else TRACED
 
 
 def _cannot_run(adopted: Adopted, method: str, circumstance: str, reason: str) -> errors.TransformError:
