@@ -140,8 +140,8 @@ def test_transforms(form: str, n: int, way: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_schema_and_check(form: str, way: str, name: str) -> None:
-    operator = declared(name, form, way)
+def test_schema_and_check(form: str, name: str) -> None:
+    operator = declared(name, form, "formulas")
     returns = {
         "optional": "(Tensor, Tensor)",
         "alone": "Tensor",
