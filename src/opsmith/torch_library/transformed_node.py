@@ -86,6 +86,7 @@ class TransformedNode(torch.autograd.Function):
         specification, flattening = target.specification, target.flattening
         plan = target.plan(flattening.needed(ctx.needs_input_grad[LEADING:]))
         ctx.mark_non_differentiable(*constant_results(target.results, specification, plan, output))
+        ctx.set_materialize_grads(False)
         ctx.target = target
         ctx.vjp = target.vjp(plan, Forms.of(flat, output, ctx.needs_input_grad[LEADING:]), None)
         ctx.again = any(name in specification.schema.result_position for name in plan.saved)
