@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 import torch
 import torch.func as F
+from faults_of_torch import marked
 from foreign_operators import (
     Foreign,
     at_autograd_of_the_cpu,
@@ -360,7 +361,8 @@ def test_compiled(make: Callable[[], Foreign]) -> None:
     assert ("backward" in made.ran) == (make is custom_with_everything)
 
 
-def test_a_custom_op_that_is_defined_again() -> None:
+@pytest.mark.parametrize("case", marked(["custom_op_defined_again"]))
+def test_a_custom_op_that_is_defined_again(case: str) -> None:
     """As a notebook does: the new definition loses what was added to the old one, until it is adopted too."""
 
     def define(factor: float) -> Any:
