@@ -162,6 +162,13 @@ def declare_specified(
     known = _declared.get(specification.name)
     if known is not None:
         _refuse_other_place(known.specification, specification)
+        if not isinstance(known, kind):
+            raise errors.NameTakenError(
+                "the name is taken by an operator that was declared, and not adopted",
+                operator=specification.name,
+                where=known.specification.where,
+                mend="choose another name for the one that is adopted",
+            )
         known.redeclare(specification)
         return known
     if register is None:

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.adopting.functions import Samples, adopt_function
+from opsmith.adopting.functions import Samples, adopt_function, called
 from opsmith.adopting.registered import adopt_registered, is_operator, refuse_said
 from opsmith.adopting.signature import Signature
 from opsmith.core.calls import shown
+from opsmith.core.location import site_of
 from opsmith.core.operator import Operator
 
 
@@ -64,6 +65,8 @@ def adopt(
         >>> torch.func.vmap(torch.func.grad(square))(torch.tensor([1.0, 3.0]))
         tensor([2., 6.])
     """
+    frame = inspect.currentframe()
+    module = site_of(frame and frame.f_back).module
     if isinstance(subject, type) and issubclass(subject, torch.autograd.Function):
         named: Any = name  # what is none is refused there
         return adopt_function(
@@ -74,13 +77,13 @@ def adopt(
             signature=signature,
             kind=kind,
             opaque=opaque,
-            module=_caller(),
+            module=module,
         )
     if is_operator(subject):
         refuse_said(
             name=(name, None), signature=(signature, None), kind=(kind, "true"), opaque=(opaque, False)
         )
-        return adopt_registered(subject, reference=reference, samples=samples, module=_caller())
+        return adopt_registered(subject, reference=reference, samples=called(samples), module=module)
     raise errors.UsageError(
         "only a Function class, or an operator that torch knows, can be adopted",
         operator=name,
@@ -89,10 +92,3 @@ def adopt(
         got=shown(subject),
         mend='give the class, not its `apply`; declare a function with `@opsmith.operator("mylib::name")`',
     )
-
-
-def _caller() -> str:
-    """The module that adopts, which is to be imported where the operator is looked for."""
-    frame = inspect.currentframe()
-    outer = frame and frame.f_back and frame.f_back.f_back
-    return str(outer.f_globals.get("__name__", "__main__")) if outer else "__main__"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any
 
@@ -13,13 +13,20 @@ import torch
 from opsmith import errors
 from opsmith.adopting.operator import AdoptedOperator
 from opsmith.adopting.outputs import outputs_of
-from opsmith.adopting.signature import Signature, arguments_of, resolved, stated_signature
-from opsmith.core.adopted import KINDS, Adopted, Outputs, overrides
+from opsmith.adopting.signature import (
+    Signature,
+    arguments_of,
+    forward_signature,
+    resolved,
+    stated_signature,
+)
+from opsmith.core.adopted import KINDS, Adopted, overrides
 from opsmith.core.answers import non_differentiable, not_implemented
 from opsmith.core.attaching import check_attached
 from opsmith.core.calls import Call
 from opsmith.core.gradients import GradientRules, Rule
 from opsmith.core.operator import Operator
+from opsmith.core.outputs import Outputs, leaves, side_by_side
 from opsmith.core.results import Result
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
@@ -29,7 +36,8 @@ from opsmith.torch_library.adopted.fallback import declare_opaque
 from opsmith.torch_library.adopted.formula import gradient_formula, tangent_formula
 from opsmith.torch_library.adopted.forward import as_function, returned_by
 
-Samples = Callable[[], Iterable[Any]] | None
+Called = Callable[[], Iterable[Any]] | None
+Samples = Callable[[], Iterable[Any]] | Iterable[Any] | None
 
 
 def adopt_function(
@@ -46,42 +54,45 @@ def adopt_function(
     """Make an operator of a Function class, which stays as it is; see `opsmith.adopt`."""
     check_name(name, mend='write `opsmith.adopt(MyFunction, "mylib::my_function")`')
     _refuse_unfit(function_class, name)
-    kinds = _kinds(kind, name)
-    adopted = describe(function_class, name, kinds, reference, samples, signature)
+    kinds, samples = _kinds(kind, name), called(samples)
+    adopted = _describe(function_class, name, kinds, reference, samples, signature)
     specification = _specification(adopted, samples, module, opaque=opaque)
     return declare_specified(specification, AdoptedOperator)
 
 
-def describe(
+def _describe(
     function_class: type[torch.autograd.Function],
     name: str,
     kinds: frozenset[str],
     reference: Callable[..., Any] | None,
-    samples: Samples,
+    samples: Called,
     signature: Signature,
 ) -> Adopted:
     """What a class is as an operator: its arguments and results, from all that its author has said."""
     stated = stated_signature(signature, name)
-    calls = [values_of(sample) for sample in samples()] if samples is not None else []
+    calls = [_values_of(sample, function_class) for sample in samples()] if samples is not None else []
     arguments, variadic = arguments_of(function_class, stated, calls, name)
-    annotated = [stated] if stated is not None else []
-    annotated += [resolved(each) for each in (reference, function_class.forward) if callable(each)]
+    others = [resolved(each) for each in (reference, function_class.forward) if callable(each)]
+    hints = [each.return_annotation for each in others]
     run = (lambda: returned_by(function_class, calls[0])) if calls else None
-    outputs, optional = outputs_of(function_class, [each.return_annotation for each in annotated], run, name)
+    said = inspect.Signature.empty if stated is None else stated.return_annotation
+    outputs, optional = outputs_of(function_class, said, hints, run, name)
     schema = Schema(arguments, _results(outputs, optional), single=outputs == 0)
     if reference is not None:
         reference = _as_reference(reference, schema, outputs, variadic, name)
     return Adopted(name, schema, function_class, outputs, kinds, variadic, reference)
 
 
-def values_of(sample: Any) -> list[Any]:
-    """The arguments of one sample."""
+def _values_of(sample: Any, function_class: type[torch.autograd.Function]) -> list[Any]:
+    """The arguments of one sample, as forward takes them."""
     if isinstance(sample, Call):
-        return [*sample.args, *sample.kwargs.values()]
+        bound = forward_signature(function_class).bind(*sample.args, **sample.kwargs)
+        bound.apply_defaults()
+        return list(bound.args)
     return list(sample) if isinstance(sample, tuple | list) else [sample]
 
 
-def _specification(adopted: Adopted, samples: Samples, module: str, *, opaque: bool) -> Specification:
+def _specification(adopted: Adopted, samples: Called, module: str, *, opaque: bool) -> Specification:
     function_class = adopted.function_class
     forward = as_function(adopted)
     if opaque:
@@ -126,7 +137,7 @@ def _tangents(adopted: Adopted) -> dict[str, TangentRule]:
 
 def _results(outputs: Outputs, optional: tuple[bool, ...]) -> tuple[Result, ...]:
     """The results; what `forward` returns in a tuple inside of its tuple has no gradient in torch either."""
-    top = set(outputs) if isinstance(outputs, tuple) else {outputs}
+    top = side_by_side(outputs)
     names = ["result"] if len(optional) == 1 else [f"result{position}" for position in range(len(optional))]
     return tuple(
         Result(name, differentiable=position in top, optional=absent)
@@ -148,31 +159,34 @@ def _as_reference(
     def in_a_row(*values: Any) -> Any:
         given = [*values[:-1], *values[-1]] if variadic else values
         returned = reference(*given)
-        return returned if flat else tuple(in_row(outputs, returned))
+        parts = leaves(outputs, returned)
+        return returned if flat else tuple(value for position, value in parts if position is not None)
 
     return in_a_row
-
-
-def in_row(outputs: Outputs, returned: Any) -> Iterator[Any]:
-    """The results among what a function returned, in order."""
-    if isinstance(outputs, tuple):
-        for inner, value in zip(outputs, returned, strict=True):
-            yield from in_row(inner, value)
-    elif outputs is not None:
-        yield returned
 
 
 def _packed(samples: Callable[[], Iterable[Any]], adopted: Adopted) -> Callable[[], Iterable[Any]]:
     """Samples as calls of the operator, whose last argument takes what `*args` took."""
 
+    function_class = adopted.function_class
+
     def packed() -> Iterable[Any]:
-        return [Call(tuple(adopted.packed(values_of(sample)))) for sample in samples()]
+        return [Call(tuple(adopted.packed(_values_of(sample, function_class)))) for sample in samples()]
 
     return packed
 
 
+def called(samples: Samples) -> Called:
+    """Samples as a function that returns them; a list of them does as well."""
+    if samples is None or callable(samples):
+        return samples
+    listed = list(samples)
+    return lambda: listed
+
+
 def _kinds(kind: str | Iterable[str], operator: str) -> frozenset[str]:
-    kinds = frozenset([kind] if isinstance(kind, str) else kind)
+    given: Any = [kind] if isinstance(kind, str) else kind
+    kinds: frozenset[Any] = frozenset(given) if isinstance(given, Iterable) else frozenset()
     if not kinds or kinds - set(KINDS):
         raise errors.UsageError(
             "unknown kind of Function",

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.core.adopted import Outputs
 from opsmith.core.calls import shown
 from opsmith.core.location import where
+from opsmith.core.outputs import Outputs
 
 Shape = Any
 """What a structure is read from: "tensor", "optional", None, or a tuple of such."""
@@ -29,6 +29,7 @@ Shape = Any
 
 def outputs_of(
     function_class: type[torch.autograd.Function],
+    stated: Any,
     hints: Sequence[Any],
     run: Callable[[], Any] | None,
     operator: str,
@@ -37,15 +38,26 @@ def outputs_of(
 
     Args:
         function_class: The class.
-        hints: Return annotations, the first that can be read counts.
+        stated: What `signature=` says that it returns; `inspect.Signature.empty` where it says nothing.
+        hints: Other return annotations, the first that can be read counts.
         run: Runs it on a sample, if there is one.
         operator: The operator's name, in messages.
 
     Raises:
         MissingAnnotationError: If nothing says what it returns.
-        UnsupportedTypeError: If it returns what is no tensor.
+        UnsupportedTypeError: If it returns, or is said to return, what is no tensor.
     """
-    shape = next((found for found in map(_of_hint, hints) if found is not _UNKNOWN), _UNKNOWN)
+    if stated is not inspect.Signature.empty and _of_hint(stated) is _UNKNOWN:
+        raise errors.UnsupportedTypeError(
+            "`signature` says a type of result that an operator does not return",
+            operator=operator,
+            argument="return",
+            expected="`Tensor`, `Tensor | None`, `None`, or a tuple of such",
+            got=str(stated),
+            where=where(function_class.forward),
+            mend='write for example `signature="(x: Tensor) -> tuple[Tensor, Tensor]"`',
+        )
+    shape = next((found for found in map(_of_hint, [stated, *hints]) if found is not _UNKNOWN), _UNKNOWN)
     if shape is _UNKNOWN:
         shape = _of_value(run(), function_class, operator) if run is not None else _of_source(function_class)
     if shape is _UNKNOWN or not list(_leaves(shape)):
@@ -112,7 +124,7 @@ def _of_code(code: types.CodeType) -> Iterator[Shape]:
     """What is returned where there is no source: a tuple that is built at once, or one value."""
     instructions = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
     for before, instruction in itertools.pairwise(instructions):
-        if instruction.opname == "RETURN_CONST" or instruction.opname != "RETURN_VALUE":
+        if instruction.opname != "RETURN_VALUE":  # a constant is none of the results
             continue
         if before.opname == "BUILD_TUPLE":
             yield ("tensor",) * int(before.arg or 0)
@@ -144,11 +156,11 @@ def _of_expression(expression: ast.expr | None) -> Shape:
 def _merged(one: Shape, other: Shape) -> Shape:
     if one == other:
         return one
-    if {one, other} <= {"tensor", "optional", None} if not isinstance(one, tuple) else False:
-        return "optional"
     if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
-        return tuple(map(_merged, one, other))
-    return _UNKNOWN
+        inner = tuple(map(_merged, one, other))
+        return _UNKNOWN if _UNKNOWN in inner else inner
+    single = not isinstance(one, tuple) and not isinstance(other, tuple)
+    return "optional" if single and {one, other} <= {"tensor", "optional", None} else _UNKNOWN
 
 
 def _leaves(shape: Shape) -> Iterator[str]:

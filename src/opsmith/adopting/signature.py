@@ -43,13 +43,13 @@ def stated_signature(signature: Signature, operator: str) -> inspect.Signature |
     """
     if signature is None:
         return None
-    if callable(signature):
-        return resolved(signature)
     names: dict[str, Any] = {**vars(typing), **vars(collections.abc), "torch": torch, "Tensor": torch.Tensor}
     try:
-        exec(f"def stated{signature}: ...", names)
-        return resolved(names["stated"])
-    except (SyntaxError, NameError, TypeError, AttributeError) as error:
+        if not callable(signature):
+            # Of this module's own future annotations, which are text, nothing must come along.
+            exec(compile(f"def stated{signature}: ...", "<signature>", "exec", dont_inherit=True), names)
+        return _resolved(names["stated"] if isinstance(signature, str) else signature)
+    except (SyntaxError, NameError, TypeError, AttributeError, ValueError) as error:
         raise errors.UsageError(
             f"`signature` cannot be read: {error}",
             operator=operator,
@@ -61,25 +61,25 @@ def stated_signature(signature: Signature, operator: str) -> inspect.Signature |
 
 
 def resolved(function: Callable[..., Any]) -> inspect.Signature:
-    """A function's signature with its type hints resolved; without those that cannot be."""
+    """A function's signature with its type hints resolved; without where they cannot be, as for a builtin."""
     try:
-        signature = inspect.signature(function)
-    except ValueError:  # a builtin
+        return _resolved(function)
+    except ValueError:
         return inspect.Signature()
-    hints = _hints(function)
+    except (NameError, AttributeError, TypeError, SyntaxError):
+        unknown = inspect.signature(function)
+        parameters = [each.replace(annotation=REQUIRED) for each in unknown.parameters.values()]
+        return unknown.replace(parameters=parameters, return_annotation=REQUIRED)
+
+
+def _resolved(function: Callable[..., Any]) -> inspect.Signature:
+    signature = inspect.signature(function)
+    hints = typing.get_type_hints(function)
     parameters = [
         parameter.replace(annotation=hints.get(parameter.name, REQUIRED))
         for parameter in signature.parameters.values()
     ]
     return signature.replace(parameters=parameters, return_annotation=hints.get("return", REQUIRED))
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The type hints of a function; none where they cannot be resolved, since `apply` works without."""
-    try:
-        return typing.get_type_hints(function)
-    except (NameError, AttributeError, TypeError, SyntaxError):
-        return {}
 
 
 def arguments_of(
@@ -97,7 +97,8 @@ def arguments_of(
     """
     place = where(function_class.forward)
     written = list(forward_signature(function_class).parameters.values())
-    hints = _hints(inspect.unwrap(function_class.forward))
+    known = resolved(inspect.unwrap(function_class.forward)).parameters
+    hints = {name: parameter.annotation for name, parameter in known.items()}
     described = list(written if stated is None else stated.parameters.values())
     variadic = bool(written) and written[-1].kind is inspect.Parameter.VAR_POSITIONAL
     _refuse_keywords(written, function_class, operator, place)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,10 +12,8 @@ import torch
 
 from opsmith.core.formula import Formula
 from opsmith.core.location import where
+from opsmith.core.outputs import Outputs, structured
 from opsmith.core.schema import Schema
-
-Outputs = int | None | tuple["Outputs", ...]
-"""The structure that `forward` returns: the position of a result, None, or a tuple of such."""
 
 KINDS = {
     "true": "the gradient is the derivative of the forward",
@@ -40,14 +37,12 @@ class Facts:
         written: Positions of the arguments that its forward writes into; None before the first run.
         copied: Results that are copied since they were inputs, views of them or of one another, each with
             what it was.
-        constant: Results that its forward marks as non-differentiable.
         grads_written: Whether its backward writes into the incoming gradients; None before the first run.
         instead: What the reference does in its place, by what it could not do, with torch's reason.
     """
 
     written: frozenset[int] | None = None
     copied: dict[int, str] = field(default_factory=dict)
-    constant: frozenset[int] = frozenset()
     grads_written: bool | None = None
     instead: dict[str, str] = field(default_factory=dict)
 
@@ -102,24 +97,19 @@ class Adopted:
 
     @cached_property
     def once_differentiable(self) -> bool:
-        """Whether its backward is marked as one that cannot be differentiated."""
-        code = getattr(self.backward, "__code__", None)
-        return code is not None and code.co_filename == torch.autograd.function.__file__
-
-    @cached_property
-    def plain_backward(self) -> Callable[..., Any]:
-        """Its backward, without the mark that it cannot be differentiated."""
-        assert self.backward is not None
-        if not self.once_differentiable:
-            return self.backward
-        inner = inspect.unwrap(self.backward)
-        owner = getattr(self.backward, "__self__", None)
-        return inner if owner is None else types.MethodType(inner, owner)
+        """Whether its backward is marked as one that cannot be differentiated, under whatever decorators."""
+        decorated: Any = self.backward
+        while decorated is not None:
+            code = getattr(decorated, "__code__", None)
+            if code is not None and code.co_filename == torch.autograd.function.__file__:
+                return True
+            decorated = getattr(decorated, "__wrapped__", None)
+        return False
 
     @cached_property
     def leaves_torch(self) -> bool:
         """Whether its backward names what leaves torch, so that a second order cannot be taken through it."""
-        code = getattr(inspect.unwrap(self.plain_backward), "__code__", None)
+        code = getattr(inspect.unwrap(self.backward), "__code__", None) if self.backward else None
         return code is None or bool(_LEAVING & set(code.co_names))
 
     @cached_property
@@ -193,17 +183,11 @@ class Adopted:
 
     def structured(self, results: Sequence[Any]) -> Any:
         """The results as `forward` returns them."""
-        return _structured(self.outputs, results)
+        return structured(self.outputs, results)
 
     def spread(self, values: Sequence[Any]) -> list[Any]:
         """The values of an operator's arguments as its forward takes them."""
         return [*values[:-1], *values[-1]] if self.variadic else list(values)
-
-
-def _structured(outputs: Outputs, results: Sequence[Any]) -> Any:
-    if isinstance(outputs, tuple):
-        return tuple(_structured(inner, results) for inner in outputs)
-    return None if outputs is None else results[outputs]
 
 
 class ClassFormula(Formula):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +73,11 @@ def shown(value: Any) -> str:
         return f"{type(value).__name__} of {', '.join(sorted({type(item).__name__ for item in value}))}"
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def requires_gradient(values: Iterable[Any]) -> bool:
+    """Whether a tensor among some values, or in a list among them, requires a gradient."""
+    return any(tensor.requires_grad for tensor in tensors_in(list(values)))
 
 
 def tensors_in(values: list[Any]) -> list[torch.Tensor]:

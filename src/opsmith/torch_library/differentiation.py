@@ -132,12 +132,9 @@ def constant_results(
         IntegerResultError: If a formula uses the gradient of a result that has none.
     """
     named = {name for formula in plan.formulas for name in formula.parameters}
-    marked = specification.adopted.facts.constant if specification.adopted is not None else ()
     constant: list[Tensor] = []
-    for position, (described, result) in enumerate(zip(flattening.described, results, strict=True)):
-        if result is None:
-            continue
-        if described.differentiable and has_gradient(result.dtype) and position not in marked:
+    for described, result in zip(flattening.described, results, strict=True):
+        if result is None or (described.differentiable and has_gradient(result.dtype)):
             continue
         constant.append(result)
         if described.differentiable and described.gradient_name() in named and specification.adopted is None:

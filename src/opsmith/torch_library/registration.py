@@ -202,6 +202,10 @@ class DispatcherRegistration:
     def _register_autocast(self, overload: Any, name: str) -> dict[str, Any]:
         """Register an autocast kernel for each type of device that has one, and return them."""
         kernels: dict[str, Any] = {}
+        if self.specification.adopted is not None:
+            return (
+                kernels  # a class sees autocast as it does under `apply`, and casts or not, as it is written
+            )
         for device in capabilities.AUTOCAST_DEVICES:
             key = capabilities.autocast_key(device)
             if key is None:
@@ -249,7 +253,9 @@ class DispatcherRegistration:
         """Run the kernel that takes the call, or the reference."""
         accepted, _ = choose(self.specification.kernels, tensors_in(values))
         function = accepted.kernel.function if accepted else self.specification.computed_by
-        results = run_pure(self.specification, function, values)
+        # A class's forward runs without grad mode, as under `apply`.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.specification.adopted is None):
+            results = run_pure(self.specification, function, values)
         refuse_results(self.specification, values, results)
         self.proven = True
         return results

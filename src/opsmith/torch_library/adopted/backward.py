@@ -11,8 +11,9 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.adopted import Adopted
 from opsmith.core.calls import shown
-from opsmith.torch_library import capabilities
+from opsmith.core.outputs import side_by_side
 from opsmith.torch_library.adopted.context import Context
+from opsmith.torch_library.adopted.forward import version_of
 from opsmith.torch_library.gradient_values import Form
 
 
@@ -43,10 +44,12 @@ def run_backward(
     handed = _by_output(adopted, context, grads, forms)
     if facts.grads_written is not False:
         handed = [grad.clone() if isinstance(grad, Tensor) else grad for grad in handed]
-    before = [_version(grad) for grad in handed]
+    before = [version_of(grad) for grad in handed]
+    assert adopted.backward is not None
+    # The mark refuses by a node of its own, which names no operator, where grad mode is on.
     with torch.set_grad_enabled(torch.is_grad_enabled() and not adopted.once_differentiable):
-        answer = adopted.plain_backward(context, *handed)
-    after = [_version(grad) for grad in handed]
+        answer = adopted.backward(context, *handed)
+    after = [version_of(grad) for grad in handed]
     if before != after and facts.grads_written is False:
         raise errors.SavedTensorModifiedError(
             f"`{adopted.name}.backward` wrote into an incoming gradient, as its first run did not",
@@ -63,20 +66,15 @@ def _by_output(
     adopted: Adopted, context: Context, grads: Sequence[Tensor | None], forms: Sequence[Form | None]
 ) -> list[Any]:
     """The incoming gradients as the class takes them: one for each output that it returned side by side."""
-    outputs = adopted.outputs if isinstance(adopted.outputs, tuple) else (adopted.outputs,)
     handed: list[Any] = []
-    for output in outputs:
-        if not isinstance(output, int):
-            handed.append(None)  # for torch what is nested is no tensor
+    for output in side_by_side(adopted.outputs):
+        if output is None:
+            handed.append(None)
             continue
         grad, form = grads[output], forms[output]
         filled = grad is None and form is not None and context.opsmith_record.materialize
         handed.append(form.zeros() if filled and form is not None else grad)
     return handed
-
-
-def _version(grad: Any) -> int | None:
-    return capabilities.version(grad) if isinstance(grad, Tensor) else None
 
 
 def _by_argument(adopted: Adopted, context: Context, answer: Any, given: Sequence[Any]) -> list[Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from opsmith.core.adopted import Adopted
+from opsmith.core.calls import requires_gradient
 from opsmith.core.kinds import Kind
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.fallback import stand_ins
@@ -46,8 +47,9 @@ def adopted_door(registered: Registered, adopted: Adopted, call: Callable[..., A
         values = taken(args, kwargs)
         if values is None:
             return call(handle, args, kwargs)
-        if not torch.is_grad_enabled() or not _requires(values):
-            return adopted.structured(run_forward(adopted, values).results)
+        if not torch.is_grad_enabled() or not requires_gradient(values):
+            with torch.no_grad():
+                return adopted.structured(run_forward(adopted, values).results)
         flattening = Flattening.of(schema, values)
         target = OperatorCall(registered, flattening)
         return adopted.structured(registered.node.apply(target, False, *flattening.flatten(values)))
@@ -62,11 +64,3 @@ def _fits(kind: Kind, value: Any) -> bool:
     if kind.base.schema == "float" and isinstance(value, int):
         return False  # the dispatcher makes a float of it
     return kind.accepts(value) and not (kind.is_tensor and any(foreign_kind(each) for each in value or ()))
-
-
-def _requires(values: list[Any]) -> bool:
-    for value in values:
-        items = value if isinstance(value, list | tuple) else (value,)
-        if any(isinstance(item, Tensor) and item.requires_grad for item in items):
-            return True
-    return False

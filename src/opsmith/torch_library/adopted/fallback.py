@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.adopted import Adopted
-from opsmith.core.calls import tensors_in
+from opsmith.core.calls import requires_gradient, tensors_in
 from opsmith.torch_library import capabilities
 
 T = TypeVar("T")
@@ -39,30 +41,41 @@ def attempt(
     """
     circumstance = stand_ins(values)
     if circumstance is None and method == "backward" and torch.is_grad_enabled():
-        circumstance = SECOND if any(t.requires_grad for t in tensors_in(list(values))) else None
+        circumstance = SECOND if requires_gradient(values) else None
     if circumstance is None:
         return own()
-    key = f"{method} {circumstance}"
+    key, known = f"{method} {circumstance}", adopted.facts.instead
     if adopted.reference is None or (method == "backward" and adopted.surrogate):
         instead = None
-    if key in adopted.facts.instead and instead is not None:
+    if key in known:
+        if instead is None:
+            raise _cannot_run(adopted, method, circumstance, known[key])
         return instead()
     try:
         return own()
     except errors.OpsmithError:
         raise
-    except Exception as error:
+    except (RuntimeError, TypeError, AssertionError) as error:
+        if isinstance(error, AssertionError) and not _inside_torch(error):
+            raise
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         if instead is None:
             raise _cannot_run(adopted, method, circumstance, reason) from error
-        adopted.facts.instead[key] = reason
-        return instead()
+        answer = instead()
+        known[key] = reason
+        return answer
+
+
+def _inside_torch(error: BaseException) -> bool:
+    """Whether an error was raised in torch's own code, and not in the class's."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return frames[-1][0].f_code.co_filename.startswith(os.path.dirname(torch.__file__))
 
 
 def declare_opaque(adopted: Adopted) -> None:
     """Note that neither method runs on stand-ins, as the author says."""
     for method in ("forward", "backward"):
-        for circumstance in (TRACED, TRANSFORMED, SECOND):
+        for circumstance in (TRACED, TRANSFORMED):
             adopted.facts.instead[f"{method} {circumstance}"] = "declared with opaque=True"
 
 

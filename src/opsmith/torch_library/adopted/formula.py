@@ -15,9 +15,10 @@ from torch import Tensor
 
 from opsmith.core.adopted import Adopted, ClassFormula
 from opsmith.core.answers import zero
-from opsmith.core.calls import tensors_in
+from opsmith.core.calls import requires_gradient, tensors_in
 from opsmith.core.formula import Formula
 from opsmith.core.gradients import NEEDED
+from opsmith.core.outputs import side_by_side
 from opsmith.torch_library.adopted.backward import run_backward
 from opsmith.torch_library.adopted.fallback import (
     attempt,
@@ -58,15 +59,16 @@ def gradient_formula(adopted: Adopted) -> ClassFormula:
 def _by_class(
     adopted: Adopted, values: Sequence[Any], grads: Sequence[Tensor | None], needs: frozenset[str]
 ) -> Mapping[str, Any]:
-    watched = torch.is_grad_enabled() and _requires([*values, *grads])
+    watched = torch.is_grad_enabled() and requires_gradient([*values, *grads])
     derived = watched and adopted.reference is not None and not adopted.surrogate
     if derived and adopted.once_differentiable:
         return by_reference(adopted, values, grads, needs)
     run = run_forward(adopted, values, needs)
     forms = [None if result is None else Form.of(result) for result in run.results]
+    grads = [None if position in run.constant else grad for position, grad in enumerate(grads)]
     answers = run_backward(adopted, run.context, grads, forms, run.given)
     lost = any(isinstance(answer, Tensor) and not answer.requires_grad for answer in answers)
-    if derived and lost and _requires(grads):
+    if derived and lost and requires_gradient(grads):
         return by_reference(adopted, values, grads, needs)
     if watched and adopted.once_differentiable:
         sources = [tensor for tensor in tensors_in([*values, *grads]) if tensor.requires_grad]
@@ -122,18 +124,13 @@ def tangent_formula(adopted: Adopted) -> Formula | None:
         record.saved = record.saved_forward
         moved = adopted.spread([given[tangents[name]] if name in tangents else None for name in schema.names])
         answer = jvp(run.context, *moved)
-        outputs = adopted.outputs if isinstance(adopted.outputs, tuple) else (adopted.outputs,)
         answers = answer if isinstance(answer, tuple | list) else (answer,)
         found = {
             schema.results[output].name: zero if one is None else one
-            for output, one in zip(outputs, answers, strict=True)
-            if isinstance(output, int)
+            for output, one in zip(side_by_side(adopted.outputs), answers, strict=True)
+            if output is not None
         }
         return {result.name: found.get(result.name, zero) for result in results}
 
     forward_mode.__wrapped__ = jvp  # type: ignore[attr-defined]  # where it was written
     return Formula(forward_mode, tuple(result.name for result in results), names, names, joint=True)
-
-
-def _requires(values: Sequence[Any]) -> bool:
-    return any(tensor.requires_grad for tensor in tensors_in(list(values)))

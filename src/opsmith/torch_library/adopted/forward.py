@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import Adopted, Outputs
+from opsmith.core.adopted import Adopted
 from opsmith.core.calls import shown
+from opsmith.core.outputs import MisfitError, leaves
 from opsmith.core.schema import Schema
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.context import Context
@@ -61,9 +62,9 @@ def run_forward(adopted: Adopted, values: Sequence[Any], needs: frozenset[str] =
     ]
     names = adopted.argument_names(given)
     context = Context(adopted, [_needed(*pair, needs) for pair in zip(names, given, strict=True)])
-    before = [_version(value) for value in handed]
+    before = [version_of(value) for value in handed]
     returned, record = _call(adopted, context, handed), context.opsmith_record
-    after = [_version(value) for value in handed]
+    after = [version_of(value) for value in handed]
     written = frozenset(
         position
         for position, value in enumerate(handed)
@@ -79,7 +80,6 @@ def run_forward(adopted: Adopted, values: Sequence[Any], needs: frozenset[str] =
     constant = frozenset(
         position for position, result in enumerate(results) if any(result is one for one in record.constant)
     )
-    facts.constant |= constant
     own = _own(adopted, results, handed, given, written)
     known = {id(result): mine for result, mine in zip(results, own, strict=True) if result is not mine}
     known |= {
@@ -132,7 +132,8 @@ def _call(adopted: Adopted, context: Context, given: Sequence[Any]) -> Any:
     return returned
 
 
-def _version(value: Any) -> int | None:
+def version_of(value: Any) -> int | None:
+    """How often a value was written to, if it is a tensor of which that is counted."""
     return capabilities.version(value) if isinstance(value, Tensor) else None
 
 
@@ -149,36 +150,38 @@ def _written(adopted: Adopted, name: str) -> errors.MutationError:
 def _flat(adopted: Adopted, returned: Any) -> tuple[Any, ...]:
     """The results in a row, from what a forward returned."""
     found: dict[int, Any] = {}
-    _gather(adopted, adopted.outputs, returned, found)
+    try:
+        for position, value in leaves(adopted.outputs, returned):
+            if position is None and value is not None:
+                raise _other_result(adopted, None, value)
+            if position is not None:
+                if not isinstance(value, _types(adopted, position)):
+                    raise _other_result(adopted, position, value)
+                found[position] = value
+    except MisfitError as misfit:
+        value, outputs = misfit.value, misfit.outputs
+        raise errors.ResultCountError(
+            f"`{adopted.name}.forward` returned another number of results than it was adopted with",
+            operator=adopted.operator,
+            expected=f"a tuple of {len(outputs) if isinstance(outputs, tuple) else 1}",
+            got=f"{len(value)}" if isinstance(value, tuple | list) else shown(value),
+            where=adopted.where,
+            mend='say what it returns: `adopt(..., signature="(x: Tensor) -> tuple[Tensor, Tensor]")`',
+        ) from None
     return tuple(found[position] for position in range(len(adopted.schema.results)))
 
 
-def _gather(adopted: Adopted, outputs: Outputs, returned: Any, found: dict[int, Any]) -> None:
-    if isinstance(outputs, tuple):
-        if not isinstance(returned, tuple | list) or len(returned) != len(outputs):
-            raise errors.ResultCountError(
-                f"`{adopted.name}.forward` returned another number of results than it was adopted with",
-                operator=adopted.operator,
-                expected=f"a tuple of {len(outputs)}",
-                got=f"{len(returned)}" if isinstance(returned, tuple | list) else shown(returned),
-                where=adopted.where,
-                mend='say what it returns: `adopt(..., signature="(x: Tensor) -> tuple[Tensor, Tensor]")`',
-            )
-        for inner, value in zip(outputs, returned, strict=True):
-            _gather(adopted, inner, value, found)
-    elif outputs is not None and isinstance(returned, _types(adopted, outputs)):
-        found[outputs] = returned
-    elif outputs is not None or returned is not None:
-        raise errors.ResultTypeError(
-            f"`{adopted.name}.forward` returned something else than it was adopted with",
-            operator=adopted.operator,
-            argument=None if outputs is None else adopted.schema.results[outputs].name,
-            expected="None" if outputs is None else "Tensor",
-            got=shown(returned),
-            where=adopted.where,
-            mend="return tensors, for example `torch.as_tensor(...)` of a number; say which results may be "
-            'None: `adopt(..., signature="(x: Tensor) -> tuple[Tensor, Tensor | None]")`',
-        )
+def _other_result(adopted: Adopted, position: int | None, value: Any) -> errors.ResultTypeError:
+    return errors.ResultTypeError(
+        f"`{adopted.name}.forward` returned something else than it was adopted with",
+        operator=adopted.operator,
+        argument=None if position is None else adopted.schema.results[position].name,
+        expected="None" if position is None else "Tensor",
+        got=shown(value),
+        where=adopted.where,
+        mend="return tensors, for example `torch.as_tensor(...)` of a number; say which results may be "
+        'None: `adopt(..., signature="(x: Tensor) -> tuple[Tensor, Tensor | None]")`',
+    )
 
 
 def _types(adopted: Adopted, position: int) -> tuple[type, ...]:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import Adopted, Outputs
+from opsmith.core.adopted import Adopted
 from opsmith.core.calls import shown
+from opsmith.core.outputs import MisfitError, leaves
 from opsmith.core.specification import Specification
 
 
@@ -53,30 +54,16 @@ def run_rule(
     returned = adopted.vmap(info, tuple(dims), *adopted.spread(values))
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise _unfit(adopted, shown(returned))
-    results: dict[int, Tensor] = {}
-    where: dict[int, int | None] = {}
-    _gather(adopted, adopted.outputs, *returned, results, where)
+    values, lying = returned
+    if isinstance(adopted.outputs, tuple) and not isinstance(lying, tuple | list):
+        lying = (lying,) * len(adopted.outputs)  # one dimension for all
+    try:
+        results = {i: value for i, value in leaves(adopted.outputs, values) if i is not None}
+        places = {i: dim for i, dim in leaves(adopted.outputs, lying) if i is not None}
+    except MisfitError as misfit:
+        raise _unfit(adopted, shown(misfit.value)) from None
     order = range(len(adopted.schema.results))
-    return tuple(results[i] for i in order), tuple(where[i] for i in order)
-
-
-def _gather(
-    adopted: Adopted,
-    outputs: Outputs,
-    returned: Any,
-    dims: Any,
-    results: dict[int, Tensor],
-    where: dict[int, int | None],
-) -> None:
-    """Sort results and dimensions by position; one dimension may stand for all of a tuple."""
-    if isinstance(outputs, tuple):
-        every = dims if isinstance(dims, tuple | list) else [dims] * len(outputs)
-        if not isinstance(returned, tuple | list) or not len(returned) == len(every) == len(outputs):
-            raise _unfit(adopted, shown(returned))
-        for inner, value, dim in zip(outputs, returned, every, strict=True):
-            _gather(adopted, inner, value, dim, results, where)
-    elif outputs is not None:
-        results[outputs], where[outputs] = returned, dims
+    return tuple(results[i] for i in order), tuple(places[i] for i in order)
 
 
 def _unfit(adopted: Adopted, got: str) -> errors.ResultCountError:
