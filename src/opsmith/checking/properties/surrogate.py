@@ -12,7 +12,7 @@ from torch import Tensor
 from opsmith.checking.case import WIDE, Case, cases
 from opsmith.checking.derivative import vjp
 from opsmith.checking.difference import form_fault
-from opsmith.checking.differentiated import differentiated, given_instead, rule_place
+from opsmith.checking.differentiated import adopted_takes, differentiated, given_instead, rule_place
 from opsmith.checking.hypotheses import alike, explain_difference
 from opsmith.checking.probes import Probe, plain_probe, probes
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
@@ -37,7 +37,9 @@ def run(subject: Subject) -> Findings:
         failed = failed or isinstance(finding, Failure)
         yield finding
     for name, given in instead.items():
-        if name not in seen:
+        if name not in seen and adopted_takes(subject, given):
+            yield Note(f"no sample differentiates `{name}`, which is {given}")
+        elif name not in seen:
             failed = True
             message = (
                 f"no sample differentiates `{name}`, so nothing has looked at its surrogate gradient: "
@@ -56,10 +58,14 @@ def _sample(subject: Subject, sample: Sample, seen: set[str], instead: dict[str,
         return
     results = subject.call(sample, sample.at(torch.float64))
     tried, plain = probes(subject, results), plain_probe(subject, results)
+    adopted = subject.specification.adopted
     for place in places:
         gradient = partial(_gradient, subject, sample, place)
         yield from _form(subject, sample, place, gradient, plain)
-        yield from _linear(subject, sample, place, gradient, plain)
+        if adopted is not None and "nonlinear" in adopted.kinds:
+            yield Note("linearity was left out: its author says that it is not linear in what comes in")
+        else:
+            yield from _linear(subject, sample, place, gradient, plain)
         yield from _layouts(subject, sample, place, gradient, tried)
     if subject.specification.gradients.stand_in is not None:
         yield from _stand_in(subject, sample, places, plain)

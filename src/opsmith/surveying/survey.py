@@ -1,0 +1,269 @@
+"""The survey of one Function: guess arguments, adopt it, check it, and say what its author has to do."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import torch
+
+from opsmith import errors
+from opsmith.checking.report import Failure, Report
+from opsmith.core.adopted import overrides
+from opsmith.core.location import where
+from opsmith.core.operator import Operator
+from opsmith.surveying.abilities import abilities
+from opsmith.surveying.draft import Draft, argument_names
+from opsmith.surveying.finding import Finding, Verdict, adopting_line
+from opsmith.surveying.guessing import placeholder_code, unguessable
+from opsmith.surveying.reading import Reading
+from opsmith.surveying.remedies import remedy
+from opsmith.surveying.trying import Trials, tried
+
+SECONDS = 10.0
+"""How long arguments are guessed for one class."""
+
+ROUNDS = 4
+"""How many words about one class are tried, one after the other."""
+
+
+def survey(
+    function_class: type[torch.autograd.Function],
+    *,
+    seed: int = 0,
+    seconds: float = SECONDS,
+    name: str | None = None,
+) -> Finding:
+    """Find out whether a Function can be adopted as it is, needs a word from its author, or is wrong.
+
+    Args:
+        function_class: The class; its forward and backward are run on arguments that are guessed.
+        seed: Seed of these arguments and of the check.
+        seconds: After so many no further guess is begun.
+        name: How its module calls it, which a factory's class does not know; else its qualified name.
+
+    Example:
+        >>> class Twice(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(ctx, x):
+        ...         return 2 * x
+        ...     @staticmethod
+        ...     def backward(ctx, grad):
+        ...         return 2 * grad
+        >>> survey(Twice).verdict
+        'works'
+    """
+    if not overrides(function_class, "forward"):
+        reason = "it has no `forward`, so there is nothing to adopt; if others derive from it, adopt those"
+        return Finding(name or function_class.__qualname__, _where(function_class), "needs a word", (reason,))
+    reading = Reading.of(function_class, name)
+    unknown = unguessable(reading)
+    if unknown:
+        return _ask_for_samples(reading, unknown)
+    trials = tried(reading, seed, seconds)
+    if not trials.ran:
+        return _nothing_ran(reading, trials)
+    first = _surveyed(Draft(reading, trials.ran[0], seed))
+    if first.verdict != "wrong":
+        return first
+    # Perhaps it is not meant to take these shapes: another guess that it takes has a say, too.
+    for guess in tried(reading, seed, seconds, wanted=3).ran[1:]:
+        other = _surveyed(Draft(reading, guess, seed))
+        if other.verdict != "wrong":
+            return _wrong_for_some(first, other)
+    return first
+
+
+def _surveyed(draft: Draft) -> Finding:
+    """Check a draft, and follow what the failures suggest, until it passes or nothing more helps."""
+    function_class = draft.reading.function_class
+    reasons: list[str] = []
+    try:
+        operator = draft.typed()
+    except errors.OpsmithError as error:
+        return _finding(draft, "needs a word", [_text(error)], None, None)
+    if draft.signature or draft.by_samples:
+        reasons.append(_about_types(draft))
+    report = draft.check(operator)
+    for _ in range(ROUNDS):
+        word = remedy(draft, report)
+        if word is None:
+            break
+        reasons.append(word)
+        operator = draft.operator()
+        report = draft.check(operator)
+    faults = _faults(report)
+    if faults:
+        return _finding(draft, "wrong", faults, None, report)
+    reasons += _written(operator)
+    verdict: Verdict = "needs a word" if reasons else "works"
+    reasons += _refused(report)
+    found = abilities(function_class, operator, report, draft.guess)
+    return _finding(draft, verdict, reasons, operator, report, found)
+
+
+def _finding(
+    draft: Draft,
+    verdict: Verdict,
+    reasons: list[str],
+    operator: Operator[..., object] | None,
+    report: Report | None,
+    found: dict[str, str] | None = None,
+) -> Finding:
+    name = draft.reading.name
+    return Finding(
+        name,
+        where(draft.reading.function_class.forward),
+        verdict,
+        tuple(dict.fromkeys(reasons)),
+        draft.guess.named(draft.names),
+        None if operator is None else adopting_line(name, draft.options()),
+        found or {},
+        report,
+    )
+
+
+def _ask_for_samples(reading: Reading, unknown: list[str]) -> Finding:
+    """The finding for a class that takes what cannot be guessed."""
+    called = [name for name in unknown if name in reading.called]
+    other = [name for name in unknown if name not in called]
+    reasons = []
+    if called:
+        are = (
+            "is called by its code, so it is a function"
+            if len(called) == 1
+            else "are called by its code, so they are functions"
+        )
+        reasons.append(f"{_listed(called)} {are}, and which one cannot be guessed")
+    if other:
+        reasons.append(f"what {_listed(other)} takes cannot be guessed")
+    capitals = [name.upper() for name in unknown]
+    reasons.append(
+        f"say it by `samples=`: in the line below, put what you would pass for {' and '.join(capitals)}; "
+        "then `opsmith.check` can judge it too"
+    )
+    return _with_samples(reading, tuple(reasons), unknown)
+
+
+def _with_samples(reading: Reading, reasons: tuple[str, ...], unknown: list[str]) -> Finding:
+    name = reading.name
+    sample = f"lambda: [({placeholder_code(reading, unknown)})]"
+    line = adopting_line(name, {"samples": sample})
+    return Finding(name, where(reading.function_class.forward), "needs a word", reasons, None, line)
+
+
+def _nothing_ran(reading: Reading, trials: Trials) -> Finding:
+    """The finding for a class that got through on no guess: its own mistake, or arguments out of reach."""
+    name, place = reading.name, where(reading.function_class.forward)
+    stop = trials.mistake or trials.nearest
+    file = place.rpartition(":")[0]
+    if stop is None:
+        reason = f"on all {trials.tried} guesses its results or gradients were not finite numbers"
+        return _with_samples(reading, (reason, SAMPLES), [p.name for p in reading.parameters])
+    words = stop.guess.named(argument_names(reading, len(stop.guess.values)))
+    at = stop.where(file) or place
+    if trials.mistake is not None:
+        reason = f"its {stop.method} raises {stop.text}, whatever it is given ({at})"
+        return Finding(name, place, "wrong", (reason,), words)
+    reason = (
+        f"none of {trials.tried} guessed calls ran; the one that came furthest, {words}, "
+        f"stopped in its {stop.method}: {stop.text} ({at})"
+    )
+    return _with_samples(reading, (reason, SAMPLES), [p.name for p in reading.parameters])
+
+
+SAMPLES = "say by `samples=` what it takes: put real arguments for the capitals in the line below"
+
+
+def _wrong_for_some(wrong: Finding, right: Finding) -> Finding:
+    reasons = (
+        f"it is wrong for {wrong.tried}, which it takes: {wrong.reasons[0]}",
+        f"it is right for {right.tried}: if only such arguments are meant, let forward refuse the others",
+        *right.reasons,
+    )
+    return Finding(
+        right.name,
+        right.where,
+        "needs a word",
+        reasons,
+        right.tried,
+        right.line,
+        right.abilities,
+        wrong.report,
+    )
+
+
+def _where(function_class: type) -> str:
+    """`file:line` of a class that has no method to tell it."""
+    try:
+        return f"{inspect.getsourcefile(function_class)}:{inspect.getsourcelines(function_class)[1]}"
+    except (OSError, TypeError):
+        return function_class.__module__
+
+
+def _about_types(draft: Draft) -> str:
+    if draft.by_samples:
+        return "nothing in its code says what it takes or returns, and `samples=` shows it"
+    if draft.reading.variadic is not None:
+        return f"nothing says what `*{draft.reading.variadic.name}` takes: say it by `signature=`"
+    return (
+        "an argument without a type hint is taken for a tensor, and not all of its arguments are: say it by "
+        "`signature=`"
+    )
+
+
+def _written(operator: Operator[..., object]) -> list[str]:
+    adopted = operator.specification.adopted
+    if adopted is None or not adopted.facts.written:
+        return []
+    names = adopted.schema.names
+    written = [names[min(place, len(names) - 1)] for place in sorted(adopted.facts.written)]
+    return [
+        f"its forward writes into {_listed(written)}; the operator works on a copy and leaves "
+        f"{_listed(written)} as it was: where callers relied on the change, let them use the result"
+    ]
+
+
+def _refused(report: Report) -> list[str]:
+    """What it cannot do, in the words of the check; second order and forward mode have one reason mostly."""
+    found: dict[str, list[str]] = {}
+    for outcome in report.outcomes:
+        if outcome.property in ("second_order", "forward_mode") and outcome.status == "skipped":
+            reason = outcome.reason.removeprefix(f"{report.operator}: ")
+            if "surrogate" not in reason:
+                found.setdefault(reason, []).append(TITLES[outcome.property])
+    return [f"no {' and no '.join(which)}: {reason}" for reason, which in found.items()]
+
+
+TITLES = {"second_order": "second order", "forward_mode": "forward mode"}
+
+
+def _faults(report: Report) -> list[str]:
+    """What is wrong, the same cause at the same place once."""
+    failures = [failure for failure in report.failures if failure.follows is None]
+    if any(failure.check != "integration" for failure in failures):
+        failures = [failure for failure in failures if failure.check != "integration"]
+    merged: dict[tuple[str, str, str | None], list[Failure]] = {}
+    for failure in failures:
+        merged.setdefault((failure.check, failure.cause, failure.where), []).append(failure)
+    return [_fault(report, group) for group in merged.values()]
+
+
+def _fault(report: Report, group: list[Failure]) -> str:
+    first = group[0]
+    text = re.sub(r"\s*\n\s*", "; ", first.message).replace(f"{report.operator}: ", "")
+    also = [f"`{failure.input}`" for failure in group[1:] if failure.input]
+    text += f"; the same for {', '.join(also)}" if also else ""
+    text += f" ({first.where})" if first.where else ""
+    if first.check == "gradient" and first.cause not in ("layout", "raises", "nondeterministic"):
+        text += '; if it is meant to differ from the derivative, say `kind="surrogate"`'
+    return text
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(f"`{name}`" for name in names)
+
+
+def _text(error: errors.OpsmithError) -> str:
+    lines = str(error).splitlines()
+    return f"{lines[0].partition(': ')[2]}" + (f"; {error.mend}" if error.mend else "")

@@ -1,0 +1,166 @@
+"""Running a Function class as torch does, on a guess: does it get through, and if not, where does it stop?"""
+
+from __future__ import annotations
+
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.surveying.guessing import Guess, guesses
+from opsmith.surveying.reading import Reading
+
+TRIES = 400
+"""How many guesses are tried at most."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Where a run ended before its end.
+
+    Args:
+        method: `forward` or `backward`.
+        error: What was raised.
+        guess: The arguments.
+    """
+
+    method: str
+    error: Exception
+    guess: Guess
+
+    @property
+    def text(self) -> str:
+        """What it says, in a line."""
+        message = str(self.error).strip()
+        return f"{type(self.error).__name__}: {message.splitlines()[0] if message else 'without a message'}"
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether no other arguments would help: a name that is not there, a gradient too few."""
+        text = str(self.error)
+        return (
+            isinstance(self.error, NameError | NotImplementedError | ImportError)
+            or (isinstance(self.error, AttributeError) and "Backward' object" in text)
+            or "incorrect number of gradients" in text
+            or "You must implement" in text
+        )
+
+    def where(self, file: str) -> str | None:
+        """The last line of this file that the error passed through."""
+        frames = traceback.extract_tb(self.error.__traceback__)
+        own = [frame for frame in frames if frame.filename == file]
+        return f"{file}:{own[-1].lineno}" if own else None
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What came of the guesses.
+
+    Args:
+        ran: Guesses on which forward and backward ran, no two of the same shapes.
+        stops: Where the others stopped.
+        tried: How many were tried.
+    """
+
+    ran: tuple[Guess, ...]
+    stops: tuple[Stop, ...]
+    tried: int
+
+    @property
+    def nearest(self) -> Stop | None:
+        """The stop that came furthest."""
+        return max(self.stops, key=lambda stop: stop.method == "backward", default=None)
+
+    @property
+    def mistake(self) -> Stop | None:
+        """A stop that no other arguments would mend, if every run ended in one of the kind."""
+        kinds = {(type(stop.error), stop.is_mistake) for stop in self.stops if stop.method == "backward"}
+        kinds = kinds or {(type(stop.error), stop.is_mistake) for stop in self.stops}
+        return self.nearest if len(kinds) == 1 and next(iter(kinds))[1] else None
+
+
+def tried(reading: Reading, seed: int, seconds: float, wanted: int = 1) -> Trials:
+    """Run a class on guesses until it got through as often as wanted.
+
+    Args:
+        reading: The class.
+        seed: Seed of the numbers.
+        seconds: After so many no further guess is begun.
+        wanted: How many guesses of different shapes are to be found.
+    """
+    end = time.perf_counter() + seconds
+    ran: dict[Any, Guess] = {}
+    stops: list[Stop] = []
+    count = 0
+    for variants in guesses(reading, seed):
+        for guess in variants:
+            count += 1
+            found = run(reading.function_class, guess, seed)
+            if isinstance(found, Stop):
+                stops.append(found)
+            elif found:
+                ran.setdefault(guess.shapes(), guess)
+                break
+            if count >= TRIES or time.perf_counter() > end:
+                return Trials(tuple(ran.values()), tuple(stops), count)
+        if len(ran) >= wanted:
+            break
+    return Trials(tuple(ran.values()), tuple(stops), count)
+
+
+def run(function_class: type[torch.autograd.Function], guess: Guess, seed: int) -> Stop | bool:
+    """Whether forward and backward ran and gave finite numbers; where they stopped, if they raised."""
+    apply: Callable[..., Any] = function_class.apply
+    with seeded(seed):
+        method = "forward"
+        try:
+            inputs, given = fresh(guess.values)
+            results = [each for each in leaves(apply(*given)) if isinstance(each, Tensor)]
+            if not results:
+                return Stop(method, TypeError("forward returns no tensor"), guess)
+            followed = [result for result in results if result.requires_grad]
+            gradients: tuple[Tensor | None, ...] = ()
+            if followed:
+                method = "backward"
+                grads = [torch.randn_like(result) for result in followed]
+                gradients = torch.autograd.grad(followed, inputs, grads, allow_unused=True)
+        except Exception as error:
+            return Stop(method, error, guess)
+    return all(bool(each.isfinite().all()) for each in [*results, *gradients] if each is not None)
+
+
+def fresh(values: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
+    """Tensors to differentiate by, and the values made of them, which may be written into."""
+    inputs: list[Tensor] = []
+    given: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            inputs.append(value.detach().clone().requires_grad_())
+            given.append(inputs[-1].clone())
+        else:
+            given.append(value.clone() if isinstance(value, Tensor) else value)
+    return inputs, given
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What lies in a structure of tuples and lists."""
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """A region in which torch draws the same numbers each time and nothing warns."""
+    with torch.random.fork_rng(), warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
+        yield
