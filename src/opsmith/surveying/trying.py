@@ -8,16 +8,20 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from opsmith.core.adopted import overrides
 from opsmith.surveying.guessing import Guess, guesses
 from opsmith.surveying.reading import Reading
 
 TRIES = 400
 """How many guesses are tried at most."""
+
+ENOUGH = 8
+"""How many guesses of different forms must end alike before the class is blamed."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ class Trials:
     """What came of the guesses.
 
     Args:
-        ran: Guesses on which forward and backward ran, no two of the same shapes.
+        ran: Guesses on which forward and backward ran, no two of the same shapes; those without any gradient
+            only where there are no others.
         stops: Where the others stopped.
         tried: How many were tried.
     """
@@ -79,10 +84,12 @@ class Trials:
 
     @property
     def mistake(self) -> Stop | None:
-        """A stop that no other arguments would mend, if every run ended in one of the kind."""
-        kinds = {(type(stop.error), stop.is_mistake) for stop in self.stops if stop.method == "backward"}
-        kinds = kinds or {(type(stop.error), stop.is_mistake) for stop in self.stops}
-        return self.nearest if len(kinds) == 1 and next(iter(kinds))[1] else None
+        """A stop that no other arguments would mend: a clear one, or the same one for all that was tried."""
+        late = [stop for stop in self.stops if stop.method == "backward" and stop.is_mistake]
+        if late:
+            return late[0]
+        same = len({stop.text for stop in self.stops}) == 1 and self.tried >= ENOUGH
+        return self.stops[0] if same or (self.stops and all(stop.is_mistake for stop in self.stops)) else None
 
 
 def tried(reading: Reading, seed: int, seconds: float, wanted: int = 1) -> Trials:
@@ -96,6 +103,7 @@ def tried(reading: Reading, seed: int, seconds: float, wanted: int = 1) -> Trial
     """
     end = time.perf_counter() + seconds
     ran: dict[Any, Guess] = {}
+    without: dict[Any, Guess] = {}
     stops: list[Stop] = []
     count = 0
     for variants in guesses(reading, seed):
@@ -104,18 +112,23 @@ def tried(reading: Reading, seed: int, seconds: float, wanted: int = 1) -> Trial
             found = run(reading.function_class, guess, seed)
             if isinstance(found, Stop):
                 stops.append(found)
-            elif found:
-                ran.setdefault(guess.shapes(), guess)
+            elif found != "not finite":
+                (ran if found == "gradients" else without).setdefault(guess.shapes(), guess)
                 break
             if count >= TRIES or time.perf_counter() > end:
-                return Trials(tuple(ran.values()), tuple(stops), count)
-        if len(ran) >= wanted:
+                break
+        late = bool(stops) and stops[-1].method == "backward" and stops[-1].is_mistake
+        if len(ran) >= wanted or late or count >= TRIES or time.perf_counter() > end:
             break
-    return Trials(tuple(ran.values()), tuple(stops), count)
+    late = any(stop.method == "backward" and stop.is_mistake for stop in stops)
+    return Trials(tuple((ran or ({} if late else without)).values()), tuple(stops), count)
 
 
-def run(function_class: type[torch.autograd.Function], guess: Guess, seed: int) -> Stop | bool:
-    """Whether forward and backward ran and gave finite numbers; where they stopped, if they raised."""
+Outcome = Literal["gradients", "no gradient", "not finite"]
+
+
+def run(function_class: type[torch.autograd.Function], guess: Guess, seed: int) -> Stop | Outcome:
+    """What forward and backward gave; where they stopped, if they raised."""
     apply: Callable[..., Any] = function_class.apply
     with seeded(seed):
         method = "forward"
@@ -126,13 +139,22 @@ def run(function_class: type[torch.autograd.Function], guess: Guess, seed: int) 
                 return Stop(method, TypeError("forward returns no tensor"), guess)
             followed = [result for result in results if result.requires_grad]
             gradients: tuple[Tensor | None, ...] = ()
+            if not has_backward(function_class):
+                return "gradients"
             if followed:
                 method = "backward"
                 grads = [torch.randn_like(result) for result in followed]
                 gradients = torch.autograd.grad(followed, inputs, grads, allow_unused=True)
         except Exception as error:
             return Stop(method, error, guess)
-    return all(bool(each.isfinite().all()) for each in [*results, *gradients] if each is not None)
+    if not all(bool(each.isfinite().all()) for each in [*results, *gradients] if each is not None):
+        return "not finite"
+    return "gradients" if any(each is not None for each in gradients) else "no gradient"
+
+
+def has_backward(function_class: type) -> bool:
+    """Whether a class has a backward, under one of its two names."""
+    return overrides(function_class, "backward") or overrides(function_class, "vjp")
 
 
 def fresh(values: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:

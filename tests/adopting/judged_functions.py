@@ -1,0 +1,265 @@
+"""Functions as people write them, right and wrong, for `opsmith adopt` to judge."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.autograd import Function
+
+
+class GradReverse(Function):
+    @staticmethod
+    def forward(ctx, x, lambda_):
+        ctx.lambda_ = lambda_
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -ctx.lambda_ * grad, None
+
+
+class ClipGrad(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.clamp(-0.1, 0.1)
+
+
+class Embed(Function):
+    @staticmethod
+    def forward(ctx, weight, indices):
+        ctx.save_for_backward(indices)
+        ctx.n = weight.shape[0]
+        return weight[indices]
+
+    @staticmethod
+    def backward(ctx, grad):
+        (indices,) = ctx.saved_tensors
+        out = grad.new_zeros(ctx.n, grad.shape[-1])
+        out.index_add_(0, indices.flatten(), grad.reshape(-1, grad.shape[-1]))
+        return out, None
+
+
+class Conv(Function):
+    @staticmethod
+    def forward(ctx, input, weight, bias=None, stride=1, padding=0):
+        ctx.save_for_backward(input, weight)
+        ctx.has_bias = bias is not None
+        ctx.stride, ctx.padding = stride, padding
+        return F.conv2d(input, weight, bias, stride, padding)
+
+    @staticmethod
+    def backward(ctx, grad):
+        input, weight = ctx.saved_tensors
+        gi = torch.nn.grad.conv2d_input(input.shape, weight, grad, ctx.stride, ctx.padding)
+        gw = torch.nn.grad.conv2d_weight(input, weight.shape, grad, ctx.stride, ctx.padding)
+        gb = grad.sum((0, 2, 3)) if ctx.has_bias else None
+        return gi, gw, gb, None, None
+
+
+class Log(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x
+        return x.log()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / ctx.x
+
+
+class Typo(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.sin(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * torch.cos(y) * x  # noqa: F821 - the mistake
+
+
+class TooFew(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors
+        return (grad * x * y,)
+
+
+class Swapped(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, grad):
+        a, b = ctx.saved_tensors
+        return grad * a, grad * b
+
+
+class Reduce(Function):
+    @staticmethod
+    def forward(ctx, pred, target, reduction: str):
+        ctx.save_for_backward(pred, target)
+        ctx.reduction = reduction
+        loss = (pred - target) ** 2
+        if reduction == "mean":
+            return loss.mean()
+        if reduction == "sum":
+            return loss.sum()
+        raise ValueError(reduction)
+
+    @staticmethod
+    def backward(ctx, grad):
+        pred, target = ctx.saved_tensors
+        g = 2 * (pred - target) * grad
+        if ctx.reduction == "mean":
+            g = g / pred.numel()
+        return g, -g, None
+
+
+class NumpyNoise(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x + torch.from_numpy(np.random.randn(*x.shape))
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Broken(Function):
+    @staticmethod
+    def forward(ctx, x):
+        raise RuntimeError("the extension is not compiled")
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class RoundSTE(Function):
+    @staticmethod
+    def forward(ctx, x, bits=8):
+        scale = 2**bits
+        return torch.round(x * scale) / scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class Outer:
+    class Inner(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.exp()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.saved_tensors[0].exp()
+
+
+def make(power):
+    class Power(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**power
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * power * ctx.saved_tensors[0] ** (power - 1)
+
+    return Power
+
+
+Cube = make(3)
+Fourth = make(4)
+
+
+class TopK(Function):
+    @staticmethod
+    def forward(ctx, x, k):
+        values, indices = x.topk(k, dim=-1)
+        ctx.save_for_backward(indices)
+        ctx.shape = x.shape
+        ctx.mark_non_differentiable(indices)
+        return values, indices
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        (indices,) = ctx.saved_tensors
+        out = grad.new_zeros(ctx.shape)
+        return out.scatter(-1, indices, grad), None
+
+
+class Single(Function):
+    @staticmethod
+    def forward(ctx, x):
+        x = x.float()
+        ctx.save_for_backward(x)
+        return x.sigmoid()
+
+    @staticmethod
+    def backward(ctx, grad):
+        s = ctx.saved_tensors[0].sigmoid()
+        return (grad * s * (1 - s)).double()
+
+
+class NoBackward(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sin()
+
+
+class BaseOfOthers(Function):
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class TwoKernels(Function):
+    """Right for vectors; for matrices the backward forgets a sum's second half."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors
+        return grad * y * (2 if x.dim() == 2 else 1), grad * x
+
+
+class Unguessable(Function):
+    @staticmethod
+    def forward(ctx, x, settings: dict):
+        ctx.settings = settings
+        return x * settings["scale"]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.settings["scale"], None
+
+
+class Demanding(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        assert x.shape == (7, 11, 13), f"got {list(x.shape)}"
+        return x + y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, grad
