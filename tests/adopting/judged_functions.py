@@ -263,3 +263,74 @@ class Demanding(Function):
     @staticmethod
     def backward(ctx, grad):
         return grad, grad
+
+
+class Cell(Function):
+    """A cell of two gates, as the tutorials on extensions have it."""
+
+    @staticmethod
+    def forward(ctx, input, weights, bias, old_h, old_cell):
+        both = torch.cat([old_h, input], dim=1)
+        gates = torch.addmm(bias, both, weights.t())
+        opened, shut, new = gates.sigmoid().chunk(3, dim=1)
+        cell = old_cell * shut + opened * new
+        ctx.save_for_backward(both, weights, opened, shut, new, old_cell)
+        return cell, cell * opened
+
+    @staticmethod
+    def backward(ctx, grad_cell, grad_out):
+        both, weights, opened, shut, new, old_cell = ctx.saved_tensors
+        cell = old_cell * shut + opened * new
+        d_cell = grad_cell + grad_out * opened
+        d_opened = d_cell * new + grad_out * cell
+        d_shut, d_new = d_cell * old_cell, d_cell * opened
+        moved = torch.cat(
+            [d * y * (1 - y) for d, y in ((d_opened, opened), (d_shut, shut), (d_new, new))], dim=1
+        )
+        d_both, wide = moved @ weights, old_cell.shape[1]
+        return d_both[:, wide:], moved.t() @ both, moved.sum(0), d_both[:, :wide], d_cell * shut
+
+
+class WithInit(Function):
+    def __init__(self, factor):
+        self.factor = factor
+
+    def forward(self, x):
+        return x * self.factor
+
+    def backward(self, grad):
+        return grad * self.factor
+
+
+class BadShape(Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w.t()
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        return grad @ w, x.t() @ grad
+
+
+class Item(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.pow(2).sum().sqrt().item()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Positive(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x[x > 0]
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_variables
+        return torch.zeros_like(x).masked_scatter(x > 0, grad)

@@ -47,6 +47,11 @@ VERDICTS = {
     "TwoKernels": ("needs a word", ["it is wrong for x [3, 4], y [3, 4]", "it is right for x [4], y [4]"]),
     "Unguessable": ("needs a word", ["what `settings` takes cannot be guessed", "`samples=`"]),
     "Demanding": ("needs a word", ["guessed calls ran", "AssertionError: got [", "`samples=`"]),
+    "Cell": ("works", []),
+    "WithInit": ("wrong", ["it has an `__init__`", "let forward take as arguments"]),
+    "BadShape": ("needs a word", ["invalid gradient at index 1", "either its backward is wrong, or"]),
+    "Item": ("wrong", ["its forward returns no tensor, whatever it is given"]),
+    "Positive": ("needs a word", ["torch cannot look into its code (DynamicOutputShape", "`reference=`"]),
 }
 LINES = {
     "GradReverse": 'signature="(x: Tensor, lambda_: float) -> Tensor"',

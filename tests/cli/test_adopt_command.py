@@ -41,7 +41,7 @@ REPORT = {
     "Square": ("wrong", ["the gradient of `x` is wrong", "it is the right one times 1/2", "functions.py:78"]),
     "ScaleRows": ("wrong", ["wrong for one that is expanded", "`grad.contiguous()`", "functions.py:92"]),
     "LeakyReLUInPlace": ("needs a word", ["its forward writes into `x`", "works on a copy"]),
-    "Arctangent": ("needs a word", ["its code leaves torch", "`reference=`", "opaque=True)"]),
+    "Arctangent": ("needs a word", ["torch cannot look into its code", "`reference=`", "opaque=True)"]),
     "DropFeatures": ("needs a word", ["draws random numbers", 'kind="stochastic"', "no forward mode"]),
     "Binarize": ("needs a word", ["small steps of `x` do not change", 'kind="surrogate")']),
 }

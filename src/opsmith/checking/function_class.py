@@ -56,7 +56,7 @@ def throwaway_name(namespace: str, function_class: type) -> str:
 
     Example:
         >>> throwaway_name("checked", torch.autograd.Function)
-        'checked::torch_autograd_function_Function_e7a9bb1f'
+        'checked::torch_autograd_function_Function_85d5be5a'
     """
     full = f"{function_class.__module__}.{function_class.__qualname__}"
     plain = re.sub(r"\W+", "_", full, flags=re.ASCII).strip("_")

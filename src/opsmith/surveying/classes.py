@@ -29,8 +29,8 @@ def classes_of(module: ModuleType, name: str | None = None, *, inside: bool = Fa
 
     Example:
         >>> import torch.utils.checkpoint
-        >>> list(classes_of(torch.utils.checkpoint))
-        ['CheckpointFunction', '_NoopSaveInputs']
+        >>> "CheckpointFunction" in classes_of(torch.utils.checkpoint)
+        True
     """
     if name is not None:
         return {name: _named(module, name)}

@@ -50,8 +50,8 @@ def _outside(draft: Draft, failures: list[Failure]) -> str | None:
     lines = raised[0].message.splitlines()
     got = next((line.partition("got: ")[2] for line in lines if line.strip().startswith("got: ")), lines[0])
     return (
-        f"its code leaves torch ({got}): `opaque=True` says so, and it works without torch.compile and vmap; "
-        "`reference=`, the same mathematics in plain PyTorch, adds both, and forward mode and second order"
+        f"torch cannot look into its code ({got}): `opaque=True` says so, and it works, but not under "
+        "torch.compile and vmap; `reference=`, the same mathematics in plain PyTorch, adds what is missing"
     )
 
 

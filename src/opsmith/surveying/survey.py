@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -56,10 +58,32 @@ def survey(
         >>> survey(Twice).verdict
         'works'
     """
+    with _one_thread():
+        return _survey(function_class, seed, seconds, name or function_class.__qualname__)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A region in which torch uses one thread: for tensors this small, more of them cost time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _survey(function_class: type[torch.autograd.Function], seed: int, seconds: float, name: str) -> Finding:
     if not overrides(function_class, "forward"):
         reason = "it has no `forward`, so there is nothing to adopt; if others derive from it, adopt those"
-        return Finding(name or function_class.__qualname__, _where(function_class), "needs a word", (reason,))
+        return Finding(name, _where(function_class), "needs a word", (reason,))
     reading = Reading.of(function_class, name)
+    if inspect.getattr_static(function_class, "__init__") is not torch.autograd.Function.__init__:
+        reason = (
+            "it has an `__init__`, whose state torch's `apply` has not passed on since 1.3: let forward "
+            "take as arguments what it is made with"
+        )
+        return Finding(reading.name, where(function_class.forward), "wrong", (reason,))
     unknown = unguessable(reading)
     if unknown:
         return _ask_for_samples(reading, unknown)
@@ -173,12 +197,14 @@ def _nothing_ran(reading: Reading, trials: Trials) -> Finding:
     method = getattr(reading.function_class, stop.method, reading.function_class.forward)
     at = stop.where(file) or where(method)
     if trials.mistake is not None:
-        reason = f"its {stop.method} raises {stop.text}, whatever it is given ({at})"
+        reason = f"its {stop.method} {stop.fault}, whatever it is given ({at})"
         return Finding(name, place, "wrong", (reason,), words)
     reason = (
         f"none of {trials.tried} guessed calls ran; the one that came furthest, {words}, "
         f"stopped in its {stop.method}: {stop.text} ({at})"
     )
+    if stop.method == "backward":
+        reason += "; either its backward is wrong, or its forward takes what it is not meant to"
     return _with_samples(reading, (reason, SAMPLES), [p.name for p in reading.parameters])
 
 

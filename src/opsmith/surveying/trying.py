@@ -20,6 +20,8 @@ from opsmith.surveying.reading import Reading
 TRIES = 400
 """How many guesses are tried at most."""
 
+NO_TENSOR = "it returns no tensor"
+
 ENOUGH = 8
 """How many guesses of different forms must end alike before the class is blamed."""
 
@@ -45,11 +47,18 @@ class Stop:
         return f"{type(self.error).__name__}: {message.splitlines()[0] if message else 'without a message'}"
 
     @property
+    def fault(self) -> str:
+        """What it says, as the end of a sentence about the method."""
+        return "returns no tensor" if str(self.error) == NO_TENSOR else f"raises {self.text}"
+
+    @property
     def is_mistake(self) -> bool:
         """Whether no other arguments would help: a name that is not there, a gradient too few."""
         text = str(self.error)
         return (
-            isinstance(self.error, NameError | NotImplementedError | ImportError)
+            isinstance(self.error, NameError | ImportError)
+            or (isinstance(self.error, NotImplementedError) and self.method == "backward")
+            or text == NO_TENSOR
             or (isinstance(self.error, AttributeError) and "Backward' object" in text)
             or "incorrect number of gradients" in text
             or "You must implement" in text
@@ -85,11 +94,11 @@ class Trials:
     @property
     def mistake(self) -> Stop | None:
         """A stop that no other arguments would mend: a clear one, or the same one for all that was tried."""
-        late = [stop for stop in self.stops if stop.method == "backward" and stop.is_mistake]
-        if late:
-            return late[0]
+        clear = [stop for stop in self.stops if stop.is_mistake]
+        if clear:
+            return clear[0]
         same = len({stop.text for stop in self.stops}) == 1 and self.tried >= ENOUGH
-        return self.stops[0] if same or (self.stops and all(stop.is_mistake for stop in self.stops)) else None
+        return self.stops[0] if same else None
 
 
 def tried(reading: Reading, seed: int, seconds: float, wanted: int = 1) -> Trials:
@@ -136,7 +145,7 @@ def run(function_class: type[torch.autograd.Function], guess: Guess, seed: int) 
             inputs, given = fresh(guess.values)
             results = [each for each in leaves(apply(*given)) if isinstance(each, Tensor)]
             if not results:
-                return Stop(method, TypeError("forward returns no tensor"), guess)
+                return Stop(method, TypeError(NO_TENSOR), guess)
             followed = [result for result in results if result.requires_grad]
             gradients: tuple[Tensor | None, ...] = ()
             if not has_backward(function_class):
