@@ -153,6 +153,17 @@ def test_no_guess_begins_after_the_time_is_over() -> None:
     assert "none of 1 guessed calls ran" in found.reasons[0]
 
 
+def test_an_exception_of_any_kind_ends_in_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("no more memory")
+
+    monkeypatch.setattr("opsmith.surveying.session.abilities", broken)
+    found = of("Log")
+    assert found.verdict == "needs a word"
+    assert found.reasons[0] == "looking at it ended in RuntimeError: no more memory"
+    assert "run `opsmith.check`" in found.reasons[1]
+
+
 def test_a_finding_is_made_of_the_types_of_json() -> None:
     read = of("Swapped").to_dict()
     assert (read["name"], read["verdict"], read["line"]) == ("Swapped", "wrong", None)

@@ -35,7 +35,8 @@ COUNTED = {
 
 NEXT = {
     "works": "Copy the line into your code, with `import opsmith` above it and your package's name for "
-    "`mypackage`. A call of the operator takes what `apply` takes and gives what `apply` gives.",
+    "`mypackage`. A call of the operator takes and gives what `apply` does. What it gains was tried: the "
+    "operator can do it, and `apply` cannot.",
     "needs a word": "Read the reasons first. The line below them has the word that was tried, or capitals "
     "where only you know what to write. Then copy it in the same way.",
     "wrong": "Mend the class at the place in brackets, and run this again; `-v` shows what was measured.",

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from opsmith.surveying.finding import Finding
-from opsmith.surveying.survey import survey
+from opsmith.surveying.session import survey
 
 __all__ = ["Finding", "survey"]

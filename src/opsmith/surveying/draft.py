@@ -84,7 +84,8 @@ class Draft:
             say()
             try:
                 operator = self.operator()
-                operator(*self.given(operator))
+                with seeded(self.seed):
+                    operator(*self.given(operator))
             except (errors.MissingAnnotationError, errors.ArgumentError, errors.ResultTypeError):
                 if not last:
                     raise

@@ -58,8 +58,13 @@ def survey(
         >>> survey(Twice).verdict
         'works'
     """
+    known = name or function_class.__qualname__
     with _one_thread():
-        return _survey(function_class, seed, seconds, name or function_class.__qualname__)
+        try:
+            return _survey(function_class, seed, seconds, known)
+        except Exception as error:  # one class must not keep the report on the others from its author
+            reason = f"looking at it ended in {type(error).__name__}: {error}"
+            return Finding(known, _where(function_class), "needs a word", (reason, UNFINISHED))
 
 
 @contextmanager
@@ -277,6 +282,8 @@ def _refused(report: Report) -> list[str]:
                 found.setdefault(reason, []).append(TITLES[outcome.property])
     return [f"no {' and no '.join(which)}: {reason}" for reason, which in found.items()]
 
+
+UNFINISHED = "adopt it with `samples=` that show what it takes, and run `opsmith.check` on the operator"
 
 TITLES = {"second_order": "second order", "forward_mode": "forward mode"}
 
