@@ -334,3 +334,61 @@ class Positive(Function):
     def backward(ctx, grad):
         (x,) = ctx.saved_variables
         return torch.zeros_like(x).masked_scatter(x > 0, grad)
+
+
+class Root(Function):
+    """A square root that is right in its domain alone, and does not look at it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.abs().sqrt()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 0.5 / ctx.saved_tensors[0].abs().sqrt()
+
+
+class Abstract(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise NotImplementedError
+
+
+class AnswersOnce(Function):
+    """One gradient, as calls without the slope ask for."""
+
+    @staticmethod
+    def forward(ctx, x, slope=0.1):
+        ctx.slope = slope
+        return x * slope
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.slope
+
+
+class LeavesInBackward(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.from_numpy(grad.numpy() * np.cos(ctx.saved_tensors[0].detach().numpy()))
+
+
+class Nested(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin(), (x.cos().detach(),)
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        return grad * ctx.saved_tensors[0].cos()

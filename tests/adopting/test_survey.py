@@ -52,6 +52,11 @@ VERDICTS = {
     "BadShape": ("needs a word", ["invalid gradient at index 1", "either its backward is wrong, or"]),
     "Item": ("wrong", ["its forward returns no tensor, whatever it is given"]),
     "Positive": ("needs a word", ["torch cannot look into its code (DynamicOutputShape", "`reference=`"]),
+    "Root": ("needs a word", ["it is wrong for x [3, 4]", "it is right for x [3, 4], all of them positive"]),
+    "Abstract": ("needs a word", ["raises NotImplementedError", "if it is a base of other classes"]),
+    "AnswersOnce": ("works", []),
+    "LeavesInBackward": ("needs a word", ["torch cannot look into its code", "`once_differentiable`"]),
+    "Nested": ("works", []),
 }
 LINES = {
     "GradReverse": 'signature="(x: Tensor, lambda_: float) -> Tensor"',

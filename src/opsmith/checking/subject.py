@@ -183,4 +183,7 @@ def _own_generators(flat: Sequence[Any]) -> list[Any]:
 
 
 def _listed(returned: Any) -> list[Tensor]:
-    return list(returned) if isinstance(returned, tuple | list) else [returned]
+    """The results side by side; those of an adopted class may lie in tuples inside of tuples."""
+    if not isinstance(returned, tuple | list):
+        return [returned]
+    return [result for each in returned for result in _listed(each)]

@@ -102,13 +102,24 @@ class Guess:
 
     Args:
         values: By position, as `apply` takes them.
+        positive: Whether its tensors were made positive.
     """
 
     values: tuple[Any, ...]
+    positive: bool = False
+
+    def made_positive(self) -> Guess:
+        """The same, with numbers from 0.5 up in its floating tensors."""
+        values = [
+            value.abs() + 0.5 if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+            for value in self.values
+        ]
+        return Guess(tuple(values), positive=True)
 
     def named(self, names: Sequence[str]) -> str:
         """The arguments in words: `x [3, 4], slope=0.01`."""
-        return ", ".join(f"{name}{_words(value)}" for name, value in zip(names, self.values, strict=True))
+        shown = [f"{name}{_words(value)}" for name, value in zip(names, self.values, strict=True)]
+        return ", ".join(shown) + ", all of them positive" * self.positive
 
     def code(self) -> str:
         """The arguments as Python writes them, with fresh random tensors."""

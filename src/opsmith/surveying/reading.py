@@ -70,6 +70,12 @@ class Reading:
         )
 
     @property
+    def defaulted(self) -> int:
+        """How many arguments at the end have defaults."""
+        given = [parameter.default is not parameter.empty for parameter in self.parameters]
+        return len(given) if all(given) else given[::-1].index(False)
+
+    @property
     def variadic(self) -> inspect.Parameter | None:
         """The parameter `*args`, if there is one."""
         last = self.parameters[-1] if self.parameters else None

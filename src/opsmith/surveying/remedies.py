@@ -36,10 +36,14 @@ def _random(draft: Draft, failures: list[Failure]) -> str | None:
 
 def _narrow(draft: Draft, failures: list[Failure]) -> str | None:
     reading = draft.reading.function_class
-    if "float32" in draft.kinds or not failures or not narrows(reading, draft.guess, draft.seed):
+    if "float32" in draft.kinds or not failures:
+        return None
+    returns = narrows(reading, draft.guess, draft.seed)
+    if not returns and not any(failure.cause == "precision" for failure in failures):
         return None
     draft.kinds.append("float32")
-    return 'it returns float32 for float64: if that is meant, `kind="float32"` says so'
+    what = "returns" if returns else "computes in"
+    return f'it {what} float32 for float64: if that is meant, `kind="float32"` says so'
 
 
 def _outside(draft: Draft, failures: list[Failure]) -> str | None:

@@ -98,8 +98,8 @@ def _survey(function_class: type[torch.autograd.Function], seed: int, seconds: f
     first = _surveyed(Draft(reading, trials.ran[0], seed))
     if first.verdict != "wrong":
         return first
-    # Perhaps it is not meant to take these shapes: another guess that it takes has a say, too.
-    for guess in tried(reading, seed, seconds, wanted=3).ran[1:]:
+    # Perhaps it is not meant to take these: other shapes and positive numbers have a say, too.
+    for guess in [trials.ran[0].made_positive(), *tried(reading, seed, seconds, wanted=3).ran[1:]]:
         other = _surveyed(Draft(reading, guess, seed))
         if other.verdict != "wrong":
             return _wrong_for_some(first, other)
@@ -125,7 +125,9 @@ def _surveyed(draft: Draft) -> Finding:
         operator = draft.operator()
         report = draft.check(operator)
     faults = _faults(report)
-    if faults and "float32" in draft.kinds and all(map(_is_rounding, report.failures)):
+    if faults and all(map(_is_cut, report.failures)):
+        reasons.append(CUT)
+    elif faults and "float32" in draft.kinds and all(map(_is_rounding, report.failures)):
         reasons.append(
             "its gradients are right as far as float32 goes, and `opsmith.check` compares in float64"
         )
@@ -201,6 +203,12 @@ def _nothing_ran(reading: Reading, trials: Trials) -> Finding:
     words = stop.guess.named(argument_names(reading, len(stop.guess.values)))
     method = getattr(reading.function_class, stop.method, reading.function_class.forward)
     at = stop.where(file) or where(method)
+    if stop.is_left_out:
+        reason = (
+            f"its backward raises {stop.text} ({at}): if it is a base of other classes, adopt those; if "
+            "it has no gradient, leave the backward out"
+        )
+        return Finding(name, place, "needs a word", (reason,), words)
     if trials.mistake is not None:
         reason = f"its {stop.method} {stop.fault}, whatever it is given ({at})"
         return Finding(name, place, "wrong", (reason,), words)
@@ -283,6 +291,11 @@ def _refused(report: Report) -> list[str]:
     return [f"no {' and no '.join(which)}: {reason}" for reason, which in found.items()]
 
 
+CUT = (
+    "its backward cannot be differentiated, as its code leaves torch: mark the backward with "
+    "`once_differentiable`, so that a second order is refused clearly, or give `reference=`"
+)
+
 UNFINISHED = "adopt it with `samples=` that show what it takes, and run `opsmith.check` on the operator"
 
 TITLES = {"second_order": "second order", "forward_mode": "forward mode"}
@@ -299,6 +312,12 @@ def _faults(report: Report) -> list[str]:
     for failure in failures:
         merged.setdefault((failure.check, failure.cause, failure.where), []).append(failure)
     return [_fault(report, group) for group in merged.values()]
+
+
+def _is_cut(failure: Failure) -> bool:
+    """Whether all that is wrong is that a second order would be lost in code that leaves torch."""
+    late = failure.check in TITLES and failure.cause == "raises"
+    return late or failure.cause == "graph-cut" or failure.evidence.get("exception") == "GraphCutError"
 
 
 def _is_rounding(failure: Failure) -> bool:

@@ -20,6 +20,7 @@ from opsmith.surveying.reading import Reading
 TRIES = 400
 """How many guesses are tried at most."""
 
+TOO_FEW = "incorrect number of gradients"
 NO_TENSOR = "it returns no tensor"
 
 ENOUGH = 8
@@ -57,12 +58,17 @@ class Stop:
         text = str(self.error)
         return (
             isinstance(self.error, NameError | ImportError)
-            or (isinstance(self.error, NotImplementedError) and self.method == "backward")
+            or self.is_left_out
             or text == NO_TENSOR
             or (isinstance(self.error, AttributeError) and "Backward' object" in text)
-            or "incorrect number of gradients" in text
+            or TOO_FEW in text
             or "You must implement" in text
         )
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether the backward says that there is none."""
+        return isinstance(self.error, NotImplementedError) and self.method == "backward"
 
     def where(self, file: str) -> str | None:
         """The last line of this file that the error passed through."""
@@ -119,6 +125,12 @@ def tried(reading: Reading, seed: int, seconds: float, wanted: int = 1) -> Trial
         for guess in variants:
             count += 1
             found = run(reading.function_class, guess, seed)
+            if isinstance(found, Stop) and TOO_FEW in found.text and reading.defaulted:
+                # A call that leaves defaults out asks for fewer gradients, and an operator takes both.
+                shorter = Guess(guess.values[: -reading.defaulted])
+                found = (
+                    found if isinstance(again := run(reading.function_class, shorter, seed), Stop) else again
+                )
             if isinstance(found, Stop):
                 stops.append(found)
             elif found != "not finite":
