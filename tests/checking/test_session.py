@@ -61,7 +61,7 @@ def test_samples_are_a_list_or_a_function_of_nothing() -> None:
 
 
 def test_only_operators_can_be_checked() -> None:
-    with pytest.raises(errors.UsageError, match="only an operator can be checked"):
+    with pytest.raises(errors.UsageError, match="only an operator, or an `autograd"):
         opsmith.check(torch.sin)  # type: ignore[arg-type]
 
 

@@ -21,7 +21,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("declaring",),
     ("adopting",),
     FACES,
-    ("page", "testing", "tour"),
+    ("page", "surveying", "testing", "tour"),
     ("cli",),
 ]
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}

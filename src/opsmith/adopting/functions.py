@@ -124,6 +124,9 @@ def _gradients(adopted: Adopted) -> dict[str, Rule]:
 
 def _tangents(adopted: Adopted) -> dict[str, TangentRule]:
     results = [result.name for result in adopted.schema.results if result.differentiable]
+    if adopted.random:
+        why = "its forward draws random numbers, and forward mode would have to run it again and draw others"
+        return dict.fromkeys(results, not_implemented(why))
     formula = tangent_formula(adopted)
     if formula is not None:
         return dict.fromkeys(results, formula)

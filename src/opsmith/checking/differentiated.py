@@ -75,6 +75,12 @@ def given_instead(subject: Subject, sample: Sample) -> dict[str, str]:
     return {**instead, **dict.fromkeys(empty, "an empty list")}
 
 
+def adopted_takes(subject: Subject, given: str) -> bool:
+    """Whether a class was adopted whose author calls every tensor a tensor, and this one has no gradient."""
+    whole = given.startswith("torch.") and "float" not in given and "complex" not in given
+    return subject.specification.adopted is not None and whole
+
+
 def nothing_to_differentiate(subject: Subject) -> bool:
     """Whether no result asks for a gradient in any sample, though every floating input does."""
     for sample in subject.samples:

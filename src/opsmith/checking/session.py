@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from opsmith import errors
+from opsmith.checking.function_class import as_operator
 from opsmith.checking.merging import merged, referred
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.property import Note, Property, Skipped, raised, refuse_own
@@ -25,7 +26,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def check(
-    operator: Operator[..., Any],
+    operator: Operator[..., Any] | type[torch.autograd.Function],
     *,
     samples: Samples = None,
     only: Iterable[str] | None = None,
@@ -36,8 +37,9 @@ def check(
     """Check an operator: results, gradients, second order, side effects and more, each against its reference.
 
     Args:
-        operator: The operator.
+        operator: The operator; or an `autograd.Function` class, which is adopted for the check alone.
         samples: Tuples of arguments, or a function that returns them; the operator's own samples by default.
+            From those of a class the types of its arguments are told, too.
         only: Names of the properties to check; all by default.
         skip: Names of properties to leave out.
         seed: Seed of samples and probes: the same seed gives the same report.
@@ -53,9 +55,11 @@ def check(
         >>> opsmith.check(opsmith.ops.exp, only=["forward", "gradient"]).passed
         True
     """
+    if isinstance(operator, type) and issubclass(operator, torch.autograd.Function):
+        operator, samples = as_operator(operator, samples), None
     if not isinstance(operator, Operator):
         raise errors.UsageError(
-            "only an operator can be checked",
+            "only an operator, or an `autograd.Function` class, can be checked",
             got=repr(operator),
             mend='declare it first, with `@opsmith.operator("mylib::name")`',
         )

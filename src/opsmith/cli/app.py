@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from opsmith import __version__
 
 COMMANDS = {
+    "adopt": "opsmith.cli.adopt",
     "check": "opsmith.cli.check",
     "doctor": "opsmith.cli.doctor",
     "tour": "opsmith.cli.tour",

@@ -64,6 +64,15 @@ class Target:
         """Whether the place is a file."""
         return self.place.endswith(".py")
 
+    def module(self) -> ModuleType:
+        """Import the place.
+
+        Raises:
+            OperatorNotFoundError: If there is no such file or module.
+            ModuleImportError: If it cannot be imported.
+        """
+        return _import_file(Path(self.place)) if self.is_file else _import_module(self.place)
+
     def operators(self) -> list[Operator[..., Any]]:
         """The operators that it names, in the order of their declaration.
 
@@ -71,7 +80,7 @@ class Target:
             OperatorNotFoundError: If there is no such file, module or operator.
             ModuleImportError: If it cannot be imported.
         """
-        module = _import_file(Path(self.place)) if self.is_file else _import_module(self.place)
+        module = self.module()
         inside = f"{module.__name__}."
         found = [
             operator

@@ -15,6 +15,7 @@ from opsmith.checking.case import WIDE, Case, cases
 from opsmith.checking.derivative import vjp, with_gradient
 from opsmith.checking.differentiated import (
     Differentiated,
+    adopted_takes,
     differentiated,
     given_instead,
     nothing_to_differentiate,
@@ -24,7 +25,7 @@ from opsmith.checking.finite_differences import numerical_failure
 from opsmith.checking.gradient_failure import wrong_gradient, wrong_layout
 from opsmith.checking.numerical import large_note, numerical_fault, too_large
 from opsmith.checking.probes import Probe, probes
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
+from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
@@ -66,6 +67,9 @@ def run(subject: Subject) -> Findings:
     for name, given in seen.instead.items():
         if name in seen.differentiated:
             continue
+        if adopted_takes(subject, given):
+            yield Note(f"no sample differentiates `{name}`, which is {given}")
+            continue
         seen.failed = True
         message = (
             f"no sample differentiates `{name}`, so nothing has looked at its gradient formula: expected a "
@@ -94,8 +98,15 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
     seen.differentiated.update(sample.names[place] for place in inputs.places)
     wrong: set[int] = set()
     followed = subject.specification.opaque or _follows(subject, sample, inputs.places)
+    own = subject.specification.opaque
     if followed:
-        yield from _against_reference(subject, sample, inputs, wrong)
+        found = [*_against_reference(subject, sample, inputs, wrong, own=own)]
+        if _adopted_alone(subject) and any(_against_forward(finding) for finding in found):
+            own = True
+            wrong.clear()
+            yield Note(FORWARD_IS_NO_TRUTH)
+            found = [*_against_reference(subject, sample, inputs, wrong, own=own)]
+        yield from found
     else:
         yield Note(
             "the reference was left out: autograd does not follow it, so finite differences alone decide; "
@@ -112,9 +123,25 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
                 text = numerical_fault(gradcheck, subject, sample, subset, device, fast_mode=fast)
                 if text is not None:
                     wrong.update(subset if len(subset) == 1 else ())
-                    compared = followed and not subject.specification.opaque
+                    compared = followed and not own
                     yield numerical_failure(NAME, subject, sample, subset, text, compared=compared)
                     break
+
+
+FORWARD_IS_NO_TRUTH = (
+    "autograd through the forward was left out: it gives another gradient than the backward, which finite "
+    "differences agree with; a forward that rounds to float32 on the way, or detaches something, does this"
+)
+
+
+def _adopted_alone(subject: Subject) -> bool:
+    """Whether the reference is the forward of a Function class, which its author never meant for autograd."""
+    adopted = subject.specification.adopted
+    return adopted is not None and adopted.reference is None
+
+
+def _against_forward(finding: Finding) -> bool:
+    return isinstance(finding, Failure) and finding.cause == "reference-gradient"
 
 
 def _follows(subject: Subject, sample: Sample, places: Sequence[int]) -> bool:
@@ -126,10 +153,12 @@ def _follows(subject: Subject, sample: Sample, places: Sequence[int]) -> bool:
         return any(with_gradient(result) for result in subject.plain(sample)(flat))
 
 
-def _against_reference(subject: Subject, sample: Sample, inputs: Differentiated, wrong: set[int]) -> Findings:
+def _against_reference(
+    subject: Subject, sample: Sample, inputs: Differentiated, wrong: set[int], *, own: bool
+) -> Findings:
     results = subject.call(sample, sample.at(torch.float64))
     for probe in probes(subject, sample, results):
-        right = partial(_right, subject, sample, inputs.places)
+        right = partial(_right, subject, sample, inputs.places, own)
         values = [*sample.at(torch.float64), *probe.grads]
         measure = Measure.of(right, values, subject.generator(), has_truth=subject.has_truth)
 
@@ -144,11 +173,13 @@ def _against_reference(subject: Subject, sample: Sample, inputs: Differentiated,
                 yield from _compare(case, inputs, subset, probe, wrong)
 
 
-def _right(subject: Subject, sample: Sample, places: Sequence[int], values: list[Any]) -> list[Tensor]:
-    """The right gradients: autograd's through the reference; an opaque operator's own, of contiguous ones."""
+def _right(
+    subject: Subject, sample: Sample, places: Sequence[int], own: bool, values: list[Any]
+) -> list[Tensor]:
+    """The right gradients: autograd's through the reference, or the operator's own, of contiguous ones."""
     count = len(sample.flat)
     flat, grads = values[:count], values[count:]
-    if subject.specification.opaque:
+    if own:
         found = vjp(
             partial(subject.call, sample), flat, places, [g if g is None else g.contiguous() for g in grads]
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from opsmith.checking.case import WIDE, Case, cases
 from opsmith.checking.derivative import vjp
 from opsmith.checking.difference import form_fault
-from opsmith.checking.differentiated import differentiated, given_instead, rule_place
+from opsmith.checking.differentiated import adopted_takes, differentiated, given_instead, rule_place
 from opsmith.checking.hypotheses import alike, explain_difference
 from opsmith.checking.probes import Probe, plain_probe, probes
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
@@ -37,7 +37,9 @@ def run(subject: Subject) -> Findings:
         failed = failed or isinstance(finding, Failure)
         yield finding
     for name, given in instead.items():
-        if name not in seen:
+        if name not in seen and adopted_takes(subject, given):
+            yield Note(f"no sample differentiates `{name}`, which is {given}")
+        elif name not in seen:
             failed = True
             message = (
                 f"no sample differentiates `{name}`, so nothing has looked at its surrogate gradient: "

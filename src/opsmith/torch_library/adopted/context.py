@@ -61,6 +61,11 @@ class Context:
         """The tensors that were kept: in `jvp` those kept for it."""
         return self.opsmith_record.saved
 
+    @property
+    def saved_variables(self) -> tuple[Tensor | None, ...]:
+        """The same under the name that the oldest classes use, and torch's own context still has."""
+        return self.opsmith_record.saved
+
     def mark_dirty(self, *tensors: Any) -> None:
         """Note which inputs were written into."""
         self.opsmith_record.dirty = tensors

@@ -1,0 +1,164 @@
+"""`opsmith adopt`: for every Function of a file, what works at once, what needs a word, and what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from opsmith.checking.rendering import rendered
+from opsmith.cli.guard import FAILED, guarded, waiting
+from opsmith.cli.target import Target
+from opsmith.surveying import Finding, survey
+from opsmith.surveying.classes import classes_of
+
+SCHEMA = 1
+"""Version of what `--json` prints; it changes when a key changes its meaning or goes."""
+
+STYLES = {"works": "bold green", "needs a word": "bold yellow", "wrong": "bold red"}
+
+COUNTED = {
+    "works": ("works", "work"),
+    "needs a word": ("needs a word", "need a word"),
+    "wrong": ("is wrong", "are wrong"),
+}
+
+NEXT = {
+    "works": "Copy the line into your code, with `import opsmith` above it and your package's name for "
+    "`mypackage`. A call of the operator takes and gives what `apply` does. What it gains was tried: the "
+    "operator can do it, and `apply` cannot.",
+    "needs a word": "Read the reasons first. The line below them has the word that was tried, or capitals "
+    "where only you know what to write. Then copy it in the same way.",
+    "wrong": "Mend the class at the place in brackets, and run this again; `-v` shows what was measured.",
+}
+"""What to do with the classes of each verdict."""
+
+
+def adopt(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE_OR_MODULE[:CLASS]",
+            help="A `.py` file or a module, and which of its Functions; all of them without `:CLASS`.",
+            show_default=False,
+        ),
+    ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the whole report of each check.")
+    ] = False,
+    seed: Annotated[
+        int, typer.Option(help="Seed of guesses and probes: the same seed, the same report.")
+    ] = 0,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")] = False,
+) -> None:
+    """Look at `autograd.Function` classes: which work at once as operators, need a word, or are wrong.
+
+    The file is imported and left as it is. Each class's forward and backward are run on arguments that are
+    guessed, and checked as `opsmith check` does; what is advised was tried.
+
+    **Examples**
+
+    - `opsmith adopt functions.py` every Function that the file defines
+
+    - `opsmith adopt functions.py:Swish` this one alone; `functions.py:Outer.Inner` for a nested one
+
+    - `opsmith adopt mypackage.functions --json > report.json`
+
+    Exit status: 0 all work, 1 some need a word or are wrong, 2 the file could not be looked at.
+    """
+    out = sys.stdout
+    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the classes print is no report
+        with waiting(f"importing {escape(target)}"):
+            place = Target.of(target)
+            module = place.module()
+            classes = classes_of(module, place.name, inside=not place.is_file)
+        console = Console(file=out, highlight=False)
+        findings = []
+        for name, function_class in classes.items():
+            with waiting(f"looking at {escape(name)}"):
+                found = survey(function_class, seed=seed, name=name)
+            findings.append(found)
+            if not as_json:
+                _show(console, found, verbose=verbose)
+        if as_json:
+            out.write(json.dumps(_to_dict(findings), indent=2, allow_nan=False) + "\n")
+        else:
+            _close(console, findings)
+    raise typer.Exit(0 if all(found.verdict == "works" for found in findings) else FAILED)
+
+
+def _show(console: Console, finding: Finding, *, verbose: bool) -> None:
+    """What is known about one class, and what to write."""
+    console.print(Text.assemble((finding.name, "bold"), ": ", (finding.verdict, STYLES[finding.verdict])))
+    remarks = [_near(finding.where) + (f", tried on {finding.tried}" if finding.tried else ", not run")]
+    remarks += [_abilities(finding)] if finding.abilities else []
+    rows = Table.grid(padding=(0, 1))
+    for remark in remarks:
+        rows.add_row(" ", Text(remark, style="dim"))
+    for reason in finding.reasons:
+        rows.add_row(" -", Text(_near(reason), overflow="fold"))
+    console.print(rows)
+    if finding.line is not None:
+        code = "\n".join(f"      {line}" for line in finding.line.splitlines())
+        console.print(Text(f"\n{code}", style="cyan"), soft_wrap=True)  # it is to be copied as it stands
+    if verbose and finding.report is not None:
+        console.print()
+        console.print(rendered(finding.report))
+    console.print()
+
+
+def _abilities(finding: Finding) -> str:
+    gained = [name for name, state in finding.abilities.items() if state == "new"]
+    kept = [name for name, state in finding.abilities.items() if state == "kept"]
+    parts = [f"gains {', '.join(gained)}"] if gained else []
+    parts += [f"keeps {', '.join(kept)}"] if kept else []
+    return "; ".join(parts)
+
+
+def _close(console: Console, findings: list[Finding]) -> None:
+    """A line for each class, how many of each verdict there are, and what to do next."""
+    rows = Table(box=box.SIMPLE, show_header=False, show_edge=False)
+    for finding in findings:
+        rows.add_row(finding.name, Text(finding.verdict, style=STYLES[finding.verdict]), _near(finding.where))
+    counts = _counts(findings)
+    said = [f"{count} {COUNTED[verdict][count != 1]}" for verdict, count in counts.items() if count]
+    if len(findings) > 1:
+        console.print(rows)
+        console.print(f"\n{len(findings)} Functions: {', '.join(said)}\n")
+    steps = Table.grid(padding=(0, 1))
+    for verdict, count in counts.items():
+        if count:
+            steps.add_row(Text(verdict, style=STYLES[verdict]), NEXT[verdict])
+    console.print(steps)
+
+
+def _counts(findings: list[Finding]) -> dict[str, int]:
+    return {verdict: sum(found.verdict == verdict for found in findings) for verdict in STYLES}
+
+
+def _to_dict(findings: list[Finding]) -> dict[str, Any]:
+    counts = _counts(findings)
+    return {
+        "schema": SCHEMA,
+        "works": counts["works"] == len(findings),
+        "counts": counts,
+        "functions": [found.to_dict() for found in findings],
+    }
+
+
+def _near(text: str) -> str:
+    """A text with the paths of files below the current directory made relative to it."""
+    return text.replace(f"{Path.cwd()}{os.sep}", "")

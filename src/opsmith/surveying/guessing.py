@@ -1,0 +1,272 @@
+"""Guesses at what a Function takes: plausible arguments, the simplest first."""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import itertools
+import re
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opsmith.surveying.reading import Reading
+
+Shape = tuple[int, ...]
+FLOATING, WHOLE = "floating", "whole"
+
+SHAPES: dict[int, list[tuple[Shape, ...]]] = {
+    1: [((3, 4),), ((4,),), ((2, 3, 4),), ((1, 2, 4, 6),), ((4, 4),), ((1, 2, 3, 4, 5),), ((),)],
+    2: [
+        ((3, 4), (3, 4)),
+        ((3, 4), (4, 5)),
+        ((3, 4), (5, 4)),
+        ((3, 4), (4,)),
+        ((3, 4), (3,)),
+        ((4,), (4,)),
+        ((2, 3, 4), (2, 4, 5)),
+        ((2, 3, 4), (4,)),
+        ((2, 3, 4), (3,)),
+        ((1, 2, 3, 4), (3, 2, 2, 2)),
+        ((2, 3, 4, 5), (3,)),
+        ((2, 4, 6), (3, 4, 3)),
+        ((3, 4), ()),
+        ((3, 4), (1,)),
+        ((4, 4), (4, 3)),
+        ((5, 4), (3,)),
+    ],
+    3: [
+        ((3, 4), (3, 4), (3, 4)),
+        ((3, 4), (5, 4), (5,)),
+        ((3, 4), (4, 5), (5,)),
+        ((3, 4), (4,), (4,)),
+        ((2, 3, 4), (2, 3, 4), (2, 3, 4)),
+        ((1, 2, 3, 4), (3, 2, 2, 2), (3,)),
+        ((2, 3, 4, 5), (3,), (3,)),
+        ((2, 4, 6), (3, 4, 3), (3,)),
+        ((3, 4), (4, 5), (3, 5)),
+        ((3, 5), (3, 4), (4, 5)),
+        ((3, 4), (2, 5), (6, 4, 5)),
+        ((3, 4), (), ()),
+    ],
+    4: [
+        ((3, 4), (3, 4), (3, 4), (3, 4)),
+        ((3, 4), (4,), (4,), (4,)),
+        ((3, 4), (5, 4), (5,), (3, 5)),
+        ((3, 4), (5, 4), (5, 5), (3, 5)),
+        ((2, 3, 4), (2, 3, 4), (2, 3, 4), (3, 3)),
+        ((3, 4), (5, 4), (5,), (5,)),
+    ],
+    5: [
+        ((3, 4),) * 5,
+        ((3, 4), (4,), (4,), (4,), (4,)),
+        ((2, 3, 4, 5), (3,), (3,), (3,), (3,)),
+        ((3, 4), (15, 9), (15,), (3, 5), (3, 5)),
+        ((3, 4), (20, 9), (20,), (3, 5), (3, 5)),
+        ((3, 4), (5, 4), (5,), (2, 5), (2,)),
+    ],
+}
+"""Shapes of so many tensors; beyond, all have one shape, or all but the first are vectors."""
+
+WHOLE_SHAPES: tuple[Shape, ...] = ((3,), (3, 4), (2, 3), (4,))
+
+INDICES = re.compile(
+    r"(.*_)?(idx|index|indices|ids?|labels?|targets?|segments?|classes|batch)", re.IGNORECASE
+)
+"""Names of tensors that hold whole numbers."""
+
+COUNTS = re.compile(
+    r"(.*_)?(dims?|axis|k|n|num|stride|padding|dilation|groups|size|steps?|bits|levels|order|degree)(_.*)?",
+    re.IGNORECASE,
+)
+"""Names of whole numbers."""
+
+NUMBERS = re.compile(
+    r"(.*_)?(p|prob|eps|epsilon|alpha|beta|gamma|lambda_?|lamb?d?|tau|temperature|slope|scale|factor|constant"
+    r"|threshold|exponent|power|min|max|lower|upper|low|high|momentum|rate|coeff|strength)(_.*)?",
+    re.IGNORECASE,
+)
+"""Names of plain numbers."""
+
+FLAGS = re.compile(r"(is|use|has|with|do)_.+|training|train|inplace|causal|reverse|keepdim|bidirectional")
+"""Names of truth values."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Arguments for one call.
+
+    Args:
+        values: By position, as `apply` takes them.
+        positive: Whether its tensors were made positive.
+    """
+
+    values: tuple[Any, ...]
+    positive: bool = False
+
+    def made_positive(self) -> Guess:
+        """The same, with numbers from 0.5 up in its floating tensors."""
+        values = [
+            value.abs() + 0.5 if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+            for value in self.values
+        ]
+        return Guess(tuple(values), positive=True)
+
+    def named(self, names: Sequence[str]) -> str:
+        """The arguments in words: `x [3, 4], slope=0.01`."""
+        shown = [f"{name}{_words(value)}" for name, value in zip(names, self.values, strict=True)]
+        return ", ".join(shown) + ", all of them positive" * self.positive
+
+    def code(self) -> str:
+        """The arguments as Python writes them, with fresh random tensors."""
+        return ", ".join(map(_code, self.values)) + "," * (len(self.values) == 1)
+
+    def shapes(self) -> tuple[Any, ...]:
+        """What tells it from a guess of the same form with other numbers."""
+        return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else repr(v) for v in self.values)
+
+
+def unguessable(reading: Reading) -> list[str]:
+    """Arguments without a default for which nothing plausible is known."""
+    return [parameter.name for parameter in reading.parameters if not _roles(reading, parameter)]
+
+
+def guesses(reading: Reading, seed: int) -> Iterator[list[Guess]]:
+    """Guesses, the simplest first; those in one list differ only in the numbers in their tensors.
+
+    Args:
+        reading: The class.
+        seed: Seed of the numbers.
+    """
+    roles = [_roles(reading, parameter) for parameter in reading.parameters]
+    if reading.variadic is not None:
+        rest = roles.pop()
+        counts: list[list[Any]] = [rest[:1] * count for count in (3, 2, 1)]
+    else:
+        counts = [[]]
+    for chosen in _cheapest(roles):
+        for more in counts:
+            yield from _with_shapes([*chosen, *more], seed)
+
+
+def _cheapest(roles: list[list[Any]]) -> Iterator[tuple[Any, ...]]:
+    """One role of each argument, by how many are not the first that came to mind."""
+    ranked = itertools.product(*(range(len(each)) for each in roles))
+    for places in sorted(itertools.islice(ranked, 4096), key=sum):
+        yield tuple(role[place] for role, place in zip(roles, places, strict=True))
+
+
+def _with_shapes(roles: Sequence[Any], seed: int) -> Iterator[list[Guess]]:
+    count = sum(role is FLOATING for role in roles)
+    every = SHAPES.get(count) or [((3, 4),) * count, ((4,),) * count, ((3, 4), *((4,),) * (count - 1))]
+    whole = WHOLE_SHAPES if any(role is WHOLE for role in roles) else ((),)
+    for shapes, indices in itertools.product(every if count else [()], whole):
+        yield [_guess(roles, shapes, indices, seed, numbers) for numbers in NUMBERS_IN_TENSORS]
+
+
+NUMBERS_IN_TENSORS = ("any", "positive", "fractions", "single")
+"""Numbers of all signs; from 0.5 up; between 0.1 and 0.9; of all signs in float32."""
+
+
+def _guess(roles: Sequence[Any], shapes: Sequence[Shape], indices: Shape, seed: int, numbers: str) -> Guess:
+    generator = torch.Generator().manual_seed(seed)
+    left = iter(shapes)
+
+    def value(role: Any) -> Any:
+        if role is FLOATING:
+            return _floating(next(left), generator, numbers)
+        if role is WHOLE:
+            return torch.randint(3, indices, generator=generator)
+        return role
+
+    return Guess(tuple(map(value, roles)))
+
+
+def _floating(shape: Shape, generator: torch.Generator, numbers: str) -> torch.Tensor:
+    if numbers in ("any", "single"):
+        dtype = torch.float32 if numbers == "single" else torch.float64
+        return torch.randn(shape, dtype=dtype, generator=generator)
+    drawn = torch.rand(shape, dtype=torch.float64, generator=generator)
+    return 0.5 + drawn if numbers == "positive" else 0.1 + 0.8 * drawn
+
+
+def _roles(reading: Reading, parameter: inspect.Parameter) -> list[Any]:
+    """What an argument may be, likeliest first: `FLOATING`, `WHOLE`, or a plain value; empty if unknown."""
+    name, default = parameter.name, parameter.default
+    known = [] if default is parameter.empty else [default]
+    if name in reading.called:
+        return known
+    hint = reading.hints.get(name)
+    if hint is not None and hint is not Any:
+        found = _by_hint(hint, list(reading.compared.get(name, ())))
+        return [*known, *found] if default is not None else [*found, *known]
+    if known and default is not None:
+        return known
+    constants = list(reading.compared.get(name, ()))
+    if constants:
+        return [*constants, *known]
+    if FLAGS.fullmatch(name):
+        return [True, False, *known]
+    if INDICES.fullmatch(name):
+        return [WHOLE, FLOATING, 1, *known]
+    if COUNTS.fullmatch(name):
+        return [1, 2, 0.5, FLOATING, *known]
+    if NUMBERS.fullmatch(name):
+        return [0.5, 2, FLOATING, *known]
+    if default is None:
+        return [FLOATING, None]
+    return [FLOATING, 2, 0.5, WHOLE]
+
+
+def _by_hint(hint: Any, constants: list[Any]) -> list[Any]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [role for member in typing.get_args(hint) for role in _by_hint(member, constants)]
+    if typing.get_origin(hint) is typing.Literal:
+        return list(typing.get_args(hint))
+    if typing.get_origin(hint) in (tuple, list, collections.abc.Sequence):
+        inner = [each for each in typing.get_args(hint) if each is not Ellipsis]
+        if inner and all(each in (int, float) for each in inner):
+            make = list if typing.get_origin(hint) is list else tuple
+            return [make([1] * max(2, len(inner)))]
+        return []
+    words = [word for word in constants if isinstance(word, str)]
+    table: dict[Any, list[Any]] = {
+        torch.Tensor: [FLOATING, WHOLE],
+        int: [1, 2],
+        float: [0.5, 2.0],
+        bool: [True, False],
+        str: words,
+        type(None): [None],
+    }
+    return table.get(hint, [])
+
+
+def _words(value: Any) -> str:
+    return f" {list(value.shape)}" if isinstance(value, torch.Tensor) else f"={value!r}"
+
+
+def _code(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    sizes = ", ".join(map(str, value.shape)) or "()"
+    if not value.is_floating_point():
+        return f"torch.randint(3, ({', '.join(map(str, value.shape))}{',' * (value.dim() == 1)}))"
+    return f"torch.{'randn' if bool((value < 0).any()) else 'rand'}({sizes})"
+
+
+def placeholder_code(reading: Reading, unknown: Sequence[str]) -> str:
+    """A sample as code, with the names in capitals of those arguments that only the author knows."""
+    parts = []
+    for parameter in reading.parameters:
+        roles = _roles(reading, parameter)
+        if parameter.name in unknown or not roles:
+            parts.append(parameter.name.upper())
+        elif parameter.default is not parameter.empty:
+            parts.append(repr(parameter.default))
+        else:
+            parts.append(_code(_guess(roles[:1], [(3, 4)], (3,), 0, "any").values[0]))
+    return ", ".join(parts) + "," * (len(parts) == 1)

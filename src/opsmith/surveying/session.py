@@ -1,0 +1,354 @@
+"""The survey of one Function: guess arguments, adopt it, check it, and say what its author has to do."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from opsmith import errors
+from opsmith.checking.report import Failure, Report
+from opsmith.core.adopted import overrides
+from opsmith.core.location import where
+from opsmith.core.operator import Operator
+from opsmith.surveying.abilities import abilities
+from opsmith.surveying.draft import Draft, argument_names
+from opsmith.surveying.finding import Finding, Verdict, adopting_line
+from opsmith.surveying.guessing import placeholder_code, unguessable
+from opsmith.surveying.reading import Reading
+from opsmith.surveying.remedies import remedy
+from opsmith.surveying.trying import Trials, has_backward, tried
+
+SECONDS = 10.0
+"""How long arguments are guessed for one class."""
+
+FLOAT32 = 1e-4
+"""How far apart, of 1 or of the value, two numbers are that float32 has rounded."""
+
+ROUNDS = 4
+"""How many words about one class are tried, one after the other."""
+
+
+def survey(
+    function_class: type[torch.autograd.Function],
+    *,
+    seed: int = 0,
+    seconds: float = SECONDS,
+    name: str | None = None,
+) -> Finding:
+    """Find out whether a Function can be adopted as it is, needs a word from its author, or is wrong.
+
+    Args:
+        function_class: The class; its forward and backward are run on arguments that are guessed.
+        seed: Seed of these arguments and of the check.
+        seconds: After so many no further guess is begun.
+        name: How its module calls it, which a factory's class does not know; else its qualified name.
+
+    Example:
+        >>> class Twice(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(ctx, x):
+        ...         return 2 * x
+        ...     @staticmethod
+        ...     def backward(ctx, grad):
+        ...         return 2 * grad
+        >>> survey(Twice).verdict
+        'works'
+    """
+    known = name or function_class.__qualname__
+    with _one_thread():
+        try:
+            return _survey(function_class, seed, seconds, known)
+        except Exception as error:  # one class must not keep the report on the others from its author
+            reason = f"looking at it ended in {type(error).__name__}: {error}"
+            return Finding(known, _where(function_class), "needs a word", (reason, UNFINISHED))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A region in which torch uses one thread: for tensors this small, more of them cost time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _survey(function_class: type[torch.autograd.Function], seed: int, seconds: float, name: str) -> Finding:
+    if not overrides(function_class, "forward"):
+        reason = "it has no `forward`, so there is nothing to adopt; if others derive from it, adopt those"
+        return Finding(name, _where(function_class), "needs a word", (reason,))
+    reading = Reading.of(function_class, name)
+    if inspect.getattr_static(function_class, "__init__") is not torch.autograd.Function.__init__:
+        reason = (
+            "it has an `__init__`, whose state torch's `apply` has not passed on since 1.3: let forward "
+            "take as arguments what it is made with"
+        )
+        return Finding(reading.name, where(function_class.forward), "wrong", (reason,))
+    unknown = unguessable(reading)
+    if unknown:
+        return _ask_for_samples(reading, unknown)
+    trials = tried(reading, seed, seconds)
+    if not trials.ran:
+        return _nothing_ran(reading, trials)
+    first = _surveyed(Draft(reading, trials.ran[0], seed))
+    if first.verdict != "wrong":
+        return first
+    # Perhaps it is not meant to take these: other shapes and positive numbers have a say, too.
+    for guess in [trials.ran[0].made_positive(), *tried(reading, seed, seconds, wanted=3).ran[1:]]:
+        other = _surveyed(Draft(reading, guess, seed))
+        if other.verdict != "wrong":
+            return _wrong_for_some(first, other)
+    return first
+
+
+def _surveyed(draft: Draft) -> Finding:
+    """Check a draft, and follow what the failures suggest, until it passes or nothing more helps."""
+    function_class = draft.reading.function_class
+    reasons: list[str] = []
+    try:
+        operator = draft.typed()
+    except errors.OpsmithError as error:
+        return _finding(draft, "needs a word", [_text(error)], None, None)
+    if draft.signature or draft.by_samples:
+        reasons.append(_about_types(draft))
+    report = draft.check(operator)
+    for _ in range(ROUNDS):
+        word = remedy(draft, report)
+        if word is None:
+            break
+        reasons.append(word)
+        operator = draft.operator()
+        report = draft.check(operator)
+    faults = _faults(report)
+    if faults and all(map(_is_cut, report.failures)):
+        reasons.append(CUT)
+    elif faults and "float32" in draft.kinds and all(map(_is_rounding, report.failures)):
+        reasons.append(
+            "its gradients are right as far as float32 goes, and `opsmith.check` compares in float64"
+        )
+    elif faults:
+        return _finding(draft, "wrong", faults, None, report)
+    reasons += _written(operator)
+    verdict: Verdict = "needs a word" if reasons else "works"
+    if not has_backward(function_class):
+        reasons.append("it has no backward: its gradient is the derivative of its forward")
+    reasons += _refused(report)
+    found = abilities(function_class, operator, report, draft.guess)
+    return _finding(draft, verdict, reasons, operator, report, found)
+
+
+def _finding(
+    draft: Draft,
+    verdict: Verdict,
+    reasons: list[str],
+    operator: Operator[..., object] | None,
+    report: Report | None,
+    found: dict[str, str] | None = None,
+) -> Finding:
+    name = draft.reading.name
+    return Finding(
+        name,
+        where(draft.reading.function_class.forward),
+        verdict,
+        tuple(dict.fromkeys(reasons)),
+        draft.guess.named(draft.names),
+        None if operator is None else adopting_line(name, draft.options()),
+        found or {},
+        report,
+    )
+
+
+def _ask_for_samples(reading: Reading, unknown: list[str]) -> Finding:
+    """The finding for a class that takes what cannot be guessed."""
+    called = [name for name in unknown if name in reading.called]
+    other = [name for name in unknown if name not in called]
+    reasons = []
+    if called:
+        are = (
+            "is called by its code, so it is a function"
+            if len(called) == 1
+            else "are called by its code, so they are functions"
+        )
+        reasons.append(f"{_listed(called)} {are}, and which one cannot be guessed")
+    if other:
+        reasons.append(f"what {_listed(other)} takes cannot be guessed")
+    capitals = [name.upper() for name in unknown]
+    reasons.append(
+        f"say it by `samples=`: in the line below, put what you would pass for {' and '.join(capitals)}; "
+        "then `opsmith.check` can judge it too"
+    )
+    return _with_samples(reading, tuple(reasons), unknown)
+
+
+def _with_samples(reading: Reading, reasons: tuple[str, ...], unknown: list[str]) -> Finding:
+    name = reading.name
+    sample = f"lambda: [({placeholder_code(reading, unknown)})]"
+    line = adopting_line(name, {"samples": sample})
+    return Finding(name, where(reading.function_class.forward), "needs a word", reasons, None, line)
+
+
+def _nothing_ran(reading: Reading, trials: Trials) -> Finding:
+    """The finding for a class that got through on no guess: its own mistake, or arguments out of reach."""
+    name, place = reading.name, where(reading.function_class.forward)
+    stop = trials.mistake or trials.nearest
+    file = place.rpartition(":")[0]
+    if stop is None:
+        reason = f"on all {trials.tried} guesses its results or gradients were not finite numbers"
+        return _with_samples(reading, (reason, SAMPLES), [p.name for p in reading.parameters])
+    words = stop.guess.named(argument_names(reading, len(stop.guess.values)))
+    method = getattr(reading.function_class, stop.method, reading.function_class.forward)
+    at = stop.where(file) or where(method)
+    if stop.is_left_out:
+        reason = (
+            f"its backward raises {stop.text} ({at}): if it is a base of other classes, adopt those; if "
+            "it has no gradient, leave the backward out"
+        )
+        return Finding(name, place, "needs a word", (reason,), words)
+    if trials.mistake is not None:
+        reason = f"its {stop.method} {stop.fault}, whatever it is given ({at})"
+        return Finding(name, place, "wrong", (reason,), words)
+    reason = (
+        f"none of {trials.tried} guessed calls ran; the one that came furthest, {words}, "
+        f"stopped in its {stop.method}: {stop.text} ({at})"
+    )
+    if stop.method == "backward":
+        reason += "; either its backward is wrong, or its forward takes what it is not meant to"
+    return _with_samples(reading, (reason, SAMPLES), [p.name for p in reading.parameters])
+
+
+SAMPLES = "say by `samples=` what it takes: put real arguments for the capitals in the line below"
+
+
+def _wrong_for_some(wrong: Finding, right: Finding) -> Finding:
+    reasons = (
+        f"it is wrong for {wrong.tried}, which it takes: {wrong.reasons[0]}",
+        f"it is right for {right.tried}: if only such arguments are meant, let forward refuse the others",
+        *right.reasons,
+    )
+    return Finding(
+        right.name,
+        right.where,
+        "needs a word",
+        reasons,
+        right.tried,
+        right.line,
+        right.abilities,
+        wrong.report,
+    )
+
+
+def _where(function_class: type) -> str:
+    """`file:line` of a class that has no method to tell it."""
+    try:
+        return f"{inspect.getsourcefile(function_class)}:{inspect.getsourcelines(function_class)[1]}"
+    except (OSError, TypeError):
+        return function_class.__module__
+
+
+def _about_types(draft: Draft) -> str:
+    if draft.by_samples:
+        return "nothing in its code says what it takes or returns, and `samples=` shows it"
+    if draft.reading.variadic is not None:
+        return f"nothing says what `*{draft.reading.variadic.name}` takes: say it by `signature=`"
+    plain = [
+        parameter.name
+        for parameter, value in zip(draft.reading.parameters, draft.guess.values, strict=True)
+        if not isinstance(value, torch.Tensor)
+        and parameter.name not in draft.reading.hints
+        and parameter.default is parameter.empty
+    ]
+    if plain:
+        has = "is no tensor and has" if len(plain) == 1 else "are no tensors and have"
+        return f"{_listed(plain)} {has} no type hint that says so: say it by `signature=`"
+    return "nothing says how many results it returns: say it by `signature=`"
+
+
+def _written(operator: Operator[..., object]) -> list[str]:
+    adopted = operator.specification.adopted
+    if adopted is None or not adopted.facts.written:
+        return []
+    names = adopted.schema.names
+    written = [names[min(place, len(names) - 1)] for place in sorted(adopted.facts.written)]
+    return [
+        f"its forward writes into {_listed(written)}; the operator works on a copy and leaves "
+        f"{_listed(written)} as it was: where callers relied on the change, let them use the result"
+    ]
+
+
+def _refused(report: Report) -> list[str]:
+    """What it cannot do, in the words of the check; second order and forward mode have one reason mostly."""
+    found: dict[str, list[str]] = {}
+    for outcome in report.outcomes:
+        if outcome.property in ("second_order", "forward_mode") and outcome.status == "skipped":
+            reason = outcome.reason.removeprefix(f"{report.operator}: ")
+            if "surrogate" not in reason:
+                found.setdefault(reason, []).append(TITLES[outcome.property])
+    return [f"no {' and no '.join(which)}: {reason}" for reason, which in found.items()]
+
+
+CUT = (
+    "its backward cannot be differentiated, as its code leaves torch: mark the backward with "
+    "`once_differentiable`, so that a second order is refused clearly, or give `reference=`"
+)
+
+UNFINISHED = "adopt it with `samples=` that show what it takes, and run `opsmith.check` on the operator"
+
+TITLES = {"second_order": "second order", "forward_mode": "forward mode"}
+
+
+def _faults(report: Report) -> list[str]:
+    """What is wrong, the same cause at the same place once."""
+    failures = [failure for failure in report.failures if failure.follows is None]
+    if any(failure.check != "integration" for failure in failures):
+        failures = [failure for failure in failures if failure.check != "integration"]
+    if any(failure.cause == "foreign-state" for failure in failures):
+        failures = [failure for failure in failures if failure.cause != "nondeterministic"]
+    merged: dict[tuple[str, str, str | None], list[Failure]] = {}
+    for failure in failures:
+        merged.setdefault((failure.check, failure.cause, failure.where), []).append(failure)
+    return [_fault(report, group) for group in merged.values()]
+
+
+def _is_cut(failure: Failure) -> bool:
+    """Whether all that is wrong is that a second order would be lost in code that leaves torch."""
+    late = failure.check in TITLES and failure.cause == "raises"
+    return late or failure.cause == "graph-cut" or failure.evidence.get("exception") == "GraphCutError"
+
+
+def _is_rounding(failure: Failure) -> bool:
+    """Whether a wrong number is right to the digits of float32."""
+    got, expected = failure.evidence.get("got"), failure.evidence.get("expected")
+    if failure.follows is not None:
+        return True
+    if not isinstance(got, float) or not isinstance(expected, float):
+        return False
+    return abs(got - expected) <= FLOAT32 * max(1.0, abs(expected))
+
+
+def _fault(report: Report, group: list[Failure]) -> str:
+    first = group[0]
+    text = (
+        re.sub(r"\s*\n\s*", "; ", first.message)
+        .replace(f"{report.operator}: ", "")
+        .replace(report.operator, "it")
+    )
+    also = [f"`{failure.input}`" for failure in group[1:] if failure.input]
+    text += f"; the same for {', '.join(also)}" if also else ""
+    text += f" ({first.where})" if first.where else ""
+    if first.check == "gradient" and first.cause not in ("layout", "raises", "nondeterministic"):
+        text += '; if it is meant to differ from the derivative, say `kind="surrogate"`'
+    return text
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(f"`{name}`" for name in names)
+
+
+def _text(error: errors.OpsmithError) -> str:
+    lines = str(error).splitlines()
+    return f"{lines[0].partition(': ')[2]}" + (f"; {error.mend}" if error.mend else "")

@@ -1,0 +1,209 @@
+"""Running a Function class as torch does, on a guess: does it get through, and if not, where does it stop?"""
+
+from __future__ import annotations
+
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from opsmith.core.adopted import overrides
+from opsmith.surveying.guessing import Guess, guesses
+from opsmith.surveying.reading import Reading
+
+TRIES = 400
+"""How many guesses are tried at most."""
+
+TOO_FEW = "incorrect number of gradients"
+NO_TENSOR = "it returns no tensor"
+
+ENOUGH = 8
+"""How many guesses of different forms must end alike before the class is blamed."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Where a run ended before its end.
+
+    Args:
+        method: `forward` or `backward`.
+        error: What was raised.
+        guess: The arguments.
+    """
+
+    method: str
+    error: Exception
+    guess: Guess
+
+    @property
+    def text(self) -> str:
+        """What it says, in a line."""
+        message = str(self.error).strip()
+        return f"{type(self.error).__name__}: {message.splitlines()[0] if message else 'without a message'}"
+
+    @property
+    def fault(self) -> str:
+        """What it says, as the end of a sentence about the method."""
+        return "returns no tensor" if str(self.error) == NO_TENSOR else f"raises {self.text}"
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether no other arguments would help: a name that is not there, a gradient too few."""
+        text = str(self.error)
+        return (
+            isinstance(self.error, NameError | ImportError)
+            or self.is_left_out
+            or text == NO_TENSOR
+            or (isinstance(self.error, AttributeError) and "Backward' object" in text)
+            or TOO_FEW in text
+            or "You must implement" in text
+        )
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether the backward says that there is none."""
+        return isinstance(self.error, NotImplementedError) and self.method == "backward"
+
+    def where(self, file: str) -> str | None:
+        """The last line of this file that the error passed through."""
+        frames = traceback.extract_tb(self.error.__traceback__)
+        own = [frame for frame in frames if frame.filename == file]
+        return f"{file}:{own[-1].lineno}" if own else None
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What came of the guesses.
+
+    Args:
+        ran: Guesses on which forward and backward ran, no two of the same shapes; those without any gradient
+            only where there are no others.
+        stops: Where the others stopped.
+        tried: How many were tried.
+    """
+
+    ran: tuple[Guess, ...]
+    stops: tuple[Stop, ...]
+    tried: int
+
+    @property
+    def nearest(self) -> Stop | None:
+        """The stop that came furthest."""
+        return max(self.stops, key=lambda stop: stop.method == "backward", default=None)
+
+    @property
+    def mistake(self) -> Stop | None:
+        """A stop that no other arguments would mend: a clear one, or the same one for all that was tried."""
+        clear = [stop for stop in self.stops if stop.is_mistake]
+        if clear:
+            return clear[0]
+        same = len({stop.text for stop in self.stops}) == 1 and self.tried >= ENOUGH
+        return self.stops[0] if same else None
+
+
+def tried(reading: Reading, seed: int, seconds: float, wanted: int = 1) -> Trials:
+    """Run a class on guesses until it got through as often as wanted.
+
+    Args:
+        reading: The class.
+        seed: Seed of the numbers.
+        seconds: After so many no further guess is begun.
+        wanted: How many guesses of different shapes are to be found.
+    """
+    end = time.perf_counter() + seconds
+    ran: dict[Any, Guess] = {}
+    without: dict[Any, Guess] = {}
+    stops: list[Stop] = []
+    count = 0
+    for variants in guesses(reading, seed):
+        for guess in variants:
+            count += 1
+            found = run(reading.function_class, guess, seed)
+            if isinstance(found, Stop) and TOO_FEW in found.text and reading.defaulted:
+                # A call that leaves defaults out asks for fewer gradients, and an operator takes both.
+                shorter = Guess(guess.values[: -reading.defaulted])
+                found = (
+                    found if isinstance(again := run(reading.function_class, shorter, seed), Stop) else again
+                )
+            if isinstance(found, Stop):
+                stops.append(found)
+            elif found != "not finite":
+                (ran if found == "gradients" else without).setdefault(guess.shapes(), guess)
+                break
+            if count >= TRIES or time.perf_counter() > end:
+                break
+        late = bool(stops) and stops[-1].method == "backward" and stops[-1].is_mistake
+        if len(ran) >= wanted or late or count >= TRIES or time.perf_counter() > end:
+            break
+    late = any(stop.method == "backward" and stop.is_mistake for stop in stops)
+    return Trials(tuple((ran or ({} if late else without)).values()), tuple(stops), count)
+
+
+Outcome = Literal["gradients", "no gradient", "not finite"]
+
+
+def run(function_class: type[torch.autograd.Function], guess: Guess, seed: int) -> Stop | Outcome:
+    """What forward and backward gave; where they stopped, if they raised."""
+    apply: Callable[..., Any] = function_class.apply
+    with seeded(seed):
+        method = "forward"
+        try:
+            inputs, given = fresh(guess.values)
+            results = [each for each in leaves(apply(*given)) if isinstance(each, Tensor)]
+            if not results:
+                return Stop(method, TypeError(NO_TENSOR), guess)
+            followed = [result for result in results if result.requires_grad]
+            gradients: tuple[Tensor | None, ...] = ()
+            if not has_backward(function_class):
+                return "gradients"
+            if followed:
+                method = "backward"
+                grads = [torch.randn_like(result) for result in followed]
+                gradients = torch.autograd.grad(followed, inputs, grads, allow_unused=True)
+        except Exception as error:
+            return Stop(method, error, guess)
+    if not all(bool(each.isfinite().all()) for each in [*results, *gradients] if each is not None):
+        return "not finite"
+    return "gradients" if any(each is not None for each in gradients) else "no gradient"
+
+
+def has_backward(function_class: type) -> bool:
+    """Whether a class has a backward, under one of its two names."""
+    return overrides(function_class, "backward") or overrides(function_class, "vjp")
+
+
+def fresh(values: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
+    """Tensors to differentiate by, and the values made of them, which may be written into."""
+    inputs: list[Tensor] = []
+    given: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            inputs.append(value.detach().clone().requires_grad_())
+            given.append(inputs[-1].clone())
+        else:
+            given.append(value.clone() if isinstance(value, Tensor) else value)
+    return inputs, given
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What lies in a structure of tuples and lists."""
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """A region in which torch draws the same numbers each time and nothing warns."""
+    with torch.random.fork_rng(), warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,249 @@
+"""`survey`: arguments are guessed, and every verdict has the reason that its author can act on."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import judged_functions as judged
+import mixed_functions as mixed
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import opsmith
+from opsmith import errors
+from opsmith.surveying import Finding, survey
+from opsmith.surveying.classes import classes_of
+from opsmith.surveying.finding import snake
+from opsmith.surveying.guessing import guesses, unguessable
+from opsmith.surveying.reading import Reading
+
+VERDICTS = {
+    "GradReverse": ("needs a word", ["`lambda_` is no tensor and has no type hint", "scaled or reversed"]),
+    "ClipGrad": ("needs a word", ["twice the incoming gradient does not give twice", 'kind="nonlinear"']),
+    "Embed": ("works", []),
+    "Conv": ("works", []),
+    "Log": ("works", []),
+    "Typo": ("wrong", ["its backward raises NameError: name 'y' is not defined"]),
+    "TooFew": ("wrong", ["incorrect number of gradients (expected 2, got 1)"]),
+    "Swapped": ("wrong", ["the gradient of `a` is wrong", "the same for `b`"]),
+    "Reduce": ("works", []),
+    "NumpyNoise": ("wrong", ["it draws from the global state of NumPy"]),
+    "Broken": ("wrong", ["its forward raises RuntimeError: the extension is not compiled, whatever"]),
+    "RoundSTE": ("needs a word", ["small steps of `x`", "straight-through", 'kind="surrogate"']),
+    "Outer.Inner": ("works", []),
+    "Cube": ("works", []),
+    "Fourth": ("works", []),
+    "TopK": ("needs a word", ["`k` is no tensor and has no type hint", "`signature=`"]),
+    "Single": ("needs a word", ["it returns float32 for float64", 'kind="float32"']),
+    "NoBackward": ("works", ["it has no backward: its gradient is the derivative of its forward"]),
+    "BaseOfOthers": ("needs a word", ["it has no `forward`, so there is nothing to adopt"]),
+    "TwoKernels": ("needs a word", ["it is wrong for x [3, 4], y [3, 4]", "it is right for x [4], y [4]"]),
+    "Unguessable": ("needs a word", ["what `settings` takes cannot be guessed", "`samples=`"]),
+    "Demanding": ("needs a word", ["guessed calls ran", "AssertionError: got [", "`samples=`"]),
+    "Cell": ("works", []),
+    "WithInit": ("wrong", ["it has an `__init__`", "let forward take as arguments"]),
+    "BadShape": ("needs a word", ["invalid gradient at index 1", "either its backward is wrong, or"]),
+    "Item": ("wrong", ["its forward returns no tensor, whatever it is given"]),
+    "Positive": ("needs a word", ["torch cannot look into its code (DynamicOutputShape", "`reference=`"]),
+    "Root": ("needs a word", ["it is wrong for x [3, 4]", "it is right for x [3, 4], all of them positive"]),
+    "Abstract": ("needs a word", ["raises NotImplementedError", "if it is a base of other classes"]),
+    "AnswersOnce": ("works", []),
+    "LeavesInBackward": ("needs a word", ["torch cannot look into its code", "`once_differentiable`"]),
+    "Nested": ("works", []),
+}
+LINES = {
+    "GradReverse": 'signature="(x: Tensor, lambda_: float) -> Tensor"',
+    "TopK": 'signature="(x: Tensor, k: int) -> tuple[Tensor, Tensor]"',
+    "RoundSTE": 'round_ste = opsmith.adopt(RoundSTE, "mypackage::round_ste", kind="surrogate")',
+    "Outer.Inner": 'inner = opsmith.adopt(Outer.Inner, "mypackage::inner")',
+    "Cube": 'cube = opsmith.adopt(Cube, "mypackage::cube")',
+    "Unguessable": "samples=lambda: [(torch.randn(3, 4), SETTINGS)]",
+    "Demanding": "samples=lambda: [(X, Y)]",
+    "Swapped": None,
+    "BaseOfOthers": None,
+}
+
+
+def of(name: str, module: ModuleType = judged) -> Finding:
+    return survey(classes_of(module, name)[name], name=name)
+
+
+def test_every_class_of_the_file_has_a_verdict_here() -> None:
+    assert list(classes_of(judged)) == list(VERDICTS)
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_the_verdict_and_its_reasons(name: str) -> None:
+    found = of(name)
+    verdict, words = VERDICTS[name]
+    assert found.verdict == verdict, found.reasons
+    for each in words:
+        assert each in " ".join(found.reasons)
+    assert bool(found.reasons) == bool(words)
+    if name in LINES:
+        expected = LINES[name]
+        assert found.line is None if expected is None else expected in str(found.line)
+
+
+def run(line: str | None, module: ModuleType, space: str, **filled: Any) -> opsmith.Operator[..., Any]:
+    """Do what someone does who copies a line, with another name for `mypackage`."""
+    assert line is not None
+    names = {**vars(module), "opsmith": opsmith, "torch": torch, **filled}
+    exec(line.replace("mypackage::", f"{space}::"), names)
+    return names[line.partition(" =")[0]]
+
+
+@pytest.mark.parametrize("name", ["GradReverse", "TopK", "Embed", "Outer.Inner"])
+def test_the_line_can_be_copied(name: str) -> None:
+    found = of(name)
+    operator = run(found.line, judged, f"copied_{name.rpartition('.')[2]}")
+    assert isinstance(operator, opsmith.Operator)
+
+
+def test_the_line_with_capitals_works_once_they_are_filled_in() -> None:
+    found = of("ApplyActivation", mixed)
+    operator = run(found.line, mixed, "filled", ACTIVATION=torch.sin, DERIVATIVE=torch.cos)
+    assert opsmith.check(operator, skip=["integration"]).passed
+    x = torch.ones(2, requires_grad=True)
+    (gradient,) = torch.autograd.grad(operator(x, torch.sin, torch.cos).sum(), x)
+    assert torch.allclose(gradient, torch.cos(x))
+
+
+def test_what_it_gains_was_tried() -> None:
+    found = of("Log")
+    assert found.abilities == {
+        "second order": "kept",
+        "jvp": "new",
+        "vmap": "new",
+        "torch.compile": "kept",
+    }
+    operator = run(found.line, judged, "gained")
+    x = torch.rand(3, 2) + 1
+    assert torch.allclose(torch.func.vmap(operator)(x), x.log())
+    assert torch.allclose(torch.func.jvp(operator, (x,), (x,))[1], torch.ones(3, 2))
+    with pytest.raises(RuntimeError):
+        torch.func.vmap(judged.Log.apply)(x)
+
+
+def test_a_class_that_leaves_torch_gains_nothing_and_says_what_would_help() -> None:
+    found = of("Arctangent", mixed)
+    assert not found.abilities
+    assert "`reference=`" in found.reasons[0]
+    assert found.line == 'arctangent = opsmith.adopt(Arctangent, "mypackage::arctangent", opaque=True)'
+
+
+def test_no_random_state_is_moved_and_the_same_seed_gives_the_same_finding() -> None:
+    before = torch.get_rng_state()
+    first, second = (survey(judged.Swapped, seed=3) for _ in range(2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert first.reasons == second.reasons
+    assert survey(judged.Swapped, seed=4).reasons != first.reasons
+
+
+def test_the_class_stays_as_it_is() -> None:
+    before = dict(vars(judged.Log))
+    of("Log")
+    assert dict(vars(judged.Log)) == before
+
+
+def test_no_guess_begins_after_the_time_is_over() -> None:
+    found = survey(judged.Demanding, seconds=0.0)
+    assert "none of 1 guessed calls ran" in found.reasons[0]
+
+
+def test_an_exception_of_any_kind_ends_in_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("no more memory")
+
+    monkeypatch.setattr("opsmith.surveying.session.abilities", broken)
+    found = of("Log")
+    assert found.verdict == "needs a word"
+    assert found.reasons[0] == "looking at it ended in RuntimeError: no more memory"
+    assert "run `opsmith.check`" in found.reasons[1]
+
+
+def test_a_finding_is_made_of_the_types_of_json() -> None:
+    read = of("Swapped").to_dict()
+    assert (read["name"], read["verdict"], read["line"]) == ("Swapped", "wrong", None)
+    assert read["where"] == f"{judged.__file__}:{inspect.getsourcelines(judged.Swapped.forward)[1]}"
+    assert read["report"]["passed"] is False
+
+
+def reading(function: Callable[..., Any]) -> Reading:
+    return Reading.of(type("Anything", (Function,), {"forward": staticmethod(function)}))
+
+
+def kept_and_called(ctx: Any, x: Any, function: Any, other: Any) -> Any:
+    ctx.kept = function
+    return ctx.kept(x) + other(x)
+
+
+def worded(ctx: Any, x: Tensor, mode: str) -> Tensor:
+    return x if mode in ("plain", "raw") else -x
+
+
+def defaulted(ctx: Any, x: Any, function: Any = torch.sin, dim: int = 1) -> Any:
+    return function(x)
+
+
+def test_what_the_source_tells_about_arguments() -> None:
+    read = reading(kept_and_called)
+    assert read.called == {"function", "other"}
+    assert unguessable(read) == ["function", "other"]
+    assert reading(worded).compared == {"mode": ("plain", "raw")}
+    assert unguessable(reading(worded)) == []
+
+
+def test_defaults_and_words_are_guesses() -> None:
+    first = next(guesses(reading(defaulted), 0))[0].values
+    assert first[1:] == (torch.sin, 1)
+    assert next(guesses(reading(worded), 0))[0].values[1] == "plain"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("LeakyReLUInPlace", "leaky_relu_in_place"),
+        ("GELU", "gelu"),
+        ("Conv2d", "conv2d"),
+        ("STEFunction", "ste_function"),
+        ("_Exp", "exp"),
+        ("my_function", "my_function"),
+    ],
+)
+def test_names_of_variables(name: str, expected: str) -> None:
+    assert snake(name) == expected
+
+
+def test_only_classes_of_the_file_count() -> None:
+    assert list(classes_of(mixed)) == [
+        "Mish",
+        "Affine",
+        "ApplyActivation",
+        "AverageOfMany",
+        "Square",
+        "ScaleRows",
+        "LeakyReLUInPlace",
+        "Arctangent",
+        "DropFeatures",
+        "Binarize",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("Nope", "has no `autograd.Function` named `Nope`"), ("Outer", "is no `autograd.Function`")],
+)
+def test_a_name_that_is_no_function_lists_those_that_are(name: str, says: str) -> None:
+    with pytest.raises(errors.OperatorNotFoundError, match=says) as raised:
+        classes_of(judged, name)
+    assert "`Outer.Inner`" in str(raised.value)
+    with pytest.raises(errors.OperatorNotFoundError, match="defines no `autograd"):
+        classes_of(sys.modules[Path.__module__])

@@ -1,0 +1,214 @@
+"""`opsmith.check` of an `autograd.Function` class, which is adopted for the check alone."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import opsmith
+from opsmith import errors
+
+FAST = ["forward", "gradient", "surrogate"]
+
+
+class Half(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, power: Any) -> Any:
+        ctx.save_for_backward(x)
+        ctx.power = power
+        return x**power
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad * x ** (ctx.power - 1), None
+
+
+class Mean(Function):
+    @staticmethod
+    def forward(ctx: Any, *tensors: Any) -> Any:
+        ctx.count = len(tensors)
+        return sum(tensors) / len(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return (grad / ctx.count,) * ctx.count
+
+
+class Rounded(Function):
+    """Its forward rounds a factor to float32, so that autograd through it gives another gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * torch.where(x > 0, 1.0, 0.01)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        ctx.unused = None
+        return grad
+
+    @staticmethod
+    def right(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return torch.where(x > 0, grad, 0.01 * grad)
+
+
+class RoundedRight(Rounded):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return Rounded.forward(ctx, x)
+
+    backward = Rounded.right
+
+
+class RoundedAndFlat(RoundedRight):
+    """The same, and it reads the incoming gradient as if it were contiguous."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        rows, columns = grad.shape
+        return Rounded.right(ctx, grad.as_strided((rows, columns), (columns, 1)))
+
+
+class Pick(Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Any, indices: Any) -> Any:
+        ctx.save_for_backward(weight, indices)
+        return weight[indices]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        weight, indices = ctx.saved_tensors
+        return torch.zeros_like(weight).index_add(0, indices, grad), None
+
+
+class Clipped(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad.clamp(-0.5, 0.5)
+
+
+class Dropped(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.mask = torch.rand_like(x) > 0.5
+        return x * ctx.mask
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * ctx.mask
+
+
+def outcome(report: opsmith.Report, name: str) -> Any:
+    return next(each for each in report.outcomes if each.property == name)
+
+
+def matrix() -> Tensor:
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_class_is_checked_on_samples_from_which_its_types_are_told() -> None:
+    report = opsmith.check(Half, samples=[(torch.rand(3) + 1, 2)], only=FAST)
+    (failure,) = report.failures
+    assert (failure.input, failure.cause) == ("x", "scale")
+    assert "it is the right one times 1/2" in failure.message
+    assert failure.where is not None
+    assert failure.where.startswith(__file__)
+
+
+def test_checking_it_again_replaces_it_and_other_samples_may_have_other_types() -> None:
+    first = opsmith.check(Half, samples=[(torch.rand(3) + 1, 1)], only=FAST)
+    second = opsmith.check(Half, samples=lambda: [(torch.rand(3) + 1, 2.5)], only=FAST)
+    assert first.passed
+    assert not second.passed
+    assert first.operator == second.operator
+    assert re.fullmatch(r"checked::\w*test_function_class_Half_[0-9a-f]{8}", first.operator)
+
+
+def test_what_args_took_is_given_side_by_side() -> None:
+    assert opsmith.check(Mean, samples=iter([(matrix(), matrix(), matrix())]), only=FAST).passed
+
+
+def test_classes_of_one_name_are_apart() -> None:
+    def made(power: int) -> type[Function]:
+        class Local(Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                ctx.save_for_backward(x)
+                return x**power
+
+            @staticmethod
+            def backward(ctx: Any, grad: Any) -> Any:
+                return grad * 2 * ctx.saved_tensors[0]
+
+        return Local
+
+    assert opsmith.check(made(2), samples=[(matrix(),)], only=FAST).passed
+    assert not opsmith.check(made(3), samples=[(matrix(),)], only=FAST).passed
+    assert opsmith.check(made(2), samples=[(matrix(),)], only=FAST).passed
+
+
+@pytest.mark.parametrize("none", [None, [], list])
+def test_without_samples_it_says_how_to_give_them(none: Any) -> None:
+    with pytest.raises(errors.MissingSamplesError, match="there are no samples to check") as raised:
+        opsmith.check(Half, samples=none)
+    if not callable(none):
+        assert "call `opsmith.check(Half, samples=[(x, 2.0)])`" in str(raised.value)
+        assert f"{__file__}:" in str(raised.value)
+
+
+def test_another_class_cannot_be_checked() -> None:
+    with pytest.raises(errors.UsageError, match="only an operator, or an `autograd"):
+        opsmith.check(torch.nn.Linear)  # type: ignore[arg-type]
+
+
+def test_a_forward_that_rounds_is_no_truth_for_a_backward_that_finite_differences_agree_with() -> None:
+    report = opsmith.check(RoundedRight, samples=[(matrix(),)], only=FAST)
+    assert report.passed
+    assert "autograd through the forward was left out" in " ".join(outcome(report, "gradient").notes)
+    wrong = opsmith.check(Rounded, samples=[(matrix(),)], only=FAST)
+    assert {failure.check for failure in wrong.failures} == {"gradient"}
+
+
+def test_a_layout_is_still_looked_at_where_the_forward_is_no_truth() -> None:
+    report = opsmith.check(RoundedAndFlat, samples=[(matrix(),)], only=FAST)
+    assert {failure.cause for failure in report.failures} == {"layout"}
+
+
+def test_a_tensor_of_whole_numbers_needs_no_gradient() -> None:
+    samples = [(matrix(), torch.tensor([2, 0, 2]))]
+    report = opsmith.check(Pick, samples=samples, only=FAST)
+    assert report.passed
+    assert "no sample differentiates `indices`, which is torch.int64" in outcome(report, "gradient").notes
+    surrogate = opsmith.adopt(Pick, "function_class::pick", kind="surrogate")
+    assert opsmith.check(surrogate, samples=samples, only=FAST).passed
+
+
+def test_a_gradient_that_is_said_to_be_nonlinear_is_not_held_to_linearity() -> None:
+    clipped = opsmith.adopt(Clipped, "function_class::clipped", kind="nonlinear")
+    report = opsmith.check(clipped, samples=[(matrix(),)], only=FAST)
+    assert report.passed
+    assert "linearity was left out" in " ".join(outcome(report, "surrogate").notes)
+    as_surrogate = opsmith.adopt(Clipped, "function_class::surrogate", kind="surrogate")
+    (failure,) = opsmith.check(as_surrogate, samples=[(matrix(),)], only=FAST).failures
+    assert failure.cause == "not-linear"
+
+
+def test_forward_mode_of_a_forward_that_draws_is_refused() -> None:
+    dropped = opsmith.adopt(Dropped, "function_class::dropped", kind="stochastic")
+    x = matrix()
+    with pytest.raises(NotImplementedError, match="would have to run it again and draw others"):
+        torch.func.jvp(dropped, (x,), (x,))
+    report = opsmith.check(dropped, samples=[(x,)], only=[*FAST, "forward_mode"])
+    assert report.passed
+    assert outcome(report, "forward_mode").status == "skipped"
