@@ -269,7 +269,7 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         lambda: other_calls(adopted(TwoWays), (torch.ones(2), False), (torch.ones(2), True)),
         errors.MutationError,
         [
-            "`TwoWays.forward` wrote into an input into which its first run did not",
+            "`TwoWays.forward` wrote into an input into which earlier runs did not",
             "argument: x",
             "x.clone()",
         ],

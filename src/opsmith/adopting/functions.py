@@ -19,6 +19,7 @@ from opsmith.adopting.signature import (
     forward_signature,
     resolved,
     stated_signature,
+    without_defaults,
 )
 from opsmith.core.adopted import KINDS, Adopted, overrides
 from opsmith.core.answers import non_differentiable, not_implemented
@@ -75,12 +76,13 @@ def _describe(
     others = [resolved(each) for each in (reference, function_class.forward) if callable(each)]
     hints = [each.return_annotation for each in others]
     run = (lambda: returned_by(function_class, calls[0])) if calls else None
+    arguments, defaults = without_defaults(arguments)
     said = inspect.Signature.empty if stated is None else stated.return_annotation
     outputs, optional = outputs_of(function_class, said, hints, run, name)
     schema = Schema(arguments, _results(outputs, optional), single=outputs == 0)
     if reference is not None:
         reference = _as_reference(reference, schema, outputs, variadic, name)
-    return Adopted(name, schema, function_class, outputs, kinds, variadic, reference)
+    return Adopted(name, schema, function_class, outputs, kinds, variadic, reference, defaults)
 
 
 def _values_of(sample: Any, function_class: type[torch.autograd.Function]) -> list[Any]:

@@ -17,7 +17,8 @@ class AdoptedOperator(Operator[..., Any]):
         adopted = self._specification.adopted
         if adopted is None:
             return super().__call__(*args, **kwargs)
-        results = super().__call__(*adopted.gathered(args), **kwargs)
+        args, kwargs = adopted.completed(args, kwargs)
+        results = super().__call__(*args, **kwargs)
         return adopted.structured(results if isinstance(results, tuple) else (results,))
 
     def _from_door(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

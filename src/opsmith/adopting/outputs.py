@@ -112,6 +112,8 @@ def _of_source(function_class: type[torch.autograd.Function]) -> Shape:
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(function_class.forward)))
         tree = ast.parse(source)
         shapes = [_of_expression(each) for each in _returned(tree.body[0])]
+        if not shapes:  # a lambda
+            shapes = list(_of_code(inspect.unwrap(function_class.forward).__code__))
     except (OSError, TypeError, SyntaxError):  # written at a prompt
         shapes = list(_of_code(inspect.unwrap(function_class.forward).__code__))
     merged = shapes[0] if shapes else _UNKNOWN

@@ -96,12 +96,13 @@ def arguments_of(
         MissingAnnotationError: If nothing says what `*args` are.
     """
     place = where(function_class.forward)
-    written = list(forward_signature(function_class).parameters.values())
+    every = list(forward_signature(function_class).parameters.values())
+    _refuse_keywords(every, function_class, operator, place)
+    written = [each for each in every if each.kind not in _BY_KEYWORD]
     known = resolved(inspect.unwrap(function_class.forward)).parameters
     hints = {name: parameter.annotation for name, parameter in known.items()}
     described = list(written if stated is None else stated.parameters.values())
     variadic = bool(written) and written[-1].kind is inspect.Parameter.VAR_POSITIONAL
-    _refuse_keywords(written, function_class, operator, place)
     fixed = len(written) - variadic
     if stated is not None and (len(described) < fixed or (len(described) > fixed and not variadic)):
         raise errors.UsageError(
@@ -116,18 +117,37 @@ def arguments_of(
     arguments: list[Argument] = []
     for position, parameter in enumerate(described):
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            hint = hints.get(parameter.name)
-            return _rest(
-                parameter, position, stated is not None, hint, arguments, samples, function_class, operator
-            )
+            said = parameter.annotation if stated is not None else hints.get(parameter.name, REQUIRED)
+            return _rest(parameter, position, said, arguments, samples, function_class, operator)
         shown = [sample[position] for sample in samples if position < len(sample)]
         hint = parameter.annotation if stated is not None else hints.get(parameter.name, REQUIRED)
         kind = None if hint is REQUIRED else kind_of(hint)
-        if kind is None and hint in (REQUIRED, Any):
+        if kind is None and (hint is REQUIRED or (hint is Any and stated is None)):
             kind = kind_of_values(shown, parameter.default)
+        if kind is None and torch.Tensor in typing.get_args(hint):
+            raise _tensor_or_not(parameter, hint, operator, place)
         arguments.append(_argument(parameter, kind or ANYTHING))
     return tuple(arguments), False
 
+
+def without_defaults(arguments: Sequence[Argument]) -> tuple[tuple[Argument, ...], dict[str, Any]]:
+    """The arguments, those with a default that no schema can write without it; and the defaults left out.
+
+    What follows after one without a default cannot have one in a schema either, and what stands before it
+    must not, so that a call by position means the same.
+    """
+    plain = [each.default in (None, REQUIRED) or each.kind.base is not OBJECT for each in arguments]
+    writable = all(plain) and not any(
+        isinstance(each.default, list | tuple) and each.kind.base is BASES[str] for each in arguments
+    )
+    if writable:
+        return tuple(arguments), {}
+    left_out = {each.name: each.default for each in arguments if each.default is not REQUIRED}
+    return tuple(replace(each, default=REQUIRED) for each in arguments), left_out
+
+
+_BY_KEYWORD = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+"""What `apply` never gives: it takes its default."""
 
 ANYTHING = Kind(OBJECT, optional=True)
 """The kind of what no schema can carry."""
@@ -136,17 +156,19 @@ ANYTHING = Kind(OBJECT, optional=True)
 def _rest(
     parameter: inspect.Parameter,
     position: int,
-    stated: bool,
-    hinted: Any,
+    said: Any,
     arguments: list[Argument],
     samples: Sequence[Sequence[Any]],
     function_class: type[torch.autograd.Function],
     operator: str,
 ) -> tuple[tuple[Argument, ...], bool]:
-    """All arguments, with what `*args` takes: a list of tensors, or as many as every sample has."""
+    """All arguments, with what `*args` takes: a list of what is said or shown, or as many as samples have."""
     rest = [value for sample in samples for value in sample[position:]]
-    if stated or hinted is torch.Tensor or (rest and all(isinstance(value, torch.Tensor) for value in rest)):
-        return (*arguments, Argument(parameter.name, Kind(TENSOR, sequence=True))), True
+    kind = kind_of(list[said]) if said not in (REQUIRED, Any) else None
+    if kind is None and rest and all(isinstance(value, torch.Tensor) for value in rest):
+        kind = Kind(TENSOR, sequence=True)
+    if kind is not None:
+        return (*arguments, Argument(parameter.name, kind)), True
     if len({len(sample) for sample in samples}) != 1:
         raise _unknown_rest(parameter, function_class, operator, where(function_class.forward))
     columns = list(zip(*(sample[position:] for sample in samples), strict=True))
@@ -195,15 +217,14 @@ def _single(values: Sequence[Any]) -> Kind | None:
 
 
 def _listed(values: Sequence[Any]) -> Kind | None:
-    if (
-        not all(type(value) in (list, tuple, torch.Size) for value in values)
-        or len(set(map(type, values))) > 1
-    ):
+    types = set(map(type, values))
+    if len(types) > 1 or not types <= {list, tuple, torch.Size}:
         return None
-    base = _base([item for value in values for item in value])
-    if base is None or base is TENSOR or base is NUMBER:
+    items = {type(item) for value in values for item in value}
+    base = BASES.get(items.pop()) if len(items) == 1 else None
+    if base is None or base is TENSOR:
         return None
-    return Kind(base, sequence=True, as_tuple=type(values[0]) is not list)
+    return Kind(base, sequence=True, as_tuple=types != {list})
 
 
 def _base(values: Sequence[Any]) -> Base | None:
@@ -216,6 +237,20 @@ def _base(values: Sequence[Any]) -> Base | None:
     if len(types) == 1:
         return BASES.get(next(iter(types)))
     return None
+
+
+def _tensor_or_not(
+    parameter: inspect.Parameter, hint: Any, operator: str, place: str
+) -> errors.UnsupportedTypeError:
+    return errors.UnsupportedTypeError(
+        f"`{parameter.name}` is a tensor in some calls and something else in others",
+        operator=operator,
+        argument=parameter.name,
+        expected="a type that is Tensor, or one without it",
+        got=str(hint).replace("torch.Tensor", "Tensor"),
+        where=place,
+        mend="adopt the class once for each, under two names, with a `signature=` each",
+    )
 
 
 def _refuse_keywords(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -34,7 +36,8 @@ class Facts:
     """What the runs of a class have shown, which its source does not tell.
 
     Attributes:
-        written: Positions of the arguments that its forward writes into; None before the first run.
+        written: Positions of the operator's arguments that its forward writes into; None before the first
+            run.
         copied: Results that are copied since they were inputs, views of them or of one another, each with
             what it was.
         grads_written: Whether its backward writes into the incoming gradients; None before the first run.
@@ -59,6 +62,7 @@ class Adopted:
         kinds: Keys of `KINDS`.
         variadic: Whether the operator's last argument is the list of what `*args` takes.
         reference: The function that does what the class cannot, if its author gave one.
+        defaults: Defaults that the schema does not have, since one of them cannot be written there.
         facts: What its runs have shown.
     """
 
@@ -69,6 +73,7 @@ class Adopted:
     kinds: frozenset[str] = frozenset({"true"})
     variadic: bool = False
     reference: Callable[..., Any] | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts, compare=False)
 
     @property
@@ -94,6 +99,16 @@ class Adopted:
                 found: Callable[..., Any] = getattr(self.function_class, name)
                 return found
         return None
+
+    @cached_property
+    def looks_like_writing(self) -> bool:
+        """Whether the code of its forward has something in it that writes into tensors, if only its own."""
+        codes = [getattr(inspect.unwrap(self.function_class.forward), "__code__", None)]
+        return any(code is None or _writes(code) for code in codes)
+
+    def place(self, position: int) -> int:
+        """The position of an argument of forward, the same for all that `*args` takes."""
+        return min(position, len(self.schema.arguments) - 1)
 
     @cached_property
     def once_differentiable(self) -> bool:
@@ -156,7 +171,7 @@ class Adopted:
     def notes(self) -> list[str]:
         """What its runs have shown so far, for people."""
         facts, names = self.facts, self.schema.names
-        written = [names[min(position, len(names) - 1)] for position in sorted(facts.written or ())]
+        written = [names[position] for position in sorted(facts.written or ())]
         return [
             *(f"`{name}` is copied first: forward writes into it" for name in written),
             *(f"`{self.schema.results[i].name}` is a copy: {why}" for i, why in sorted(facts.copied.items())),
@@ -175,11 +190,21 @@ class Adopted:
         fixed = len(self.schema.arguments) - 1
         return [*given[:fixed], list(given[fixed:])]
 
-    def gathered(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Positional arguments of a call, with those that `*args` takes in a list, if they are not in one."""
-        fixed = len(self.schema.arguments) - 1
-        listed = len(args) == fixed + 1 and isinstance(args[fixed], list | tuple)
-        return args if not self.variadic or listed or len(args) < fixed else tuple(self.packed(args))
+    def completed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A call as the schema has it: with defaults that it lacks, and what `*args` takes in a list."""
+        names = self.schema.names
+        if self.defaults:
+            given = {*names[: len(args)], *kwargs}
+            kwargs = {**{name: value for name, value in self.defaults.items() if name not in given}, **kwargs}
+        if not self.variadic:
+            return args, kwargs
+        fixed = len(names) - 1
+        if len(args) > fixed:
+            listed = len(args) == fixed + 1 and isinstance(args[fixed], list | tuple)
+            return args if listed else (*args[:fixed], list(args[fixed:])), kwargs
+        return args, kwargs if names[-1] in kwargs else {**kwargs, names[-1]: []}
 
     def structured(self, results: Sequence[Any]) -> Any:
         """The results as `forward` returns them."""
@@ -188,6 +213,19 @@ class Adopted:
     def spread(self, values: Sequence[Any]) -> list[Any]:
         """The values of an operator's arguments as its forward takes them."""
         return [*values[:-1], *values[-1]] if self.variadic else list(values)
+
+
+def _writes(code: types.CodeType) -> bool:
+    """Whether code has an operation in it that works in place: `x.add_`, `x += y`, `x[0] = y`, `out=`."""
+    if any(name.endswith("_") and not name.endswith("__") for name in code.co_names):
+        return True
+    if "mark_dirty" in code.co_names or any(isinstance(c, tuple) and "out" in c for c in code.co_consts):
+        return True
+    for instruction in dis.get_instructions(code):
+        in_place = instruction.opname == "BINARY_OP" and instruction.argrepr.endswith("=")
+        if in_place or instruction.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+            return True
+    return any(isinstance(constant, types.CodeType) and _writes(constant) for constant in code.co_consts)
 
 
 class ClassFormula(Formula):

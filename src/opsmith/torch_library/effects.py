@@ -33,7 +33,8 @@ def run_pure(
     args, kwargs = schema.split(values)
     with replicating(inputs):
         results = _as_tuple(specification, function, function(*args, **kwargs))
-    _check_unwritten(specification, function, before, inputs, values)
+    if function is not specification.forward:  # which puts back what an adopted class wrote
+        _check_unwritten(specification, function, before, inputs, values)
     _check_fresh(specification, function, results, inputs, values)
     return results
 

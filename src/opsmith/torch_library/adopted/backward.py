@@ -51,6 +51,7 @@ def run_backward(
         answer = adopted.backward(context, *handed)
     after = [version_of(grad) for grad in handed]
     if before != after and facts.grads_written is False:
+        facts.grads_written = True
         raise errors.SavedTensorModifiedError(
             f"`{adopted.name}.backward` wrote into an incoming gradient, as its first run did not",
             operator=adopted.operator,

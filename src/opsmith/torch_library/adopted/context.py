@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from opsmith.core.adopted import Adopted
@@ -103,6 +105,12 @@ class Context:
         )
         return other
 
+    def hides(self, given: Sequence[Any]) -> bool:
+        """Whether it holds something, other than an argument, in which tensors may be that nobody sees."""
+        known = {id(value) for value in given}
+        values = (value for name, value in vars(self).items() if name not in _OURS)
+        return any(_hidden(value, known) for value in values)
+
     def with_identities(self, known: Mapping[int, Tensor]) -> Context:
         """The same context with some tensors, by identity, replaced."""
         return self.each_tensor(lambda value: known.get(id(value), value)) if known else self
@@ -144,6 +152,39 @@ class Packed:
 
 
 _OURS = ("opsmith_adopted", "opsmith_record", "needs_input_grad")
+
+
+_PLAIN = (
+    Tensor,
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    types.NoneType,
+    types.BuiltinFunctionType,
+    type,
+    slice,
+    range,
+    enum.Enum,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Generator,
+    torch.nn.Module,
+)
+
+
+def _hidden(value: Any, known: Collection[int]) -> bool:
+    if id(value) in known or isinstance(value, _PLAIN):
+        return False
+    if type(value) in (list, tuple, torch.Size):
+        return any(_hidden(item, known) for item in value)
+    if type(value) is dict:
+        return any(_hidden(item, known) for item in value.values())
+    return not (isinstance(value, types.FunctionType) and value.__closure__ is None)
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:

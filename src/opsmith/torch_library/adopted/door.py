@@ -32,7 +32,7 @@ def adopted_door(registered: Registered, adopted: Adopted, call: Callable[..., A
 
     def taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
         """The argument values, where this is a call for the door."""
-        args = adopted.gathered(args)
+        args, kwargs = adopted.completed(args, kwargs)
         if len(args) > schema.positional or not schema.by_name.keys() >= kwargs.keys():
             return None
         if kwargs and any(name in kwargs for name in schema.names[: len(args)]):

@@ -93,10 +93,13 @@ def stand_ins(values: Sequence[Any]) -> str | None:
 
 
 def _cannot_run(adopted: Adopted, method: str, circumstance: str, reason: str) -> errors.TransformError:
-    why = "there is no reference"
-    if adopted.reference is not None:
+    if adopted.reference is None:
+        why = "there is no reference"
+    elif adopted.surrogate:
         kinds = ", ".join(sorted(adopted.kinds))
         why = f"the derivative of the reference must not take its place, since its kind is {kinds}"
+    else:
+        why = "what the reference needs was not kept: mark it with `once_differentiable`"
     return errors.TransformError(
         f"`{adopted.name}.{method}` cannot be run {circumstance}, where only operations of torch take what "
         f"stands for a tensor, and {why}",
@@ -126,6 +129,17 @@ def refuse_second_draw(adopted: Adopted) -> errors.TransformError:
         operator=adopted.operator,
         where=adopted.where,
         mend="let it take what it draws, or the seed, as an argument",
+    )
+
+
+def refuse_another_run(adopted: Adopted) -> errors.TransformError:
+    """The error for a second order through a forward that computes something else when it runs again."""
+    return errors.TransformError(
+        f"`{adopted.name}.forward` computed something else when it ran again, which a second order needs",
+        operator=adopted.operator,
+        where=adopted.where,
+        mend='say `kind="stochastic"` if it draws from torch\'s random state; else let it take what it draws '
+        "or remembers as an argument",
     )
 
 

@@ -64,6 +64,9 @@ def _by_class(
     if derived and adopted.once_differentiable:
         return by_reference(adopted, values, grads, needs)
     run = run_forward(adopted, values, needs)
+    open_ = {position for position, result in enumerate(adopted.schema.results) if result.differentiable}
+    if open_ <= run.constant:
+        return dict.fromkeys(needs, zero)
     forms = [None if result is None else Form.of(result) for result in run.results]
     grads = [None if position in run.constant else grad for position, grad in enumerate(grads)]
     answers = run_backward(adopted, run.context, grads, forms, run.given)

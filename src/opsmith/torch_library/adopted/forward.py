@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,8 @@ def run_forward(adopted: Adopted, values: Sequence[Any], needs: frozenset[str] =
     """Run the forward of an adopted class.
 
     What it writes into is copied before, and what it returns of its inputs is copied after. Which that is,
-    the first run shows, in which every input is copied.
+    the first run shows: in it every input is copied where the code looks as if it wrote somewhere, and is put
+    back afterwards where it does not, and wrote all the same.
 
     Args:
         adopted: The class.
@@ -51,15 +52,52 @@ def run_forward(adopted: Adopted, values: Sequence[Any], needs: frozenset[str] =
         needs: Names of the arguments whose gradient will be asked for.
 
     Raises:
-        MutationError: If it writes into an input into which its first run did not write.
+        MutationError: If it writes into an input into which earlier runs did not write.
         ResultCountError, ResultTypeError: If it returns something else than it was adopted for.
     """
     facts, given = adopted.facts, adopted.spread(values)
-    copied = range(len(given)) if facts.written is None else facts.written
-    handed = [
-        value.clone() if isinstance(value, Tensor) and position in copied else value
-        for position, value in enumerate(given)
-    ]
+    first = facts.written is None
+    copied = _copied(adopted, len(given))
+    backups = _copies(given, range(len(given))) if first and not copied else {}
+    run, written, counted = _run(adopted, given, _copies(given, copied), needs)
+    late = written - copied
+    if late:
+        facts.written = (facts.written or frozenset()) | {adopted.place(position) for position in late}
+        if not backups:
+            raise _written(adopted, adopted.argument_names(given)[min(late)])
+        with torch.no_grad():
+            for position in late:
+                given[position].copy_(backups[position])
+        return run_forward(adopted, values, needs)
+    if first and counted:
+        facts.written = frozenset(map(adopted.place, written))
+    return run
+
+
+def _copied(adopted: Adopted, count: int) -> frozenset[int]:
+    """Positions of the arguments of forward that are handed over as copies."""
+    written = adopted.facts.written
+    if written is None:
+        return frozenset(range(count)) if adopted.looks_like_writing else frozenset()
+    return frozenset(position for position in range(count) if adopted.place(position) in written)
+
+
+def _copies(given: Sequence[Any], positions: Iterable[int]) -> dict[int, Tensor]:
+    """Copies of the tensors at some positions: of one that is given twice, one."""
+    known: dict[int, Tensor] = {}
+    copies: dict[int, Tensor] = {}
+    for position in positions:
+        value = given[position]
+        if isinstance(value, Tensor):
+            copies[position] = known.setdefault(id(value), value.clone())
+    return copies
+
+
+def _run(
+    adopted: Adopted, given: Sequence[Any], copies: Mapping[int, Tensor], needs: frozenset[str]
+) -> tuple[Run, frozenset[int], bool]:
+    """One run: what it gave, where it wrote, and whether that was counted everywhere."""
+    handed = [copies.get(position, value) for position, value in enumerate(given)]
     names = adopted.argument_names(given)
     context = Context(adopted, [_needed(*pair, needs) for pair in zip(names, given, strict=True)])
     before = [version_of(value) for value in handed]
@@ -70,24 +108,15 @@ def run_forward(adopted: Adopted, values: Sequence[Any], needs: frozenset[str] =
         for position, value in enumerate(handed)
         if before[position] != after[position] or any(value is dirty for dirty in record.dirty)
     )
-    for position in sorted(written):
-        if handed[position] is given[position]:
-            raise _written(adopted, names[position])
-    tensors = [isinstance(value, Tensor) for value in handed]
-    if facts.written is None and None not in itertools.compress(after, tensors):
-        facts.written = written
+    counted = None not in itertools.compress(after, [isinstance(value, Tensor) for value in handed])
     results = _flat(adopted, returned)
     constant = frozenset(
         position for position, result in enumerate(results) if any(result is one for one in record.constant)
     )
     own = _own(adopted, results, handed, given, written)
     known = {id(result): mine for result, mine in zip(results, own, strict=True) if result is not mine}
-    known |= {
-        id(mine): theirs
-        for position, (mine, theirs) in enumerate(zip(handed, given, strict=True))
-        if mine is not theirs and position not in written
-    }
-    return Run(own, context.with_identities(known), constant, tuple(given))
+    known |= {id(copy): given[position] for position, copy in copies.items() if position not in written}
+    return Run(own, context.with_identities(known), constant, tuple(given)), written, counted
 
 
 def as_function(adopted: Adopted) -> Callable[..., Any]:
@@ -139,7 +168,7 @@ def version_of(value: Any) -> int | None:
 
 def _written(adopted: Adopted, name: str) -> errors.MutationError:
     return errors.MutationError(
-        f"`{adopted.name}.forward` wrote into an input into which its first run did not write",
+        f"`{adopted.name}.forward` wrote into an input into which earlier runs did not write",
         operator=adopted.operator,
         argument=name,
         where=adopted.where,
@@ -179,8 +208,8 @@ def _other_result(adopted: Adopted, position: int | None, value: Any) -> errors.
         expected="None" if position is None else "Tensor",
         got=shown(value),
         where=adopted.where,
-        mend="return tensors, for example `torch.as_tensor(...)` of a number; say which results may be "
-        'None: `adopt(..., signature="(x: Tensor) -> tuple[Tensor, Tensor | None]")`',
+        mend='say what it returns: `samples=`, or `signature="(x: Tensor) -> tuple[Tensor, Tensor | None]"`; '
+        "results are tensors: of a number, return `torch.as_tensor(...)`",
     )
 
 
@@ -206,7 +235,7 @@ def _own(
             adopted.facts.copied[position] = f"it {kind} `{names[place]}`"
         elif other is not None:
             adopted.facts.copied[position] = f"it shares memory with `{adopted.schema.results[other].name}`"
-        lent = place is not None and handed[place] is given[place]
+        lent = place is not None and place not in written  # a copy too: each run returns one form
         own.append(result.clone() if lent or other is not None else result)
     return tuple(own)
 

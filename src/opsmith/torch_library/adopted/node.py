@@ -21,6 +21,7 @@ from opsmith.torch_library.adopted.context import Packed
 from opsmith.torch_library.adopted.fallback import (
     attempt,
     graph_cut,
+    refuse_another_run,
     refuse_second_order,
     refusing,
     stand_ins,
@@ -148,6 +149,7 @@ def _keeps_inputs(adopted: Adopted, kept: Sequence[Tensor], run: Run) -> bool:
     """
     known = {id(value) for value in (*run.given, *run.results)}
     on_the_way = any(has_gradient(tensor.dtype) and id(tensor) not in known for tensor in kept)
+    on_the_way = on_the_way or run.context.hides(run.given)
     if adopted.reference is not None and not adopted.surrogate:
         return on_the_way or adopted.once_differentiable or adopted.leaves_torch
     return on_the_way and not adopted.once_differentiable
@@ -162,22 +164,25 @@ def _gradients(
     schema, flattening = specification.schema, target.flattening
     formula = next(rule for rule in specification.gradients.rules.values() if isinstance(rule, ClassFormula))
     higher = torch.is_grad_enabled()
-    if higher and state.inputs is not None:
-        answers = _anew(target, state, formula, saved, grads)
+    context = state.packed.unpack(saved[: state.count])
+
+    def run(grads: Sequence[Tensor | None]) -> list[Any]:
+        return run_backward(adopted, context, grads, state.forms.results, state.given)
+
+    def own() -> list[Any]:
+        answers = run(grads)
+        answers = _held(adopted, run, answers, saved, grads) if higher else answers
+        return _flat(target, by_name(adopted, answers, frozenset(schema.names)))
+
+    anew = None if state.inputs is None else partial(_anew, target, state, formula, saved, grads)
+    if higher and anew is not None:
+        answers = anew()
+        if adopted.reference is None or adopted.surrogate:
+            with torch.no_grad():
+                first = _flat(target, by_name(adopted, run(grads), frozenset(schema.names)))
+            answers = _alike(adopted, answers, first, [*saved, *grads])
     else:
-        context = state.packed.unpack(saved[: state.count])
-
-        def run(grads: Sequence[Tensor | None]) -> list[Any]:
-            return run_backward(adopted, context, grads, state.forms.results, state.given)
-
-        def own() -> list[Any]:
-            answers = run(grads)
-            answers = _held(adopted, run, answers, saved, grads) if higher else answers
-            return _flat(target, by_name(adopted, answers, frozenset(schema.names)))
-
-        kept = state.inputs is not None
-        instead = partial(_anew, target, state, formula, saved, grads) if kept else None
-        answers = attempt(adopted, "backward", [*saved, *grads], own, instead)
+        answers = attempt(adopted, "backward", [*saved, *grads], own, anew)
     labels = [label for name in schema.names for label in flattening.labels(name)]
     return [
         None
@@ -185,6 +190,25 @@ def _gradients(
         else fit(answer, form, label=label, operator=specification.name, formula=formula, mixed=True)
         for answer, form, label in zip(answers, state.forms.inputs, labels, strict=True)
     ]
+
+
+def _alike(
+    adopted: Adopted, answers: Sequence[Any], first: Sequence[Any], around: Sequence[Tensor | None]
+) -> list[Any]:
+    """Answers that were computed anew, where they are those of the first run; else those, refusing more.
+
+    A forward that draws, or that keeps a state of its own, computes something else when it runs again.
+    """
+    sources = [tensor for tensor in around if tensor is not None and tensor.requires_grad]
+    held: list[Any] = []
+    for again, once in zip(answers, first, strict=True):
+        same = not isinstance(once, Tensor) or (
+            isinstance(again, Tensor)
+            and again.shape == once.shape
+            and torch.allclose(again.detach(), once, rtol=torch.finfo(once.dtype).eps ** 0.5, equal_nan=True)
+        )
+        held.append(again if same else refusing([once], sources, refuse_another_run(adopted))[0])
+    return held
 
 
 def _anew(
