@@ -142,6 +142,21 @@ def test_equal_values_share_a_number_and_types_do_not() -> None:
     assert token_of([]) != token_of([])
 
 
+class Marked(str):
+    """A text that holds more than it shows."""
+
+    def __init__(self, text: str) -> None:
+        self.marks: list[str] = []
+
+
+def test_instances_of_a_class_derived_from_text_are_told_apart() -> None:
+    one, other = Marked("a"), Marked("a")
+    assert token_of(one) == token_of(one) != token_of(other) != token_of("a")
+    assert object_of(token_of(one)) is one
+    assert object_of(token_of(other)) is other
+    assert token_of((one,)) != token_of((other,))
+
+
 def test_numbers_keep_nothing_alive_and_are_not_used_again() -> None:
     tokens = Tokens()
     known = set()

@@ -95,7 +95,7 @@ _TOKENS = Tokens()
 
 def _key(value: Any) -> Hashable:
     """What tells an object from others: for plain values type and text, for others which object it is."""
-    if isinstance(value, _PLAIN):
+    if type(value) in _PLAIN:  # an instance of a class of its own may hold more than its text shows
         return type(value), repr(value)
     if type(value) is tuple:
         return tuple, *map(_key, value)
