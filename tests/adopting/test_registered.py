@@ -30,6 +30,7 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
+from opsmith.torch_library import capabilities
 
 x = torch.tensor([[0.5, -1.0, 2.0], [0.25, 3.0, -0.75]], dtype=torch.float64)
 Subject = Callable[..., Tensor]
@@ -260,6 +261,30 @@ def test_adopting_again_replaces_and_stacks_nothing() -> None:
     own = handle.specification.own
     assert own is not None
     assert (own.autograd, own.fake, own.vmap) == (frozenset(), False, False), "what opsmith added is its own"
+
+
+def test_adopting_again_takes_nothing_back_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread that calls the operator finds in it, at each moment, what it lacked."""
+    made = custom()
+    handle = adopted(made)
+    own, overload = handle.specification.own, made.operator._opoverload
+
+    def destroyed(library: Any) -> None:
+        raise AssertionError("the operator was taken out of the dispatcher")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(capabilities, "destroy", destroyed)
+        adopted(made)
+    assert handle.specification.own is own
+
+    def by_three(x: Tensor, by: float = 2.0) -> Tensor:
+        return by * x
+
+    with monkeypatch.context() as patched:
+        patched.setattr(capabilities, "destroy", destroyed)
+        opsmith.adopt(overload, reference=by_three)
+    assert_close(backward(handle), torch.full_like(x, 2.0))
+    assert handle.reference is by_three
 
 
 def test_what_is_registered_between_two_adoptions_is_seen() -> None:
