@@ -316,6 +316,28 @@ def test_check_passes() -> None:
     assert any("bfloat16 was left out" in note for outcome in report.outcomes for note in outcome.notes)
 
 
+def test_check_finds_a_kernel_that_fails_in_a_narrow_dtype() -> None:
+    """A dtype for which there is no code is left out; one in which the code fails is not."""
+
+    def kernel(x: Tensor, by: float = 2.0) -> Tensor:
+        if x.dtype is torch.bfloat16:
+            raise NotImplementedError("\"sine\" not implemented for 'BFloat16'")
+        if x.dtype is torch.float16:
+            raise RuntimeError("out of cheese")
+        return numpy_sine(x, by)
+
+    operator, _ = defined("(Tensor x, float by=2.) -> Tensor", kernel)
+    handle = opsmith.adopt(operator, reference=sine, samples=samples)
+    report = opsmith.check(handle, only=["forward"])
+    (failure,) = report.failures
+    assert (failure.cause, failure.message) == ("raises", "RuntimeError: out of cheese")
+    assert "in float16 on cpu" in failure.evidence["sample"]
+    assert [note for note in report.outcomes[0].notes if "left out" in note] == [
+        "bfloat16 was left out on cpu: the operator's own kernel does not run in it: "
+        "\"sine\" not implemented for 'BFloat16'"
+    ]
+
+
 def wrong_kernel(x: Tensor, by: float = 2.0) -> Tensor:
     return numpy_sine(x, by) + (x.detach() > 2)
 
