@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import pickle
 import subprocess
@@ -204,3 +205,23 @@ def test_compiled(operator: Operator) -> None:
         torch.autograd.grad(compiled(x, abs, extra).sum(), x)
         assert SEEN
         assert all(value == extra for value in SEEN)
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch 2.11, where a graph breaks
+@pytest.mark.xdist_group("kinds")
+def test_compiled_with_values_of_classes_derived_from_plain_ones(operator: Operator) -> None:
+    """Each arrives as itself: neither as the number that it is, nor as an equal one that came before."""
+    compiled = torch.compile(lambda x, extra: operator(x, abs, extra), backend="aot_eager", fullgraph=TRACED)
+    x = torch.ones(2, requires_grad=True)
+    torch.compiler.reset()
+    for extra in (Level.LOW, Level.HIGH, 1, Marked("a"), Marked("a"), "a"):
+        SEEN.clear()
+        torch.autograd.grad(compiled(x, extra).sum(), x)
+        assert SEEN
+        assert all(value is extra for value in SEEN)
