@@ -30,6 +30,7 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
+from opsmith.torch_library import capabilities
 
 x = torch.tensor([[0.5, -1.0, 2.0], [0.25, 3.0, -0.75]], dtype=torch.float64)
 Subject = Callable[..., Tensor]
@@ -262,6 +263,30 @@ def test_adopting_again_replaces_and_stacks_nothing() -> None:
     assert (own.autograd, own.fake, own.vmap) == (frozenset(), False, False), "what opsmith added is its own"
 
 
+def test_adopting_again_takes_nothing_back_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread that calls the operator finds in it, at each moment, what it lacked."""
+    made = custom()
+    handle = adopted(made)
+    own, overload = handle.specification.own, made.operator._opoverload
+
+    def destroyed(library: Any) -> None:
+        raise AssertionError("the operator was taken out of the dispatcher")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(capabilities, "destroy", destroyed)
+        adopted(made)
+    assert handle.specification.own is own
+
+    def by_three(x: Tensor, by: float = 2.0) -> Tensor:
+        return by * x
+
+    with monkeypatch.context() as patched:
+        patched.setattr(capabilities, "destroy", destroyed)
+        opsmith.adopt(overload, reference=by_three)
+    assert_close(backward(handle), torch.full_like(x, 2.0))
+    assert handle.reference is by_three
+
+
 def test_what_is_registered_between_two_adoptions_is_seen() -> None:
     made = custom()
     handle = adopted(made)
@@ -289,6 +314,28 @@ def test_check_passes() -> None:
     report = opsmith.check(handle, skip=["integration"])
     assert report.passed_as_asked, report
     assert any("bfloat16 was left out" in note for outcome in report.outcomes for note in outcome.notes)
+
+
+def test_check_finds_a_kernel_that_fails_in_a_narrow_dtype() -> None:
+    """A dtype for which there is no code is left out; one in which the code fails is not."""
+
+    def kernel(x: Tensor, by: float = 2.0) -> Tensor:
+        if x.dtype is torch.bfloat16:
+            raise NotImplementedError("\"sine\" not implemented for 'BFloat16'")
+        if x.dtype is torch.float16:
+            raise RuntimeError("out of cheese")
+        return numpy_sine(x, by)
+
+    operator, _ = defined("(Tensor x, float by=2.) -> Tensor", kernel)
+    handle = opsmith.adopt(operator, reference=sine, samples=samples)
+    report = opsmith.check(handle, only=["forward"])
+    (failure,) = report.failures
+    assert (failure.cause, failure.message) == ("raises", "RuntimeError: out of cheese")
+    assert "in float16 on cpu" in failure.evidence["sample"]
+    assert [note for note in report.outcomes[0].notes if "left out" in note] == [
+        "bfloat16 was left out on cpu: the operator's own kernel does not run in it: "
+        "\"sine\" not implemented for 'BFloat16'"
+    ]
 
 
 def wrong_kernel(x: Tensor, by: float = 2.0) -> Tensor:

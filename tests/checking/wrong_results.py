@@ -148,3 +148,44 @@ def kernel_index() -> Any:
 @wrong("forward", "raises", "result", "`result` has not the shape that `shapes=` says")
 def declared_shape() -> Any:
     return square("declared_shape", shapes="x: B M -> B")
+
+
+def listing(name: str) -> Any:
+    @opsmith.operator(f"wrong::{name}")
+    def split(x: Tensor) -> list[Tensor]:
+        return [x.sin(), x.cos()]
+
+    split.samples(lambda make: [(make(3, 4),)])
+    return split
+
+
+@wrong("forward", "result-count", "result", "it returns 3 tensors for `result`, and the reference 2")
+def kernel_with_a_tensor_too_many() -> Any:
+    return listing("kernel_with_a_tensor_too_many").kernel("cpu", lambda x: [x.sin(), x.cos(), x.tan()])
+
+
+@wrong("forward", "result-count", "result", "it returns 1 tensor for `result`, and the reference 2")
+def kernel_with_a_tensor_too_few() -> Any:
+    return listing("kernel_with_a_tensor_too_few").kernel("cpu", lambda x: [x.sin()])
+
+
+@wrong("forward", "result-count", "halves", "it returns 1 tensor for `halves`, and the reference 2")
+def kernel_that_moves_a_tensor_to_another_list() -> Any:
+    @opsmith.operator("wrong::kernel_that_moves_a_tensor", results=("halves", "rest"))
+    def parts(x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        return [x.sin(), x.cos()], [x.tan()]
+
+    parts.samples(lambda make: [(make(3, 4),)])
+    return parts.kernel("cpu", lambda x: ([x.sin()], [x.cos(), x.tan()]))
+
+
+@wrong(
+    "forward",
+    "fake-result-count",
+    "result",
+    "on fake tensors it returns 3 tensors for `result`, and the reference 2",
+)
+def fake_with_a_tensor_too_many() -> Any:
+    operator = listing("fake_with_a_tensor_too_many")
+    operator.fake(lambda x: [torch.empty_like(x) for _ in range(3)])
+    return operator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import pickle
 import subprocess
@@ -142,6 +143,21 @@ def test_equal_values_share_a_number_and_types_do_not() -> None:
     assert token_of([]) != token_of([])
 
 
+class Marked(str):
+    """A text that holds more than it shows."""
+
+    def __init__(self, text: str) -> None:
+        self.marks: list[str] = []
+
+
+def test_instances_of_a_class_derived_from_text_are_told_apart() -> None:
+    one, other = Marked("a"), Marked("a")
+    assert token_of(one) == token_of(one) != token_of(other) != token_of("a")
+    assert object_of(token_of(one)) is one
+    assert object_of(token_of(other)) is other
+    assert token_of((one,)) != token_of((other,))
+
+
 def test_numbers_keep_nothing_alive_and_are_not_used_again() -> None:
     tokens = Tokens()
     known = set()
@@ -189,3 +205,23 @@ def test_compiled(operator: Operator) -> None:
         torch.autograd.grad(compiled(x, abs, extra).sum(), x)
         assert SEEN
         assert all(value == extra for value in SEEN)
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch 2.11, where a graph breaks
+@pytest.mark.xdist_group("kinds")
+def test_compiled_with_values_of_classes_derived_from_plain_ones(operator: Operator) -> None:
+    """Each arrives as itself: neither as the number that it is, nor as an equal one that came before."""
+    compiled = torch.compile(lambda x, extra: operator(x, abs, extra), backend="aot_eager", fullgraph=TRACED)
+    x = torch.ones(2, requires_grad=True)
+    torch.compiler.reset()
+    for extra in (Level.LOW, Level.HIGH, 1, Marked("a"), Marked("a"), "a"):
+        SEEN.clear()
+        torch.autograd.grad(compiled(x, extra).sum(), x)
+        assert SEEN
+        assert all(value is extra for value in SEEN)

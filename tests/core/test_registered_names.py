@@ -65,6 +65,7 @@ def test_registers_kernel(library: Any) -> None:
     overload = torch.ops.registered_names.on_cpu.default
     asked = ("CPU", "CUDA", "Autograd", "AutogradCPU")
     assert [capabilities.registers_kernel(overload, key) for key in asked] == [True, False, False, False]
+    assert not capabilities.registers_kernel(overload, "AutogradAbacus"), "a key that torch does not know"
 
 
 def test_kernel_at(library: Any) -> None:
@@ -79,10 +80,22 @@ def test_kernel_at(library: Any) -> None:
     assert overload(torch.ones(2)).tolist() == [3.0, 3.0]
 
 
-def test_knows_key() -> None:
-    assert capabilities.knows_key("AutogradCPU")
-    assert capabilities.knows_key("Autograd")
-    assert not capabilities.knows_key("AutogradAbacus")
+def test_registrations(library: Any) -> None:
+    """They are others after each registration, be it at a key of its own or over one that is there."""
+    library.define("growing(Tensor x) -> Tensor")
+    overload = torch.ops.registered_names.growing.default
+    seen = [capabilities.registrations(overload)]
+    for key in ("CPU", "AutogradCPU", "Meta"):
+        library.impl("growing", lambda x: x.clone(), key)
+        seen.append(capabilities.registrations(overload))
+    other: Any = torch.library.Library("registered_names", "FRAGMENT")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        other.impl("growing", lambda x: x.sin(), "CPU", allow_override=True)
+    seen.append(capabilities.registrations(overload))
+    assert len({*seen}) == 5
+    other._destroy()
+    assert capabilities.registrations(overload) == seen[-2]
 
 
 def test_custom_parts(library: Any) -> None:

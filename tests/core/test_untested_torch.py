@@ -25,7 +25,8 @@ LOSSES = {
     "compiled_code": "import torch._inductor.config as c; del c._config['unsafe_marked_cacheable_functions']",
     "sharding": "import torch.distributed.tensor as d; del d.DTensor._op_dispatcher",
     "fake_tensors": "del torch._subclasses.fake_tensor.FakeTensorMode",
-    "watching": "del torch.utils._python_dispatch.TorchDispatchMode",
+    # torch's own counter of operations, by which opsmith counts, cannot be imported afterwards.
+    "watching": "import torch.utils.flop_counter; del torch.utils._python_dispatch.TorchDispatchMode",
     "registered": "del torch._library.custom_ops._maybe_get_opdef",
 }
 PROGRAM = """

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
+from opsmith.torch_library.capabilities.public import registered as public
 
 Place = Callable[[Callable[..., Any]], str]
 
@@ -127,7 +128,7 @@ def test_several_overloads(define: Define, says: Any) -> None:
     with says(
         errors.UsageError,
         """
-        `theirs.over` has several overloads
+        theirs::over: it has several overloads
           expected: one of them
           got: `default`, `scaled`
           mend: `torch.ops.theirs.over.default` or `torch.ops.theirs.over.scaled`
@@ -267,6 +268,10 @@ def listed(x: Tensor, ys: list[Tensor]) -> Tensor:
     return x + sum(ys)
 
 
+def quoted(x: Tensor, m: str = "b", when: Tensor | None = None) -> Tensor:
+    return x
+
+
 def defaulted(x: Tensor, by: float = 3.0) -> Tensor:
     return x * by
 
@@ -323,6 +328,13 @@ MISMATCHES: dict[str, tuple[str, Callable[..., Any], str, str | None, str]] = {
         "mode",
         "write `mode: str`",
     ),
+    "text": (
+        "text(Tensor x, float m, Tensor? when=None) -> Tensor",
+        quoted,
+        "`m` of the reference is str, and `m` of the operator float",
+        "m",
+        "write `m: float`",
+    ),
     "optional": (
         "optional(Tensor x, Tensor? other) -> Tensor",
         given,
@@ -374,6 +386,7 @@ MISMATCHES: dict[str, tuple[str, Callable[..., Any], str, str | None, str]] = {
     ),
 }
 SIGNATURES = {
+    quoted: "quoted(x: Tensor, m: str = 'b', when: Tensor | None = None) -> Tensor",
     two: "two(x: Tensor, y: Tensor) -> Tensor",
     moded: "moded(x: Tensor, mode: Mode) -> Tensor",
     same: "same(x: Tensor) -> Tensor",
@@ -474,3 +487,33 @@ def test_a_fake_kernel_beside_its_own(define: Define, library: Any, place: Place
         """,
     ):
         adopted.fake(torch.empty_like)
+
+
+def unread(x: Tensor) -> Tensor:
+    return x
+
+
+def _as_packet(operator: Any) -> Any:
+    return operator
+
+
+def _as_overload(operator: Any) -> Any:
+    return operator.default
+
+
+def _as_definition(operator: Any) -> Any:
+    return torch.library.custom_op("theirs::off", unread, mutates_args=())
+
+
+@pytest.mark.parametrize("form", [_as_packet, _as_overload, _as_definition], ids=lambda form: form.__name__)
+def test_without_the_capability(form: Callable[[Any], Any], define: Define, says: Any) -> None:
+    subject = form(None if form is _as_definition else define("off(Tensor x) -> Tensor"))
+    with says(
+        errors.UnsupportedTorchError,
+        """
+        theirs::off: it was registered elsewhere, and to adopt it needs the capability `registered`, which is off
+          mend: `opsmith doctor` says why; declare an operator of your own, with this one as a kernel
+        """,  # noqa: E501
+    ):
+        public.overloads_of(subject)
+    assert public.overloads_of(unread) is None

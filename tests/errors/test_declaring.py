@@ -7,7 +7,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -255,6 +255,10 @@ class Unknown:
     size: nowhere  # type: ignore[name-defined]  # noqa: F821
 
 
+class UnknownTuple(NamedTuple):
+    size: nowhere  # type: ignore[name-defined]  # noqa: F821
+
+
 Untyped = collections.namedtuple("Untyped", "size")  # type: ignore[misc]
 
 OTHERWISE = "use Tensor, int, float, bool, str, complex, torch.dtype, torch.device, a list or `| None` of one"
@@ -322,6 +326,12 @@ BY_KIND = "say which type it is, for example `Tensor` or `float`"
             "Unknown",
             "let the type hints of `Unknown` name what its module has: name 'nowhere' is not defined",
             id="dataclass-with-an-unknown-hint",
+        ),
+        pytest.param(
+            UnknownTuple,
+            "UnknownTuple",
+            "let the type hints of `UnknownTuple` name what its module has: name 'nowhere' is not defined",
+            id="namedtuple-with-an-unknown-hint",
         ),
         pytest.param(Plain | None, "test_declaring.Plain | None", BY_PARTS, id="optional-dataclass"),
         pytest.param(tuple[int, str] | None, "tuple[int, str] | None", BY_PARTS, id="optional-mixed-tuple"),

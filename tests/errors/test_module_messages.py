@@ -465,7 +465,7 @@ def test_an_option_of_the_wrong_type(says: Any) -> None:
           expected: float
           got: str 'small'
           where: {place}
-          mend: give `eps` as the operator takes it
+          mend: call it as Modular(M, N, eps=...)
         """,
     ):
         Modular(3, 2, eps="small")

@@ -281,3 +281,32 @@ def test_error_inside_a_formula_says_which(name: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         in_forward_mode(operator)
     assert any(f"raised in the tangent of `result` of {name}, " in note for note in caught.value.__notes__)
+
+
+def halves(x: Tensor) -> list[Tensor]:
+    return [x / 2, x / 2]
+
+
+@pytest.mark.parametrize(
+    ("formula", "got"),
+    [
+        (lambda tangent_x: [tangent_x / 2], "a list of 1"),
+        (lambda tangent_x: (tangent_x / 2,) * 3, "a list of 3"),
+        (lambda tangent_x: tangent_x / 2, "Tensor"),
+    ],
+    ids=["too-few", "too-many", "no-list"],
+)
+def test_tangent_of_a_list(formula: Callable[..., Any], got: str, name: str, place: Place, says: Any) -> None:
+    operator = opsmith.operator(name)(halves).tangents(result=formula)
+    with says(
+        errors.GradientCountError,
+        f"""
+        {name}: the tangent of the list `result` has the wrong length
+          argument: result
+          expected: a list of 2 tensors
+          got: {got}
+          where: {place(formula)}
+          mend: return one tangent for each tensor of the list
+        """,
+    ):
+        in_forward_mode(operator)

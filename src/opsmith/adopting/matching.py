@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import inspect
 import re
+import typing
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opsmith import errors
 from opsmith.core.bases import BASES, COMPLEX, FLOAT, INT, NUMBER, NUMBERED, STR, Base
+from opsmith.core.hints import shown_hint
 from opsmith.core.kinds import Kind
 from opsmith.core.location import where
-from opsmith.core.results import Result
+from opsmith.core.results import Result, result_names
 from opsmith.core.schema import REQUIRED, Argument, Schema, schema_of
 from opsmith.torch_library import capabilities
 
-TYPES = {**{base.schema: base for base in BASES.values()}, "int": INT, "number": NUMBER}
+_TYPES = {**{base.schema: base for base in BASES.values()}, "int": INT, "number": NUMBER}
 """Kinds by the name that torch's compiler has for a type."""
-ALSO = {NUMBER: (FLOAT, COMPLEX), FLOAT: (NUMBER,)}
+_ALSO = {NUMBER: (FLOAT, COMPLEX), FLOAT: (NUMBER,)}
 """What a reference may take where the operator takes this."""
-RESULT_NAMES = ("result", "out", "output", "answer", "value")
+_RESULT_WORDS = ("result", "out", "output", "answer", "value")
 """Names for results without one, the first that says something else than every argument."""
 
 
@@ -36,7 +38,7 @@ def matched(signature: capabilities.Signature, reference: Callable[..., Any]) ->
         UnsupportedTypeError: If the schema has types that opsmith does not know.
     """
     theirs = schema_of(reference, signature.name)
-    mismatch = Mismatch(signature, reference)
+    mismatch = _Mismatch(signature, reference)
     positional = [each for each in signature.arguments if not each.keyword_only]
     taken = [each for each in theirs.arguments if not each.keyword_only][: len(positional)]
     by_name = {each.name: each for each in theirs.arguments if each not in taken}
@@ -65,7 +67,8 @@ def matched(signature: capabilities.Signature, reference: Callable[..., Any]) ->
     return Schema(arguments, tuple(map(Result, names)), theirs.single)
 
 
-class Mismatch:
+@dataclass(frozen=True)
+class _Mismatch:
     """What is said of a reference that does not fit.
 
     Args:
@@ -73,25 +76,42 @@ class Mismatch:
         reference: The reference.
     """
 
-    def __init__(self, signature: capabilities.Signature, reference: Callable[..., Any]) -> None:
-        self.signature = signature
-        self.reference = reference
+    signature: capabilities.Signature
+    reference: Callable[..., Any]
 
     def error(self, problem: str, mend: str, argument: str | None = None) -> errors.SignatureMismatchError:
         """The error, with both signatures."""
-        written = str(inspect.signature(self.reference)).replace("torch.Tensor", "Tensor").replace("'", "")
         return errors.SignatureMismatchError(
             problem,
             operator=self.signature.name,
             argument=argument,
             expected=self.signature.text,
-            got=f"{self.reference.__name__}{written}",
+            got=f"{self.reference.__name__}{_written(self.reference)}",
             where=where(self.reference),
             mend=mend,
         )
 
 
-def _argument(declared: capabilities.Declared, other: Argument, mismatch: Mismatch) -> Argument:
+class _Hint(str):
+    """A type hint that `inspect` writes into a signature as it is, without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _written(reference: Callable[..., Any]) -> str:
+    """A signature as its author wrote it, whether or not its module turns type hints into text."""
+    signature, hints = inspect.signature(reference), typing.get_type_hints(reference)
+    parameters = [
+        each.replace(annotation=_Hint(shown_hint(hints[name]))) for name, each in signature.parameters.items()
+    ]
+    returned = _Hint(shown_hint(hints["return"]))
+    return str(signature.replace(parameters=parameters, return_annotation=returned))
+
+
+def _argument(declared: capabilities.Declared, other: Argument, mismatch: _Mismatch) -> Argument:
     """An argument with the operator's name and default, in the container that the reference takes."""
     kind = _kind(declared, mismatch.signature)
     if not _fits(kind, other.kind):
@@ -119,7 +139,7 @@ def _argument(declared: capabilities.Declared, other: Argument, mismatch: Mismat
 
 def _kind(declared: capabilities.Declared, signature: capabilities.Signature) -> Kind:
     found = re.fullmatch(r"(Optional\[)?(List\[)?(Optional\[)?(\w+)\]*", declared.type)
-    if found is None or found[4] not in TYPES:
+    if found is None or found[4] not in _TYPES:
         raise errors.UnsupportedTypeError(
             f"`{declared.name}` is of a type that opsmith does not know",
             operator=signature.name,
@@ -127,7 +147,7 @@ def _kind(declared: capabilities.Declared, signature: capabilities.Signature) ->
             got=f"{declared.type}, in {signature.text}",
             mend="it takes tensors, numbers, strings, dtypes, devices, layouts, generators and lists of them",
         )
-    base, sequence = TYPES[found[4]], found[2] is not None
+    base, sequence = _TYPES[found[4]], found[2] is not None
     return Kind(
         base,
         optional=found[1] is not None,
@@ -144,7 +164,7 @@ def _fits(kind: Kind, other: Kind) -> bool:
         other.structure is None
         and (
             other.base is kind.base
-            or other.base in ALSO.get(kind.base, ())
+            or other.base in _ALSO.get(kind.base, ())
             or _is_literal_of(kind.base, other.base)
         )
         and other.sequence == kind.sequence
@@ -173,7 +193,7 @@ def _result_names(results: Sequence[tuple[str, str]], arguments: Sequence[str]) 
     given = [name for name, _ in results]
     count = len(given)
     choices = [given] if all(given) else []
-    choices += [[name] if count == 1 else [f"{name}{i}" for i in range(count)] for name in RESULT_NAMES]
+    choices += [result_names(count, word) for word in _RESULT_WORDS]
     for names in choices:
         described = [Result(name) for name in names]
         meant = [*names, *(each.gradient_name() for each in described), *arguments]

@@ -16,8 +16,11 @@ from opsmith.core.samples import Samples
 from opsmith.core.specification import Specification
 from opsmith.declaring import declare_specified, declared_operators
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.foreign import ForeignRegistration, own_of
+from opsmith.torch_library.looking import COMPOSITE, computes
+from opsmith.torch_library.registration import HIDDEN_SUFFIX
 
-TORCH_S_OWN = ("aten", "prim", "prims")
+_TORCH_S_OWN = ("aten", "prim", "prims")
 
 
 def is_operator(subject: Any) -> bool:
@@ -58,8 +61,6 @@ def adopt_registered(
         random=torch.Tag.nondeterministic_seeded in overload.tags,
         inline=False,
     )
-    from opsmith.torch_library.foreign import ForeignRegistration, own_of
-
     specification = replace(specification, own=own_of(overload))
     handle = declare_specified(specification, register=ForeignRegistration)
     if samples is not None:
@@ -87,8 +88,10 @@ def refuse_said(**said: tuple[Any, Any]) -> None:
 def _overload(overloads: Mapping[str, Any], subject: Any) -> Any:
     if len(overloads) == 1:
         return next(iter(overloads.values()))
+    name = capabilities.signature_of(next(iter(overloads.values()))).name.partition(".")[0]
     raise errors.UsageError(
-        f"`{subject}` has several overloads",
+        "it has several overloads",
+        operator=name,
         expected="one of them",
         got=", ".join(f"`{name}`" for name in overloads),
         mend=" or ".join(f"`torch.ops.{subject}.{name}`" for name in overloads),
@@ -101,9 +104,6 @@ def _refuse(overload: Any, signature: capabilities.Signature) -> None:
     Raises:
         UsageError: Saying why.
     """
-    from opsmith.torch_library.looking import COMPOSITE, computes
-    from opsmith.torch_library.registration import HIDDEN_SUFFIX
-
     ours = {operator.name for operator in declared_operators() if operator.specification.own is None}
     what: tuple[str, str] | None = None
     if {signature.name, signature.name.removesuffix(HIDDEN_SUFFIX)} & ours:
@@ -111,7 +111,7 @@ def _refuse(overload: Any, signature: capabilities.Signature) -> None:
             "it is declared with opsmith, and has everything",
             "use the handle that `@opsmith.operator` made",
         )
-    elif signature.name.partition("::")[0] in TORCH_S_OWN:
+    elif signature.name.partition("::")[0] in _TORCH_S_OWN:
         what = (
             "it is one of torch's own, whose gradients and kernels are torch's",
             "declare one of your own that calls it",

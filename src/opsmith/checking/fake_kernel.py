@@ -13,7 +13,7 @@ from opsmith.checking.difference import form_fault
 from opsmith.checking.property import Findings, Note, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import Subject, WrongCountError
 from opsmith.core.location import where
 from opsmith.torch_library import capabilities
 
@@ -36,6 +36,9 @@ def compare_fake(
         results: What the operator returned for them.
         case: Sample, dtype and device, in words.
     """
+    specification = subject.specification
+    own = specification.own is not None and specification.own.fake
+    place = "its own fake kernel" if own else where(specification.fake or specification.reference)
     on_meta = not capabilities.on("fake_tensors")  # there, no device is told
     mode = capabilities.fake_mode()
     faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
@@ -45,6 +48,10 @@ def compare_fake(
     except errors.MissingFakeError as error:
         yield Note(f"the fake kernel was left out, since there is none: {error.mend}")
         return
+    except WrongCountError as error:
+        message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
+        yield Failure(check, error.result, "fake-result-count", message, place, {"sample": case})
+        return
     except Exception as error:
         if on_meta and "not an accelerator" in str(error):  # torch, of a generator for this device
             yield Note("the fake kernel was left out: it makes a generator, and the device `meta` has none")
@@ -53,9 +60,6 @@ def compare_fake(
         message = f"on fake tensors, where there is a form and no data, it raises {failure.message}"
         yield replace(failure, cause="fake-raises", message=message)
         return
-    specification = subject.specification
-    own = specification.own is not None and specification.own.fake
-    place = "its own fake kernel" if own else where(specification.fake or specification.reference)
     for fake, real, result in zip(fakes, results, subject.results(sample), strict=True):
         if real is None and fake is None:
             continue

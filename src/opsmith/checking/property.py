@@ -11,7 +11,7 @@ from typing import Any
 from opsmith import errors
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import Subject, WrongCountError
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,8 @@ def raised(check: str, subject: Subject, error: Exception, when: str, input: str
         when: What was being done, for the message.
         input: Argument that was being looked at.
     """
+    if isinstance(error, WrongCountError):
+        return Failure(check, error.result, "result-count", str(error), error.where, {"sample": when})
     where = error.where if isinstance(error, errors.OpsmithError) else None
     if isinstance(error, errors.OpsmithError):
         input = error.argument or input

@@ -14,6 +14,7 @@ from torch import Tensor
 from opsmith.checking.sample import Sample
 from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import Kernel, choose
+from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.outputs import leaves
 from opsmith.core.results import Result
@@ -23,6 +24,22 @@ from opsmith.torch_library.effects import run_pure
 from opsmith.torch_library.result_flattening import ResultFlattening
 
 CPU = torch.device("cpu")
+
+
+class WrongCountError(Exception):
+    """A list of another length than the reference's came back: there is nothing to compare its tensors with.
+
+    Args:
+        result: Name of the result.
+        got: Length of its list.
+        expected: Length of the reference's.
+        where: `file:line` of what returned it.
+    """
+
+    def __init__(self, result: str, got: int, expected: int, where: str) -> None:
+        tensors = f"{got} tensor{'s' * (got != 1)}"
+        super().__init__(f"it returns {tensors} for `{result}`, and the reference {expected}")
+        self.result, self.where = result, where
 
 
 @dataclass(frozen=True)
@@ -86,13 +103,18 @@ class Subject:
         return {}
 
     def call(self, sample: Sample, flat: Sequence[Any]) -> list[Any]:
-        """The results that callers see, from the operator itself."""
+        """The results that callers see, from the operator itself.
+
+        Raises:
+            WrongCountError: If it returns a list of another length than the reference.
+        """
         with self.seeded():
             args, kwargs = sample.arguments(_own_generators(flat))
             returned = self.operator(*args, **kwargs)
         adopted = self.specification.adopted
         if adopted is not None:  # its results may lie in tuples inside of tuples
             return [each for position, each in leaves(adopted.outputs, returned) if position is not None]
+        self._hold_count(sample, returned, self.specification.schema.visible, lambda: self.runs_at(flat))
         return self._listed(returned)
 
     def reference(
@@ -104,10 +126,31 @@ class Subject:
             return self._listed((function or self.specification.reference)(*args, **kwargs))
 
     def kernel(self, sample: Sample, flat: Sequence[Any], function: Callable[..., Any]) -> list[Tensor]:
-        """All results of a kernel, hidden ones too, held to the contract of kernels."""
+        """All results of a kernel, hidden ones too, held to the contract of kernels.
+
+        Raises:
+            WrongCountError: If it returns a list of another length than the reference.
+        """
         values = sample.flattening.pack(_own_generators(flat))
         with self.seeded(), torch.no_grad():
-            return self._listed(run_pure(self.specification, function, values), packed=True)
+            returned = run_pure(self.specification, function, values)
+        every = range(len(self.specification.schema.results))
+        self._hold_count(sample, returned, every, lambda: where(function))
+        return self._listed(returned, packed=True)
+
+    def _hold_count(
+        self, sample: Sample, returned: Any, positions: Sequence[int], place: Callable[[], str]
+    ) -> None:
+        """Hold the lengths of the lists that came back to those of the reference's."""
+        described = [self.specification.schema.results[position] for position in positions]
+        if not any(result.sequence for result in described):
+            return
+        results = returned if isinstance(returned, tuple) else (returned,)
+        spans = self._lying(sample).spans
+        for result, each in zip(described, results, strict=True):
+            span = spans[result.name]
+            if result.sequence and len(each) != span.stop - span.start:
+                raise WrongCountError(result.name, len(each), span.stop - span.start, place())
 
     def _listed(self, returned: Any, *, packed: bool = False) -> list[Any]:
         """The flat results of a call."""

@@ -165,14 +165,13 @@ class Aspects:
     def _attach_tangents(self, rules: dict[str, Any]) -> Self:
         return self._replace(tangents=self._specification.tangents.with_rules(rules))
 
-    def _refuse_own(self, what: str, mend: str, *, own: bool) -> None:
-        if own and self._specification.own is not None:
-            raise errors.UsageError(
-                f"it was adopted, and has {what} of its own, which stays in force",
-                operator=self.name,
-                where=self._specification.where,
-                mend=mend,
-            )
+    def _own_stays(self, what: str, mend: str) -> errors.UsageError:
+        return errors.UsageError(
+            f"it was adopted, and has {what} of its own, which stays in force",
+            operator=self.name,
+            where=self._specification.where,
+            mend=mend,
+        )
 
     def _check_attached(self, function: Any, what: str) -> None:
         check_attached(function, what, self._specification.schema, self.name)
@@ -225,7 +224,8 @@ class Aspects:
             'kernel for cpu, neg'
         """
         check_device(device, self.name)
-        self._refuse_own("kernels", "register it with `torch.library.impl`", own=True)
+        if self._specification.own is not None:
+            raise self._own_stays("kernels", "register it with `torch.library.impl`")
         chosen = None if dtypes is None else dtypes_of(dtypes, self.name)
 
         def attach(function: F) -> F:
@@ -255,7 +255,8 @@ class Aspects:
         """
         self._check_attached(function, "the fake kernel")
         own = self._specification.own
-        self._refuse_own("a fake kernel", "mend that one", own=own is not None and own.fake)
+        if own is not None and own.fake:
+            raise self._own_stays("a fake kernel", "mend that one")
         self._replace(fake=function)
         return function
 

@@ -48,8 +48,7 @@ class FaceMethods(Generic[R]):
 
         Args:
             sizes: Names of the sizes, in the constructor's order; or what letters of `shapes=` are called.
-            parameters: Shape of each argument that is a parameter: sizes, numbers, `"channels // groups"`; or
-                names alone, and the shapes are those of `shapes=`.
+            parameters: Shape of each parameter: sizes, numbers, `"a // b"`; or names alone: as in `shapes=`.
             buffers: The same for tensors that are no parameters; the operator only reads them.
             init: What fills each of them in place, by name, or one for all: see `opsmith.init`.
             non_persistent: Buffers that are left out of the state_dict.
@@ -64,13 +63,11 @@ class FaceMethods(Generic[R]):
             ModuleDeclarationError: If the words do not fit the operator, or one another.
 
         Example:
-            >>> @opsmith.operator("demo::scaled")
-            ... def scaled(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-            ...     return x * (weight + eps)
-            >>> Scaled = scaled.module(sizes=["features"], parameters={"weight": ["features"]},
-            ...                        init=opsmith.init.ones)
-            >>> Scaled(3), Scaled(3, eps=0.0)(torch.ones(2, 3)).shape
-            (Scaled(features=3), torch.Size([2, 3]))
+            >>> @opsmith.operator("demo::scaled", shapes="x: B M, weight: M -> B M")
+            ... def scaled(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            ...     return x * weight
+            >>> scaled.module(sizes={"M": "features"}, parameters=["weight"], init=opsmith.init.ones)(3)
+            Scaled(features=3)
         """
         frame = inspect.currentframe()
         generated: type[OperatorModule[R]] = _faces["module"]()(

@@ -155,7 +155,7 @@ def _parts(hint: Any) -> dict[str, Any] | None:
     if not isinstance(hint, type):
         return None
     if issubclass(hint, tuple) and hasattr(hint, "_fields"):
-        names, hints = list(inspect.signature(hint).parameters), typing.get_type_hints(hint)
+        names, hints = list(inspect.signature(hint).parameters), _resolved(hint)
         if set(hints) != set(names):
             untyped = f"give every field of `{hint.__name__}` a type hint: derive it from `NamedTuple`"
             raise _UnfitError(untyped)
@@ -169,13 +169,18 @@ def _parts(hint: Any) -> dict[str, Any] | None:
         each.init for each in fields
     ):
         raise _UnfitError(f"let the arguments of `{hint.__name__}` be its fields, and nothing else")
+    hints = _resolved(hint)
+    return {each.name: hints[each.name] for each in fields}
+
+
+def _resolved(hint: type) -> dict[str, Any]:
+    """The hints of a class, as types."""
     try:
-        hints = typing.get_type_hints(hint)
-    except (NameError, TypeError) as error:
+        return typing.get_type_hints(hint)
+    except (AttributeError, NameError, SyntaxError, TypeError) as error:
         raise _UnfitError(
             f"let the type hints of `{hint.__name__}` name what its module has: {error}"
         ) from error
-    return {each.name: hints[each.name] for each in fields}
 
 
 def _sequence(item: Any, optional: bool, *, length: int | None, as_tuple: bool) -> Kind | None:

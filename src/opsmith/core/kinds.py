@@ -10,6 +10,7 @@ import torch
 
 from opsmith import errors
 from opsmith.core.bases import FLOAT, INT, NUMBERED, TENSOR, Base, is_int
+from opsmith.core.location import where
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +220,7 @@ class Structure:
                 f"`{self.type.__name__}.__post_init__` makes other values of the fields that it once made",
                 expected=", ".join(f"{name}={part!r}" for name, part in zip(self.parts, parts, strict=True)),
                 got=repr(value),
+                where=where(self.type.__post_init__),
                 mend="let it leave alone what it has made, or compute it in a property",
             )
         return value

@@ -96,6 +96,11 @@ def result_forms(hint: Any, operator: str, place: str) -> tuple[list[str], bool]
     )
 
 
+def result_names(count: int, word: str = "result") -> list[str]:
+    """Names for results that nobody named: the word alone for one, numbered from 0 for several."""
+    return [word] if count == 1 else [f"{word}{i}" for i in range(count)]
+
+
 def result_roles(
     count: int, results: ResultNames, hidden: tuple[str, ...], operator: str, place: str
 ) -> tuple[Result, ...]:
@@ -107,8 +112,7 @@ def result_roles(
     roles: dict[str, Role]
     if results is None:
         shown = count - len(hidden)
-        given = ["result"] if shown == 1 else [f"result{i}" for i in range(shown)]
-        roles = dict.fromkeys((*given, *hidden), ...)
+        roles = dict.fromkeys((*result_names(shown), *hidden), ...)
     else:
         roles = dict(results) if isinstance(results, Mapping) else dict.fromkeys(results, ...)
         for name in hidden:

@@ -16,9 +16,8 @@ from opsmith.core.hints import kind_of, mend_for, shown_hint
 from opsmith.core.kinds import Kind
 from opsmith.core.location import where
 from opsmith.core.lowering import Lowering
+from opsmith.core.results import REQUIRED as REQUIRED
 from opsmith.core.results import RESERVED, Result, ResultNames, result_forms, result_roles
-
-REQUIRED = inspect.Parameter.empty
 
 
 @dataclass(frozen=True, slots=True)

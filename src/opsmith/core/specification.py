@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from opsmith.core.adopted import Adopted
 from opsmith.core.gradients import GradientRules
 from opsmith.core.kernels import Kernel
-from opsmith.core.own import Own
 from opsmith.core.samples import Samples
 from opsmith.core.schema import Schema
 from opsmith.core.shapes import Shapes
 from opsmith.core.tangents import TangentRules
+
+if TYPE_CHECKING:  # who adopts nothing need not wait for them
+    from opsmith.core.adopted import Adopted
+    from opsmith.core.own import Own
 
 Autocast = Literal["promote", "lower", "float32"]
 

@@ -95,7 +95,7 @@ _TOKENS = Tokens()
 
 def _key(value: Any) -> Hashable:
     """What tells an object from others: for plain values type and text, for others which object it is."""
-    if isinstance(value, _PLAIN):
+    if type(value) in _PLAIN:  # an instance of a class of its own may hold more than its text shows
         return type(value), repr(value)
     if type(value) is tuple:
         return tuple, *map(_key, value)
@@ -160,9 +160,9 @@ def _traced(value: Any) -> int:
         for name, item in value.items():
             inside += f"{_traced(name)} {_traced(item)} "
         return _container("dict", inside)
-    if isinstance(value, bool | str | types.NoneType):
+    if type(value) is bool or type(value) is str or value is None:
         return _constant(value)
-    if isinstance(value, int):
+    if type(value) is int:
         return _constant(operator.index(value))  # a size that may change becomes the number that it is now
     id(value)  # a guard: another object does not find this code
     return _constant(value)
@@ -183,5 +183,7 @@ def _make_container(name: str, inside: str) -> int:
 
 _constant: Callable[[Any], int] = _pinned
 _container: Callable[[str, str], int] = _make_container
+# By version, which torch compares as numbers, and no capability: nothing private is used, and to try it out
+# would import torch's compiler and run it, seconds in each process that has an argument of this kind.
 TRACED = torch.__version__ >= "2.12"
 """Whether `id` of any object can be asked in compiled code, and is a guard there."""

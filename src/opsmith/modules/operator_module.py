@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from opsmith import errors
-from opsmith.core.calls import shown
+from opsmith.core.calls import misfit, shown
 from opsmith.core.operator import Operator
 from opsmith.modules.plan import ModulePlan, Owned
 
@@ -74,14 +74,16 @@ class OperatorModule(nn.Module, Generic[R]):
         for option in plan.options:
             value = given[option.name]
             if not option.kind.accepts(value):
+                part, expected, got = misfit(option, value)
                 raise errors.ArgumentError(
-                    f"`{option.name}` has the wrong type",
+                    f"`{part}` has the wrong type",
                     operator=f"{type(self).__name__} ({plan.operator.name})",
-                    argument=option.name,
-                    expected=option.kind.hint(),
-                    got=shown(value),
+                    argument=part,
+                    expected=expected,
+                    got=got,
                     where=plan.where,
-                    mend=f"give `{option.name}` as the operator takes it",
+                    mend=f"call it as {type(self).__name__}"
+                    f"({', '.join((*plan.sizes, f'{option.name}=...'))})",
                 )
             setattr(self, option.name, list(value) if isinstance(value, list) else value)
         for each in plan.flags:
@@ -170,21 +172,13 @@ class OperatorModule(nn.Module, Generic[R]):
 
     def __copy__(self) -> Self:
         twin = type(self).__new__(type(self))
-        _restore(twin, _state(self))
+        twin.__setstate__(self.__getstate__())  # type: ignore[no-untyped-call]  # torch's, untyped
         return twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = memo[id(self)] = type(self).__new__(type(self))
-        _restore(twin, copy.deepcopy(_state(self), memo))
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
         return twin
-
-
-def _state(module: Any) -> Any:
-    return module.__getstate__()
-
-
-def _restore(module: Any, state: Any) -> None:
-    module.__setstate__(state)
 
 
 def new(

@@ -7,6 +7,7 @@ from typing import Any
 
 from opsmith.core.calls import shown
 from opsmith.core.formula import listed
+from opsmith.core.shapes import ANY
 from opsmith.modules.expression import ALLOWED, Expression, expression
 from opsmith.modules.wording import Words
 
@@ -70,7 +71,7 @@ def _derived(words: Words, name: str, letters: Mapping[str, str]) -> tuple[Expre
     pattern = words.specification.shapes
     dims = None if pattern is None else pattern.arguments.get(name)
     read = [] if dims is None else [expression(size) for size in dims.sizes]
-    if dims is None or dims.leading or "_" in dims.sizes or None in read:
+    if dims is None or dims.leading or ANY in dims.sizes or None in read:
         raise words.refuse(
             f"the operator's `shapes=` does not say the shape of `{name}`",
             name,

@@ -6,6 +6,7 @@ an operator of ours, with its entry in the dispatcher in the place of one that w
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from opsmith.torch_library.differentiation import OperatorNode
 from opsmith.torch_library.distributed import dtensor
 from opsmith.torch_library.effects import run_pure
 from opsmith.torch_library.flops import register_flops
-from opsmith.torch_library.looking import AUTOGRAD, AUTOGRAD_KEYS, has_kernel, look
+from opsmith.torch_library.looking import AUTOGRAD, AUTOGRAD_KEYS, look
 from opsmith.torch_library.placements import Placements
 from opsmith.torch_library.registration import DispatcherRegistration
 
@@ -35,10 +36,16 @@ _registrations: dict[str, ForeignRegistration] = {}
 
 
 def own_of(overload: Any) -> Own:
-    """What an operator has of its own, whatever an earlier adoption added to it."""
+    """What an operator has of its own, whatever an earlier adoption added to it.
+
+    Where something was registered since, that adoption is taken back for the look, and whoever calls the
+    operator meanwhile finds it without what it lacked.
+    """
     earlier = _registrations.get(capabilities.signature_of(overload).name)
     if earlier is None:
         return look(overload)
+    if earlier.stands_for(overload):
+        return earlier.own
     with earlier.withdrawn():
         return look(overload)
 
@@ -48,6 +55,7 @@ class ForeignRegistration(DispatcherRegistration):
 
     def __init__(self, specification: Specification) -> None:
         refuse_captured(specification.reference, specification.name)
+        self._placing = threading.Lock()
         super().__init__(specification)
         self.proven = True  # what it stands for has just been looked at
         _registrations[specification.name] = self
@@ -58,6 +66,10 @@ class ForeignRegistration(DispatcherRegistration):
         own = self.specification.own
         assert own is not None
         return own
+
+    def stands_for(self, overload: Any) -> bool:
+        """Whether this is the operator that was looked at, and nothing has been registered for it since."""
+        return self._looked_at == _state(overload)
 
     def front_door(self, call: Callable[..., Any]) -> Callable[..., Any] | None:
         """None: its kernel is reached through the dispatcher alone."""
@@ -70,7 +82,7 @@ class ForeignRegistration(DispatcherRegistration):
         else:
             refuse_captured(specification.reference, specification.name)
             with self.withdrawn():
-                self.specification, self._plans = specification, {}
+                self.specification, self._plans, self._lying = specification, {}, {}
             self._compiled.drop()
         self.proven = True
 
@@ -103,6 +115,7 @@ class ForeignRegistration(DispatcherRegistration):
         if packet not in flop_registry and len(packet.overloads()) == 1:
             register_flops(packet, lambda: self.specification, lambda: self.specification.flops)
             self._packets.append(packet)
+        self._looked_at = _state(self.overload)
 
     def _call_own(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Call the operator on the level that is in force, and hold it to its contract."""
@@ -150,11 +163,11 @@ class ForeignRegistration(DispatcherRegistration):
 
     def _add_autograd(self, name: str) -> None:
         """Register where the operator has nothing, and, with what it has there, where it has something."""
-        everywhere = has_kernel(self.overload, AUTOGRAD)
+        everywhere = capabilities.registers_kernel(self.overload, AUTOGRAD)
         if not everywhere:
             self._library.impl(name, partial(self._autograd, None), AUTOGRAD, with_keyset=True)
         for device, key in AUTOGRAD_KEYS.items():
-            if everywhere or has_kernel(self.overload, key):
+            if everywhere or capabilities.registers_kernel(self.overload, key):
                 own = capabilities.kernel_at(self.overload, key) if device in self.own.autograd else None
                 kernel = partial(self._autograd, own)
                 self._library.impl(name, kernel, key, with_keyset=True, allow_override=True)
@@ -172,14 +185,25 @@ class ForeignRegistration(DispatcherRegistration):
     def _meet(self, given: list[Any]) -> None:
         """Take note of a call, whatever becomes of it."""
         self._compiled.notice(self.specification, tensors_in(given))
-        if self._placed or dtensor() is None:
-            return
-        self._placed = True
-        if not capabilities.shards_itself(self.overload):
-            self._placements.append(
-                Placements(self._library, self.overload, lambda: self.specification, self._on_values)
-            )
+        if not self._placed and dtensor() is not None:
+            self._place()
+
+    def _place(self) -> None:
+        """Say what becomes of shards, once, unless its owner has."""
+        with self._placing:
+            if self._placed:
+                return
+            if not capabilities.shards_itself(self.overload):
+                self._placements.append(
+                    Placements(self._library, self.overload, lambda: self.specification, self._on_values)
+                )
+            self._placed = True  # not before: another thread would compute without placements
 
     def _on_values(self, values: list[Any]) -> Any:
         specification = self.specification
         return self._returned(run_pure(specification, specification.reference, values), hidden=False)
+
+
+def _state(overload: Any) -> tuple[Any, ...]:
+    """What changes with each registration for an operator, be it in the dispatcher or with a `custom_op`."""
+    return overload, capabilities.registrations(overload), capabilities.custom_parts(overload)

@@ -30,7 +30,7 @@ VMAP_KEYS = ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
 def computes(overload: Any) -> bool:
     """Whether an operator has any kernel."""
     kernels = (*EVERYWHERE, *(key for device, key in BACKENDS.items() if device != "meta"))
-    return any(has_kernel(overload, key) for key in kernels)
+    return any(capabilities.registers_kernel(overload, key) for key in kernels)
 
 
 def look(overload: Any) -> Own:
@@ -39,10 +39,10 @@ def look(overload: Any) -> Own:
     autograd = frozenset(
         device
         for device, key in AUTOGRAD_KEYS.items()
-        if (has_kernel(overload, AUTOGRAD) or has_kernel(overload, key))
+        if (capabilities.registers_kernel(overload, AUTOGRAD) or capabilities.registers_kernel(overload, key))
         and (custom is None or custom.backward)
     )
-    fake = has_kernel(overload, "Meta") if custom is None else custom.fake is not None
+    fake = capabilities.registers_kernel(overload, "Meta") if custom is None else custom.fake is not None
     if custom is not None:
         sources: tuple[Any, ...] = (custom.backward, custom.setup_context, custom.fake)
     else:
@@ -51,16 +51,15 @@ def look(overload: Any) -> Own:
     return Own(
         overload,
         devices=tuple(
-            device for device, key in BACKENDS.items() if device != "meta" and has_kernel(overload, key)
+            device
+            for device, key in BACKENDS.items()
+            if device != "meta" and capabilities.registers_kernel(overload, key)
         ),
         autograd=autograd,
-        autocast=frozenset(device for device, key in autocast if key and has_kernel(overload, key)),
+        autocast=frozenset(
+            device for device, key in autocast if key and capabilities.registers_kernel(overload, key)
+        ),
         fake=fake,
-        vmap=any(has_kernel(overload, key) for key in VMAP_KEYS),
+        vmap=any(capabilities.registers_kernel(overload, key) for key in VMAP_KEYS),
         sources=sources,
     )
-
-
-def has_kernel(overload: Any, key: str) -> bool:
-    """Whether a kernel was registered for an operator at exactly this dispatch key."""
-    return capabilities.knows_key(key) and capabilities.registers_kernel(overload, key)

@@ -221,7 +221,17 @@ class DispatcherRegistration:
         specification = self.specification
         if not self.proven:
             refuse_captured(specification.reference, specification.name)
-        values = specification.schema.received(args, kwargs)
+        try:
+            values = specification.schema.received(args, kwargs)
+        except errors.ArgumentError as error:  # about a value, which does not know where it was given
+            raise errors.ArgumentError(
+                error.problem,
+                operator=specification.name,
+                expected=error.expected,
+                got=error.got,
+                where=error.where,
+                mend=error.mend,
+            ) from error
         for argument, value in zip(specification.schema.arguments, values, strict=True):
             kind = argument.kind
             held = kind.length is not None or kind.base.held or kind.encoded

@@ -23,6 +23,8 @@ from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import Kernel, Rejected, choose
 
 NAME = "forward"
+NO_DTYPE = ("not implemented for", "unsupported ScalarType")
+"""What torch says where a kernel has no code for a dtype, and where NumPy has no such dtype."""
 
 
 def run(subject: Subject) -> Findings:
@@ -77,14 +79,22 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
     try:
         results = subject.call(case.sample, flat)
     except (RuntimeError, TypeError) as error:
-        if subject.specification.own is None or case.dtype in WIDE or isinstance(error, errors.OpsmithError):
-            raise
+        if subject.specification.own is None or case.dtype in WIDE or not _lacks_dtype(error):
+            yield raised(NAME, subject, error, str(case))
+            return
         words = f"the operator's own kernel does not run in it: {first_line(error)}"
         yield Note(f"{short(case.dtype)} was left out on {case.device.type}: {words}")
         return
     visible = subject.places(case.sample)
     yield from _compare(case, results, visible, "the operator", subject.specification.where)
     yield from compare_fake(NAME, subject, case.sample, case.flat(), results, str(case))
+
+
+def _lacks_dtype(error: Exception) -> bool:
+    """Whether torch says that a kernel has no code for a dtype, rather than that its code fails in it."""
+    if isinstance(error, errors.OpsmithError):
+        return False
+    return isinstance(error, NotImplementedError) or any(words in str(error) for words in NO_DTYPE)
 
 
 def _compare(

@@ -70,9 +70,9 @@ if TYPE_CHECKING:  # the types of all names; what they stand for is looked up be
     from opsmith.torch_library.capabilities.private.registered import add_fake as add_fake
     from opsmith.torch_library.capabilities.private.registered import custom_parts as custom_parts
     from opsmith.torch_library.capabilities.private.registered import kernel_at as kernel_at
-    from opsmith.torch_library.capabilities.private.registered import knows_key as knows_key
     from opsmith.torch_library.capabilities.private.registered import overloads_of as overloads_of
     from opsmith.torch_library.capabilities.private.registered import registers_kernel as registers_kernel
+    from opsmith.torch_library.capabilities.private.registered import registrations as registrations
     from opsmith.torch_library.capabilities.private.registered import shards_itself as shards_itself
     from opsmith.torch_library.capabilities.private.registered import signature_of as signature_of
     from opsmith.torch_library.capabilities.private.sharding import (

@@ -118,7 +118,7 @@ CAPABILITIES = {
                 "signature_of",
                 "registers_kernel",
                 "kernel_at",
-                "knows_key",
+                "registrations",
                 "CustomParts",
                 "custom_parts",
                 "add_fake",

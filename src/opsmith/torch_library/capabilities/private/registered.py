@@ -87,7 +87,8 @@ def signature_of(overload: Any) -> Signature:
 
 def registers_kernel(overload: Any, key: str) -> bool:
     """Whether a kernel was registered for an operator at exactly this dispatch key."""
-    return bool(_C._dispatch_has_kernel_for_dispatch_key(overload._name, key))
+    known = _C._parse_dispatch_key(key) is not None
+    return known and bool(_C._dispatch_has_kernel_for_dispatch_key(overload._name, key))
 
 
 def kernel_at(overload: Any, key: str) -> Any:
@@ -95,9 +96,10 @@ def kernel_at(overload: Any, key: str) -> Any:
     return _C._dispatch_get_computed_kernel_for_dispatch_key(overload._name, key)
 
 
-def knows_key(key: str) -> bool:
-    """Whether kernels can be registered under a dispatch key of this name."""
-    return _C._parse_dispatch_key(key) is not None
+def registrations(overload: Any) -> str:
+    """Everything that is registered for an operator, in torch's words: others if something came or went."""
+    dump: str = _C._dispatch_dump(overload._name)
+    return dump
 
 
 @dataclass(frozen=True)
@@ -128,14 +130,18 @@ def add_fake(library: torch.library.Library, overload: Any, fake: Callable[..., 
     library._registration_handles.append(handle)
 
 
+_SHARDING_TABLES = ("op_strategy_funcs", "op_to_rules", "op_single_dim_strategy_funcs")
+"""Where DTensor keeps what it is told of operators; torch 2.11 has not all of them."""
+
+
 def shards_itself(overload: Any) -> bool:
     """Whether somebody has told DTensor already what becomes of this operator's shards."""
     from torch.distributed.tensor import DTensor
 
     known = DTensor._op_dispatcher.sharding_propagator
     rules = singleton.find(overload._name).torch_dispatch_rules
-    tables = ("op_strategy_funcs", "op_to_rules", "op_single_dim_strategy_funcs")
-    return rules.find(DTensor) is not None or any(overload in getattr(known, table, {}) for table in tables)
+    tables = [getattr(known, table) for table in _SHARDING_TABLES if hasattr(known, table)]
+    return rules.find(DTensor) is not None or any(overload in table for table in tables)
 
 
 def self_test() -> None:
@@ -159,9 +165,10 @@ def self_test() -> None:
         Declared("d", "Optional[ScalarType]", None, None, True),
     ), str(signature.arguments)
     keys = ("CPU", "CUDA", "Autograd", "AutogradCPU", "Meta")
-    assert all(map(knows_key, keys))
-    assert not knows_key("NoKeyOfThisName")
     assert [registers_kernel(overload, key) for key in keys] == [True, False, False, False, False]
+    assert not registers_kernel(overload, "NoKeyOfThisName")
+    registered = registrations(overload)
+    assert registered == registrations(overload)
     assert custom_parts(overload) is None
     x = torch.ones(2)
     kernel = kernel_at(overload, "CPU")
@@ -170,7 +177,10 @@ def self_test() -> None:
         return kernel.call_boxed(keyset, *args, **kwargs)
 
     library.impl("others", at_autograd, "AutogradCPU", with_keyset=True)
+    assert registered != registrations(overload)
     assert overload(x, [x], k=[1, 1])[0].tolist() == [3.0, 3.0]
+    if torch.distributed.is_available():
+        _test_sharding(overload)
     library._destroy()
 
     define: Any = torch.library.custom_op
@@ -192,6 +202,23 @@ def self_test() -> None:
     assert parts == [CustomParts(None, None, None), CustomParts(_returned, None, torch.empty_like)]
     assert faked == [(7,), (2,)], "a fake kernel is not the one added last, or outlived its library"
     custom._lib._destroy()
+
+
+def _test_sharding(overload: Any) -> None:
+    """What DTensor was told, by a rule or by a kernel, is seen."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.experimental import register_sharding
+
+    known = DTensor._op_dispatcher.sharding_propagator
+    before = [{*getattr(known, table, ())} for table in _SHARDING_TABLES]
+    assert not shards_itself(overload)
+    register_sharding(overload)(_returned)
+    told = shards_itself(overload)
+    for table, keys in zip(_SHARDING_TABLES, before, strict=True):
+        for key in {*getattr(known, table, ())} - keys:
+            del getattr(known, table)[key]
+    assert told, "a rule for shards is not where it was"
+    assert not shards_itself(overload)
 
 
 def _returned(*args: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from opsmith import errors
@@ -13,12 +14,19 @@ def overloads_of(subject: Any) -> dict[str, Any] | None:
     """None for what is no operator of torch.
 
     Raises:
-        TransformError: For an operator, naming the capability.
+        UnsupportedTorchError: For an operator, naming the capability.
     """
     if type(subject).__name__ not in _KINDS:
         return None
-    raise errors.TransformError(
-        "to adopt an operator that was registered elsewhere needs the capability `registered`, which is off",
-        got=str(subject),
+    raise errors.UnsupportedTorchError(
+        "it was registered elsewhere, and to adopt it needs the capability `registered`, which is off",
+        operator=_name(subject),
         mend="`opsmith doctor` says why; declare an operator of your own, with this one as a kernel",
     )
+
+
+def _name(subject: Any) -> str:
+    """`namespace::name`, from what torch prints: `ns.name`, `ns.name.default`, `<CustomOpDef(ns::name)>`."""
+    printed = str(subject)
+    found = re.search(r"\((.+)\)", printed)
+    return (found[1] if found else printed.replace(".", "::", 1)).removesuffix(".default")
