@@ -99,7 +99,7 @@ def test_what_is_for_classes(given: dict[str, str], shown: str, mend: str, defin
     with says(
         errors.UsageError,
         f"""
-        `{argument}` says nothing about an operator that was registered elsewhere
+        theirs::classes: `{argument}` says nothing about an operator that was registered elsewhere
           argument: {argument}
           got: {shown}
           mend: {mend}

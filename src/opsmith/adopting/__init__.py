@@ -81,7 +81,11 @@ def adopt(
         )
     if is_operator(subject):
         refuse_said(
-            name=(name, None), signature=(signature, None), kind=(kind, "true"), opaque=(opaque, False)
+            subject,
+            name=(name, None),
+            signature=(signature, None),
+            kind=(kind, "true"),
+            opaque=(opaque, False),
         )
         return adopt_registered(subject, reference=reference, samples=called(samples), module=module)
     raise errors.UsageError(

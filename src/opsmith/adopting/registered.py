@@ -68,8 +68,12 @@ def adopt_registered(
     return handle
 
 
-def refuse_said(**said: tuple[Any, Any]) -> None:
-    """Refuse what means nothing for an operator: each argument of `adopt`, and what it is if nobody gave it.
+def refuse_said(subject: Any, /, **said: tuple[Any, Any]) -> None:
+    """Refuse what means nothing for an operator.
+
+    Args:
+        subject: The operator.
+        **said: Each argument of `adopt`, and what it is if nobody gave it.
 
     Raises:
         UsageError: Naming the argument.
@@ -79,6 +83,7 @@ def refuse_said(**said: tuple[Any, Any]) -> None:
             also = "; attach `op.surrogate_gradients(...)` to the result" if argument == "kind" else ""
             raise errors.UsageError(
                 f"`{argument}` says nothing about an operator that was registered elsewhere",
+                operator=_name(capabilities.overloads_of(subject) or {}),
                 argument=argument,
                 got=repr(value),
                 mend=f"leave it out{also}",
@@ -88,14 +93,19 @@ def refuse_said(**said: tuple[Any, Any]) -> None:
 def _overload(overloads: Mapping[str, Any], subject: Any) -> Any:
     if len(overloads) == 1:
         return next(iter(overloads.values()))
-    name = capabilities.signature_of(next(iter(overloads.values()))).name.partition(".")[0]
     raise errors.UsageError(
         "it has several overloads",
-        operator=name,
+        operator=_name(overloads),
         expected="one of them",
         got=", ".join(f"`{name}`" for name in overloads),
         mend=" or ".join(f"`torch.ops.{subject}.{name}`" for name in overloads),
     )
+
+
+def _name(overloads: Mapping[str, Any]) -> str:
+    """The name that several overloads share, or that of the only one."""
+    name = capabilities.signature_of(next(iter(overloads.values()))).name
+    return name if len(overloads) == 1 else name.partition(".")[0]
 
 
 def _refuse(overload: Any, signature: capabilities.Signature) -> None:
