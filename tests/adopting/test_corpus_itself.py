@@ -69,6 +69,7 @@ def test_torch_runs_it(entry: Entry, index: int) -> None:
         torch.testing.assert_close(list(tensors(result)), list(tensors(truth)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("entry", "index"), TRUE)
 def test_its_gradients_are_the_derivatives(entry: Entry, index: int) -> None:
     assert torch.autograd.gradcheck(followed(entry), ready(entry, index), check_undefined_grad=False)
@@ -77,6 +78,7 @@ def test_its_gradients_are_the_derivatives(entry: Entry, index: int) -> None:
 OWN = [param for param in TRUE if param.values[0].second == "own"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("entry", "index"), OWN)
 def test_its_own_second_derivatives_are_right(entry: Entry, index: int) -> None:
     assert torch.autograd.gradgradcheck(followed(entry), ready(entry, index), check_undefined_grad=False)

@@ -212,3 +212,46 @@ def test_forward_mode_of_a_forward_that_draws_is_refused() -> None:
     report = opsmith.check(dropped, samples=[(x,)], only=[*FAST, "forward_mode"])
     assert report.passed
     assert outcome(report, "forward_mode").status == "skipped"
+
+
+def test_without_samples_it_says_where_a_class_takes_them() -> None:
+    operator = opsmith.adopt(Halved, "function_class::without_samples")
+    with pytest.raises(opsmith.errors.MissingSamplesError, match=r"adopt\(\.\.\., samples=lambda"):
+        opsmith.check(operator)
+
+
+def test_a_replay_of_a_class_under_check_adopts_it() -> None:
+    (failure, *_) = opsmith.check(Halved, samples=[(torch.ones(2),)], only=["gradient"]).failures
+    assert failure.replay is not None
+    assert 'opsmith.adopt(Halved, "replayed::operator")' in failure.replay
+
+
+class NoBfloat16(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.from_numpy(x.detach().numpy() * 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * 2
+
+
+def test_a_narrow_dtype_that_numpy_lacks_is_left_out() -> None:
+    operator = opsmith.adopt(
+        NoBfloat16, "function_class::no_bfloat16", opaque=True, reference=lambda x: x * 2
+    )
+    report = opsmith.check(operator, samples=[(torch.ones(2),)], only=["forward", "gradient"])
+    assert report.passed_as_asked
+    (note,) = report.outcomes[0].notes
+    assert note.startswith("bfloat16 was left out on cpu: the class's forward does not run in it")
+
+
+class Halved(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad

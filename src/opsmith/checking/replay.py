@@ -63,8 +63,15 @@ def _arguments(sample: Sample, flat: Sequence[Any]) -> dict[str, Any]:
     return dict(zip(sample.flattening.schema.names, sample.flattening.pack(flat), strict=True))
 
 
+TEMPORARY = ("checked", "surveyed")
+"""Namespaces of operators that a Function class is adopted as for a check alone."""
+
+
 def _finder(subject: Subject) -> str:
     specification = subject.specification
+    if specification.adopted is not None and specification.namespace in TEMPORARY:
+        name = specification.adopted.function_class.__name__
+        return f'opsmith.adopt({name}, "replayed::operator")  # with the words of the line for it, if any'
     if specification.module == "__main__" or "<locals>" in specification.qualname:
         return f'opsmith.find_operator("{specification.name}")  # declared at {specification.where}'
     return f'opsmith.find_operator("{specification.name}", "{specification.module}")'

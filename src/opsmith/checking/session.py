@@ -126,7 +126,10 @@ def _subject(operator: Operator[..., Any], samples: Samples, seed: int) -> Subje
             "there are no samples to check it on",
             operator=operator.name,
             where=specification.where,
-            mend=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
+            mend="give them where it is adopted, `adopt(..., samples=lambda: [(x, weight)])`, or call "
+            "`check(..., samples=[(x, weight)])`"
+            if specification.adopted is not None
+            else f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
             "of arguments, or call `check(..., samples=[(x, weight)])`",
         )
     own = tuple(Sample.of(position, call, specification.schema) for position, call in enumerate(calls))

@@ -36,9 +36,11 @@ COUNTED = {
 NEXT = {
     "works": "Copy the line into your code, with `import opsmith` above it and your package's name for "
     "`mypackage`. A call of the operator takes and gives what `apply` does. What it gains was tried: the "
-    "operator can do it, and `apply` cannot.",
+    "operator can do it, and `apply` cannot. To check it on arguments of yours, add for example "
+    "`samples=lambda: [(torch.randn(3, 4),)]`, and run `opsmith check` on that file.",
     "needs a word": "Read the reasons first. The line below them has the word that was tried, or capitals "
-    "where only you know what to write. Then copy it in the same way.",
+    "where only you know what to write. Then copy it in the same way: the word is said there, so that "
+    "this report, which looks at the class, stays as it is.",
     "wrong": "Mend the class at the place in brackets, and run this again; `-v` shows what was measured.",
 }
 """What to do with the classes of each verdict."""

@@ -79,10 +79,13 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
     try:
         results = subject.call(case.sample, flat)
     except (RuntimeError, TypeError) as error:
-        if subject.specification.own is None or case.dtype in WIDE or not _lacks_dtype(error):
+        specification = subject.specification
+        ours = specification.own is None and specification.adopted is None
+        if ours or case.dtype in WIDE or not _lacks_dtype(error):
             yield raised(NAME, subject, error, str(case))
             return
-        words = f"the operator's own kernel does not run in it: {first_line(error)}"
+        what = "the operator's own kernel" if specification.adopted is None else "the class's forward"
+        words = f"{what} does not run in it: {first_line(error)}"
         yield Note(f"{short(case.dtype)} was left out on {case.device.type}: {words}")
         return
     visible = subject.places(case.sample)
