@@ -43,6 +43,8 @@ REFUSED = {
         "errors/test_adopting_messages.py::test_calling[forward mode of what is not linear]",
         "adopting/test_adopted_operators.py::test_opaque",
         "adopting/test_corpus_transforms.py::test_jvp",
+        "adopting/test_like_apply.py::test_a_result_is_a_constant_in_the_calls_that_mark_it",
+        "adopting/test_survey.py::test_what_it_gains_was_tried",
         "core/test_encoded_kinds.py::test_derivatives_and_transforms",
         "core/test_kinds_together.py::test_transforms",
         "core/test_result_forms.py::test_an_opaque_operator",
@@ -107,12 +109,14 @@ OTHERWISE = {
         "core/test_call_forms.py::test_what_is_captured_out_of_sight",
     ),
     "fake_tensors": (
+        "adopting/test_survey.py::test_the_verdict_and_its_reasons[Positive]",
         "checking/test_mutants.py::test_a_wrong_operator_is_rejected[fake_device]",
         "checking/test_mutants.py::test_a_wrong_operator_is_rejected[reference_looks_at_numbers]",
     ),
     "watching": ("checking/test_mutants.py::test_a_wrong_operator_is_rejected[undeclared_randomness]",),
     "sharding": ("distribution/test_placements.py::test_a_kernel_runs_on_shards_where_that_is_right",),
     "torch_func": (
+        "checking/test_function_class.py::test_forward_mode_of_a_forward_that_draws_is_refused",
         "core/test_result_forms.py::test_a_whole_batch_of_lists",
         "errors/test_adopting_messages.py::test_calling[twice through once_differentiable, by transforms]",
         "errors/test_adopting_messages.py::test_calling[a rule that returns no dimensions]",
