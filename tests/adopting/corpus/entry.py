@@ -48,7 +48,6 @@ class Entry:
     needs_samples: bool = False  # its types cannot be told from the class or the signature
     truth: Callable[..., Any] | None = None  # plain torch, every derivative of which is right
     in_place: bool = False
-    exact: bool = True  # off for matrix products: BLAS rounds as the alignment of its operands has it
     compiles: bool = True
     exports: bool = True
     vmaps: bool = True

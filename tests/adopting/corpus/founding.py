@@ -163,7 +163,6 @@ ENTRIES = [
         F64,
         ("optional tensor", "needs_input_grad", "types from defaults"),
         options={"signature": "(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor"},
-        exact=False,
     ),
     Entry(
         "linear_with_setup",
@@ -172,7 +171,6 @@ ENTRIES = [
         F64,
         ("setup_context", "types from annotations", "attribute"),
         truth=torch.nn.functional.linear,
-        exact=False,
     ),
     Entry(
         "linear_not_static",
@@ -181,7 +179,6 @@ ENTRIES = [
         F64,
         ("non-static", "optional tensor"),
         needs_samples=True,
-        exact=False,
     ),
     Entry(
         "add_constant",
@@ -205,7 +202,6 @@ ENTRIES = [
         samples(lambda make: [(make(4, 3), make(2, 3), make(2)), (make(1, 3), make(3, 2).T, make(2))]),
         F64,
         ("symbolic",),
-        exact=False,
     ),
     Entry(
         "mul_without_gradient",

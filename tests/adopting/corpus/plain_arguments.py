@@ -189,7 +189,6 @@ ENTRIES = [
         needs_samples=True,
         compiles=False,  # its parameters are real tensors, and would be constants of the graph
         exports=False,
-        exact=False,
         refused={"compile": ("TransformError", "cannot be run while tracing")},
     ),
     Entry(

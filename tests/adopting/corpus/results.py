@@ -214,7 +214,6 @@ ENTRIES = [
         ),
         (F64, None),
         ("None result", "bool argument"),
-        exact=False,
     ),
     Entry(
         "top_k",

@@ -167,7 +167,6 @@ ENTRIES = [
         F64,
         ("saving by need", "saved None"),
         truth=torch.matmul,
-        exact=False,
     ),
     Entry(
         "swish",

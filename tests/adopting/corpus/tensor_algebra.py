@@ -160,7 +160,6 @@ ENTRIES = [
         ),
         F64,
         ("bool argument", "types from defaults"),
-        exact=False,
     ),
     Entry(
         "convolve_unfolded",
@@ -174,7 +173,6 @@ ENTRIES = [
         F64,
         ("tuple argument", "needs_input_grad"),
         truth=lambda x, weight, padding=(0, 0): F.conv2d(x, weight, padding=padding),
-        exact=False,
     ),
     Entry(
         "broadcast_mul",
