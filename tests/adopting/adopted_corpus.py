@@ -99,7 +99,7 @@ def loss(value: Any) -> Tensor:
 
 
 ROUNDING = 32
-"""Units of rounding that are let pass. Sums and products round as their operands lie in memory, and a first run may work on copies."""
+"""Units of rounding that may pass: sums round as operands lie in memory, and a first run works on copies."""
 
 
 def assert_same(found: Any, expected: Any) -> None:
