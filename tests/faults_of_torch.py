@@ -21,6 +21,7 @@ FAULTS: dict[str, dict[str, str]] = {
         "involution": _FLATTEN,
         "fake_stride": "its opcheck does not compare strides",
         "custom_op_defined_again": "defines no custom_op anew whose fake kernel somebody else registered",
+        "object_argument": "guards no identity of an object: a call that is given one breaks the graph",
         "generator_argument": "cannot trace an operation that is given a generator made on the way",
     },
 }

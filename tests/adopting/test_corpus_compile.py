@@ -18,8 +18,22 @@ from adopted_corpus import (
     sample,
 )
 from corpus import ENTRIES, Entry, structure, tensors
+from faults_of_torch import fault
 
 pytestmark = [pytest.mark.compile, pytest.mark.xdist_group("corpus")]
+
+
+@pytest.fixture(autouse=True)
+def _objects(request: pytest.FixtureRequest) -> None:
+    """What a call holds besides tensors breaks the graph in one version of torch."""
+    entry = request.node.callspec.params.get("entry")
+    reason = fault("object_argument") if isinstance(entry, Entry) and entry.name in OBJECTS else None
+    if reason is not None:
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+OBJECTS = ("elementwise", "checkpoint", "through_frozen")
+"""Entries that are given a function or a module."""
 
 
 @pytest.fixture(autouse=True)
