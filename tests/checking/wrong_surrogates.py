@@ -18,7 +18,7 @@ def spike(name: str) -> Any:
     return spike
 
 
-@wrong("surrogate", "not-linear", "x", "takes each backward to be linear")
+@wrong("surrogate", "nonlinear-grad", "x", "takes each backward to be linear")
 def not_linear() -> Any:
     return spike("not_linear").surrogate_gradients(x=lambda grad, x: grad.sign())
 
