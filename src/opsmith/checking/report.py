@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of what `Report.to_json` writes; it changes when a key changes its meaning or goes."""
 
 Status = Literal["passed", "failed", "skipped"]
@@ -72,6 +72,8 @@ class Outcome:
         failures: What is wrong.
         notes: Parts of it that did not run, each with its reason.
         left_out: Whether the caller asked for it not to run.
+        apart: Whether its time is told apart: it compiles, and what the first compilation of a process takes
+            is shared by all that follow.
     """
 
     property: str
@@ -81,6 +83,7 @@ class Outcome:
     failures: tuple[Failure, ...] = ()
     notes: tuple[str, ...] = ()
     left_out: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class Report:
         outcomes: One for each property, in the order in which they ran.
         seed: Seed of samples and probes: the same seed gives the same report.
         environment: Versions and devices that the check ran with.
+        effort: How much it looked at: `quick`, `default` or `thorough`.
 
     Example:
         >>> Report("demo::twice", (Outcome("forward", "passed"),), seed=0).passed  # no gradient was run
@@ -102,6 +106,7 @@ class Report:
     outcomes: tuple[Outcome, ...]
     seed: int
     environment: Mapping[str, str] = field(default_factory=dict)
+    effort: str = "default"
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -137,6 +142,7 @@ class Report:
             "operator": self.operator,
             "passed": self.passed,
             "seed": self.seed,
+            "effort": self.effort,
             "environment": dict(self.environment),
             "outcomes": [_outcome_dict(outcome) for outcome in self.outcomes],
         }
@@ -176,6 +182,7 @@ def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
         "seconds": round(outcome.seconds, 6),
         "notes": list(outcome.notes),
         "left_out": outcome.left_out,
+        "apart": outcome.apart,
         "failures": [
             {
                 "check": failure.check,
