@@ -53,6 +53,11 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
         rule = rules.rules.get(name)
         if isinstance(rule, NotImplementedGradient):
             refused[name] = f"the gradient of `{name}` is not implemented: {rule.reason}"
+        elif subject.foreign:
+            if _differentiates_itself(subject):
+                places.append(place)
+            else:
+                refused[name] = "it has no gradient: `torch.library.register_autograd` gives it one"
         elif rule is None and subject.specification.opaque and rules.stand_in is None:
             refused[name] = (
                 f"`{name}` has no gradient: the operator is opaque; write "
@@ -61,6 +66,11 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
         elif not isinstance(rule, NonDifferentiable):
             places.append(place)
     return Differentiated(tuple(places), refused)
+
+
+def _differentiates_itself(subject: Subject) -> bool:
+    own = subject.specification.own
+    return own is not None and bool(own.autograd)
 
 
 def given_instead(subject: Subject, sample: Sample) -> dict[str, str]:

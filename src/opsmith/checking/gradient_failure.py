@@ -10,6 +10,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.case import Case
+from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.derivative import vjp
 from opsmith.checking.difference import Difference
 from opsmith.checking.differentiated import rule_place
@@ -19,6 +20,9 @@ from opsmith.checking.layouts import HANDED_BACK_BY
 from opsmith.checking.probes import Probe
 from opsmith.checking.replay import call_code, replay, visible_code
 from opsmith.checking.report import Failure
+
+AGREE = "agree with it"
+"""What finite differences say of a gradient, where it is the reference's own that is wrong."""
 
 
 def wrong_gradient(
@@ -54,12 +58,12 @@ def wrong_gradient(
         **difference.evidence(),
     }
     if _ignores(case, place, probe, got):
-        cause, reason = "ignores-grad", "it stays the same when the incoming gradient is doubled"
+        cause, reason = "ignores-grad-output", "it stays the same when the incoming gradient is doubled"
     if case.dtype == torch.float64 and not subject.specification.opaque:
         numbers = finite_difference_fault(subject, sample, place, subject.plain(sample))
-        evidence["finite differences"] = "agree with it" if numbers is None else "say so too"
+        evidence["finite differences"] = AGREE if numbers is None else "say so too"
         if numbers is None:
-            cause = "reference-gradient"
+            cause = UNKNOWN
             reason = "finite differences agree with it, so autograd through the reference is what is wrong"
     together = "" if len(subset) == 1 else " (when all inputs need one)"
     message = f"the gradient of `{label}` is wrong{together}: {difference}"

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from opsmith.checking.hypotheses import GUESSES, UNKNOWN
+from opsmith.checking.causes import UNKNOWN
+from opsmith.checking.hypotheses import GUESSES
 from opsmith.checking.report import Failure, Outcome
 
-GUESSED = frozenset({UNKNOWN, *GUESSES, "ignores-grad"})
+GUESSED = frozenset({UNKNOWN, *GUESSES, "ignores-grad-output"})
 """Causes that are read off the numbers. Where samples disagree about them, none explains all."""
 
 

@@ -40,11 +40,13 @@ class Property:
         name: One word, as in `only=["forward"]`.
         title: What is promised, in one sentence.
         run: Yields what is wrong, what was left out, or that nothing could be looked at; nothing is a pass.
+        apart: Whether its time is told apart, since it compiles.
     """
 
     name: str
     title: str
     run: Callable[[Subject], Findings]
+    apart: bool = False
 
 
 def each_sample(check: str, subject: Subject, look: Callable[[Subject, Sample], Findings]) -> Findings:
@@ -79,7 +81,7 @@ def raised(check: str, subject: Subject, error: Exception, when: str, input: str
         input: Argument that was being looked at.
     """
     if isinstance(error, WrongCountError):
-        return Failure(check, error.result, "result-count", str(error), error.where, {"sample": when})
+        return Failure(check, error.result, "shape", str(error), error.where, {"sample": when})
     where = error.where if isinstance(error, errors.OpsmithError) else None
     if isinstance(error, errors.OpsmithError):
         input = error.argument or input

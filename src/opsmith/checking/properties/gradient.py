@@ -22,7 +22,7 @@ from opsmith.checking.differentiated import (
     rule_place,
 )
 from opsmith.checking.finite_differences import numerical_failure
-from opsmith.checking.gradient_failure import wrong_gradient, wrong_layout
+from opsmith.checking.gradient_failure import AGREE, wrong_gradient, wrong_layout
 from opsmith.checking.numerical import large_note, numerical_fault, too_large
 from opsmith.checking.probes import Probe, probes
 from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample, raised
@@ -141,7 +141,7 @@ def _adopted_alone(subject: Subject) -> bool:
 
 
 def _against_forward(finding: Finding) -> bool:
-    return isinstance(finding, Failure) and finding.cause == "reference-gradient"
+    return isinstance(finding, Failure) and finding.evidence.get("finite differences") == AGREE
 
 
 def _follows(subject: Subject, sample: Sample, places: Sequence[int]) -> bool:
