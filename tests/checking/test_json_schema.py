@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from opsmith.checking import Failure, Outcome, Report
+from opsmith.checking.causes import CAUSES
 from opsmith.checking.report import SCHEMA
 from opsmith.cli.app import app
 
@@ -53,6 +54,7 @@ EVERYTHING = Report(
     seed=3,
     environment={"torch": "2.13.0"},
     effort="quick",
+    remarks=("its arguments were guessed",),
 )
 
 
@@ -83,6 +85,10 @@ def test_the_schema_is_one_and_has_the_version_of_the_reports() -> None:
         RUN["$defs"]["report"]["properties"]["schema"]["const"],
     } == {SCHEMA}
     assert RUN["$id"].endswith(f":{SCHEMA}")
+
+
+def test_every_cause_is_in_the_schema_in_the_order_of_precedence() -> None:
+    assert RUN["$defs"]["failure"]["properties"]["cause"]["enum"] == list(CAUSES)
 
 
 def test_every_key_of_a_report_is_described_and_no_other_is() -> None:
@@ -136,7 +142,7 @@ BREAKS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "effort": lambda read: read.update(effort="lazy"),
     "negative time": lambda read: read["outcomes"][0].update(seconds=-1),
     "no message": lambda read: read["outcomes"][1]["failures"][0].update(message=""),
-    "cause": lambda read: read["outcomes"][1]["failures"][0].update(cause="no word of ours"),
+    "cause": lambda read: read["outcomes"][1]["failures"][0].update(cause="because"),
 }
 
 
