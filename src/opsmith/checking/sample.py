@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.isolation import announce
 from opsmith.core.calls import Call
 from opsmith.core.schema import Schema
 from opsmith.torch_library.flattening import Flattening
@@ -65,6 +66,7 @@ class Sample:
             dtype: dtype of floating tensors; complex tensors get the complex dtype of the same precision.
             device: Where the tensors lie.
         """
+        announce(lambda: str(self) if dtype is None else f"{self} in {str(dtype).removeprefix('torch.')}")
         return [replica(value, dtype, device) for value in self.flat]
 
     def arguments(self, flat: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
