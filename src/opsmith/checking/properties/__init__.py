@@ -20,8 +20,8 @@ PROPERTIES: dict[str, Property] = {
     known.name: known
     for known in (
         FORWARD,
-        GRADIENT,
         LINEARITY,
+        GRADIENT,
         SURROGATE,
         FORWARD_MODE,
         SECOND_ORDER,
