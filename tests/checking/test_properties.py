@@ -94,7 +94,7 @@ def _variance(x: Tensor) -> Tensor:
 
 def test_a_missing_fake_kernel_is_noted_with_its_mend() -> None:
     operator = declare(numpy_square, opaque=True).gradients(x=opsmith.non_differentiable)
-    found = outcome(operator, "forward", (X,))
+    found = outcome(operator, "fake", (X,))
     assert found.status == "passed"
     assert found.notes[0].startswith("the fake kernel was left out, since there is none: write `@op.fake`")
 
@@ -282,7 +282,7 @@ def test_opcheck_leaves_out_what_a_generator_makes_unlike() -> None:
     def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
         return x * torch.empty_like(x).uniform_(generator=generator)
 
-    found = outcome(declare(noisy), "integration", (X, torch.Generator()))
+    found = outcome(declare(noisy), "opcheck", (X, torch.Generator()))
     assert found.status == "passed"
     (note,) = found.notes
     assert note.startswith("test_aot_dispatch_dynamic was left out for a sample with a generator, which it")
@@ -292,7 +292,7 @@ def test_opcheck_leaves_out_what_a_generator_makes_unlike() -> None:
 @pytest.mark.xdist_group("opcheck")
 def test_opcheck_without_a_fake_kernel_is_noted() -> None:
     operator = declare(numpy_square, opaque=True).gradients(x=opsmith.non_differentiable)
-    found = outcome(operator, "integration", (X,))
+    found = outcome(operator, "opcheck", (X,))
     assert found.status == "passed", found.failures
     assert any(
         "was left out, since there is no fake kernel: write `@op.fake`" in note for note in found.notes
