@@ -134,6 +134,16 @@ class Report:
     def _names(self) -> tuple[str, ...]:
         return tuple(outcome.property for outcome in self.outcomes)
 
+    @property
+    def seconds(self) -> float:
+        """How long it took, but for what compiles."""
+        return sum(outcome.seconds for outcome in self.outcomes if not outcome.apart)
+
+    @property
+    def seconds_apart(self) -> float:
+        """How long compiling took, which what comes later in the process shares."""
+        return sum(outcome.seconds for outcome in self.outcomes if outcome.apart)
+
     def _any(self, status: Status, names: Iterable[str]) -> bool:
         return any(outcome.status == status and outcome.property in names for outcome in self.outcomes)
 
@@ -145,6 +155,8 @@ class Report:
             "passed": self.passed,
             "seed": self.seed,
             "effort": self.effort,
+            "seconds": round(self.seconds, 6),
+            "seconds_apart": round(self.seconds_apart, 6),
             "remarks": list(self.remarks),
             "environment": dict(self.environment),
             "outcomes": [_outcome_dict(outcome) for outcome in self.outcomes],
