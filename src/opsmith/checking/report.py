@@ -112,8 +112,9 @@ class Report:
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """Everything that is wrong."""
-        return tuple(failure for outcome in self.outcomes for failure in outcome.failures)
+        """Everything that is wrong; what follows from another failure comes last."""
+        every = [failure for outcome in self.outcomes for failure in outcome.failures]
+        return tuple(sorted(every, key=lambda failure: failure.follows is not None))
 
     @property
     def passed(self) -> bool:

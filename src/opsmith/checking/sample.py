@@ -73,6 +73,11 @@ class Sample:
         """Positional and keyword arguments for a call with these flat values."""
         return self.flattening.schema.split(self.flattening.pack(flat))
 
+    @property
+    def brief(self) -> str:
+        """How a message calls it, without its arguments."""
+        return f"sample {self.position}"
+
     def __str__(self) -> str:
         pairs = zip(self.labels, self.flat, strict=True)
         shown = [f"{label}{_shown(value)}" for label, value in pairs]
