@@ -10,7 +10,8 @@ from typing import Any
 from opsmith import errors
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.properties import PROPERTIES
-from opsmith.checking.report import Failure, Outcome, Report, shown
+from opsmith.checking.report import Failure, Outcome, Report
+from opsmith.checking.telling import shown
 from opsmith.extras import install
 
 try:
@@ -47,7 +48,7 @@ def page(reports: Sequence[Report], unchecked: Sequence[tuple[str, str]] = ()) -
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.filters |= {"kind": _kind, "pairs": _pairs, "plain": _text}
+    templates.filters |= {"kind": _kind, "pairs": _pairs, "plain": shown}
     style, script = (_source(templates, name) for name in ("page.css", "page.js"))
     return templates.get_template("page.html").render(
         title=_title(reports, unchecked),
@@ -101,18 +102,11 @@ def _kind(value: Any) -> str:
     """How a piece of evidence is shown: by its parts, as a block of text, or in the line."""
     if isinstance(value, Mapping):
         return "parts"
-    return "block" if "\n" in _text(value) else "line"
+    return "block" if "\n" in shown(value) else "line"
 
 
 def _pairs(value: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
     return [(str(name), item) for name, item in value.items()]
-
-
-def _text(value: Any) -> str:
-    """A value in words; numbers in lists are as short as elsewhere."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_text, value))}]"
-    return shown(value)
 
 
 def _source(templates: Environment, name: str) -> str:

@@ -13,10 +13,7 @@ from opsmith.locating import Target
 from opsmith.locating.target import is_function_class
 from opsmith.surveying.samples import Guessed, guessed_samples
 
-GUESSED = (
-    "nobody said what it takes, so its arguments were guessed: {words}. If it is not meant to take these, "
-    "give it others: {how}"
-)
+GUESSED = "its arguments were guessed: {words}. If it is not meant to take these, give it others: {how}"
 
 
 @dataclass(frozen=True)
@@ -66,10 +63,10 @@ class Checked:
 
     def how(self) -> str:
         """How samples are given, for a message."""
-        file = self.target.place if self.target.is_file else "samples.py"
+        file, where = (self.target.place, "") if self.target.is_file else ("samples.py", "samples.py:")
         return (
-            f"write a list of tuples of arguments, `SAMPLES = [(torch.randn(3, 4), 2.0)]`, and name it: "
-            f"`opsmith check {self.target.place}:{self.name} --samples {file}:SAMPLES`"
+            f"write `SAMPLES = [(torch.randn(3, 4), 2.0)]`, a tuple for each call, into {file} and run "
+            f"`opsmith check {self.target.place}:{self.name} --samples {where}SAMPLES`"
         )
 
 

@@ -31,7 +31,12 @@ class Guessed:
 
 
 def guessed_samples(
-    function_class: type[torch.autograd.Function], *, name: str, mend: str, seed: int = 0, seconds: float = SECONDS
+    function_class: type[torch.autograd.Function],
+    *,
+    name: str,
+    mend: str,
+    seed: int = 0,
+    seconds: float = SECONDS,
 ) -> Guessed:
     """Arguments that a class takes, guessed from its source and tried.
 
@@ -72,7 +77,9 @@ def guessed_samples(
         if not trials.ran:
             stop = trials.mistake or trials.nearest
             end = f"; the one that came furthest ended in {stop.text}" if stop else ""
-            problem = f"there are no samples to check it on, and none of {trials.tried} guessed calls ran{end}"
+            problem = (
+                f"there are no samples to check it on, and none of {trials.tried} guessed calls ran{end}"
+            )
             raise _missing(name, place, problem, mend)
         chosen = [trials.ran[0]]
         other = _with_other_numbers(chosen[0])
