@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -132,7 +131,7 @@ def test_checking_it_again_replaces_it_and_other_samples_may_have_other_types() 
     assert first.passed
     assert not second.passed
     assert first.operator == second.operator
-    assert re.fullmatch(r"checked::\w*test_function_class_Half_[0-9a-f]{8}", first.operator)
+    assert first.operator == "Half"
 
 
 def test_what_args_took_is_given_side_by_side() -> None:
@@ -201,7 +200,7 @@ def test_a_gradient_that_is_said_to_be_nonlinear_is_not_held_to_linearity() -> N
     assert "linearity in the incoming gradient was left out" in " ".join(outcome(report, "surrogate").notes)
     as_surrogate = opsmith.adopt(Clipped, "function_class::surrogate", kind="surrogate")
     (failure,) = opsmith.check(as_surrogate, samples=[(matrix(),)], only=FAST).failures
-    assert failure.cause == "not-linear"
+    assert failure.cause == "nonlinear-grad"
 
 
 def test_forward_mode_of_a_forward_that_draws_is_refused() -> None:

@@ -114,7 +114,7 @@ def test_json_holds_everything_and_is_json() -> None:
     )
     made = Report("demo::op", outcomes, seed=7, environment={"torch": "2"})
     read = json.loads(made.to_json())
-    assert read["schema"] == 1
+    assert read["schema"] == 2
     assert (read["operator"], read["passed"], read["seed"]) == ("demo::op", False, 7)
     assert read["environment"] == {"torch": "2"}
     assert read["outcomes"][1] == {
@@ -124,6 +124,7 @@ def test_json_holds_everything_and_is_json() -> None:
         "seconds": 0.0,
         "notes": [],
         "left_out": True,
+        "apart": False,
         "failures": [],
     }
     assert read["outcomes"][0]["failures"] == [

@@ -12,7 +12,7 @@ from torch import Tensor
 import opsmith
 
 
-@wrong("effects", "mutates", "x", "a call wrote into `x`: at [0, 0] it is 0 where")
+@wrong("effects", "mutates-input", "x", "a call wrote into `x`: at [0, 0] it is 0 where")
 def kernel_writes_into_its_input() -> Any:
     def kernel(x: Tensor) -> Tensor:
         result = x * x
@@ -22,7 +22,7 @@ def kernel_writes_into_its_input() -> Any:
     return square("kernel_writes").kernel("cpu", kernel)
 
 
-@wrong("effects", "mutates", "grad", "a backward wrote into `grad`: at [0, 0] it is 0 where")
+@wrong("effects", "mutates-grad-output", "grad", "a backward wrote into `grad`: at [0, 0] it is 0 where")
 def formula_writes_into_grad() -> Any:
     def formula(grad: Tensor, x: Tensor) -> Tensor:
         answer = 2 * grad * x
@@ -47,7 +47,7 @@ def nondeterministic() -> Any:
 
 @wrong(
     "randomness",
-    "undeclared",
+    "nondeterministic",
     None,
     "draws from torch's random state (by `aten.randn_like.default`) and does not say so",
 )
@@ -60,14 +60,14 @@ def undeclared_randomness() -> Any:
     return noise
 
 
-@wrong("randomness", "undeclared", None, "draws from torch's random state (somewhere in its kernel)")
+@wrong("randomness", "nondeterministic", None, "draws from torch's random state (somewhere in its kernel)")
 def undeclared_randomness_in_a_kernel() -> Any:
     return square("undeclared_in_a_kernel").kernel("cpu", lambda x: x * x + 0 * torch.rand_like(x))
 
 
 @wrong(
     "randomness",
-    "never-draws",
+    "not-exercised",
     None,
     "it is declared `random=True` and drew from torch's random state in no sample",
 )
@@ -77,7 +77,7 @@ def never_draws() -> Any:
 
 @wrong(
     "randomness",
-    "foreign-state",
+    "nondeterministic",
     None,
     "draws from the global state of NumPy, which `torch.manual_seed` does not reach",
 )
@@ -91,7 +91,7 @@ def numpy_randomness() -> Any:
     return noise.gradients(x=lambda grad: grad.clone())
 
 
-@wrong("randomness", "foreign-state", None, "draws from the global state of Python's `random`")
+@wrong("randomness", "nondeterministic", None, "draws from the global state of Python's `random`")
 def python_randomness() -> Any:
     @opsmith.operator("wrong::python_randomness")
     def noise(x: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ from torch import Tensor
 import opsmith
 
 
-@wrong("forward", "unknown", "result", "`result` from the kernel for cpu is wrong: at")
+@wrong("forward", "kernel-mismatch", "result", "`result` from the kernel for cpu is wrong: at")
 def kernel() -> Any:
     return square("kernel").kernel("cpu", lambda x: x * x + 1e-3)
 
 
-@wrong("forward", "scale", "result", "it is the right one times 2")
+@wrong("forward", "kernel-mismatch", "result", "it is the right one times 2")
 def kernel_by_two() -> Any:
     return square("kernel_by_two").kernel("cpu", lambda x: 2 * x * x)
 
@@ -27,7 +27,7 @@ def kernel_in_half_precision() -> Any:
     return square("kernel_in_half_precision").kernel("cpu", half, dtypes=[torch.float32])
 
 
-@wrong("forward", "unknown", "rstd", "`rstd` from the kernel for cpu is wrong")
+@wrong("forward", "kernel-mismatch", "rstd", "`rstd` from the kernel for cpu is wrong")
 def kernel_hidden_result() -> Any:
     @opsmith.operator("wrong::kernel_hidden_result", results=("y", "rstd"), hidden=("rstd",))
     def rms_norm(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +72,7 @@ def kernel_that_takes_no_sample() -> Any:
 
 @wrong(
     "forward",
-    "fake-shape",
+    "fake-mismatch",
     "result",
     "the fake kernel gives `result` the shape [3, 5], and the real one [3, 4]",
 )
@@ -84,7 +84,7 @@ def fake_shape() -> Any:
 
 @wrong(
     "forward",
-    "fake-dtype",
+    "fake-mismatch",
     "result",
     "the fake kernel gives `result` the dtype torch.float32, and the real one torch.float64",
 )
@@ -96,7 +96,7 @@ def fake_dtype() -> Any:
 
 @wrong(
     "forward",
-    "fake-stride",
+    "fake-mismatch",
     "result",
     "the fake kernel gives `result` the stride [4, 1], and the real one [1, 3]",
 )
@@ -105,7 +105,10 @@ def fake_stride() -> Any:
 
 
 @wrong(
-    "forward", "fake-device", "result", "the fake kernel gives `result` the device meta, and the real one cpu"
+    "forward",
+    "fake-mismatch",
+    "result",
+    "the fake kernel gives `result` the device meta, and the real one cpu",
 )
 def fake_device() -> Any:
     operator = square("fake_device")
@@ -115,7 +118,7 @@ def fake_device() -> Any:
 
 @wrong(
     "forward",
-    "fake-raises",
+    "fake-mismatch",
     None,
     "on fake tensors, where there is a form and no data, it raises DataDependent",
 )
@@ -129,7 +132,10 @@ def reference_looks_at_numbers() -> Any:
 
 
 @wrong(
-    "forward", "unknown", "index", "`index` from the kernel for cpu is wrong: at [0] it is 1 where 0 is right"
+    "forward",
+    "kernel-mismatch",
+    "index",
+    "`index` from the kernel for cpu is wrong: at [0] it is 1 where 0 is right",
 )
 def kernel_index() -> Any:
     @opsmith.operator("wrong::kernel_index", results={"values": ..., "index": opsmith.non_differentiable})
@@ -159,17 +165,17 @@ def listing(name: str) -> Any:
     return split
 
 
-@wrong("forward", "result-count", "result", "it returns 3 tensors for `result`, and the reference 2")
+@wrong("forward", "shape", "result", "it returns 3 tensors for `result`, and the reference 2")
 def kernel_with_a_tensor_too_many() -> Any:
     return listing("kernel_with_a_tensor_too_many").kernel("cpu", lambda x: [x.sin(), x.cos(), x.tan()])
 
 
-@wrong("forward", "result-count", "result", "it returns 1 tensor for `result`, and the reference 2")
+@wrong("forward", "shape", "result", "it returns 1 tensor for `result`, and the reference 2")
 def kernel_with_a_tensor_too_few() -> Any:
     return listing("kernel_with_a_tensor_too_few").kernel("cpu", lambda x: [x.sin()])
 
 
-@wrong("forward", "result-count", "halves", "it returns 1 tensor for `halves`, and the reference 2")
+@wrong("forward", "shape", "halves", "it returns 1 tensor for `halves`, and the reference 2")
 def kernel_that_moves_a_tensor_to_another_list() -> Any:
     @opsmith.operator("wrong::kernel_that_moves_a_tensor", results=("halves", "rest"))
     def parts(x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -181,7 +187,7 @@ def kernel_that_moves_a_tensor_to_another_list() -> Any:
 
 @wrong(
     "forward",
-    "fake-result-count",
+    "fake-mismatch",
     "result",
     "on fake tensors it returns 3 tensors for `result`, and the reference 2",
 )

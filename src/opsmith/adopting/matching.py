@@ -50,6 +50,36 @@ def matched(signature: capabilities.Signature, reference: Callable[..., Any]) ->
         )
     pairs = [*zip(positional, taken, strict=True), *((each, by_name[each.name]) for each in named)]
     arguments = tuple(_argument(declared, other, mismatch) for declared, other in pairs)
+    _refuse_results(signature)
+    if len(theirs.results) != len(signature.results) or (len(signature.results) == 1) != theirs.single:
+        raise mismatch.error(
+            "the reference returns another number of results than the operator",
+            "return a tensor for one result, and a tuple of tensors for several",
+        )
+    names = _result_names(signature.results, [each.name for each in arguments])
+    return Schema(arguments, tuple(map(Result, names)), theirs.single)
+
+
+def described(signature: capabilities.Signature) -> Schema:
+    """The schema of an operator, in opsmith's terms, where there is no reference beside it.
+
+    Args:
+        signature: The schema as torch has it.
+
+    Raises:
+        UnsupportedTypeError: If the schema has types that opsmith does not know.
+    """
+    arguments = []
+    for declared in signature.arguments:
+        kind = _kind(declared, signature)
+        default = REQUIRED if declared.default is capabilities.MISSING else _default(kind, declared.default)
+        arguments.append(Argument(declared.name, kind, default, declared.keyword_only))
+    _refuse_results(signature)
+    names = _result_names(signature.results, [each.name for each in arguments])
+    return Schema(tuple(arguments), tuple(map(Result, names)), len(names) == 1)
+
+
+def _refuse_results(signature: capabilities.Signature) -> None:
     if any(kind != "Tensor" for _, kind in signature.results) or not signature.results:
         raise errors.UnsupportedTypeError(
             "an operator returns a tensor, or a fixed number of them",
@@ -58,13 +88,6 @@ def matched(signature: capabilities.Signature, reference: Callable[..., Any]) ->
             got=signature.text,
             mend="let it return a tensor for each result; a list of tensors can be put into one",
         )
-    if len(theirs.results) != len(signature.results) or (len(signature.results) == 1) != theirs.single:
-        raise mismatch.error(
-            "the reference returns another number of results than the operator",
-            "return a tensor for one result, and a tuple of tensors for several",
-        )
-    names = _result_names(signature.results, [each.name for each in arguments])
-    return Schema(arguments, tuple(map(Result, names)), theirs.single)
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,19 @@ def refuse_said(subject: Any, /, **said: tuple[Any, Any]) -> None:
             )
 
 
+def overload_of(subject: Any) -> Any:
+    """The only overload of an operator, which can be looked at from outside.
+
+    Raises:
+        UsageError: If it has several, or is one of torch's own, or writes into its arguments.
+    """
+    overload = _overload(capabilities.overloads_of(subject) or {}, subject)
+    signature = capabilities.signature_of(overload)
+    if not signature.pure or signature.name.partition("::")[0] in _TORCH_S_OWN:
+        _refuse(overload, signature)
+    return overload
+
+
 def _overload(overloads: Mapping[str, Any], subject: Any) -> Any:
     if len(overloads) == 1:
         return next(iter(overloads.values()))

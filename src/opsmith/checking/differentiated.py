@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.derivative import with_gradient
+from opsmith.checking.effort import Effort
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 from opsmith.core.answers import NonDifferentiable, NotImplementedGradient
@@ -29,12 +31,23 @@ class Differentiated:
     places: tuple[int, ...]
     refused: dict[str, str]
 
-    def subsets(self) -> Iterator[tuple[int, ...]]:
-        """Each place alone, then all of them together."""
+    def subsets(self, effort: Effort | None = None) -> Iterator[tuple[int, ...]]:
+        """Each place alone, then all of them together; with an effort, other choices too.
+
+        Args:
+            effort: How much to look at: every choice of up to four inputs; of more, every pair, and all but
+                one. Quickly, no more than each alone and all.
+        """
         for place in self.places:
             yield (place,)
         if len(self.places) > 1:
             yield self.places
+        if effort is None or effort.name == "quick" or len(self.places) < 3:
+            return
+        few = len(self.places) <= 4
+        sizes = range(2, len(self.places)) if few else sorted({2, len(self.places) - 1})
+        for size in sizes:
+            yield from combinations(self.places, size)
 
 
 def differentiated(subject: Subject, sample: Sample) -> Differentiated:
@@ -53,6 +66,11 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
         rule = rules.rules.get(name)
         if isinstance(rule, NotImplementedGradient):
             refused[name] = f"the gradient of `{name}` is not implemented: {rule.reason}"
+        elif subject.foreign:
+            if _differentiates_itself(subject):
+                places.append(place)
+            else:
+                refused[name] = "it has no gradient: `torch.library.register_autograd` gives it one"
         elif rule is None and subject.specification.opaque and rules.stand_in is None:
             refused[name] = (
                 f"`{name}` has no gradient: the operator is opaque; write "
@@ -61,6 +79,11 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
         elif not isinstance(rule, NonDifferentiable):
             places.append(place)
     return Differentiated(tuple(places), refused)
+
+
+def _differentiates_itself(subject: Subject) -> bool:
+    own = subject.specification.own
+    return own is not None and bool(own.autograd)
 
 
 def given_instead(subject: Subject, sample: Sample) -> dict[str, str]:

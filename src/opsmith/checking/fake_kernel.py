@@ -50,7 +50,7 @@ def compare_fake(
         return
     except WrongCountError as error:
         message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
-        yield Failure(check, error.result, "fake-result-count", message, place, {"sample": case})
+        yield Failure(check, error.result, "fake-mismatch", message, place, {"sample": case})
         return
     except Exception as error:
         if on_meta and "not an accelerator" in str(error):  # torch, of a generator for this device
@@ -58,7 +58,7 @@ def compare_fake(
             return
         failure = raised(check, subject, error, case)
         message = f"on fake tensors, where there is a form and no data, it raises {failure.message}"
-        yield replace(failure, cause="fake-raises", message=message)
+        yield replace(failure, cause="fake-mismatch", message=message)
         return
     for fake, real, result in zip(fakes, results, subject.results(sample), strict=True):
         if real is None and fake is None:
@@ -68,7 +68,7 @@ def compare_fake(
             yield Failure(
                 check,
                 result.name,
-                "fake-presence",
+                "fake-mismatch",
                 f"on fake tensors `{result.name}` is {words}, and on real ones it is not",
                 place,
                 {"sample": case},
@@ -81,7 +81,7 @@ def compare_fake(
         yield Failure(
             check,
             result.name,
-            f"fake-{aspect}",
+            "fake-mismatch",
             f"the fake kernel gives `{result.name}` the {aspect} {mine}, and the real one {right}: "
             "code compiled for the one would be wrong for the other",
             place,

@@ -7,10 +7,11 @@ from functools import partial
 
 import torch
 
+from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.derivative import Results, finite_difference, vjp
 from opsmith.checking.difference import Difference, off_gradcheck
 from opsmith.checking.differentiated import rule_place
-from opsmith.checking.hypotheses import UNKNOWN, explain_difference
+from opsmith.checking.hypotheses import explain_difference
 from opsmith.checking.numerical import cause_of
 from opsmith.checking.probes import plain_probe
 from opsmith.checking.report import Failure
@@ -56,9 +57,9 @@ def numerical_failure(
         label, name = sample.labels[place], sample.names[place]
         if not subject.specification.opaque:
             if finite_difference_fault(subject, sample, place, subject.plain(sample)) is None:
-                cause, reason = "results", RESULTS
+                cause, reason = "kernel-mismatch", RESULTS
             elif compared or not isinstance(subject.specification.gradients.rules.get(name), Formula):
-                cause, reason = "reference-gradient", HIDES
+                reason = HIDES
         message = f"the gradient of `{label}` is not what finite differences say: {difference}"
         message += f"; {reason}" if reason else ""
         where = rule_place(subject, name)

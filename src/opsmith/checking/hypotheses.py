@@ -13,7 +13,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-UNKNOWN = "unknown"
+from opsmith.checking.causes import UNKNOWN
 
 
 def explain_difference(got: Tensor | None, expected: Tensor) -> tuple[str, str]:
@@ -24,7 +24,7 @@ def explain_difference(got: Tensor | None, expected: Tensor) -> tuple[str, str]:
         expected: What is right, of the same shape.
     """
     if got is None:
-        return "missing", "there is none (None)"
+        return "missing-gradient", "there is none (None)"
     right = expected.detach()
     mine = got.detach().to(right.dtype)
     coarse = max(torch.finfo(got.dtype).eps, torch.finfo(right.dtype).eps) ** 0.5
@@ -114,8 +114,8 @@ def _permuted(got: Tensor, expected: Tensor, coarse: float) -> str | None:
 
 
 GUESSES: dict[str, Callable[[Tensor, Tensor, float], str | None]] = {
-    "nonfinite": _nonfinite,
-    "missing": _missing,
+    "nan": _nonfinite,
+    "missing-gradient": _missing,
     "sign": _sign,
     "conjugate": _conjugate,
     "scale": _scale,

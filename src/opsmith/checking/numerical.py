@@ -110,10 +110,10 @@ def _apart(tensor: Tensor) -> Tensor:
 # How gradcheck says that something else than a number is wrong, and the cause that it then is.
 _OTHER_FAULTS = {
     "not reentrant": "nondeterministic",
-    "undefined output grads": "undefined-grad",
-    "when all output grads are undefined": "undefined-grad",
-    "not multiplied by grad_output": "ignores-grad",
-    "expected to be zero": "missing",
+    "undefined output grads": "raises",
+    "when all output grads are undefined": "raises",
+    "not multiplied by grad_output": "ignores-grad-output",
+    "expected to be zero": "missing-gradient",
 }
 
 

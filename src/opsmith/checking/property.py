@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from opsmith import errors
+from opsmith.checking.exceptions import named_by
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject, WrongCountError
@@ -40,11 +41,13 @@ class Property:
         name: One word, as in `only=["forward"]`.
         title: What is promised, in one sentence.
         run: Yields what is wrong, what was left out, or that nothing could be looked at; nothing is a pass.
+        apart: Whether its time is told apart, since it compiles.
     """
 
     name: str
     title: str
     run: Callable[[Subject], Findings]
+    apart: bool = False
 
 
 def each_sample(check: str, subject: Subject, look: Callable[[Subject, Sample], Findings]) -> Findings:
@@ -79,10 +82,11 @@ def raised(check: str, subject: Subject, error: Exception, when: str, input: str
         input: Argument that was being looked at.
     """
     if isinstance(error, WrongCountError):
-        return Failure(check, error.result, "result-count", str(error), error.where, {"sample": when})
+        return Failure(check, error.result, "shape", str(error), error.where, {"sample": when})
     where = error.where if isinstance(error, errors.OpsmithError) else None
     if isinstance(error, errors.OpsmithError):
         input = error.argument or input
+    named = named_by(error)
     notes = [note for note in getattr(error, "__notes__", ()) if note not in str(error)]
     evidence: dict[str, Any] = {"sample": when, "exception": type(error).__name__}
     if notes:
@@ -90,8 +94,8 @@ def raised(check: str, subject: Subject, error: Exception, when: str, input: str
     return Failure(
         check=check,
         input=input,
-        cause="raises",
-        message=f"{type(error).__name__}: {_text(error)}",
+        cause=named.cause,
+        message=f"{type(error).__name__}: {_text(error)}" + (f"; {named.reason}" if named.reason else ""),
         where=where or _innermost(error, subject),
         evidence=evidence,
     )

@@ -5,66 +5,72 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from opsmith import errors
-from opsmith.checking.function_class import as_operator
+from opsmith.checking.effort import Effort, Level, effort_named
+from opsmith.checking.isolation import isolated, limit_of, refuse_isolation
 from opsmith.checking.merging import merged, referred
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.property import Note, Property, Skipped, raised, refuse_own
 from opsmith.checking.report import Failure, Outcome, Report, Status
-from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
-from opsmith.core.calls import Call
+from opsmith.checking.subjects import Samples, subject_of
+from opsmith.core.location import where
 from opsmith.core.operator import Operator
-from opsmith.core.samples import Make, as_call, samples_of
 
-Samples = Callable[[], Iterable[Any]] | Iterable[Any] | None
 Progress = Callable[[str, int, int], None]
 
 
 def check(
-    operator: Operator[..., Any] | type[torch.autograd.Function],
+    operator: Any,
     *,
     samples: Samples = None,
     only: Iterable[str] | None = None,
     skip: Iterable[str] | None = None,
     seed: int = 0,
+    effort: Level = "default",
     progress: Progress | None = None,
+    isolate: bool | float = False,
 ) -> Report:
     """Check an operator: results, gradients, second order, side effects and more, each against its reference.
 
     Args:
-        operator: The operator; or an `autograd.Function` class, which is adopted for the check alone.
+        operator: The operator; or an `autograd.Function` class, or an operator of torch.library, which are
+            checked as they are, through `apply` or `torch.ops`.
         samples: Tuples of arguments, or a function that returns them; the operator's own samples by default.
             From those of a class the types of its arguments are told, too.
         only: Names of the properties to check; all by default.
         skip: Names of properties to leave out.
         seed: Seed of samples and probes: the same seed gives the same report.
+        effort: How much to look at: `quick`, `default` or `thorough`.
         progress: Called with a property's name before it runs, how many are done, and how many there are.
+        isolate: Whether each property runs in a forked child process, so that the death of one is a failure
+            and not the end; a number is how many seconds each may take.
 
     Raises:
         MissingSamplesError: If there are no samples.
         SampleError: If a sample does not fit the operator's arguments.
-        UsageError: If `operator` is none, or a name in `only` or `skip` is no property.
+        UsageError: If `operator` is none, a name in `only` or `skip` is no property, or `effort` no level.
 
     Example:
         >>> import opsmith.ops
         >>> opsmith.check(opsmith.ops.exp, only=["forward", "gradient"]).passed
         True
     """
-    if isinstance(operator, type) and issubclass(operator, torch.autograd.Function):
-        operator, samples = as_operator(operator, samples), None
-    if not isinstance(operator, Operator):
-        raise errors.UsageError(
-            "only an operator, or an `autograd.Function` class, can be checked",
-            got=repr(operator),
-            mend='declare it first, with `@opsmith.operator("mylib::name")`',
-        )
     chosen, unwanted = _known(only), _known(skip) or frozenset()
-    subject = _subject(operator, samples, seed)
+    level = effort_named(effort)
+    limit_s = limit_of(isolate)
+    if limit_s:
+        fallen = _fallen(operator, samples, seed, level, limit_s)
+        if fallen is not None:
+            return fallen
+    subject = subject_of(operator, samples, seed, level)
+    if limit_s and subject.devices:  # looking at the devices is what wakes an accelerator up
+        refuse_isolation()
     found: dict[str, Outcome] = {}
     for name in sorted(PROPERTIES, key=lambda name: name not in FIRST):
         if progress is not None:
@@ -74,10 +80,11 @@ def check(
         elif _unsteady(found) and name not in FIRST:
             found[name] = Outcome(name, "skipped", UNSTEADY)
         else:
-            found[name] = _outcome(PROPERTIES[name], subject)
+            found[name] = _run(PROPERTIES[name], subject, limit_s)
     if progress is not None:
         progress("", len(found), len(PROPERTIES))
-    return Report(operator.name, tuple(referred([found[name] for name in PROPERTIES])), seed, environment())
+    outcomes = tuple(referred([found[name] for name in PROPERTIES]))
+    return Report(subject.name, outcomes, seed, environment(), level.name)
 
 
 FIRST = ("randomness", "effects")
@@ -91,7 +98,39 @@ UNSTEADY = (
 
 def _unsteady(found: Mapping[str, Outcome]) -> bool:
     causes = {failure.cause for outcome in found.values() for failure in outcome.failures}
-    return bool(causes & {"nondeterministic", "mutates", "foreign-state"})
+    return bool(causes & {"nondeterministic", "mutates-input", "mutates-grad-output"})
+
+
+def _run(known: Property, subject: Subject, limit_s: float) -> Outcome:
+    """Run one property; where there is a limit, in a child process."""
+    if not limit_s:
+        return _outcome(known, subject)
+    place = subject.specification.where
+    found = isolated(known.name, lambda: _outcome(known, subject), where=place, limit_s=limit_s)
+    return replace(found, apart=known.apart)
+
+
+def _fallen(operator: Any, samples: Samples, seed: int, level: Effort, limit_s: float) -> Report | None:
+    """The report on what kills the process before any property runs; None where nothing does.
+
+    A class may, since a run of it tells its types.
+    """
+
+    def begin() -> Outcome:
+        subject_of(operator, samples, seed, level)
+        return Outcome("forward", "passed")
+
+    forward = getattr(operator, "forward", None)
+    place = operator.specification.where if isinstance(operator, Operator) else where(forward or operator)
+    first = isolated("forward", begin, where=place, limit_s=limit_s)
+    if first.status == "passed":
+        return None
+    others = (Outcome(name, "skipped", FALLEN) for name in PROPERTIES if name != first.property)
+    name = operator.name if isinstance(operator, Operator) else getattr(operator, "__qualname__", operator)
+    return Report(str(name), (first, *others), seed, environment(), level.name)
+
+
+FALLEN = "it could not be run at all: see `forward`"
 
 
 def _outcome(known: Property, subject: Subject) -> Outcome:
@@ -113,41 +152,9 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
         failures.append(raised(known.name, subject, error, "all samples"))
     seconds = time.perf_counter() - start
     status: Status = "failed" if failures else "skipped" if reasons else "passed"
-    return Outcome(known.name, status, "; ".join(reasons), seconds, merged(failures), tuple(notes))
-
-
-def _subject(operator: Operator[..., Any], samples: Samples, seed: int) -> Subject:
-    specification = operator.specification
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)  # an author may well draw with torch, past `make`
-        calls = _own(operator, seed) if samples is None else _given(operator, samples)
-    if not calls:
-        raise errors.MissingSamplesError(
-            "there are no samples to check it on",
-            operator=operator.name,
-            where=specification.where,
-            mend="give them where it is adopted, `adopt(..., samples=lambda: [(x, weight)])`, or call "
-            "`check(..., samples=[(x, weight)])`"
-            if specification.adopted is not None
-            else f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
-            "of arguments, or call `check(..., samples=[(x, weight)])`",
-        )
-    own = tuple(Sample.of(position, call, specification.schema) for position, call in enumerate(calls))
-    return Subject(operator, own, seed)
-
-
-def _own(operator: Operator[..., Any], seed: int) -> list[Call]:
-    specification = operator.specification
-    if specification.samples is None:
-        return []
-    make = Make(generator=torch.Generator().manual_seed(seed))
-    return samples_of(specification.samples, make, specification.schema, operator.name)
-
-
-def _given(operator: Operator[..., Any], samples: Samples) -> list[Call]:
-    given = samples() if callable(samples) else samples
-    place = "the samples given to `check`"
-    return [as_call(sample, operator.specification.schema, operator.name, place) for sample in given or ()]
+    return Outcome(
+        known.name, status, "; ".join(reasons), seconds, merged(failures), tuple(notes), apart=known.apart
+    )
 
 
 def _known(names: Iterable[str] | None) -> frozenset[str] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.sample import Sample
+from opsmith.checking.effort import EFFORTS, Effort
+from opsmith.checking.sample import Sample, is_inexact
 from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.location import where
@@ -47,19 +48,47 @@ class Subject:
     """An operator under check.
 
     Args:
-        operator: The operator.
+        specification: What is known of it.
         samples: What it is run on.
         seed: Seed of everything random.
+        effort: How much to look at.
+        operator: The operator; None for one of torch.library.
+        apply: What is called in the operator's place, with the same arguments: a class's own `apply`, or the
+            operator of torch.library.
+        shown_as: How the report calls it, if not by the operator's name.
     """
 
-    operator: Operator[..., Any]
+    specification: Specification
     samples: tuple[Sample, ...]
     seed: int
+    effort: Effort = EFFORTS["default"]
+    operator: Operator[..., Any] | None = None
+    apply: Callable[..., Any] | None = None
+    shown_as: str | None = None
 
     @property
-    def specification(self) -> Specification:
-        """The operator's specification."""
-        return self.operator.specification
+    def name(self) -> str:
+        """How the report calls it."""
+        return self.shown_as or self.specification.name
+
+    def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a call of it returns, as users make it."""
+        call = self.apply or self.operator
+        assert call is not None
+        return call(*args, **kwargs)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is an operator of torch.library, which nothing but itself says anything about."""
+        return self.operator is None
+
+    @property
+    def torch_operator(self) -> Any:
+        """The operator as torch knows it; None for a class, which torch knows no operator of."""
+        if self.foreign:
+            assert self.specification.own is not None
+            return self.specification.own.overload
+        return self.operator.torch_operator if self.operator is not None and self.apply is None else None
 
     @cached_property
     def has_truth(self) -> bool:
@@ -68,7 +97,8 @@ class Subject:
         It is not for an opaque operator, whose function is all there is, nor for a random one, which draws
         other numbers in another dtype.
         """
-        return not (self.specification.opaque or self.specification.random or self._reference_draws)
+        opaque = self.specification.opaque and not self.foreign
+        return not (opaque or self.specification.random or self._reference_draws)
 
     def every(self, sample: Sample) -> tuple[Result, ...]:
         """Every flat result for a sample: one for each tensor of a list, by its label."""
@@ -110,7 +140,7 @@ class Subject:
         """
         with self.seeded():
             args, kwargs = sample.arguments(_own_generators(flat))
-            returned = self.operator(*args, **kwargs)
+            returned = self.called(args, kwargs)
         adopted = self.specification.adopted
         if adopted is not None:  # its results may lie in tuples inside of tuples
             return [each for position, each in leaves(adopted.outputs, returned) if position is not None]
@@ -177,11 +207,37 @@ class Subject:
             return every  # a stand-in may leave the hidden ones out
         return [every[place] for place in self.places(sample)]
 
-    @property
+    @cached_property
     def single_precision(self) -> bool:
-        """Whether it computes in float32, whatever comes in: an adopted class may be declared so."""
+        """Whether it computes in float32, whatever comes in.
+
+        An adopted class may be declared so. Of what is checked as it is, its results tell.
+        """
         adopted = self.specification.adopted
-        return adopted is not None and "float32" in adopted.kinds
+        declared = adopted is not None and "float32" in adopted.kinds
+        return declared or (self.apply is not None and any(map(self._rounds_in, self.samples)))
+
+    def _rounds_in(self, sample: Sample) -> bool:
+        """Whether a sample's results in float64 are float32 numbers that do not see what float32 does not.
+
+        Whoever rounds on purpose, as to whole numbers, does not see large steps either.
+        """
+        if not sample.inexact:
+            return False
+
+        def inexact(flat: list[Any]) -> list[Tensor]:
+            return [each for each in self.call(sample, flat) if is_inexact(each)]
+
+        def moved(step: float) -> list[Any]:
+            return [value * (1 + step) if is_inexact(value) else value for value in sample.at(torch.float64)]
+
+        with torch.no_grad(), suppress(Exception):  # the properties report what it raises
+            results = inexact(sample.at(torch.float64))
+            narrow = [_through_float32(each) for each in results]
+            rounded = inexact([_through_float32(value) for value in sample.at(torch.float64)])
+            same = [inexact(moved(2.0**-40)), rounded, narrow]
+            return bool(results) and _equal(results, *same) and not _equal(results, inexact(moved(2.0**-10)))
+        return False
 
     @property
     def linear(self) -> bool:
@@ -212,10 +268,10 @@ class Subject:
     def _draws_in(self, sample: Sample) -> bool:
         with torch.random.fork_rng(), torch.no_grad():
             before = torch.get_rng_state()
-            for function in (self.operator, self.specification.reference):
+            for function in (self.called, lambda args, kwargs: self.specification.reference(*args, **kwargs)):
                 args, kwargs = sample.arguments(sample.at())
                 with suppress(Exception):  # the properties report what it raises
-                    function(*args, **kwargs)
+                    function(args, kwargs)
             return not torch.equal(before, torch.get_rng_state())
 
     def generator(self) -> torch.Generator:
@@ -238,6 +294,21 @@ class Subject:
     def kernels_on(self, device: torch.device) -> Sequence[Kernel]:
         """The kernels attached for a device."""
         return [kernel for kernel in self.specification.kernels if kernel.device == device.type]
+
+
+def _through_float32(value: Any) -> Any:
+    if not is_inexact(value):
+        return value
+    return value.to(torch.complex64 if value.is_complex() else torch.float32).to(value.dtype)
+
+
+def _equal(first: list[Tensor], *others: list[Tensor]) -> bool:
+    """Whether lists of tensors hold the same numbers, whatever their dtypes."""
+    return all(
+        len(first) == len(other)
+        and all(torch.equal(one.to(two.dtype), two) for one, two in zip(first, other, strict=True))
+        for other in others
+    )
 
 
 def drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool]]:

@@ -25,7 +25,9 @@ def remedy(draft: Draft, report: Report) -> str | None:
 
 
 def _random(draft: Draft, failures: list[Failure]) -> str | None:
-    if "stochastic" in draft.kinds or not any(failure.cause == "undeclared" for failure in failures):
+    if "stochastic" in draft.kinds or not any(
+        failure.check == "randomness" and "draws" in failure.evidence for failure in failures
+    ):
         return None
     draft.kinds.append("stochastic")
     return (

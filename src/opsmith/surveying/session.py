@@ -306,8 +306,12 @@ def _faults(report: Report) -> list[str]:
     failures = [failure for failure in report.failures if failure.follows is None]
     if any(failure.check != "integration" for failure in failures):
         failures = [failure for failure in failures if failure.check != "integration"]
-    if any(failure.cause == "foreign-state" for failure in failures):
-        failures = [failure for failure in failures if failure.cause != "nondeterministic"]
+    if any("state" in failure.evidence for failure in failures):
+        failures = [
+            failure
+            for failure in failures
+            if failure.cause != "nondeterministic" or failure.check == "randomness"
+        ]
     merged: dict[tuple[str, str, str | None], list[Failure]] = {}
     for failure in failures:
         merged.setdefault((failure.check, failure.cause, failure.where), []).append(failure)
@@ -317,7 +321,11 @@ def _faults(report: Report) -> list[str]:
 def _is_cut(failure: Failure) -> bool:
     """Whether all that is wrong is that a second order would be lost in code that leaves torch."""
     late = failure.check in TITLES and failure.cause == "raises"
-    return late or failure.cause == "graph-cut" or failure.evidence.get("exception") == "GraphCutError"
+    return (
+        late
+        or failure.cause in ("second-order", "forward-mode")
+        or failure.evidence.get("exception") == "GraphCutError"
+    )
 
 
 def _is_rounding(failure: Failure) -> bool:

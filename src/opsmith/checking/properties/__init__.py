@@ -8,6 +8,7 @@ from opsmith.checking.properties.forward import FORWARD
 from opsmith.checking.properties.forward_mode import FORWARD_MODE
 from opsmith.checking.properties.gradient import GRADIENT
 from opsmith.checking.properties.integration import INTEGRATION
+from opsmith.checking.properties.linearity import LINEARITY
 from opsmith.checking.properties.randomness import RANDOMNESS
 from opsmith.checking.properties.second_order import SECOND_ORDER
 from opsmith.checking.properties.surrogate import SURROGATE
@@ -19,6 +20,7 @@ PROPERTIES: dict[str, Property] = {
     known.name: known
     for known in (
         FORWARD,
+        LINEARITY,
         GRADIENT,
         SURROGATE,
         FORWARD_MODE,

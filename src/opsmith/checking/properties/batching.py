@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.causes import CAUSES
 from opsmith.checking.difference import Difference, form_fault, off_gradcheck, unequal
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
@@ -121,7 +122,9 @@ def _compare(
                 f"and calls for each example with {theirs}"
             )
             yield failed(
-                cause=aspect, message=message, evidence={**evidence, "got": mine, "expected": theirs}
+                cause=aspect if aspect in CAUSES else "kernel-mismatch",
+                message=message,
+                evidence={**evidence, "got": mine, "expected": theirs},
             )
             continue
         difference = _difference(got, right)
@@ -131,7 +134,7 @@ def _compare(
                 f"{difference}"
             )
             yield failed(
-                cause="mixes-examples", message=message, evidence={**evidence, **difference.evidence()}
+                cause="kernel-mismatch", message=message, evidence={**evidence, **difference.evidence()}
             )
 
 

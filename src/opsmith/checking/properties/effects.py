@@ -64,7 +64,8 @@ def _backward(subject: Subject, sample: Sample, device: torch.device) -> Finding
         runs.append(vjp(partial(subject.call, sample), flat, places, grads) or [None] * len(places))
         where = rule_place(subject, sample.names[places[0]])
         yield from _untouched(sample, sample.labels, before, flat, "a backward", where)
-        yield from _untouched(sample, names, before_grads, grads, "a backward", where)
+        cause = "mutates-grad-output"
+        yield from _untouched(sample, names, before_grads, grads, "a backward", where, cause)
     for place, one, other in zip(places, *runs, strict=True):
         if one is not None and other is not None:
             label, where = sample.labels[place], rule_place(subject, sample.names[place])
@@ -73,14 +74,20 @@ def _backward(subject: Subject, sample: Sample, device: torch.device) -> Finding
 
 
 def _untouched(
-    sample: Sample, labels: Sequence[str], before: Sequence[Any], after: Sequence[Any], what: str, where: str
+    sample: Sample,
+    labels: Sequence[str],
+    before: Sequence[Any],
+    after: Sequence[Any],
+    what: str,
+    where: str,
+    cause: str = "mutates-input",
 ) -> Findings:
     for label, old, new in zip(labels, before, after, strict=True):
         difference = unequal(new, old) if isinstance(old, Tensor) else None
         if difference is not None:
             message = f"{what} wrote into `{label}`: {difference}; work on a copy, `.clone()`"
             evidence = {"sample": str(sample), **difference.evidence()}
-            yield Failure(NAME, label, "mutates", message, where, evidence)
+            yield Failure(NAME, label, cause, message, where, evidence)
 
 
 def _steady(

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.case import NARROW, WIDE, Case, cases, short
+from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.difference import form_fault
 from opsmith.checking.fake_kernel import compare_fake
-from opsmith.checking.hypotheses import UNKNOWN, explain_difference
+from opsmith.checking.hypotheses import explain_difference
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.replay import call_code, replay, visible_code
 from opsmith.checking.report import Failure
@@ -112,7 +113,7 @@ def _compare(
         if got is None or expected is None:
             mine, theirs = ("no" if value is None else "a" for value in (got, expected))
             message = f"{what} returns {mine} tensor for `{name}`, and the reference returns {theirs} tensor"
-            yield Failure(NAME, name, "presence", message, where, {"sample": str(case)})
+            yield Failure(NAME, name, "kernel-mismatch", message, where, {"sample": str(case)})
             continue
         assert right is not None
         fault = form_fault(got, expected, strides=False)
@@ -120,19 +121,22 @@ def _compare(
             aspect, mine, theirs = fault
             message = f"{what} returns `{name}` with the {aspect} {mine}, and the reference with {theirs}"
             evidence = {"sample": str(case), "got": mine, "expected": theirs}
-            yield Failure(NAME, name, aspect, message, where, evidence)
+            cause = aspect if aspect in CAUSES else "kernel-mismatch"
+            yield Failure(NAME, name, cause, message, where, evidence)
             continue
         difference = case.truth.judge(position, got)
         if difference is None:
             continue
-        cause, reason = explain_difference(got.cpu(), right) if is_inexact(got) else (UNKNOWN, "")
+        looks, reason = explain_difference(got.cpu(), right) if is_inexact(got) else (UNKNOWN, "")
+        cause = looks if looks in ("nan", "precision") else "kernel-mismatch"
+        like = {"looks like": looks} if looks not in (cause, UNKNOWN) else {}
         yield Failure(
             NAME,
             name,
             cause,
             f"`{name}` from {what} is wrong: {difference}" + (f"; {reason}" if reason else ""),
             where,
-            {"sample": str(case), **difference.evidence()},
+            {"sample": str(case), **difference.evidence(), **like},
             _replay(case, position),
         )
 

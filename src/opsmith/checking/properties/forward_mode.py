@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck
 
+from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.derivative import STEP
 from opsmith.checking.difference import Difference, off_gradcheck
 from opsmith.checking.differentiated import rule_place
 from opsmith.checking.differentiating import each_subset
-from opsmith.checking.hypotheses import UNKNOWN, explain_difference
+from opsmith.checking.hypotheses import explain_difference
 from opsmith.checking.numerical import numerical_fault, quiet
 from opsmith.checking.property import Findings, Property
 from opsmith.checking.report import Failure
@@ -70,7 +71,7 @@ def _second_order_failure(subject: Subject, sample: Sample, places: tuple[int, .
     formulas = [rule for rule in subject.specification.tangents.rules.values() if isinstance(rule, Formula)]
     where = formulas[0].where if formulas else subject.specification.where
     return Failure(
-        NAME, names, "graph-cut", message, where, {"sample": f"{sample} in float64", "gradcheck": text}
+        NAME, names, "forward-mode", message, where, {"sample": f"{sample} in float64", "gradcheck": text}
     )
 
 

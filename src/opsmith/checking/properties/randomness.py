@@ -40,7 +40,7 @@ def run(subject: Subject) -> Findings:
         yield Failure(
             NAME,
             None,
-            "never-draws",
+            "not-exercised",
             "it is declared `random=True` and drew from torch's random state in no sample; torch merges and "
             "recomputes random operators less freely: leave `random=True` out, or add a sample that draws",
             subject.specification.where,
@@ -53,7 +53,7 @@ def _states_moved(subject: Subject, sample: Sample) -> list[str]:
     try:
         with torch.no_grad():
             args, kwargs = sample.arguments(sample.at())
-            subject.operator(*args, **kwargs)
+            subject.called(args, kwargs)
         return [
             name for name, (get, _) in _states().items() if name in before and not _same(before[name], get())
         ]
@@ -99,8 +99,8 @@ def _undeclared(subject: Subject, sample: Sample, draws: list[str]) -> Failure:
     return Failure(
         NAME,
         None,
-        "undeclared",
-        f"{subject.operator.name} draws from torch's random state ({by}) and does not say so: compiled code "
+        "nondeterministic",
+        f"{subject.name} draws from torch's random state ({by}) and does not say so: compiled code "
         "may merge two calls into one, and a backward that runs the reference again draws other numbers. "
         "Declare it with `random=True`, or give it a seed or a `torch.Generator` as an argument",
         subject.specification.where,
@@ -112,11 +112,11 @@ def _foreign(subject: Subject, sample: Sample, name: str) -> Failure:
     return Failure(
         NAME,
         None,
-        "foreign-state",
-        f"{subject.operator.name} draws from the global state of {name}, which `torch.manual_seed` does not "
+        "nondeterministic",
+        f"{subject.name} draws from the global state of {name}, which `torch.manual_seed` does not "
         "reach and checkpointing does not restore: draw with torch, or give it a seed as an argument",
         subject.specification.where,
-        {"sample": str(sample)},
+        {"sample": str(sample), "state": name},
     )
 
 

@@ -6,9 +6,9 @@ import torch
 from torch.autograd import gradgradcheck
 
 from opsmith import errors
+from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.differentiated import rule_place
 from opsmith.checking.differentiating import each_subset
-from opsmith.checking.hypotheses import UNKNOWN
 from opsmith.checking.numerical import numerical_fault
 from opsmith.checking.property import Findings, Property
 from opsmith.checking.report import Failure
@@ -39,7 +39,7 @@ def _check(subject: Subject, sample: Sample, places: tuple[int, ...], fast: bool
                 fast_mode=fast,
             )
         except errors.GraphCutError as error:
-            return Failure(NAME, error.argument, "graph-cut", str(error), error.where, evidence)
+            return Failure(NAME, error.argument, "second-order", str(error), error.where, evidence)
         if text is not None:
             message = (
                 f"the second order by `{names}` is not what finite differences of the gradients say: "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.case import WIDE, Case, cases
+from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.derivative import vjp
 from opsmith.checking.difference import form_fault
 from opsmith.checking.differentiated import adopted_takes, differentiated, given_instead, rule_place
@@ -88,13 +89,14 @@ def _form(subject: Subject, sample: Sample, place: int, gradient: Any, probe: Pr
             got = gradient(probe.at(dtype, device), dtype, device)
             like = sample.at(dtype, device)[place]
             if got is None:
-                yield _failure(subject, sample, place, "missing", "there is none (None)", {})
+                yield _failure(subject, sample, place, "missing-gradient", "there is none (None)", {})
                 return
             fault = form_fault(got, like, strides=False)
             if fault is not None:
                 aspect, mine, right = fault
                 what = f"it has the {aspect} {mine}, and the input {right}"
-                yield _failure(subject, sample, place, aspect, what, {"got": mine, "expected": right})
+                cause = aspect if aspect in CAUSES else UNKNOWN
+                yield _failure(subject, sample, place, cause, what, {"got": mine, "expected": right})
                 return
 
 
@@ -113,7 +115,7 @@ def _linear(subject: Subject, sample: Sample, place: int, gradient: Any, probe: 
             subject,
             sample,
             place,
-            "not-linear",
+            "nonlinear-grad",
             f"for {a} u + ({b}) v it is not {a} times that for u and {b} times that for v; torch adds up "
             "gradients before and after an operator, and takes each backward to be linear",
             {"largest difference": float((got - expected).abs().max())},
@@ -178,8 +180,7 @@ def _as_stand_in(case: Case, place: int, position: int, probe: Probe) -> Finding
     if difference is not None:
         looks, reason = explain_difference(got.cpu(), right)
         what = f"it is not that of the stand-in: {difference}" + (f"; {reason}" if reason else "")
-        evidence = {"looks like": looks, **difference.evidence()}
-        yield _failure(subject, sample, place, "stand-in", what, evidence)
+        yield _failure(subject, sample, place, looks, what, difference.evidence())
 
 
 def _failure(

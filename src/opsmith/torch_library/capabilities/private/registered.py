@@ -106,6 +106,7 @@ def registrations(overload: Any) -> str:
 class CustomParts:
     """What a `torch.library.custom_op` was given; for the rest torch registers kernels that raise."""
 
+    function: Callable[..., Any]
     backward: Callable[..., Any] | None
     setup_context: Callable[..., Any] | None
     fake: Callable[..., Any] | None
@@ -116,7 +117,9 @@ def custom_parts(overload: Any) -> CustomParts | None:
     definition = _maybe_get_opdef(overload)
     if definition is None:
         return None
-    return CustomParts(definition._backward_fn, definition._setup_context_fn, definition._abstract_fn)
+    return CustomParts(
+        definition._init_fn, definition._backward_fn, definition._setup_context_fn, definition._abstract_fn
+    )
 
 
 def add_fake(library: torch.library.Library, overload: Any, fake: Callable[..., Any]) -> None:
@@ -199,7 +202,10 @@ def self_test() -> None:
     custom.register_fake(torch.empty_like)
     parts.append(custom_parts(made))
     faked.append(made(torch.ones(2, device="meta")).shape)
-    assert parts == [CustomParts(None, None, None), CustomParts(_returned, None, torch.empty_like)]
+    assert [part and (part.backward, part.setup_context, part.fake) for part in parts] == [
+        (None, None, None),
+        (_returned, None, torch.empty_like),
+    ]
     assert faked == [(7,), (2,)], "a fake kernel is not the one added last, or outlived its library"
     custom._lib._destroy()
 

@@ -1,0 +1,184 @@
+"""The words for what can be wrong with an operator, what each means and how it is decided.
+
+They stand in the order of precedence: where the evidence bears out several, the first names the failure, and
+the others stand in its evidence as `also fits`. First comes what makes comparing numbers meaningless, then
+the form of what came back, then what explains all numbers at once, then what explains the numbers of some
+runs, and last what explains some of the numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One word for what is wrong.
+
+    Args:
+        name: The word, as it stands in `Failure.cause`.
+        meaning: What is wrong, in a sentence.
+        decided: The evidence that it takes.
+    """
+
+    name: str
+    meaning: str
+    decided: str
+
+
+_TABLE = (
+    Cause("raises", "It raises, or the process dies.", "An exception of it, or the signal."),
+    Cause(
+        "mutates-input",
+        "It writes into an argument.",
+        "The bits of every argument before and after the call and the backward.",
+    ),
+    Cause(
+        "mutates-grad-output",
+        "Its backward writes into the incoming gradient.",
+        "The bits of every incoming gradient before and after the backward.",
+    ),
+    Cause(
+        "mutates-saved",
+        "Its backward writes into what was saved for it.",
+        "The bits of every saved tensor before and after, and a second backward through the same graph.",
+    ),
+    Cause(
+        "aliases-input",
+        "A result shares memory with an argument, and nothing says so.",
+        "The addresses of the storages.",
+    ),
+    Cause(
+        "nondeterministic",
+        "Two runs on the same bits differ, beyond the order of a sum.",
+        "Two runs, from the same random state; whether it draws from a state that it does not declare.",
+    ),
+    Cause(
+        "stale-state",
+        "What it gives depends on earlier calls, other threads or modes.",
+        "The same call alone, and after or between calls with other arguments.",
+    ),
+    Cause(
+        "side-effect",
+        "It changes something else: `.grad` of a tensor, a global, a default.",
+        "The state outside before and after the call and the backward.",
+    ),
+    Cause(
+        "gradient-count",
+        "The backward returns another number of gradients than there are inputs.",
+        "What it returned, counted, or what torch's engine says of it.",
+    ),
+    Cause("shape", "A result or gradient has the wrong shape.", "Its shape beside the right one."),
+    Cause("dtype", "A result or gradient has the wrong dtype.", "Its dtype beside the right one."),
+    Cause(
+        "unreduced-broadcast",
+        "A gradient is not summed over what was broadcast.",
+        "Summing it over the broadcast dimensions gives the right one; or it is one part of that sum.",
+    ),
+    Cause(
+        "missing-gradient",
+        "There is no gradient, or zeros, where there is one.",
+        "None or zeros, and finite differences that are not zero.",
+    ),
+    Cause("nan", "It is nan or infinite where the right one is finite.", "The places of such elements."),
+    Cause(
+        "empty",
+        "It is right but for tensors without elements.",
+        "The same call on samples with and without elements.",
+    ),
+    Cause(
+        "layout",
+        "It is right for contiguous tensors and wrong for the same numbers in another layout.",
+        "The same numbers, contiguous and in that layout.",
+    ),
+    Cause(
+        "ignores-grad-output",
+        "The gradient does not depend on the one that comes in.",
+        "It stays as it is for other incoming gradients, and is right for ones.",
+    ),
+    Cause(
+        "nonlinear-grad",
+        "The gradient is not linear in the one that comes in.",
+        "That of a u + b v beside a times that of u plus b times that of v.",
+    ),
+    Cause(
+        "input-needs-grad",
+        "A gradient is wrong for some choices of the inputs that require one, and right for others.",
+        "Every choice, one after the other.",
+    ),
+    Cause(
+        "precision",
+        "It is computed in a narrower dtype than its arguments have.",
+        "Its error beside that dtype's rounding, on inputs that need more digits.",
+    ),
+    Cause("sign", "It is the right one with the other sign.", "It is, on every fresh input."),
+    Cause(
+        "scale",
+        "It is the right one times a factor.",
+        "The same factor, or the same function of the sizes, on every fresh input.",
+    ),
+    Cause(
+        "swapped-inputs",
+        "It is the gradient of another input.",
+        "It is, on every fresh input.",
+    ),
+    Cause("transposed", "Two of its dimensions are swapped.", "They are, on every fresh input."),
+    Cause("shifted", "Its elements stand some places further.", "They do, on every fresh input."),
+    Cause(
+        "region",
+        "It is right but for some indices, or where a condition holds.",
+        "The wrong elements of every fresh input are those of the condition.",
+    ),
+    Cause(
+        "missing-term",
+        "A term of it is missing.",
+        "It is what autograd gives if one path through the reference is cut, on every fresh input.",
+    ),
+    Cause(
+        "second-order",
+        "The gradient is right, and its own derivatives are not.",
+        "Derivatives of the gradient beside finite differences of it.",
+    ),
+    Cause(
+        "forward-mode",
+        "The gradient is right, and the tangent is not.",
+        "The tangent beside finite differences, and its product with the gradient.",
+    ),
+    Cause(
+        "fake-mismatch",
+        "The fake kernel tells another form than the results have.",
+        "Shapes, dtypes, strides and devices of both.",
+    ),
+    Cause(
+        "kernel-mismatch",
+        "A kernel, or a rule for batches, gives other numbers than the reference.",
+        "Its results beside the reference's in float64, in rounding units.",
+    ),
+    Cause(
+        "leak",
+        "It keeps tensors alive that nothing needs any more.",
+        "Weak references after the backward, with and without the cycle collector.",
+    ),
+    Cause(
+        "not-exercised",
+        "A formula, kernel or claim was never run: no sample reaches it.",
+        "None of the samples does.",
+    ),
+    Cause(UNKNOWN, "It is wrong, and no word above is borne out.", "None of the evidence above."),
+)
+
+CAUSES = MappingProxyType({each.name: each for each in _TABLE})
+"""Every cause by its name, in the order of precedence."""
+
+
+def first_of(names: set[str]) -> str:
+    """The cause that names a failure, where the evidence bears out several.
+
+    Example:
+        >>> first_of({"region", "layout"})
+        'layout'
+    """
+    return next(name for name in CAUSES if name in names)

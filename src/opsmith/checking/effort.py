@@ -1,0 +1,61 @@
+"""How much a check looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from opsmith import errors
+
+Level = Literal["quick", "default", "thorough"]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What a level of effort comes to.
+
+    Args:
+        name: `quick`, `default` or `thorough`.
+        variations: How many inputs to derive from the author's samples, at most.
+        layouts: How many layouts of inputs and incoming gradients to try, each alone; None for all.
+        elements: How many elements of a sample finite differences move one at a time; beyond, some of them
+            and random directions stand for all.
+        fresh: On how many fresh inputs a hypothesis about a cause is tested.
+        compiled: Whether the operator is compiled and exported.
+        repeats: How often what should be the same each time is run.
+    """
+
+    name: Level
+    variations: int
+    layouts: int | None
+    elements: int
+    fresh: int
+    compiled: bool
+    repeats: int
+
+
+EFFORTS = MappingProxyType(
+    {
+        "quick": Effort("quick", 3, 6, 256, 2, False, 2),
+        "default": Effort("default", 12, None, 2048, 3, True, 3),
+        "thorough": Effort("thorough", 60, None, 16384, 6, True, 10),
+    }
+)
+
+
+def effort_named(name: str) -> Effort:
+    """The effort of a level.
+
+    Raises:
+        UsageError: If there is no such level.
+    """
+    if name not in EFFORTS:
+        raise errors.UsageError(
+            "there is no such level of effort",
+            argument="effort",
+            expected=", ".join(f"`{each}`" for each in EFFORTS),
+            got=repr(name),
+            mend='take one of them, as in `opsmith.check(operator, effort="thorough")`',
+        )
+    return EFFORTS[name]
