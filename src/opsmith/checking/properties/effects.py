@@ -111,4 +111,4 @@ def _steady(
     )
 
 
-EFFECTS = Property(NAME, "inputs stay as they were, and running twice gives the same", run)
+EFFECTS = Property(NAME, "inputs stay as they were, and running twice gives the same", run, varied=True)
