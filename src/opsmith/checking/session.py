@@ -94,12 +94,13 @@ def check(
     return Report(subject.name, outcomes, seed, environment(), level.name, **about)
 
 
-FIRST = ("randomness", "effects")
+FIRST = ("randomness", "determinism", "effects")
 """What these find can make every comparison meaningless, so they run first."""
 
 
 UNSTEADY = (
-    "two runs of it differ, so that comparing them with anything says nothing: see `randomness` and `effects`"
+    "two runs of it differ, so that comparing them with anything says nothing: see `randomness`, "
+    "`determinism` and `effects`"
 )
 
 
