@@ -91,5 +91,7 @@ def h_adopted_in_float32() -> Any:
             return (-0.5 * grad.float() * x.float().rsqrt() ** 3).to(grad.dtype)
 
     name = f"heldout_adopted::rsqrt_{next(UNIQUE)}"
-    rsqrt = opsmith.adopt(Rsqrt, name, kind="float32", opaque=True, reference=lambda x: x.rsqrt())
+    rsqrt = opsmith.adopt(
+        Rsqrt, name, kind="float32", opaque=True, reference=lambda x: x.rsqrt().contiguous()
+    )
     return rsqrt, [(uniform(3, 4, low=0.5, high=2.0),)]
