@@ -72,13 +72,38 @@ def conclude(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> F
     for place in right.places:
         mine = [each for each in attempts if each.place == place and each.error is None]
         if any(each.wrong for each in mine):
-            yield _wrong(check, right, mine)
+            failure = _wrong(check, right, mine)
+            yield Note(ROUNDED) if _is_rounding(right, mine, failure.cause) else failure
         elif any(right.numerical(place, probe).kinks.any() for probe in _probes(mine)):
             label = right.sample.labels[place]
             yield Note(
                 f"the gradient of `{label}` has a kink in {right.sample.brief}: whatever lies between its "
                 "one-sided derivatives is right there"
             )
+
+
+ROUNDED = (
+    "the backward and autograd through the forward differ by rounding to float32, as where one of them has a "
+    "constant in float32 and the other in float64"
+)
+
+
+def _is_rounding(right: RightGradient, attempts: Sequence[Attempt], cause: str) -> bool:
+    """Whether a backward and its forward, which its author never meant for autograd, differ by such rounding.
+
+    A backward that computes in float32 returns numbers of float32: that is another cause.
+    """
+    if not right.subject.own_code or cause == "precision":
+        return False
+    wrong = [each for each in attempts if each.wrong]
+    return all(each.dtype == torch.float64 and _near(each) for each in wrong)
+
+
+def _near(attempt: Attempt) -> bool:
+    if attempt.got is None or attempt.expected is None or not attempt.got.isfinite().all():
+        return False
+    off = (attempt.got.to(attempt.expected) - attempt.expected).abs().max()
+    return bool(off <= 2 * torch.finfo(torch.float32).eps * attempt.expected.abs().max())
 
 
 def _probes(attempts: Sequence[Attempt]) -> list[Probe]:
@@ -117,7 +142,7 @@ def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Fai
     message = f"the gradient of `{label}` is wrong: {shown.difference}"
     message += f"; {found.reason}" if found.reason else ""
     derived = not isinstance(subject.specification.gradients.rules.get(name), Formula)
-    if derived and right.followed and not right.trusted(shown.place, shown.probe):
+    if derived and not subject.specification.opaque and not right.trusted(shown.place, shown.probe):
         message += f". {HIDES}"
     return Failure(
         check,

@@ -97,15 +97,13 @@ def referred(outcomes: Sequence[Outcome]) -> list[Outcome]:
 ROOTS = ("linearity", "gradient")
 """Properties whose failure for an input explains what others find of its gradient, the first one first."""
 
-NOT_ABOUT_GRADIENTS = frozenset({"forward", "fake", "randomness"})
+NOT_ABOUT_GRADIENTS = frozenset({"forward", "fake", "randomness", "linearity"})
 """Properties whose failures no wrong gradient explains."""
 
 
 def _referred(
     failure: Failure, by_input: dict[str, set[str | None]], said: dict[tuple[str, str], str]
 ) -> Failure:
-    if failure.check == ROOTS[0]:
-        return failure
     earlier = said.get((failure.cause, failure.message))
     if earlier is None and failure.input and failure.check not in NOT_ABOUT_GRADIENTS:
         mine = _inputs(failure.input)

@@ -14,7 +14,7 @@ from opsmith import errors
 from opsmith.checking.effort import Effort, Level, effort_named
 from opsmith.checking.isolation import isolated, limit_of, refuse_isolation
 from opsmith.checking.merging import merged, referred
-from opsmith.checking.properties import PROPERTIES
+from opsmith.checking.properties import GROUPS, PROPERTIES
 from opsmith.checking.property import Note, Property, Skipped, raised, refuse_own
 from opsmith.checking.report import Failure, Outcome, Report, Status
 from opsmith.checking.subject import Subject
@@ -43,7 +43,8 @@ def check(
             checked as they are, through `apply` or `torch.ops`.
         samples: Tuples of arguments, or a function that returns them; the operator's own samples by default.
             From those of a class the types of its arguments are told, too.
-        only: Names of the properties to check; all by default.
+        only: Names of the properties to check, or `integration` for all that ask what torch makes of it; all
+            by default.
         skip: Names of properties to leave out.
         seed: Seed of samples and probes: the same seed gives the same report.
         effort: How much to look at: `quick`, `default` or `thorough`.
@@ -160,12 +161,13 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
 def _known(names: Iterable[str] | None) -> frozenset[str] | None:
     if names is None:
         return None
-    found = frozenset([names] if isinstance(names, str) else names)
+    given = [names] if isinstance(names, str) else names
+    found = frozenset(each for name in given for each in GROUPS.get(name, (name,)))
     unknown = sorted(found - set(PROPERTIES))
     if unknown:
         raise errors.UsageError(
             f"there is no property `{unknown[0]}`",
-            expected=", ".join(f"`{name}`" for name in PROPERTIES),
+            expected=", ".join(f"`{name}`" for name in (*PROPERTIES, *GROUPS)),
             mend="take one of those names for `only` or `skip`",
         )
     return found

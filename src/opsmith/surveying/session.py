@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from opsmith import errors
+from opsmith.checking.properties import GROUPS
 from opsmith.checking.report import Failure, Report
 from opsmith.core.adopted import overrides
 from opsmith.core.location import where
@@ -304,8 +305,8 @@ TITLES = {"second_order": "second order", "forward_mode": "forward mode"}
 def _faults(report: Report) -> list[str]:
     """What is wrong, the same cause at the same place once."""
     failures = [failure for failure in report.failures if failure.follows is None]
-    if any(failure.check != "integration" for failure in failures):
-        failures = [failure for failure in failures if failure.check != "integration"]
+    if any(failure.check not in GROUPS["integration"] for failure in failures):
+        failures = [failure for failure in failures if failure.check not in GROUPS["integration"]]
     if any("state" in failure.evidence for failure in failures):
         failures = [
             failure
