@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from opsmith.checking.properties.batching import BATCHING
+from opsmith.checking.properties.determinism import DETERMINISM
 from opsmith.checking.properties.effects import EFFECTS
 from opsmith.checking.properties.fake import FAKE
 from opsmith.checking.properties.forward import FORWARD
@@ -29,6 +30,7 @@ PROPERTIES: dict[str, Property] = {
         SECOND_ORDER,
         BATCHING,
         RANDOMNESS,
+        DETERMINISM,
         EFFECTS,
         OPCHECK,
     )
