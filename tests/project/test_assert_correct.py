@@ -1,4 +1,4 @@
-"""`opsmith.testing.assert_correct`: every option of check, a class, and a message that is the whole report."""
+"""`opsmith.testing.assert_correct`: every option of check, a class, and the whole report as its message."""
 
 from typing import Any
 
