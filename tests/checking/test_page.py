@@ -36,6 +36,8 @@ REPORT = Report(
     environment={"torch": "2.13.0", "python": "3.11"},
     effort="quick",
     remarks=("its arguments were guessed",),
+    inputs=("sample 0 (x [3])", "sample 1 (x [0])"),
+    rejected=("sample 0 with `x` at 0: ValueError: no",),
 )
 GOOD = Report("demo::fine", (Outcome("forward", "passed"), Outcome("gradient", "passed")), seed=7)
 
@@ -90,6 +92,9 @@ def test_a_page_says_all_that_the_report_says() -> None:
         "12.00 s apart",
         "all but what compiles 1.75 s",
         "compile checks, apart: much of it is shared by all operators of one run 12.00 s",
+        "The inputs that it was run on: 2, and 1 that it rejects",
+        "sample 1 (x [0])",
+        "sample 0 with x at 0: ValueError: no",
         "gradient of weight: transposed",
         "the gradient of weight is the transpose of the right one",
         "where: operators.py:12",
@@ -167,7 +172,9 @@ def test_nothing_that_a_report_says_becomes_markup() -> None:
         Outcome("gradient", "failed", failures=(failure,)),
         Outcome(nasty, "failed", failures=(Failure(nasty, nasty, nasty, nasty, follows=nasty),)),
     )
-    report = Report(nasty, outcomes, 0, {nasty: nasty}, remarks=(nasty,), effort=nasty)
+    report = Report(
+        nasty, outcomes, 0, {nasty: nasty}, remarks=(nasty,), effort=nasty, inputs=(nasty,), rejected=(nasty,)
+    )
     text = page([report, GOOD], [(nasty, nasty)])
     read = Reader(text)
     assert SCRIPT not in text
