@@ -104,10 +104,10 @@ def _on(
         with torch.no_grad():
             results = subject.call(fresh, fresh.at(torch.float64))
         grads = tuple(
-            None if old is None else incoming(result, PLAIN, generator)
+            None if old is None else incoming(result, generator)
             for old, result in zip(probe.grads, results, strict=True)
         )
-        drawn = Probe(PLAIN, grads, True)
+        drawn = Probe(PLAIN, grads)
         found = vjp(
             partial(subject.call, fresh), fresh.at(dtype), subset, drawn.at(dtype, torch.device("cpu"))
         )

@@ -97,7 +97,7 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
     right = RightGradient(subject, sample, inputs.places)
     with torch.no_grad():
         results = subject.call(sample, sample.at(torch.float64))
-    tried = [probe for probe in probes(subject, sample, results) if probe.plain]
+    tried = probes(subject, sample, results)
     yield from _about_reference(right, tried[-1])
     attempts: list[Attempt] = []
     for probe in tried:
