@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
+from opsmith.checking import replay
 from opsmith.checking.probes import Probe
-from opsmith.checking.replay import call_code, replay, visible_code
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
 
 
 def gradient_replay(
-    subject: Subject, sample: Sample, place: int, probe: Probe, dtype: torch.dtype, device: torch.device
+    subject: Subject,
+    sample: Sample,
+    place: int,
+    probe: Probe,
+    dtype: torch.dtype,
+    device: torch.device,
+    expected: Tensor | None = None,
+    subset: Sequence[int] = (),
 ) -> str | None:
-    """One backward of the operator and of the reference, for an operator that has a single visible result."""
-    name = sample.names[place]
-    if (
-        not subject.specification.schema.always_tensors
-        or len(subject.specification.schema.visible) > 1
-        or subject.specification.opaque
-        or sample.labels[place] != name
-    ):
-        return None
-    flat = sample.at(dtype, device)
-    flat[place].requires_grad_()
-    got, expected = visible_code(subject, 0, call_code(sample))
-    (grad,) = probe.at(dtype, device)
-    assert grad is not None
-    ending = [
-        f"(got,) = torch.autograd.grad({got}, {name}, grad)",
-        f"(expected,) = torch.autograd.grad({expected}, {name}, grad)",
-        "torch.testing.assert_close(got, expected)",
-    ]
-    return replay(subject, sample, flat, ending, {"grad": grad})
+    """One backward, beside that of the reference or beside the right gradient.
+
+    Args:
+        subject: What is under check.
+        sample: The sample.
+        place: The input whose gradient is wrong.
+        probe: What comes in.
+        dtype: dtype of floating tensors.
+        device: Where they lie.
+        expected: The right gradient; None where there is none to compare with.
+        subset: The inputs that require a gradient; the one alone by default.
+    """
+    flat, grads = sample.at(dtype, device), probe.at(dtype, device)
+    return replay.gradient_replay(subject, sample, flat, place, grads, expected, subset=subset)

@@ -19,6 +19,9 @@ from torch import Tensor
 
 PLAIN = "contiguous"
 
+PAIRS = 3
+"""Of so many pairs of dimensions, beside the last two, the order is swapped."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -86,11 +89,17 @@ def _layouts(x: Tensor) -> Iterator[Layout]:
             "channels last", f"x.contiguous(memory_format={form})", "a convolution with channels last"
         )
     if rank >= 2 and x.numel():
-        yield Layout("expanded along the first dimension", f"x[:1].expand({shape})", "`.sum(0)`", repeats=True)
-        yield Layout("expanded along the last dimension", f"x[..., :1].expand({shape})", "`.sum(-1)`", repeats=True)
+        yield Layout(
+            "expanded along the first dimension", f"x[:1].expand({shape})", "`.sum(0)`", repeats=True
+        )
+        yield Layout(
+            "expanded along the last dimension", f"x[..., :1].expand({shape})", "`.sum(-1)`", repeats=True
+        )
         yield Layout("every other row", f"torch.stack([{guard}, x], 1)[:, 1]", "`torch.stack`")
     if rank:
-        yield Layout("a chunk of a larger tensor", f"torch.cat([{guard}, x], -1).chunk(2, -1)[1]", "`torch.cat`")
+        yield Layout(
+            "a chunk of a larger tensor", f"torch.cat([{guard}, x], -1).chunk(2, -1)[1]", "`torch.cat`"
+        )
     if x.numel():
         code = f"torch.cat([{guard}.flatten()[:1], x.flatten()])[1:].view({shape})"
         yield Layout("one element into its memory", code, "`torch.cat`")
@@ -99,14 +108,12 @@ def _layouts(x: Tensor) -> Iterator[Layout]:
         yield Layout(
             "with its dimensions in reverse", f"x.permute{turned}.contiguous().permute{turned}", "`.permute`"
         )
-    for first, second in combinations(long, 2):
-        if (first, second) != (rank - 2, rank - 1):
-            swap = f"transpose({first}, {second})"
-            yield Layout(
-                f"transposed in dimensions {first} and {second}",
-                f"x.{swap}.contiguous().{swap}",
-                f"`.{swap}`",
-            )
+    pairs = [pair for pair in combinations(long, 2) if pair != (rank - 2, rank - 1)]
+    for first, second in pairs if len(pairs) <= PAIRS else (pairs[0], pairs[len(pairs) // 2], pairs[-1]):
+        swap = f"transpose({first}, {second})"
+        yield Layout(
+            f"transposed in dimensions {first} and {second}", f"x.{swap}.contiguous().{swap}", f"`.{swap}`"
+        )
     if x.is_complex():
         yield Layout("a conjugate view", "x.conj().resolve_conj().conj()", "`.conj()`")
     elif x.dtype in (torch.float32, torch.float64):

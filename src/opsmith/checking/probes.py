@@ -34,8 +34,8 @@ class Probe:
 def probes(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[Probe]:
     """The incoming gradients to try on a call with these results.
 
-    First for each result alone, so that a formula that forgets one is found out; then for all of them. All are
-    contiguous: the property `layouts` tries what is not.
+    First for each result alone, so that a formula that forgets one is found out; then for all of them. They
+    are contiguous: the property `layouts` tries what is not.
 
     Args:
         subject: What is under check.

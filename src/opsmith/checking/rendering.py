@@ -43,6 +43,7 @@ def rendered(report: Report) -> RenderableType:
         *(Padding(Text(f"note: {remark}", style="yellow"), (0, 0, 0, 2)) for remark in report.remarks),
         _table(report.outcomes),
         Text(f"  {report.times()}", style="dim"),
+        *([Padding(Text(report.rejections(), style="dim"), (0, 0, 0, 2))] if report.rejected else []),
         *(_panel(failure) for failure in causes),
         *(Text(failure.heading(), style="red") for failure in followers),
     )

@@ -204,4 +204,6 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     return replace(attempt, difference=case.truth.judge(position, mine), expected=expected)
 
 
-GRADIENT = Property(NAME, "the gradient of every input is right, whatever inputs require one", run)
+GRADIENT = Property(
+    NAME, "the gradient of every input is right, whatever inputs require one", run, varied=True
+)
