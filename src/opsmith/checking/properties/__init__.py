@@ -9,6 +9,7 @@ from opsmith.checking.properties.fake import FAKE
 from opsmith.checking.properties.forward import FORWARD
 from opsmith.checking.properties.forward_mode import FORWARD_MODE
 from opsmith.checking.properties.gradient import GRADIENT
+from opsmith.checking.properties.layouts import LAYOUTS
 from opsmith.checking.properties.linearity import LINEARITY
 from opsmith.checking.properties.opcheck import OPCHECK
 from opsmith.checking.properties.randomness import RANDOMNESS
@@ -23,6 +24,7 @@ PROPERTIES: dict[str, Property] = {
     for known in (
         FORWARD,
         LINEARITY,
+        LAYOUTS,
         FAKE,
         GRADIENT,
         SURROGATE,

@@ -103,7 +103,7 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
     right = RightGradient(subject, sample, inputs.places, borne_out=bool(sample.origin) and seen.borne_out)
     with torch.no_grad():
         results = subject.call(sample, sample.at(torch.float64))
-    tried = [probe for probe in probes(subject, sample, results) if probe.plain]
+    tried = probes(subject, sample, results)
     if not sample.origin:
         yield from _about_reference(right, tried[-1])
         seen.borne_out &= all(right.trusted(place, tried[-1]) for place in right.places)
