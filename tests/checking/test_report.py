@@ -123,8 +123,8 @@ def test_json_holds_everything_and_is_json() -> None:
         "reason": "why",
         "seconds": 0.0,
         "notes": [],
-        "apart": False,
         "left_out": True,
+        "apart": False,
         "failures": [],
     }
     assert read["outcomes"][0]["failures"] == [

@@ -42,7 +42,7 @@ def surrogate_layout() -> Any:
     )
 
 
-@wrong("surrogate", "raises", "x", "GradientShapeError: wrong::surrogate_shape")
+@wrong("surrogate", "shape", "x", "GradientShapeError: wrong::surrogate_shape")
 def surrogate_shape() -> Any:
     return spike("surrogate_shape").surrogate_gradients(x=lambda grad: grad[1:])
 

@@ -96,6 +96,7 @@ class Report:
         seed: Seed of samples and probes: the same seed gives the same report.
         environment: Versions and devices that the check ran with.
         effort: How much it looked at: `quick`, `default` or `thorough`.
+        remarks: What a reader has to know of all of it: that the samples were guessed, for example.
 
     Example:
         >>> Report("demo::twice", (Outcome("forward", "passed"),), seed=0).passed  # no gradient was run
@@ -107,11 +108,13 @@ class Report:
     seed: int
     environment: Mapping[str, str] = field(default_factory=dict)
     effort: str = "default"
+    remarks: tuple[str, ...] = ()
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """Everything that is wrong."""
-        return tuple(failure for outcome in self.outcomes for failure in outcome.failures)
+        """Everything that is wrong; what follows from another failure comes last."""
+        every = [failure for outcome in self.outcomes for failure in outcome.failures]
+        return tuple(sorted(every, key=lambda failure: failure.follows is not None))
 
     @property
     def passed(self) -> bool:
@@ -143,6 +146,7 @@ class Report:
             "passed": self.passed,
             "seed": self.seed,
             "effort": self.effort,
+            "remarks": list(self.remarks),
             "environment": dict(self.environment),
             "outcomes": [_outcome_dict(outcome) for outcome in self.outcomes],
         }
@@ -190,7 +194,7 @@ def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
                 "cause": failure.cause,
                 "message": failure.message,
                 "where": failure.where,
-                "evidence": _plain(failure.evidence),
+                "evidence": plain(failure.evidence),
                 "replay": failure.replay,
                 "follows": failure.follows,
             }
@@ -204,16 +208,16 @@ def shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float | complex) else str(value)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value in JSON's types; numbers that JSON lacks (nan, infinity, complex) as text."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return str(value)
 
 

@@ -19,8 +19,8 @@ from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.rendering import rendered
 from opsmith.checking.report import SCHEMA, Report
 from opsmith.cli.guard import FAILED, UNUSABLE, complain, guarded, waiting
-from opsmith.cli.target import Target
 from opsmith.core.operator import Operator
+from opsmith.locating import Target
 
 EPILOG = "\n\n".join(
     ["**Properties**", *(f"- `{known.name}` {known.title}" for known in PROPERTIES.values())]

@@ -8,6 +8,7 @@ from opsmith.checking.properties.fake import FAKE
 from opsmith.checking.properties.forward import FORWARD
 from opsmith.checking.properties.forward_mode import FORWARD_MODE
 from opsmith.checking.properties.gradient import GRADIENT
+from opsmith.checking.properties.linearity import LINEARITY
 from opsmith.checking.properties.opcheck import OPCHECK
 from opsmith.checking.properties.randomness import RANDOMNESS
 from opsmith.checking.properties.second_order import SECOND_ORDER
@@ -21,6 +22,7 @@ PROPERTIES: dict[str, Property] = {
     for known in (
         FORWARD,
         FAKE,
+        LINEARITY,
         GRADIENT,
         SURROGATE,
         FORWARD_MODE,
