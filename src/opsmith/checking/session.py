@@ -19,6 +19,7 @@ from opsmith.checking.property import Note, Property, Skipped, raised, refuse_ow
 from opsmith.checking.report import Failure, Outcome, Report, Status
 from opsmith.checking.subject import Subject
 from opsmith.checking.subjects import Samples, subject_of
+from opsmith.checking.variations import variations
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 
@@ -72,6 +73,8 @@ def check(
     subject = subject_of(operator, samples, seed, level)
     if limit_s and subject.devices:  # looking at the devices is what wakes an accelerator up
         refuse_isolation()
+    derived = variations(subject)
+    every = replace(subject, samples=(*subject.samples, *derived.samples))
     found: dict[str, Outcome] = {}
     for name in sorted(PROPERTIES, key=lambda name: name not in FIRST):
         if progress is not None:
@@ -81,19 +84,23 @@ def check(
         elif _unsteady(found) and name not in FIRST:
             found[name] = Outcome(name, "skipped", UNSTEADY)
         else:
-            found[name] = _run(PROPERTIES[name], subject, limit_s)
+            known = PROPERTIES[name]
+            found[name] = _run(known, every if known.varied else subject, limit_s)
     if progress is not None:
         progress("", len(found), len(PROPERTIES))
     outcomes = tuple(referred([found[name] for name in PROPERTIES]))
-    return Report(subject.name, outcomes, seed, environment(), level.name)
+    inputs = tuple(map(str, every.samples))
+    about = {"inputs": inputs, "rejected": derived.rejected}
+    return Report(subject.name, outcomes, seed, environment(), level.name, **about)
 
 
-FIRST = ("randomness", "effects")
+FIRST = ("randomness", "determinism", "effects")
 """What these find can make every comparison meaningless, so they run first."""
 
 
 UNSTEADY = (
-    "two runs of it differ, so that comparing them with anything says nothing: see `randomness` and `effects`"
+    "two runs of it differ, so that comparing them with anything says nothing: see `randomness`, "
+    "`determinism` and `effects`"
 )
 
 
@@ -118,7 +125,7 @@ def _fallen(operator: Any, samples: Samples, seed: int, level: Effort, limit_s: 
     """
 
     def begin() -> Outcome:
-        subject_of(operator, samples, seed, level)
+        variations(subject_of(operator, samples, seed, level))
         return Outcome("forward", "passed")
 
     forward = getattr(operator, "forward", None)
@@ -154,7 +161,13 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
     seconds = time.perf_counter() - start
     status: Status = "failed" if failures else "skipped" if reasons else "passed"
     return Outcome(
-        known.name, status, "; ".join(reasons), seconds, merged(failures), tuple(notes), apart=known.apart
+        known.name,
+        status,
+        "; ".join(reasons),
+        seconds,
+        merged(failures, subject.samples),
+        tuple(notes),
+        apart=known.apart,
     )
 
 

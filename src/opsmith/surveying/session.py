@@ -60,7 +60,7 @@ def survey(
         'works'
     """
     known = name or function_class.__qualname__
-    with _one_thread():
+    with one_thread():
         try:
             return _survey(function_class, seed, seconds, known)
         except Exception as error:  # one class must not keep the report on the others from its author
@@ -69,7 +69,7 @@ def survey(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """A region in which torch uses one thread: for tensors this small, more of them cost time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

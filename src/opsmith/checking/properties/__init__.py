@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from opsmith.checking.properties.batching import BATCHING
+from opsmith.checking.properties.determinism import DETERMINISM
 from opsmith.checking.properties.effects import EFFECTS
 from opsmith.checking.properties.fake import FAKE
 from opsmith.checking.properties.forward import FORWARD
@@ -22,8 +23,8 @@ PROPERTIES: dict[str, Property] = {
     known.name: known
     for known in (
         FORWARD,
-        FAKE,
         LINEARITY,
+        FAKE,
         GRADIENT,
         SURROGATE,
         FORWARD_MODE,
@@ -31,6 +32,7 @@ PROPERTIES: dict[str, Property] = {
         BATCHING,
         VMAP,
         RANDOMNESS,
+        DETERMINISM,
         EFFECTS,
         OPCHECK,
     )

@@ -78,4 +78,4 @@ def _turned(value: Any) -> Any:
     return value.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-FAKE = Property(NAME, "the fake kernel tells the form of the real results", run)
+FAKE = Property(NAME, "the fake kernel tells the form of the real results", run, varied=True)

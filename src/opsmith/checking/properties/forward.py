@@ -167,4 +167,6 @@ def _idle(subject: Subject, ran: set[Kernel]) -> Findings:
         )
 
 
-FORWARD = Property(NAME, "the results are those of the reference, in every dtype, from every kernel", run)
+FORWARD = Property(
+    NAME, "the results are those of the reference, in every dtype, from every kernel", run, varied=True
+)
