@@ -15,6 +15,7 @@ from opsmith.checking.properties.opcheck import OPCHECK
 from opsmith.checking.properties.randomness import RANDOMNESS
 from opsmith.checking.properties.second_order import SECOND_ORDER
 from opsmith.checking.properties.surrogate import SURROGATE
+from opsmith.checking.properties.vmap import VMAP
 from opsmith.checking.property import Property
 
 __all__ = ["GROUPS", "PROPERTIES"]
@@ -31,6 +32,7 @@ PROPERTIES: dict[str, Property] = {
         FORWARD_MODE,
         SECOND_ORDER,
         BATCHING,
+        VMAP,
         RANDOMNESS,
         DETERMINISM,
         EFFECTS,
