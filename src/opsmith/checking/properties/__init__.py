@@ -12,6 +12,7 @@ from opsmith.checking.properties.integration import INTEGRATION
 from opsmith.checking.properties.linearity import LINEARITY
 from opsmith.checking.properties.randomness import RANDOMNESS
 from opsmith.checking.properties.second_order import SECOND_ORDER
+from opsmith.checking.properties.state import STATE
 from opsmith.checking.properties.surrogate import SURROGATE
 from opsmith.checking.property import Property
 
@@ -30,6 +31,7 @@ PROPERTIES: dict[str, Property] = {
         RANDOMNESS,
         DETERMINISM,
         EFFECTS,
+        STATE,
         INTEGRATION,
     )
 }
