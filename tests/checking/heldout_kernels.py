@@ -13,7 +13,7 @@ import opsmith
 def h_energy_unrolled_by_four() -> Any:
     """What is left over when the length is no multiple of four is not summed."""
 
-    @opsmith.operator("heldout::energy_unrolled_by_four")
+    @opsmith.operator("heldout::energy_unrolled_by_four", shapes="x: ... M -> ...")
     def energy(x: Tensor) -> Tensor:
         return x.square().sum(-1)
 
@@ -89,7 +89,7 @@ def h_logarithm_that_mends_its_input() -> Any:
 
 @planted("lower_triangle", "kernel-mismatch", input="result", also=("region", "nondeterministic"))
 def h_triangle_above_which_nothing_is_written() -> Any:
-    @opsmith.operator("heldout::triangle_above_which_nothing_is_written")
+    @opsmith.operator("heldout::triangle_above_which_nothing_is_written", shapes="x: ... N M -> ... N N")
     def gram(x: Tensor) -> Tensor:
         return (x @ x.mT).tril()
 
@@ -134,7 +134,7 @@ def h_blur_with_one_workspace() -> Any:
 def h_row_norm_by_pointer() -> Any:
     """The kernel reads rows one behind the other, as if every matrix lay so in memory."""
 
-    @opsmith.operator("heldout::row_norm_by_pointer")
+    @opsmith.operator("heldout::row_norm_by_pointer", shapes="x: N M -> N")
     def row_norm(x: Tensor) -> Tensor:
         return x.square().sum(-1).sqrt()
 
@@ -201,7 +201,7 @@ def h_histogram_in_floats() -> Any:
 def h_matrix_vector_of_one_tile() -> Any:
     """Columns beyond the first tile of eight are not read; the samples have fewer."""
 
-    @opsmith.operator("heldout::matrix_vector_of_one_tile")
+    @opsmith.operator("heldout::matrix_vector_of_one_tile", shapes="matrix: N M, vector: M -> N")
     def matrix_vector(matrix: Tensor, vector: Tensor) -> Tensor:
         return matrix @ vector
 
@@ -235,7 +235,7 @@ def h_shuffle_that_seeds_everybody() -> Any:
 def h_row_sum_in_half() -> Any:
     """A sum of float32 numbers that is accumulated in float16."""
 
-    @opsmith.operator("heldout::row_sum_in_half")
+    @opsmith.operator("heldout::row_sum_in_half", shapes="x: ... M -> ...")
     def row_sum(x: Tensor) -> Tensor:
         return x.sum(-1)
 

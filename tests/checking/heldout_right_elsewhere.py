@@ -81,7 +81,7 @@ def h_adopted_in_float32() -> Any:
     class Rsqrt(Function):
         @staticmethod
         def forward(ctx, x):
-            y = torch.from_numpy(1 / np.sqrt(x.detach().float().numpy()))
+            y = torch.as_tensor(1 / np.sqrt(x.detach().float().contiguous().resolve_neg().numpy()))
             ctx.save_for_backward(y)
             return y.to(x.dtype)
 
@@ -91,4 +91,6 @@ def h_adopted_in_float32() -> Any:
             return (-0.5 * grad.float() * y**3).to(grad.dtype)
 
     name = f"heldout_adopted::rsqrt_{next(UNIQUE)}"
-    return opsmith.adopt(Rsqrt, name, kind="float32", opaque=True), [(uniform(3, 4, low=0.5, high=2.0),)]
+    rsqrt = opsmith.adopt(Rsqrt, name, kind="float32", opaque=True)
+    rsqrt.fake(lambda x: x.new_empty(x.shape))
+    return rsqrt, [(uniform(3, 4, low=0.5, high=2.0),)]

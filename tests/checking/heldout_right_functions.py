@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 
 @sound
-def h_arc_sine_by_numpy() -> Any:
+def h_arsinh_by_numpy() -> Any:
     """NumPy on both ways, and `once_differentiable` says so."""
 
     class ArcSinh(Function):
@@ -24,7 +24,7 @@ def h_arc_sine_by_numpy() -> Any:
         @once_differentiable
         def backward(ctx, grad):
             (x,) = ctx.saved_tensors
-            return grad / torch.as_tensor(np.sqrt(1 + x.detach().numpy() ** 2))
+            return grad / torch.as_tensor(np.hypot(x.detach().numpy(), 1))
 
     return ArcSinh, [(normal(3, 4),)]
 
@@ -38,14 +38,16 @@ def h_embedding_with_padding() -> Any:
         def forward(ctx, index, table, padding):
             ctx.save_for_backward(index)
             ctx.rows, ctx.padding = table.shape[0], padding
-            return table[index] * (index != padding)[..., None]
+            rows = table.index_select(0, index.reshape(-1)).reshape(*index.shape, table.shape[-1])
+            return rows * (index != padding)[..., None]
 
         @staticmethod
         def backward(ctx, grad):
             (index,) = ctx.saved_tensors
-            kept = (grad * (index != ctx.padding)[..., None]).flatten(0, -2)
+            kept = grad * (index != ctx.padding)[..., None]
             spread = grad.new_zeros(ctx.rows, grad.shape[-1])
-            return None, spread.index_add(0, index.flatten(), kept), None
+            kept = kept.reshape(index.numel(), grad.shape[-1])
+            return None, spread.index_add(0, index.reshape(-1), kept), None
 
     return Embedding, [(whole(2, 5, high=6), normal(6, 3), 0)]
 
@@ -73,6 +75,8 @@ def h_sum_with_an_expanded_gradient() -> Any:
     class Total(Function):
         @staticmethod
         def forward(ctx, x):
+            if x.dim() == 0:
+                raise ValueError("Total: there is no row in a single number")
             ctx.shape = x.shape
             return x.sum(-1)
 
@@ -130,6 +134,8 @@ def h_standardise_with_its_deviation() -> Any:
     class Standardise(Function):
         @staticmethod
         def forward(ctx, x):
+            if x.dim() == 0:
+                raise ValueError("Standardise: there is no row in a single number")
             deviation = (x.square().mean(-1, keepdim=True) + 0.1).sqrt()
             ctx.save_for_backward(x, deviation)
             return x / deviation, deviation

@@ -43,8 +43,8 @@ def h_solve_with_hilbert() -> Any:
 
     @solve.gradients
     def _(grad: Tensor, matrix: Tensor, result: Tensor) -> dict[str, Tensor]:
-        by_right = torch.linalg.solve(matrix.mT, grad)
-        return {"right": by_right, "matrix": -by_right @ result.mT}
+        by_right = torch.linalg.solve(matrix.mH, grad)
+        return {"right": by_right, "matrix": -by_right @ result.mH}
 
     @solve.samples
     def _(make: Any) -> Any:
@@ -63,7 +63,7 @@ def h_tail_of_a_gaussian() -> Any:
         return torch.exp(-0.5 * x * x)
 
     tail.samples(lambda make: [(make(3, 4, low=12.0, high=16.0),), (make(5),)])
-    return tail.gradients(x=lambda grad, x, result: -grad * x * result), None
+    return tail.gradients(x=lambda grad, x, result: -grad * (x * result).conj()), None
 
 
 @sound
@@ -88,6 +88,8 @@ def h_phase_of_a_mixture() -> Any:
 
     @opsmith.operator("heldout::phase_of_a_mixture")
     def power(z: Tensor, weight: Tensor) -> Tensor:
+        if weight.is_complex():
+            raise TypeError(f"power: the weight must be real, got {weight.dtype}")
         return weight * (z.real.square() + z.imag.square())
 
     power.samples(lambda make: [(torch.complex(make(2, 3), make(2, 3)), make(3))])
@@ -108,7 +110,9 @@ def h_block_quantiser() -> Any:
         return (x / scale).round().clamp(-127, 127).to(torch.int8), scale
 
     quantise.samples(lambda make: [(make(3, 4),), (make(6),)])
-    quantise.gradients(x=lambda grad_scale, x, scale: grad_scale * x / (scale * x.shape[-1]))
+    quantise.gradients(
+        x=lambda grad_scale, x, scale: grad_scale * x * (scale.numel() / max(1, x.numel())) / scale
+    )
     return quantise, None
 
 
@@ -121,7 +125,7 @@ def h_polynomial_of_a_list() -> Any:
         return sum((w * p * p for w, p in zip(weights, parts, strict=True)), torch.zeros_like(parts[0]))
 
     def by_parts(grad: Tensor, parts: list[Tensor], weights: list[float]) -> list[Tensor]:
-        return [2 * w * p * grad for w, p in zip(weights, parts, strict=True)]
+        return [2 * w * p.conj() * grad for w, p in zip(weights, parts, strict=True)]
 
     combine.samples(lambda make: [([make(3, 4), make(4), make(3, 1)], [0.5, -2.0, 1.0]), ([make(5)], [3.0])])
     return combine.gradients(parts=by_parts), None
@@ -137,8 +141,8 @@ def h_norm_by_name() -> Any:
 
     def by_x(grad: Tensor, x: Tensor, kind: str, result: Tensor) -> Tensor:
         if kind == "one":
-            return grad[..., None] * x.sign()
-        return (grad / result)[..., None] * x
+            return grad[..., None] * x.sgn()
+        return (grad / result.conj())[..., None] * x.conj()
 
     norm.samples(lambda make: [(make(3, 4),), (make(2, 3), "one")])
     return norm.gradients(x=by_x), None
@@ -176,7 +180,7 @@ def h_noise_with_its_mask() -> Any:
         return x * noise, noise
 
     jitter.samples(lambda make: [(make(3, 4),)])
-    return jitter.gradients(x=lambda grad, noise: grad * noise), None
+    return jitter.gradients(x=lambda grad, noise: grad * noise.conj()), None
 
 
 @sound
@@ -189,7 +193,7 @@ def h_sort_by_hand() -> Any:
 
     def kernel(x: Tensor) -> Tensor:
         y = x.clone(memory_format=torch.contiguous_format)
-        n = y.shape[-1]
+        n = y.shape[-1] if y.dim() else 0
         for step in range(n):
             for i in range(step % 2, n - 1, 2):
                 pair = y[..., i : i + 2].clone()
@@ -248,18 +252,19 @@ def h_kernel_for_float32_alone() -> Any:
     """NumPy in float32: other dtypes are the reference's."""
 
     @opsmith.operator("heldout::kernel_for_float32_alone")
-    def hypotenuse(x: Tensor, y: Tensor) -> Tensor:
-        return torch.hypot(x, y).contiguous()
+    def diagonal(x: Tensor, y: Tensor) -> Tensor:
+        return (x * x + y * y + 1.0).sqrt().contiguous()
 
     def kernel(x: Tensor, y: Tensor) -> Tensor:
-        sides = (side.detach().resolve_neg().numpy() for side in (x, y))
-        return torch.from_numpy(np.asarray(np.hypot(*sides), order="C"))
+        a, b = (side.detach().resolve_neg().numpy() for side in (x, y))
+        return torch.from_numpy(np.asarray(np.sqrt(a * a + b * b + np.float32(1.0)), order="C"))
 
-    hypotenuse.samples(lambda make: [(make(3, 4), make(3, 4)), (make(2, 5), make(5))])
-    hypotenuse.gradients(
-        x=lambda grad, x, result: grad * x / result, y=lambda grad, y, result: grad * y / result
+    diagonal.samples(lambda make: [(make(3, 4), make(3, 4)), (make(2, 5), make(5))])
+    diagonal.gradients(
+        x=lambda grad, x, result: grad * (x / result).conj(),
+        y=lambda grad, y, result: grad * (y / result).conj(),
     )
-    return hypotenuse.kernel("cpu", kernel, dtypes=[torch.float32]), None
+    return diagonal.kernel("cpu", kernel, dtypes=[torch.float32]), None
 
 
 @cache

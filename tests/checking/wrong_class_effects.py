@@ -594,7 +594,7 @@ def forgets_the_last_row() -> Any:
     return Forgets, matrix()
 
 
-@mutant("determinism", "nondeterministic", "result", "where the memory was used for something else before")
+@mutant("determinism", "nondeterministic", "result", "a call uses memory that is read before it is written")
 def forgets_in_numpy() -> Any:
     class Forgets(Twice):
         @staticmethod

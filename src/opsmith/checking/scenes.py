@@ -35,13 +35,30 @@ class Heard:
         call: Which call it was.
         when: What came before or beside it.
         given: Its results and gradients, or what it raised.
-        modes: Whether it is the mode that is another one, in which another kernel may round otherwise.
+        modes: Whether it ran in another mode or thread, in which another kernel may round otherwise.
+        alone: Whether no other call came before, so that what it raises is a matter of the mode alone.
     """
 
     call: str
     when: str
     given: Answer | Exception
     modes: bool = False
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class Made:
+    """How to make a call.
+
+    Args:
+        sample: The sample that its arguments are of.
+        places: Arguments that require a gradient.
+        make: Makes its flat arguments.
+    """
+
+    sample: Sample
+    places: tuple[int, ...]
+    make: Callable[[], list[Any]]
 
 
 @dataclass
@@ -50,29 +67,25 @@ class Stage:
 
     Args:
         subject: What is under check.
-        sample: The sample.
-        places: Arguments that require a gradient.
         memory: What the operator may remember; it is emptied before each scene.
-        calls: Makes the flat arguments of each call.
+        calls: How to make each call: `MINE`, and others that may disturb it.
         right: What each call gives alone.
         kept: Arguments that stay alive, so that no other tensor gets their addresses.
     """
 
     subject: Subject
-    sample: Sample
-    places: tuple[int, ...]
     memory: Memory
-    calls: dict[str, Callable[[], list[Any]]]
+    calls: dict[str, Made]
     right: dict[str, Answer] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
 
     def prepare(self) -> None:
         """Run each call alone; one that raises is left out."""
-        for call, make in list(self.calls.items()):
-            flat = make()
+        for call, made in list(self.calls.items()):
+            flat = made.make()
             self.memory.forget()
             try:
-                self.right[call] = answer(self.subject, self.sample, flat, self.places)
+                self.right[call] = answer(self.subject, made.sample, flat, made.places)
             except Exception:
                 if call == MINE:
                     raise
@@ -80,21 +93,27 @@ class Stage:
             else:
                 self.kept.append(flat)
 
-    def alive(self, call: str) -> Alive:
-        """A call with its graph."""
-        return alive(self.subject, self.sample, self.calls[call](), self.places)
+    @property
+    def mine(self) -> Made:
+        """The call that is looked at."""
+        return self.calls[MINE]
 
-    def heard(self, call: str, when: str, run: Callable[[], Answer], *, modes: bool = False) -> Heard:
+    def alive(self, call: str, flat: list[Any] | None = None, *, leaf: bool = True) -> Alive:
+        """A call with its graph."""
+        made = self.calls[call]
+        return alive(self.subject, made.sample, flat or made.make(), made.places, leaf=leaf)
+
+    def heard(self, call: str, when: str, run: Callable[[], Answer], **how: bool) -> Heard:
         """What a run gives."""
         try:
-            return Heard(call, when, run(), modes)
+            return Heard(call, when, run(), **how)
         except Exception as error:
             refuse_own(error)
-            return Heard(call, when, error, modes)
+            return Heard(call, when, error, **how)
 
     def answer(self, call: str) -> Answer:
         """A call, forward and backward."""
-        return answer(self.subject, self.sample, self.calls[call](), self.places)
+        return self.ended(self.alive(call))
 
     def ended(self, call: Alive) -> Answer:
         """The answer of a call whose graph is alive."""
@@ -133,22 +152,22 @@ def two_graphs(stage: Stage) -> Iterator[Heard]:
 def renewed(stage: Stage) -> Iterator[Heard]:
     """Other numbers in the same tensors, as an optimizer writes them; and in memory that was freed."""
     if OTHER not in stage.calls or any(
-        isinstance(each, Tensor) and 0 in each.stride() for each in stage.calls[MINE]()
+        isinstance(each, Tensor) and 0 in each.stride() for each in stage.mine.make()
     ):
         return
     stage.memory.forget()
     first = stage.alive(MINE)
     stage.ended(first)
     with torch.no_grad():
-        for mine, other in zip(first.leaves, stage.calls[OTHER](), strict=True):
+        for mine, other in zip(first.leaves, stage.calls[OTHER].make(), strict=True):
             if isinstance(mine, Tensor):
                 mine.copy_(other)
 
     def again() -> Answer:
         with torch.enable_grad():
             given = first.leaves if first.given is first.leaves else [_copy(each) for each in first.leaves]
-            results = stage.subject.call(stage.sample, given)
-        return stage.ended(Alive(stage.sample, stage.places, first.leaves, given, results))
+            results = stage.subject.call(first.sample, given)
+        return stage.ended(Alive(first.sample, first.places, first.leaves, given, results))
 
     yield stage.heard(OTHER, "in the same tensors, after other numbers were in them", again)
     stage.memory.forget()
@@ -192,11 +211,11 @@ def _stops(stage: Stage, last: int) -> bool:
         if seen == last:
             raise InterruptedOperationError(str(operator))
 
-    graph = alive(stage.subject, stage.sample, stage.calls[MINE](), stage.places, leaf=False)
+    graph = stage.alive(MINE, leaf=False)
     grads = graph.grads(stage.subject)
     with suppress(Exception):  # the operator may have made another exception of it
         with capabilities.watching(see), torch.enable_grad():
-            graph.results = stage.subject.call(stage.sample, graph.given)
+            graph.results = stage.subject.call(graph.sample, graph.given)
         with capabilities.watching(see):
             graph.backward(grads)
     return seen >= last
@@ -213,11 +232,11 @@ def in_modes(stage: Stage) -> Iterator[Heard]:
 
         def inside(mode: Callable[[], AbstractContextManager[Any]] = mode) -> Answer:
             with mode():
-                results = copies(stage.subject.call(stage.sample, stage.calls[MINE]()))
+                results = copies(stage.subject.call(stage.mine.sample, stage.mine.make()))
             return Answer(tuple(_plain(each) for each in results), right.gradients)
 
         stage.memory.forget()
-        yield stage.heard(MINE, f"under {name}", inside, modes=True)
+        yield stage.heard(MINE, f"under {name}", inside, modes=True, alone=True)
         for call in (MINE, OTHER):
             if call in stage.calls:
                 stage.memory.forget()
@@ -233,7 +252,7 @@ def in_modes(stage: Stage) -> Iterator[Heard]:
 
     stage.memory.forget()
     when = "under `torch.autograd.set_multithreading_enabled(False)`"
-    yield stage.heard(MINE, when, single, modes=True)
+    yield stage.heard(MINE, when, single, modes=True, alone=True)
 
 
 def _plain(tensor: Tensor | None) -> Tensor | None:
@@ -256,11 +275,11 @@ def in_threads(stage: Stage) -> Iterator[Heard]:
 
 
 def _made(stage: Stage, call: str, _: None) -> tuple[str, list[Any]]:
-    return call, stage.calls[call]()
+    return call, stage.calls[call].make()
 
 
 def _begun(stage: Stage, made: tuple[str, list[Any]]) -> Alive:
-    return alive(stage.subject, stage.sample, made[1], stage.places)
+    return stage.alive(*made)
 
 
 def _grads(stage: Stage, graph: Alive) -> tuple[Alive, tuple[Tensor | None, ...], list[Tensor]]:
@@ -272,4 +291,6 @@ def _back(begun: tuple[Alive, tuple[Tensor | None, ...], list[Tensor]]) -> Answe
     return Answer(results, tuple(graph.backward(grads)) if graph.open else ())
 
 
-SCENES = (one_after_another, two_graphs, renewed, gone, interrupted, in_modes, in_threads)
+Scene = Callable[[Stage], Iterator[Heard]]
+
+SCENES: tuple[Scene, ...] = (one_after_another, two_graphs, renewed, gone, interrupted, in_modes, in_threads)

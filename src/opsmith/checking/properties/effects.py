@@ -333,5 +333,8 @@ def _untouched(grad: Tensor | None, mark: Tensor | None) -> bool:
 
 
 EFFECTS = Property(
-    NAME, "nothing that comes in, is saved or lies outside is changed, and no memory is shared", run
+    NAME,
+    "nothing that comes in, is saved or lies outside is changed, and no memory is shared",
+    run,
+    varied=True,
 )

@@ -121,7 +121,7 @@ def _about_reference(right: RightGradient, probe: Probe) -> Findings:
     for place in right.places:
         if right.trusted(place, probe):
             continue
-        if _own_code(subject):
+        if subject.own_code:
             yield Note(FORWARD_IS_NO_TRUTH)
         elif isinstance(specification.gradients.rules.get(sample.names[place]), Formula):
             yield reference_failure(NAME, right, place, probe)
@@ -136,12 +136,6 @@ FORWARD_IS_NO_TRUTH = (
     "autograd through the forward was left out: finite differences of it say otherwise; a forward that "
     "rounds to float32 on the way, or detaches something, does this"
 )
-
-
-def _own_code(subject: Subject) -> bool:
-    """Whether the reference is the forward of a Function class, which its author never meant for autograd."""
-    adopted = subject.specification.adopted
-    return adopted is not None and adopted.reference is None
 
 
 def _with_probe(right: RightGradient, inputs: Differentiated, probe: Probe) -> Iterator[Attempt | Note]:
@@ -210,4 +204,6 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     return replace(attempt, difference=case.truth.judge(position, mine), expected=expected)
 
 
-GRADIENT = Property(NAME, "the gradient of every input is right, whatever inputs require one", run)
+GRADIENT = Property(
+    NAME, "the gradient of every input is right, whatever inputs require one", run, varied=True
+)
