@@ -82,11 +82,14 @@ def alive(
             for place, value in enumerate(flat)
         ]
         if leaf:
+            before = [leaves[place].detach().clone() for place in places]
             try:
                 return Alive(sample, tuple(places), leaves, leaves, subject.call(sample, leaves))
             except RuntimeError as error:
                 if IN_PLACE not in str(error):
                     raise
+                for place, value in zip(places, before, strict=True):
+                    flat[place].detach().copy_(value)  # torch refuses the call only after it has written
         given = [each.clone() if place in places else each for place, each in enumerate(leaves)]
         return Alive(sample, tuple(places), leaves, given, subject.call(sample, given))
 

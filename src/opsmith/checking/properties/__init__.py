@@ -14,6 +14,7 @@ from opsmith.checking.properties.linearity import LINEARITY
 from opsmith.checking.properties.opcheck import OPCHECK
 from opsmith.checking.properties.randomness import RANDOMNESS
 from opsmith.checking.properties.second_order import SECOND_ORDER
+from opsmith.checking.properties.state import STATE
 from opsmith.checking.properties.surrogate import SURROGATE
 from opsmith.checking.properties.vmap import VMAP
 from opsmith.checking.property import Property
@@ -36,6 +37,7 @@ PROPERTIES: dict[str, Property] = {
         RANDOMNESS,
         DETERMINISM,
         EFFECTS,
+        STATE,
         OPCHECK,
     )
 }
