@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import wrong_class_effects
+import wrong_state
 from class_mutants import MUTANTS, TWINS
 
 import opsmith
 
-MODULES = (wrong_class_effects,)
-ONLY = ["determinism", "effects"]
+MODULES = (wrong_class_effects, wrong_state)
+ONLY = ["determinism", "effects", "state"]
 
 
 def failures_of(built: tuple[Any, Any], **options: Any) -> tuple[opsmith.Report, list[Any]]:

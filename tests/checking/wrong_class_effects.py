@@ -407,7 +407,8 @@ def works_in_a_buffer() -> Any:
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
             buffers = local.__dict__.setdefault("buffers", {})
-            work = buffers.setdefault((x.shape, x.dtype), torch.empty(x.shape, dtype=x.dtype))
+            with torch.inference_mode(False):  # one made in inference mode would be of no use elsewhere
+                work = buffers.setdefault((x.shape, x.dtype), torch.empty(x.shape, dtype=x.dtype))
             torch.mul(x.detach(), 2, out=work)
             return work + 0
 
@@ -568,7 +569,8 @@ def caches_a_constant() -> Any:
         def forward(ctx: Any, x: Any) -> Any:
             key = x.shape, x.dtype
             if key not in grids:
-                grids[key] = torch.arange(x.numel(), dtype=x.dtype).reshape(x.shape)
+                with torch.inference_mode(False):  # autograd does not save what is made in inference mode
+                    grids[key] = torch.arange(x.numel(), dtype=x.dtype).reshape(x.shape)
             ctx.save_for_backward(grids[key])
             return x * grids[key]
 
@@ -592,7 +594,7 @@ def forgets_the_last_row() -> Any:
     return Forgets, matrix()
 
 
-@mutant("determinism", "nondeterministic", "result", "where the memory was used for something else before")
+@mutant("determinism", "nondeterministic", "result", "a call uses memory that is read before it is written")
 def forgets_in_numpy() -> Any:
     class Forgets(Twice):
         @staticmethod

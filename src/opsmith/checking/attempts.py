@@ -154,7 +154,16 @@ def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Fai
         message,
         rule_place(subject, name),
         evidence,
-        gradient_replay(subject, sample, shown.place, shown.probe, shown.dtype, shown.device),
+        gradient_replay(
+            subject,
+            sample,
+            shown.place,
+            shown.probe,
+            shown.dtype,
+            shown.device,
+            shown.expected,
+            shown.subset,
+        ),
     )
 
 

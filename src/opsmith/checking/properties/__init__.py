@@ -9,11 +9,14 @@ from opsmith.checking.properties.fake import FAKE
 from opsmith.checking.properties.forward import FORWARD
 from opsmith.checking.properties.forward_mode import FORWARD_MODE
 from opsmith.checking.properties.gradient import GRADIENT
+from opsmith.checking.properties.layouts import LAYOUTS
 from opsmith.checking.properties.linearity import LINEARITY
 from opsmith.checking.properties.opcheck import OPCHECK
 from opsmith.checking.properties.randomness import RANDOMNESS
 from opsmith.checking.properties.second_order import SECOND_ORDER
+from opsmith.checking.properties.state import STATE
 from opsmith.checking.properties.surrogate import SURROGATE
+from opsmith.checking.properties.vmap import VMAP
 from opsmith.checking.property import Property
 
 __all__ = ["GROUPS", "PROPERTIES"]
@@ -23,15 +26,18 @@ PROPERTIES: dict[str, Property] = {
     for known in (
         FORWARD,
         LINEARITY,
+        LAYOUTS,
         FAKE,
         GRADIENT,
         SURROGATE,
         FORWARD_MODE,
         SECOND_ORDER,
         BATCHING,
+        VMAP,
         RANDOMNESS,
         DETERMINISM,
         EFFECTS,
+        STATE,
         OPCHECK,
     )
 }

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.agreement import differ
 from opsmith.checking.aliasing import shared_memory
 from opsmith.checking.alive import Alive, alive, copies
-from opsmith.checking.bits import Kept, same_bits
+from opsmith.checking.bits import Kept
 from opsmith.checking.differentiated import differentiated, rule_place
 from opsmith.checking.footprints import footprints, left_behind, shown_shortly
 from opsmith.checking.guard import Guarded, guarded
-from opsmith.checking.hypotheses import alike
 from opsmith.checking.outside import other_settings
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, refuse_own
 from opsmith.checking.report import Failure
-from opsmith.checking.sample import Sample, is_inexact
+from opsmith.checking.sample import Sample
 from opsmith.checking.saved import attribute_tensors, saving
 from opsmith.checking.subject import Subject
 
@@ -236,7 +236,7 @@ def _again(
     fresh = alive(subject, sample, sample.at(device=look.device), look.places)
     other = fresh.backward(fresh.grads(subject))
     for place, one, again, anew in zip(look.places, first, second, other, strict=True):
-        if _agree(one, again) or not _agree(one, anew):  # what differs anew as well is no matter of the graph
+        if not differ(one, again) or differ(one, anew):  # what differs anew as well is no matter of the graph
             continue
         label = sample.labels[place]
         changed = [f"`ctx.{name}`" for name, kept in on_context if kept.written() is not None]
@@ -254,15 +254,6 @@ def _refused(error: Exception) -> bool:
 
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and (frames[-1].line or "").startswith(OWN_RAISE)
-
-
-def _agree(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two gradients are the same but for rounding."""
-    if one is None or other is None:
-        return one is other
-    if same_bits(one, other):
-        return True
-    return is_inexact(one) and alike(other, one, torch.finfo(one.dtype).eps ** 0.5)
 
 
 def _second_order(
