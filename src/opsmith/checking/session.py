@@ -88,8 +88,8 @@ def check(
             found[name] = _run(known, every if known.varied else subject, limit_s)
     if progress is not None:
         progress("", len(found), len(PROPERTIES))
-    if deaths and not found["forward"].left_out:
-        before = found["forward"]
+    before = found["forward"]
+    if deaths and not before.left_out and not any(each.cause == "raises" for each in before.failures):
         found["forward"] = replace(before, status="failed", failures=(*before.failures, *deaths))
     outcomes = tuple(referred([found[name] for name in PROPERTIES]))
     inputs = tuple(map(str, every.samples))
