@@ -28,8 +28,11 @@ COARSE = 0.06
 FLAT = 1.5
 DROP = 2.0**20
 """Stairs: quotients over many of them agree to `COARSE`; over fewer, what they disagree by, times the step,
-falls more slowly than the step to the power of `FLAT`, where a smooth function's falls with its cube; and on a
-single tread it drops by `DROP` within two steps."""
+falls more slowly than the step to the power of `FLAT`, where a smooth function's falls with its cube; and on
+a single tread it drops by `DROP` within two steps."""
+
+COARSEST = 2.0**-6
+"""A little more than half of bfloat16's eps, 2**-9: what jitters by more than this jumps, and does not round."""
 
 TYPICAL = 0.25
 """The part of the results that stands for the precision of all: others lie at jumps, or cancel."""
@@ -85,6 +88,7 @@ def noise_of(line: Line, generator: torch.Generator) -> Noise:
     slopes = torch.where(agrees, plateau.nan_to_num(0.0, 0.0, 0.0), 0.0)
     beside = measured / torch.maximum(size, slopes.abs())
     precision = _typical(beside[agrees & beside.isfinite()])
+    precision = precision if precision <= COARSEST else 0.0
     expected = torch.maximum(precision * torch.maximum(size, slopes.abs()), line.rounding * size)
     levels = torch.maximum(measured, expected)
     rounding = float(line.rounding.max()) if line.rounding.numel() else 0.0
