@@ -23,26 +23,21 @@ def not_linear() -> Any:
     return spike("not_linear").surrogate_gradients(x=lambda grad, x: grad.sign())
 
 
-@wrong("surrogate", "stand-in", "x", "it is not that of the stand-in: at")
+@wrong("surrogate", "unknown", "x", "it is not that of the stand-in: at")
 def not_the_stand_in() -> Any:
     return spike("not_the_stand_in").surrogate_gradients(
         lambda x: torch.sigmoid(x), x=lambda grad, x: grad * torch.sigmoid(x)
     )
 
 
-@wrong(
-    "surrogate",
-    "layout",
-    "x",
-    "it is another one for a gradient that is expanded than for the same one, contiguous",
-)
+@wrong("layouts", "layout", "x", "is right for a contiguous incoming gradient and wrong for one that is")
 def surrogate_layout() -> Any:
     return spike("surrogate_layout").surrogate_gradients(
         x=lambda grad, x: torch.as_strided(grad, x.shape, (x.shape[1], 1)) * (x.abs() < 1)
     )
 
 
-@wrong("surrogate", "raises", "x", "GradientShapeError: wrong::surrogate_shape")
+@wrong("surrogate", "shape", "x", "GradientShapeError: wrong::surrogate_shape")
 def surrogate_shape() -> Any:
     return spike("surrogate_shape").surrogate_gradients(x=lambda grad: grad[1:])
 

@@ -1,0 +1,8 @@
+"""What is wrong with a tensor that is not the right one: guesses, kept if fresh inputs bear them out."""
+
+from __future__ import annotations
+
+from opsmith.checking.diagnosis.diagnosing import Diagnosis, diagnose
+from opsmith.checking.diagnosis.observation import Observation
+
+__all__ = ["Diagnosis", "Observation", "diagnose"]
