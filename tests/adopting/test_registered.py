@@ -472,7 +472,7 @@ opsmith.adopt(doubled, reference=plain, samples=lambda make: [(make(3),)])
 
 
 def test_the_command_finds_what_a_module_adopts(tmp_path: Path) -> None:
-    from opsmith.cli.target import Target
+    from opsmith.locating import Target
 
     file = tmp_path / "adopting_file.py"
     file.write_text(ADOPTING)

@@ -18,8 +18,8 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith import errors
+from opsmith.locating import classes_of
 from opsmith.surveying import Finding, survey
-from opsmith.surveying.classes import classes_of
 from opsmith.surveying.finding import snake
 from opsmith.surveying.guessing import guesses, unguessable
 from opsmith.surveying.reading import Reading

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -132,7 +131,7 @@ def test_checking_it_again_replaces_it_and_other_samples_may_have_other_types() 
     assert first.passed
     assert not second.passed
     assert first.operator == second.operator
-    assert re.fullmatch(r"checked::\w*test_function_class_Half_[0-9a-f]{8}", first.operator)
+    assert first.operator == "Half"
 
 
 def test_what_args_took_is_given_side_by_side() -> None:
@@ -175,7 +174,7 @@ def test_another_class_cannot_be_checked() -> None:
 def test_a_forward_that_rounds_is_no_truth_for_a_backward_that_finite_differences_agree_with() -> None:
     report = opsmith.check(RoundedRight, samples=[(matrix(),)], only=FAST)
     assert report.passed
-    assert "autograd through the forward was left out" in " ".join(outcome(report, "gradient").notes)
+    assert "differ by rounding to float32" in " ".join(outcome(report, "gradient").notes)
     wrong = opsmith.check(Rounded, samples=[(matrix(),)], only=FAST)
     assert {failure.check for failure in wrong.failures} == {"gradient"}
 
@@ -201,7 +200,7 @@ def test_a_gradient_that_is_said_to_be_nonlinear_is_not_held_to_linearity() -> N
     assert "linearity in the incoming gradient was left out" in " ".join(outcome(report, "surrogate").notes)
     as_surrogate = opsmith.adopt(Clipped, "function_class::surrogate", kind="surrogate")
     (failure,) = opsmith.check(as_surrogate, samples=[(matrix(),)], only=FAST).failures
-    assert failure.cause == "not-linear"
+    assert failure.cause == "nonlinear-grad"
 
 
 def test_forward_mode_of_a_forward_that_draws_is_refused() -> None:

@@ -19,8 +19,8 @@ Z = numbers(4, dtype=torch.complex128)
 @pytest.mark.parametrize(
     ("got", "expected", "cause", "evidence"),
     [
-        (None, A, "missing", "there is none (None)"),
-        (torch.zeros_like(A), A, "missing", "it is zero everywhere"),
+        (None, A, "missing-gradient", "there is none (None)"),
+        (torch.zeros_like(A), A, "missing-gradient", "it is zero everywhere"),
         (-A, A, "sign", "it is the right one times -1"),
         (2 * A, A, "scale", "it is the right one times 2"),
         (A / 3, A, "scale", "it is the right one times 1/3"),
@@ -31,7 +31,7 @@ Z = numbers(4, dtype=torch.complex128)
         (A.mT, A, "transposed", "dimensions 0 and 1 are swapped"),
         (B.mT.reshape(3, 5), B, "transposed", "it is laid out as if dimensions 0 and 1 were swapped"),
         (A.flip(0), A, "permuted", "it has the right values in another order"),
-        (A / 0, A, "nonfinite", "16 of 16 elements are nan or infinite"),
+        (A / 0, A, "nan", "16 of 16 elements are nan or infinite"),
         (
             A.float().to(torch.bfloat16).float(),
             A,

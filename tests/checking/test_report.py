@@ -101,7 +101,8 @@ def test_a_report_in_text() -> None:
         "  gradient      failed     1.00 s",
         "  second_order  skipped    0.00 s  nobody needed it",
     ]
-    assert lines[6:] == str(FAILURE).splitlines()
+    assert lines[5:7] == ["  1.25 s; seed 0, default effort", ""]
+    assert lines[7:] == str(FAILURE).splitlines()
 
 
 def test_json_holds_everything_and_is_json() -> None:
@@ -114,7 +115,7 @@ def test_json_holds_everything_and_is_json() -> None:
     )
     made = Report("demo::op", outcomes, seed=7, environment={"torch": "2"})
     read = json.loads(made.to_json())
-    assert read["schema"] == 1
+    assert read["schema"] == 2
     assert (read["operator"], read["passed"], read["seed"]) == ("demo::op", False, 7)
     assert read["environment"] == {"torch": "2"}
     assert read["outcomes"][1] == {
@@ -124,6 +125,7 @@ def test_json_holds_everything_and_is_json() -> None:
         "seconds": 0.0,
         "notes": [],
         "left_out": True,
+        "apart": False,
         "failures": [],
     }
     assert read["outcomes"][0]["failures"] == [

@@ -23,7 +23,7 @@ def not_linear() -> Any:
     return spike("not_linear").surrogate_gradients(x=lambda grad, x: grad.sign())
 
 
-@wrong("surrogate", "stand-in", "x", "it is not that of the stand-in: at")
+@wrong("surrogate", "unknown", "x", "it is not that of the stand-in: at")
 def not_the_stand_in() -> Any:
     return spike("not_the_stand_in").surrogate_gradients(
         lambda x: torch.sigmoid(x), x=lambda grad, x: grad * torch.sigmoid(x)
@@ -42,7 +42,7 @@ def surrogate_layout() -> Any:
     )
 
 
-@wrong("surrogate", "raises", "x", "GradientShapeError: wrong::surrogate_shape")
+@wrong("surrogate", "shape", "x", "GradientShapeError: wrong::surrogate_shape")
 def surrogate_shape() -> Any:
     return spike("surrogate_shape").surrogate_gradients(x=lambda grad: grad[1:])
 

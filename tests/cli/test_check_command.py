@@ -52,7 +52,7 @@ def test_json_is_one_object_and_nothing_else(opsmith: Run, write: Write, space: 
     done = opsmith("check", str(file), "--json", "--seed", "5", *FAST)
     assert done.exit_code == 1
     read = json.loads(done.stdout)
-    assert (read["schema"], read["passed"], read["unchecked"]) == (1, False, [])
+    assert (read["schema"], read["passed"], read["unchecked"]) == (2, False, [])
     assert [report["operator"] for report in read["reports"]] == [f"{space}::right", f"{space}::wrong"]
     assert [report["passed"] for report in read["reports"]] == [True, False]
     assert read["reports"][0]["seed"] == 5

@@ -20,6 +20,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("torch_library", "build"),
     ("declaring",),
     ("adopting",),
+    ("locating",),
     FACES,
     ("page", "surveying", "testing", "tour"),
     ("cli",),

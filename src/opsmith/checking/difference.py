@@ -91,6 +91,23 @@ def off_gradcheck(got: Tensor, expected: Tensor) -> Difference | None:
     return None if found is None else replace(found, unit="tolerances of gradcheck")
 
 
+def off_linear(got: Tensor, expected: Tensor, size: float) -> Difference | None:
+    """The element furthest from a sum of others, which is off by more than an ill-conditioned one would be.
+
+    Three quarters of the digits may be lost: what is not linear misses by far more somewhere, and what is
+    linear and nearly singular by no more.
+
+    Args:
+        got: What came, in float64.
+        expected: The sum, of the same shape.
+        size: Size of the largest summand.
+    """
+    tolerance = torch.full(expected.shape, torch.finfo(torch.float64).eps ** 0.25 * size, dtype=torch.float64)
+    tolerance = tolerance.to(expected.device) + torch.finfo(torch.float64).tiny
+    found = largest(got, expected, tolerance, 1.0, torch.ones_like(tolerance, dtype=torch.bool))
+    return None if found is None else replace(found, unit="tolerances")
+
+
 def unequal(got: Tensor, *right: Tensor) -> Difference | None:
     """The first element that is exactly none of the right ones; nan equals nan.
 

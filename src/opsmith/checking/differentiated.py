@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.derivative import with_gradient
+from opsmith.checking.effort import Effort
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 from opsmith.core.answers import NonDifferentiable, NotImplementedGradient
@@ -29,12 +31,23 @@ class Differentiated:
     places: tuple[int, ...]
     refused: dict[str, str]
 
-    def subsets(self) -> Iterator[tuple[int, ...]]:
-        """Each place alone, then all of them together."""
+    def subsets(self, effort: Effort | None = None) -> Iterator[tuple[int, ...]]:
+        """Each place alone, then all of them together; with an effort, other choices too.
+
+        Args:
+            effort: How much to look at: every choice of up to four inputs; of more, every pair, and all but
+                one. Quickly, no more than each alone and all.
+        """
         for place in self.places:
             yield (place,)
         if len(self.places) > 1:
             yield self.places
+        if effort is None or effort.name == "quick" or len(self.places) < 3:
+            return
+        few = len(self.places) <= 4
+        sizes = range(2, len(self.places)) if few else sorted({2, len(self.places) - 1})
+        for size in sizes:
+            yield from combinations(self.places, size)
 
 
 def differentiated(subject: Subject, sample: Sample) -> Differentiated:

@@ -2,62 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from opsmith.checking.causes import UNKNOWN
-from opsmith.checking.hypotheses import GUESSES
+from opsmith.checking.causes import UNKNOWN, first_of
 from opsmith.checking.report import Failure, Outcome
 
-GUESSED = frozenset({UNKNOWN, *GUESSES, "ignores-grad-output"})
-"""Causes that are read off the numbers. Where samples disagree about them, none explains all."""
+READ_OFF = frozenset(
+    {
+        "missing-gradient",
+        "missing-term",
+        "nan",
+        "precision",
+        "region",
+        "scale",
+        "shifted",
+        "sign",
+        "swapped-inputs",
+        "transposed",
+        "unreduced-broadcast",
+        UNKNOWN,
+    }
+)
+"""Causes that are read off the numbers. Where samples disagree, it is what all of them fit."""
+
+FEW = 4
+"""A tensor of fewer elements fits too many words: another sample may know better."""
 
 
-def merged(failures: list[Failure]) -> tuple[Failure, ...]:
+def merged(failures: Sequence[Failure]) -> tuple[Failure, ...]:
     """One failure for each thing that is wrong, however many samples, dtypes and layouts show it."""
     groups: dict[tuple[Any, ...], list[Failure]] = {}
     for failure in failures:
-        guessed = failure.cause in GUESSED
-        key = (failure.check, failure.input, "guessed" if guessed else failure.cause, failure.where)
+        read_off = failure.cause in READ_OFF
+        key = (failure.check, failure.input, "read off" if read_off else failure.cause, failure.where)
         groups.setdefault(key, []).append(failure)
     return tuple(_one(group) for group in groups.values())
 
 
 def _one(group: list[Failure]) -> Failure:
-    first = group[0]
-    if len(group) == 1:
-        return first
-    causes = sorted({failure.cause for failure in group})
-    evidence = {**first.evidence, "seen": f"in {len(group)} runs, the first of them shown"}
+    causes = {failure.cause for failure in group}
     if len(causes) == 1:
-        return replace(first, evidence=evidence)
-    return replace(first, cause=UNKNOWN, evidence={**evidence, "looks like": ", ".join(causes)})
+        return _seen(group[0], group)
+    fitting = set.intersection(*(_fitting(failure) for failure in group)) - {UNKNOWN}
+    if fitting:
+        cause = first_of(fitting)
+        best = next((failure for failure in group if failure.cause == cause), group[0])
+        return _seen(replace(best, cause=cause), group)
+    telling = [failure for failure in group if _elements(failure) >= FEW]
+    if telling and len({failure.cause for failure in telling}) == 1:
+        return _seen(telling[0], group)
+    evidence = {**group[0].evidence, "looks like": ", ".join(sorted(causes))}
+    return _seen(replace(group[0], cause=UNKNOWN, evidence=evidence), group)
 
 
-FOLLOWS = ("forward_mode", "second_order")
-"""Properties of what is derived from the gradients: a wrong gradient makes them wrong too."""
+def _fitting(failure: Failure) -> set[str]:
+    """Every cause that a failure's evidence bears out."""
+    return {failure.cause, *failure.evidence.get("also fits", ())}
+
+
+def _elements(failure: Failure) -> int:
+    """How many elements the wrong tensor has; none where nothing says it."""
+    return int(str(failure.evidence.get("wrong elements", "0 of 0")).rpartition(" ")[2])
+
+
+def _seen(failure: Failure, group: Sequence[Failure]) -> Failure:
+    if len(group) == 1:
+        return failure
+    return replace(failure, evidence={**failure.evidence, "seen": f"in {len(group)} runs, one of them shown"})
 
 
 def referred(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The outcomes, where each failure that an earlier one explains names it.
+    """The outcomes, where each failure that another one explains names the property of that one.
+
+    A failure of the same input in a property that looks at what a backward gives follows from the failure of
+    `linearity` or `gradient`, in this order. One in the same words follows from the first that says them.
 
     Args:
         outcomes: In the order in which a reader sees them.
     """
-    seen: dict[tuple[str, str], str] = {}
+    every = [failure for outcome in outcomes for failure in outcome.failures]
+    by_input = {root: {failure.input for failure in every if failure.check == root} for root in ROOTS}
+    said: dict[tuple[str, str], str] = {}
     answers: list[Outcome] = []
     for outcome in outcomes:
-        answers.append(replace(outcome, failures=tuple(_referred(f, seen) for f in outcome.failures)))
+        failures = [_referred(failure, by_input, said) for failure in outcome.failures]
+        answers.append(replace(outcome, failures=tuple(failures)))
         for failure in outcome.failures:
-            seen.setdefault((failure.cause, failure.message), failure.check)
-            if failure.check == "gradient" and failure.input:
-                seen.setdefault(("gradient", failure.input), failure.check)
+            said.setdefault((failure.cause, failure.message), failure.check)
     return answers
 
 
-def _referred(failure: Failure, seen: Mapping[tuple[str, str], str]) -> Failure:
-    earlier = seen.get((failure.cause, failure.message))
-    if earlier is None and failure.check in FOLLOWS and failure.input:
-        earlier = seen.get(("gradient", failure.input))
+ROOTS = ("linearity", "gradient")
+"""Properties whose failure for an input explains what others find of its gradient, the first one first."""
+
+NOT_ABOUT_GRADIENTS = frozenset({"forward", "fake", "randomness", "linearity"})
+"""Properties whose failures no wrong gradient explains."""
+
+
+def _referred(
+    failure: Failure, by_input: dict[str, set[str | None]], said: dict[tuple[str, str], str]
+) -> Failure:
+    earlier = said.get((failure.cause, failure.message))
+    if earlier is None and failure.input and failure.check not in NOT_ABOUT_GRADIENTS:
+        mine = _inputs(failure.input)
+        roots = [root for root in ROOTS if root != failure.check and mine & _all_inputs(by_input[root])]
+        earlier = roots[0] if roots else None
     return replace(failure, follows=earlier if earlier != failure.check else None)
+
+
+def _inputs(text: str | None) -> set[str]:
+    """The inputs that a failure names: `x, weight` are two."""
+    return set(text.split(", ")) if text else set()
+
+
+def _all_inputs(texts: Iterable[str | None]) -> set[str]:
+    return {each for text in texts for each in _inputs(text)}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from opsmith import errors
+from opsmith.checking.exceptions import named_by
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject, WrongCountError
@@ -85,6 +86,7 @@ def raised(check: str, subject: Subject, error: Exception, when: str, input: str
     where = error.where if isinstance(error, errors.OpsmithError) else None
     if isinstance(error, errors.OpsmithError):
         input = error.argument or input
+    named = named_by(error)
     notes = [note for note in getattr(error, "__notes__", ()) if note not in str(error)]
     evidence: dict[str, Any] = {"sample": when, "exception": type(error).__name__}
     if notes:
@@ -92,8 +94,8 @@ def raised(check: str, subject: Subject, error: Exception, when: str, input: str
     return Failure(
         check=check,
         input=input,
-        cause="raises",
-        message=f"{type(error).__name__}: {_text(error)}",
+        cause=named.cause,
+        message=f"{type(error).__name__}: {_text(error)}" + (f"; {named.reason}" if named.reason else ""),
         where=where or _innermost(error, subject),
         evidence=evidence,
     )

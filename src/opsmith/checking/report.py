@@ -8,8 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from opsmith.checking.telling import folded, rows
+
 SCHEMA = 2
 """Version of what `Report.to_json` writes; it changes when a key changes its meaning or goes."""
+
+WIDTH = 80
+"""Columns of the report in text."""
 
 Status = Literal["passed", "failed", "skipped"]
 
@@ -53,10 +58,10 @@ class Failure:
         lines = [self.heading(), *_indented(self.message)]
         if self.where:
             lines.append(f"  where: {self.where}")
-        for name, value in self.evidence.items():
-            lines += _indented(f"{name}: {shown(value)}")
+        for depth, name, value in rows(self.evidence):
+            lines += _indented(f"{name}: {value}".rstrip(), "  " * (depth + 1))
         if self.replay:
-            lines += ["  replay:", *_indented(self.replay, "    ")]
+            lines += ["  replay:", *_indented(folded(self.replay, WIDTH - 4), "    ")]
         return "\n".join(lines)
 
 
@@ -96,6 +101,7 @@ class Report:
         seed: Seed of samples and probes: the same seed gives the same report.
         environment: Versions and devices that the check ran with.
         effort: How much it looked at: `quick`, `default` or `thorough`.
+        remarks: What a reader has to know of all of it: that the samples were guessed, for example.
 
     Example:
         >>> Report("demo::twice", (Outcome("forward", "passed"),), seed=0).passed  # no gradient was run
@@ -107,11 +113,13 @@ class Report:
     seed: int
     environment: Mapping[str, str] = field(default_factory=dict)
     effort: str = "default"
+    remarks: tuple[str, ...] = ()
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """Everything that is wrong."""
-        return tuple(failure for outcome in self.outcomes for failure in outcome.failures)
+        """Everything that is wrong; what follows from another failure comes last."""
+        every = [failure for outcome in self.outcomes for failure in outcome.failures]
+        return tuple(sorted(every, key=lambda failure: failure.follows is not None))
 
     @property
     def passed(self) -> bool:
@@ -132,6 +140,16 @@ class Report:
     def _names(self) -> tuple[str, ...]:
         return tuple(outcome.property for outcome in self.outcomes)
 
+    @property
+    def seconds(self) -> float:
+        """How long it took, but for what compiles."""
+        return sum(outcome.seconds for outcome in self.outcomes if not outcome.apart)
+
+    @property
+    def seconds_apart(self) -> float:
+        """How long compiling took, which what comes later in the process shares."""
+        return sum(outcome.seconds for outcome in self.outcomes if outcome.apart)
+
     def _any(self, status: Status, names: Iterable[str]) -> bool:
         return any(outcome.status == status and outcome.property in names for outcome in self.outcomes)
 
@@ -143,6 +161,9 @@ class Report:
             "passed": self.passed,
             "seed": self.seed,
             "effort": self.effort,
+            "seconds": round(self.seconds, 6),
+            "seconds_apart": round(self.seconds_apart, 6),
+            "remarks": list(self.remarks),
             "environment": dict(self.environment),
             "outcomes": [_outcome_dict(outcome) for outcome in self.outcomes],
         }
@@ -150,6 +171,12 @@ class Report:
     def to_json(self) -> str:
         """The report as JSON text."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def times(self) -> str:
+        """How long it took, in a line."""
+        apart = [outcome for outcome in self.outcomes if outcome.apart and not outcome.left_out]
+        compiled = f"; compile checks (apart): {self.seconds_apart:.2f} s" if apart else ""
+        return f"{self.seconds:.2f} s{compiled}; seed {self.seed}, {self.effort} effort"
 
     def verdict(self) -> str:
         """One line: what the whole check says, and why it is no success where nothing failed."""
@@ -164,11 +191,12 @@ class Report:
         return f"{self.operator}: NOT PASSED: {' and '.join(missing)} could not be checked"
 
     def __str__(self) -> str:
-        lines = [self.verdict()]
-        for outcome in self.outcomes:
+        lines = [self.verdict(), *(f"  note: {remark}" for remark in self.remarks)]
+        for outcome in sorted(self.outcomes, key=lambda outcome: outcome.apart):
             row = f"  {outcome.property:<13} {outcome.status:<8} {outcome.seconds:6.2f} s"
             lines.append(f"{row}  {outcome.reason}".rstrip())
             lines += [f"    {note}" for note in outcome.notes]
+        lines.append(f"  {self.times()}")
         for failure in self.failures:
             lines += ["", str(failure)]
         return "\n".join(lines)
@@ -190,7 +218,7 @@ def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
                 "cause": failure.cause,
                 "message": failure.message,
                 "where": failure.where,
-                "evidence": _plain(failure.evidence),
+                "evidence": plain(failure.evidence),
                 "replay": failure.replay,
                 "follows": failure.follows,
             }
@@ -199,21 +227,16 @@ def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def shown(value: Any) -> str:
-    """A piece of evidence in text: numbers to six digits."""
-    return f"{value:.6g}" if isinstance(value, float | complex) else str(value)
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value in JSON's types; numbers that JSON lacks (nan, infinity, complex) as text."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return str(value)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.isolation import announce
 from opsmith.core.calls import Call
 from opsmith.core.schema import Schema
 from opsmith.torch_library.flattening import Flattening
@@ -23,11 +24,13 @@ class Sample:
         position: Which of the samples it is, from 0.
         flattening: How the arguments lie.
         flat: Argument values as the author gave them, defaults filled in, lists of tensors spread out.
+        origin: From which of the author's samples it was derived, and how; empty for one of his own.
     """
 
     position: int
     flattening: Flattening
     flat: tuple[Any, ...]
+    origin: str = ""
 
     @classmethod
     def of(cls, position: int, call: Call, schema: Schema) -> Sample:
@@ -65,16 +68,23 @@ class Sample:
             dtype: dtype of floating tensors; complex tensors get the complex dtype of the same precision.
             device: Where the tensors lie.
         """
+        announce(lambda: str(self) if dtype is None else f"{self} in {str(dtype).removeprefix('torch.')}")
         return [replica(value, dtype, device) for value in self.flat]
 
     def arguments(self, flat: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments for a call with these flat values."""
         return self.flattening.schema.split(self.flattening.pack(flat))
 
+    @property
+    def brief(self) -> str:
+        """How a message calls it, without its arguments."""
+        return f"sample {self.position}"
+
     def __str__(self) -> str:
         pairs = zip(self.labels, self.flat, strict=True)
         shown = [f"{label}{_shown(value)}" for label, value in pairs]
-        return f"sample {self.position} ({', '.join(shown)})"
+        origin = f"; {self.origin}" if self.origin else ""
+        return f"sample {self.position} ({', '.join(shown)}{origin})"
 
 
 def _shown(value: Any) -> str:

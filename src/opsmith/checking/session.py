@@ -5,18 +5,22 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from opsmith import errors
-from opsmith.checking.effort import Level, effort_named
+from opsmith.checking.effort import Effort, Level, effort_named
+from opsmith.checking.isolation import isolated, limit_of, refuse_isolation
 from opsmith.checking.merging import merged, referred
-from opsmith.checking.properties import PROPERTIES
+from opsmith.checking.properties import GROUPS, PROPERTIES
 from opsmith.checking.property import Note, Property, Skipped, raised, refuse_own
 from opsmith.checking.report import Failure, Outcome, Report, Status
 from opsmith.checking.subject import Subject
 from opsmith.checking.subjects import Samples, subject_of
+from opsmith.core.location import where
+from opsmith.core.operator import Operator
 
 Progress = Callable[[str, int, int], None]
 
@@ -30,6 +34,7 @@ def check(
     seed: int = 0,
     effort: Level = "default",
     progress: Progress | None = None,
+    isolate: bool | float = False,
 ) -> Report:
     """Check an operator: results, gradients, second order, side effects and more, each against its reference.
 
@@ -38,11 +43,14 @@ def check(
             checked as they are, through `apply` or `torch.ops`.
         samples: Tuples of arguments, or a function that returns them; the operator's own samples by default.
             From those of a class the types of its arguments are told, too.
-        only: Names of the properties to check; all by default.
+        only: Names of the properties to check, or `integration` for all that ask what torch makes of it; all
+            by default.
         skip: Names of properties to leave out.
         seed: Seed of samples and probes: the same seed gives the same report.
         effort: How much to look at: `quick`, `default` or `thorough`.
         progress: Called with a property's name before it runs, how many are done, and how many there are.
+        isolate: Whether each property runs in a forked child process, so that the death of one is a failure
+            and not the end; a number is how many seconds each may take.
 
     Raises:
         MissingSamplesError: If there are no samples.
@@ -56,7 +64,14 @@ def check(
     """
     chosen, unwanted = _known(only), _known(skip) or frozenset()
     level = effort_named(effort)
+    limit_s = limit_of(isolate)
+    if limit_s:
+        fallen = _fallen(operator, samples, seed, level, limit_s)
+        if fallen is not None:
+            return fallen
     subject = subject_of(operator, samples, seed, level)
+    if limit_s and subject.devices:  # looking at the devices is what wakes an accelerator up
+        refuse_isolation()
     found: dict[str, Outcome] = {}
     for name in sorted(PROPERTIES, key=lambda name: name not in FIRST):
         if progress is not None:
@@ -66,7 +81,7 @@ def check(
         elif _unsteady(found) and name not in FIRST:
             found[name] = Outcome(name, "skipped", UNSTEADY)
         else:
-            found[name] = _outcome(PROPERTIES[name], subject)
+            found[name] = _run(PROPERTIES[name], subject, limit_s)
     if progress is not None:
         progress("", len(found), len(PROPERTIES))
     outcomes = tuple(referred([found[name] for name in PROPERTIES]))
@@ -85,6 +100,38 @@ UNSTEADY = (
 def _unsteady(found: Mapping[str, Outcome]) -> bool:
     causes = {failure.cause for outcome in found.values() for failure in outcome.failures}
     return bool(causes & {"nondeterministic", "mutates-input", "mutates-grad-output"})
+
+
+def _run(known: Property, subject: Subject, limit_s: float) -> Outcome:
+    """Run one property; where there is a limit, in a child process."""
+    if not limit_s:
+        return _outcome(known, subject)
+    place = subject.specification.where
+    found = isolated(known.name, lambda: _outcome(known, subject), where=place, limit_s=limit_s)
+    return replace(found, apart=known.apart)
+
+
+def _fallen(operator: Any, samples: Samples, seed: int, level: Effort, limit_s: float) -> Report | None:
+    """The report on what kills the process before any property runs; None where nothing does.
+
+    A class may, since a run of it tells its types.
+    """
+
+    def begin() -> Outcome:
+        subject_of(operator, samples, seed, level)
+        return Outcome("forward", "passed")
+
+    forward = getattr(operator, "forward", None)
+    place = operator.specification.where if isinstance(operator, Operator) else where(forward or operator)
+    first = isolated("forward", begin, where=place, limit_s=limit_s)
+    if first.status == "passed":
+        return None
+    others = (Outcome(name, "skipped", FALLEN) for name in PROPERTIES if name != first.property)
+    name = operator.name if isinstance(operator, Operator) else getattr(operator, "__qualname__", operator)
+    return Report(str(name), (first, *others), seed, environment(), level.name)
+
+
+FALLEN = "it could not be run at all: see `forward`"
 
 
 def _outcome(known: Property, subject: Subject) -> Outcome:
@@ -114,12 +161,13 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
 def _known(names: Iterable[str] | None) -> frozenset[str] | None:
     if names is None:
         return None
-    found = frozenset([names] if isinstance(names, str) else names)
+    given = [names] if isinstance(names, str) else names
+    found = frozenset(each for name in given for each in GROUPS.get(name, (name,)))
     unknown = sorted(found - set(PROPERTIES))
     if unknown:
         raise errors.UsageError(
             f"there is no property `{unknown[0]}`",
-            expected=", ".join(f"`{name}`" for name in PROPERTIES),
+            expected=", ".join(f"`{name}`" for name in (*PROPERTIES, *GROUPS)),
             mend="take one of those names for `only` or `skip`",
         )
     return found

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.effort import EFFORTS, Effort
-from opsmith.checking.sample import Sample
+from opsmith.checking.sample import Sample, is_inexact
 from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.location import where
@@ -207,11 +207,43 @@ class Subject:
             return every  # a stand-in may leave the hidden ones out
         return [every[place] for place in self.places(sample)]
 
-    @property
+    @cached_property
     def single_precision(self) -> bool:
-        """Whether it computes in float32, whatever comes in: an adopted class may be declared so."""
+        """Whether it computes in float32, whatever comes in.
+
+        An adopted class may be declared so. Of what is checked as it is, its results tell.
+        """
         adopted = self.specification.adopted
-        return adopted is not None and "float32" in adopted.kinds
+        declared = adopted is not None and "float32" in adopted.kinds
+        return declared or (self.apply is not None and any(map(self._rounds_in, self.samples)))
+
+    def _rounds_in(self, sample: Sample) -> bool:
+        """Whether a sample's results in float64 are float32 numbers that do not see what float32 does not.
+
+        Whoever rounds on purpose, as to whole numbers, does not see large steps either.
+        """
+        if not sample.inexact:
+            return False
+
+        def inexact(flat: list[Any]) -> list[Tensor]:
+            return [each for each in self.call(sample, flat) if is_inexact(each)]
+
+        def moved(step: float) -> list[Any]:
+            return [value * (1 + step) if is_inexact(value) else value for value in sample.at(torch.float64)]
+
+        with torch.no_grad(), suppress(Exception):  # the properties report what it raises
+            results = inexact(sample.at(torch.float64))
+            narrow = [_through_float32(each) for each in results]
+            rounded = inexact([_through_float32(value) for value in sample.at(torch.float64)])
+            same = [inexact(moved(2.0**-40)), rounded, narrow]
+            return bool(results) and _equal(results, *same) and not _equal(results, inexact(moved(2.0**-10)))
+        return False
+
+    @property
+    def own_code(self) -> bool:
+        """Whether its reference is the forward of a Function class, which nobody meant for autograd."""
+        adopted = self.specification.adopted
+        return adopted is not None and adopted.reference is None
 
     @property
     def linear(self) -> bool:
@@ -268,6 +300,21 @@ class Subject:
     def kernels_on(self, device: torch.device) -> Sequence[Kernel]:
         """The kernels attached for a device."""
         return [kernel for kernel in self.specification.kernels if kernel.device == device.type]
+
+
+def _through_float32(value: Any) -> Any:
+    if not is_inexact(value):
+        return value
+    return value.to(torch.complex64 if value.is_complex() else torch.float32).to(value.dtype)
+
+
+def _equal(first: list[Tensor], *others: list[Tensor]) -> bool:
+    """Whether lists of tensors hold the same numbers, whatever their dtypes."""
+    return all(
+        len(first) == len(other)
+        and all(torch.equal(one.to(two.dtype), two) for one, two in zip(first, other, strict=True))
+        for other in others
+    )
 
 
 def drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool]]:

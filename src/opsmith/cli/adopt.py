@@ -18,9 +18,8 @@ from rich.text import Text
 
 from opsmith.checking.rendering import rendered
 from opsmith.cli.guard import FAILED, guarded, waiting
-from opsmith.cli.target import Target
+from opsmith.locating import Target, classes_of
 from opsmith.surveying import Finding, survey
-from opsmith.surveying.classes import classes_of
 
 SCHEMA = 1
 """Version of what `--json` prints; it changes when a key changes its meaning or goes."""

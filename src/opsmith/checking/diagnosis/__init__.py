@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from opsmith.checking.diagnosis.diagnosing import Diagnosis, diagnose
 from opsmith.checking.diagnosis.observation import Observation
+from opsmith.checking.diagnosis.observing import Observer
 
-__all__ = ["Diagnosis", "Observation", "diagnose"]
+__all__ = ["Diagnosis", "Observation", "Observer", "diagnose"]

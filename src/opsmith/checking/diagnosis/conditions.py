@@ -177,7 +177,14 @@ def _candidates(table: Table) -> Iterator[Candidate]:
     for (name, _), each in table.columns.items():
         if each.is_complex():
             yield from _thresholds(table, f"the size of {name}", each.abs())
-    for (name, _), each in beside.items():
+    between = {
+        f"the difference of {one} and {other}": mine - theirs
+        for ((one, _), mine), ((other, _), theirs) in combinations(beside.items(), 2)
+    }
+    for name, each in between.items():
+        yield from _thresholds(table, name, each)
+        yield from _thresholds(table, f"the size of {name}", each.abs())
+    for name, each in {**{name: each for (name, _), each in beside.items()}, **between}.items():
         yield from _bands(table, name, each)
 
 

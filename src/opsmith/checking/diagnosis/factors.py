@@ -77,7 +77,9 @@ FORMS: Mapping[str, Measure] = MappingProxyType(
     }
 )
 
-OF_ARGUMENTS = {**FORMS, "1 minus {}": lambda a: 1 - a, "1 over 1 minus {}": lambda a: 1 / (1 - a)}
+_OF_SIZES = "with n"
+OF_ARGUMENTS = {form: measure for form, measure in FORMS.items() if _OF_SIZES not in form}
+OF_ARGUMENTS |= {"1 minus {}": lambda a: 1 - a, "1 over 1 minus {}": lambda a: 1 / (1 - a)}
 
 
 def shown_factor(factor: complex) -> str:
@@ -151,7 +153,7 @@ def _value(name: Name, observation: Observation) -> float | None:
         return None
     sign = -1 if form.startswith("minus ") else 1
     try:
-        measure: Measure = OF_ARGUMENTS[form.removeprefix("minus ")]
+        measure: Measure = {**FORMS, **OF_ARGUMENTS}[form.removeprefix("minus ")]
         value = sign * measure(quantities[which])
     except (ValueError, ZeroDivisionError, OverflowError):
         return None

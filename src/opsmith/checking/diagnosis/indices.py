@@ -61,6 +61,9 @@ def places(mask: Tensor) -> Iterator[Place]:
         >>> next(places(mask)).words
         'in its last row'
     """
+    if int(mask.sum()) == 1 and mask.dim() > 1:
+        index = mask.nonzero()[0].tolist()
+        yield Place(f"at {index}", partial(_single, index=index))
     yield from _boxes(mask)
     yield from _diagonals(mask)
     for words, inside in (("at its border", False), ("away from its border", True)):
@@ -75,6 +78,13 @@ def places(mask: Tensor) -> Iterator[Place]:
     else:
         shown = f"at the same {len(indices)} of {mask.numel()} elements each time"
     yield Place(shown, lambda shape: mask if shape == mask.shape else torch.zeros(shape, dtype=torch.bool))
+
+
+def _single(shape: torch.Size, index: list[int]) -> Tensor:
+    mask = torch.zeros(shape, dtype=torch.bool)
+    if len(index) == len(shape) and all(at < size for at, size in zip(index, shape, strict=True)):
+        mask[tuple(index)] = True
+    return mask
 
 
 def along(found: Indices, size: int) -> Iterator[Along]:
@@ -99,6 +109,8 @@ def _rules(found: Indices, size: int) -> Iterator[Along]:
         yield Along(words, partial(_tail, width=width))
     if len(found) == 1:
         yield Along(f"{{}} {low}", lambda n: frozenset({low} if low < n else ()))
+    if len(found) == 1:
+        return
     yield Along(f"the last {size - low} {{}}s", lambda n: frozenset(range(max(n - (size - low), 0), n)))
     yield Along(f"every {{}} from {low} on", lambda n: frozenset(range(low, n)))
     yield Along(f"every {{}} up to {high}", lambda n: frozenset(range(min(high + 1, n))))
@@ -134,6 +146,8 @@ def _boxes(mask: Tensor) -> Iterator[Place]:
     choices = [list(along(sides[dim], shape[dim])) for dim in limited]
     for chosen in islice(product(*choices), COMBINATIONS):
         named = dict(zip(limited, chosen, strict=True))
+        if int(mask.sum()) == 1 and any(each.words.startswith("{}") for each in chosen) and mask.dim() > 1:
+            continue  # its index has been told
         words = " and ".join(_said(each.words, dim, mask.dim()) for dim, each in named.items())
         yield Place(f"in {words}", partial(_box, named=named))
 

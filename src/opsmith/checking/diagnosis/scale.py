@@ -41,7 +41,7 @@ def scale(seen: Seen) -> Iterator[Found]:
     else:
         every = ", ".join(shown_factor(each) for each in factors)
         reason = f"it is the right one times a factor that depends on the inputs ({every} on fresh ones)"
-        yield Found("scale", reason, {**evidence, "factors": every})
+        yield Found("scale", reason, {**evidence, "factors": every}, weak=True)
 
 
 def factor_of(pair: Pair) -> complex | None:

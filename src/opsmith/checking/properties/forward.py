@@ -12,7 +12,6 @@ from opsmith import errors
 from opsmith.checking.case import NARROW, WIDE, Case, cases, short
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.difference import form_fault
-from opsmith.checking.fake_kernel import compare_fake
 from opsmith.checking.hypotheses import explain_difference
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.replay import call_code, replay, visible_code
@@ -91,7 +90,6 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
         return
     visible = subject.places(case.sample)
     yield from _compare(case, results, visible, "the operator", subject.specification.where)
-    yield from compare_fake(NAME, subject, case.sample, case.flat(), results, str(case))
 
 
 def _lacks_dtype(error: Exception) -> bool:

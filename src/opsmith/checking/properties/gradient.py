@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.autograd import gradcheck
 
+from opsmith.checking.attempts import Attempt, conclude, reference_failure
 from opsmith.checking.case import WIDE, Case, cases
-from opsmith.checking.derivative import vjp, with_gradient
+from opsmith.checking.derivative import vjp
 from opsmith.checking.differentiated import (
     Differentiated,
     adopted_takes,
@@ -21,15 +20,14 @@ from opsmith.checking.differentiated import (
     nothing_to_differentiate,
     rule_place,
 )
-from opsmith.checking.finite_differences import numerical_failure
-from opsmith.checking.gradient_failure import AGREE, wrong_gradient, wrong_layout
-from opsmith.checking.numerical import large_note, numerical_fault, too_large
 from opsmith.checking.probes import Probe, probes
-from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample, raised
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, refuse_own
 from opsmith.checking.report import Failure
+from opsmith.checking.right_gradient import RightGradient
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.checking.truth import Measure
+from opsmith.core.formula import Formula
 
 NAME = "gradient"
 
@@ -96,131 +94,114 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
     if not inputs.places:
         return
     seen.differentiated.update(sample.names[place] for place in inputs.places)
-    wrong: set[int] = set()
-    followed = subject.specification.opaque or _follows(subject, sample, inputs.places)
-    own = subject.specification.opaque
-    if followed:
-        found = [*_against_reference(subject, sample, inputs, wrong, own=own)]
-        if _adopted_alone(subject) and any(_against_forward(finding) for finding in found):
-            own = True
-            wrong.clear()
-            yield Note(FORWARD_IS_NO_TRUTH)
-            found = [*_against_reference(subject, sample, inputs, wrong, own=own)]
-        yield from found
-    else:
-        yield Note(
-            "the reference was left out: autograd does not follow it, so finite differences alone decide; "
-            "if it is not made of torch operations, declare it with `opaque=True`"
-        )
-    large = too_large(subject, sample, inputs.places)
-    if large:
-        yield Note(large_note(sample))
-    for device in subject.devices_with(torch.float64):
-        for subset in inputs.subsets():
-            if wrong.intersection(subset):
-                continue  # what is known to be wrong needs no second message
-            for fast in (True,) if large else (False, True):
-                text = numerical_fault(gradcheck, subject, sample, subset, device, fast_mode=fast)
-                if text is not None:
-                    wrong.update(subset if len(subset) == 1 else ())
-                    compared = followed and not own
-                    yield numerical_failure(NAME, subject, sample, subset, text, compared=compared)
-                    break
+    right = RightGradient(subject, sample, inputs.places)
+    with torch.no_grad():
+        results = subject.call(sample, sample.at(torch.float64))
+    tried = [probe for probe in probes(subject, sample, results) if probe.plain]
+    yield from _about_reference(right, tried[-1])
+    attempts: list[Attempt] = []
+    for probe in tried:
+        for found in _with_probe(right, inputs, probe):
+            if isinstance(found, Attempt):
+                attempts.append(found)
+            else:
+                yield found
+    yield from conclude(NAME, right, attempts)
 
+
+def _about_reference(right: RightGradient, probe: Probe) -> Findings:
+    """Say where finite differences alone decide, and where the reference of an operator is what is wrong."""
+    subject, sample = right.subject, right.sample
+    specification = subject.specification
+    if specification.opaque:
+        return
+    if not right.followed:
+        yield Note(NOT_FOLLOWED)
+        return
+    for place in right.places:
+        if right.trusted(place, probe):
+            continue
+        if subject.own_code:
+            yield Note(FORWARD_IS_NO_TRUTH)
+        elif isinstance(specification.gradients.rules.get(sample.names[place]), Formula):
+            yield reference_failure(NAME, right, place, probe)
+
+
+NOT_FOLLOWED = (
+    "the reference was left out: autograd does not follow it, so finite differences alone decide; if it is "
+    "not made of torch operations, declare it with `opaque=True`"
+)
 
 FORWARD_IS_NO_TRUTH = (
-    "autograd through the forward was left out: it gives another gradient than the backward, which finite "
-    "differences agree with; a forward that rounds to float32 on the way, or detaches something, does this"
+    "autograd through the forward was left out: finite differences of it say otherwise; a forward that "
+    "rounds to float32 on the way, or detaches something, does this"
 )
 
 
-def _adopted_alone(subject: Subject) -> bool:
-    """Whether the reference is the forward of a Function class, which its author never meant for autograd."""
-    adopted = subject.specification.adopted
-    return adopted is not None and adopted.reference is None
-
-
-def _against_forward(finding: Finding) -> bool:
-    return isinstance(finding, Failure) and finding.evidence.get("finite differences") == AGREE
-
-
-def _follows(subject: Subject, sample: Sample, places: Sequence[int]) -> bool:
-    """Whether autograd follows the reference from these inputs to any result."""
-    with torch.enable_grad():
-        flat = sample.at(torch.float64)
-        for place in places:
-            flat[place].requires_grad_()
-        return any(with_gradient(result) for result in subject.plain(sample)(flat))
-
-
-def _against_reference(
-    subject: Subject, sample: Sample, inputs: Differentiated, wrong: set[int], *, own: bool
-) -> Findings:
-    results = subject.call(sample, sample.at(torch.float64))
-    for probe in probes(subject, sample, results):
-        right = partial(_right, subject, sample, inputs.places, own)
-        values = [*sample.at(torch.float64), *probe.grads]
-        measure = Measure.of(right, values, subject.generator(), has_truth=subject.has_truth)
-
-        def arguments(dtype: torch.dtype, device: torch.device, probe: Probe = probe) -> list[Any]:
-            return [*sample.at(dtype, device), *probe.at(dtype, device)]
-
-        for case in cases(subject, sample, measure, WIDE, arguments):
+def _with_probe(right: RightGradient, inputs: Differentiated, probe: Probe) -> Iterator[Attempt | Note]:
+    """Differentiate by every choice of inputs, in every dtype, on every device, for one incoming gradient."""
+    subject = right.subject
+    believed = {place: right.trusted(place, probe) for place in inputs.places}
+    known: dict[tuple[torch.dtype, torch.device], dict[bool, Case]] = {}
+    for by_reference in sorted(set(believed.values())):
+        if not by_reference and not subject.has_truth:
+            continue  # in other dtypes it computes something else, and nothing says what
+        for case in _cases(right, probe, by_reference=by_reference):
             if isinstance(case, Note):
                 yield case
+            else:
+                known.setdefault((case.dtype, case.device), {})[by_reference] = case
+    for device in subject.devices_with(torch.float64):
+        known.setdefault((torch.float64, device), {})
+    for (dtype, device), given in known.items():
+        for subset in inputs.subsets(subject.effort):
+            grads = probe.at(dtype, device)
+            flat = right.sample.at(dtype, device)
+            try:
+                found = vjp(partial(subject.call, right.sample), flat, subset, grads) or [None] * len(subset)
+            except Exception as error:
+                refuse_own(error)
+                yield Attempt(subset[0], subset, probe, dtype, device, error=error)
                 continue
-            for subset in inputs.subsets():
-                yield from _compare(case, inputs, subset, probe, wrong)
+            for place, got in zip(subset, found, strict=True):
+                judged_by = given.get(believed[place])
+                attempt = Attempt(place, subset, probe, dtype, device, got)
+                yield _judged(right, attempt, judged_by, believed[place])
 
 
-def _right(
-    subject: Subject, sample: Sample, places: Sequence[int], own: bool, values: list[Any]
-) -> list[Tensor]:
-    """The right gradients: autograd's through the reference, or the operator's own, of contiguous ones."""
+def _cases(right: RightGradient, probe: Probe, *, by_reference: bool) -> list[Case | Note]:
+    subject, sample = right.subject, right.sample
     count = len(sample.flat)
-    flat, grads = values[:count], values[count:]
-    if own:
-        found = vjp(
-            partial(subject.call, sample), flat, places, [g if g is None else g.contiguous() for g in grads]
-        )
-    else:
-        found = vjp(subject.plain(sample), flat, places, grads)
-    found = found or [None] * len(places)
-    return [
-        torch.zeros_like(flat[place]) if gradient is None else gradient
-        for place, gradient in zip(places, found, strict=True)
-    ]
+    function = right.by_reference if by_reference else right.by_itself
+    values = [*sample.at(torch.float64), *probe.grads]
+    measure = Measure.of(
+        lambda given: function(given[:count], given[count:]),
+        values,
+        subject.generator(),
+        has_truth=subject.has_truth,
+    )
+
+    def arguments(dtype: torch.dtype, device: torch.device) -> list[Any]:
+        return [*sample.at(dtype, device), *probe.at(dtype, device)]
+
+    return cases(subject, sample, measure, WIDE, arguments)
 
 
-def _compare(
-    case: Case, inputs: Differentiated, subset: tuple[int, ...], probe: Probe, wrong: set[int]
-) -> Findings:
-    """One backward against the truth: values, and for odd layouts whether a contiguous gradient goes well."""
-    subject, sample = case.subject, case.sample
-    grads = probe.at(case.dtype, case.device)
-    if not probe.plain and wrong.intersection(subset):
-        return
-    try:
-        found = vjp(partial(subject.call, sample), case.flat(), subset, grads) or [None] * len(subset)
-    except Exception as error:
-        wrong.update(subset)
-        label = ", ".join(sample.labels[place] for place in subset)
-        failure = raised(NAME, subject, error, str(case), label)
-        yield failure if probe.plain else wrong_layout(NAME, case, subset[0], probe, failure.message)
-        return
-    for place, got in zip(subset, found, strict=True):
-        if place in wrong:
-            continue
-        position = inputs.places.index(place)
-        mine = torch.zeros_like(case.flat()[place]) if got is None else got
-        difference = case.truth.judge(position, mine)
-        if difference is None:
-            continue
-        wrong.add(place)
-        if probe.plain:
-            yield wrong_gradient(NAME, case, place, position, subset, probe, got, difference)
-        else:
-            yield wrong_layout(NAME, case, place, probe, str(difference), difference)
+def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed: bool) -> Attempt:
+    """A gradient beside the right one: autograd's where that is believed, else that of finite differences."""
+    place = attempt.place
+    like = right.sample.at(attempt.dtype, attempt.device)[place]
+    mine = torch.zeros_like(like) if attempt.got is None else attempt.got
+    numerical = right.numerical(place, attempt.probe)
+    if not believed and attempt.dtype == torch.float64:
+        return replace(attempt, difference=numerical.judge(mine.cpu()), expected=numerical.values)
+    if case is None:
+        return attempt
+    position = right.places.index(place)
+    expected = case.truth.right[position]
+    assert expected is not None
+    mine = torch.where(numerical.kinks.to(mine.device), expected.to(mine), mine)  # either side is right there
+    return replace(attempt, difference=case.truth.judge(position, mine), expected=expected)
 
 
-GRADIENT = Property(NAME, "the gradient of every input is right, in every layout", run)
+GRADIENT = Property(NAME, "the gradient of every input is right, whatever inputs require one", run)

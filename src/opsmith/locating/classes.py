@@ -34,16 +34,27 @@ def classes_of(module: ModuleType, name: str | None = None, *, inside: bool = Fa
     """
     if name is not None:
         return {name: _named(module, name)}
-    found: dict[str, Class] = {}
-    for known in _inner_modules(module) if inside else [module]:
-        prefix = f"{known.__name__.removeprefix(module.__name__)}.".removeprefix(".")
-        _collect(vars(known), prefix, known.__name__, found, set())
+    found = classes_in(module, inside=inside)
     if not found:
         raise errors.OperatorNotFoundError(
             f"`{_place(module)}` defines no `autograd.Function`",
             mend="name the file that defines some: what a file imports, or makes inside of functions, does "
             "not count",
         )
+    return found
+
+
+def classes_in(module: ModuleType, *, inside: bool = False) -> dict[str, Class]:
+    """The same, and nothing where there are none.
+
+    Args:
+        module: The module.
+        inside: Whether the modules inside a package count, too.
+    """
+    found: dict[str, Class] = {}
+    for known in _inner_modules(module) if inside else [module]:
+        prefix = f"{known.__name__.removeprefix(module.__name__)}.".removeprefix(".")
+        _collect(vars(known), prefix, known.__name__, found, set())
     return found
 
 

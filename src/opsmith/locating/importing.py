@@ -1,119 +1,24 @@
-"""`FILE_OR_MODULE[:NAME]`: from what stands on the command line to operators."""
+"""Importing what a command names: a `.py` file under the name that its package gives it, or a module."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import pkgutil
-import re
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from opsmith import errors
-from opsmith.core.operator import Operator
-from opsmith.declaring import declared_operators
-
-_FILE = re.compile(r"(?P<place>.+?\.py)(?::(?P<name>.+))?")
-_MODULE = re.compile(r"(?P<place>[^\W\d]\w*(?:\.[^\W\d]\w*)*)(?::(?P<name>.+))?")
 
 LAST_LINES = 3
 """How many calls of a traceback a message shows."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """What stands on the command line.
-
-    Args:
-        place: Path of a `.py` file, or name of a module.
-        name: Which of its operators; None means all.
-    """
-
-    place: str
-    name: str | None
-
-    @classmethod
-    def of(cls, text: str) -> Target:
-        """The target that a text names.
-
-        Raises:
-            UsageError: If it is neither a file nor a module.
-
-        Example:
-            >>> Target.of("my/operators.py:demo::linear")
-            Target(place='my/operators.py', name='demo::linear')
-        """
-        found = _FILE.fullmatch(text) or _MODULE.fullmatch(text)
-        if found is None:
-            raise errors.UsageError(
-                f"`{text}` names neither a file nor a module",
-                expected="FILE_OR_MODULE[:NAME]",
-                mend="write `operators.py`, `operators.py:linear`, `mypackage.operators` or "
-                "`mypackage.operators:linear`",
-            )
-        return cls(found["place"], found["name"])
-
-    @property
-    def is_file(self) -> bool:
-        """Whether the place is a file."""
-        return self.place.endswith(".py")
-
-    def module(self) -> ModuleType:
-        """Import the place.
-
-        Raises:
-            OperatorNotFoundError: If there is no such file or module.
-            ModuleImportError: If it cannot be imported.
-        """
-        return _import_file(Path(self.place)) if self.is_file else _import_module(self.place)
-
-    def operators(self) -> list[Operator[..., Any]]:
-        """The operators that it names, in the order of their declaration.
-
-        Raises:
-            OperatorNotFoundError: If there is no such file, module or operator.
-            ModuleImportError: If it cannot be imported.
-        """
-        module = self.module()
-        inside = f"{module.__name__}."
-        found = [
-            operator
-            for operator in declared_operators()
-            if f"{operator.specification.module}.".startswith(inside)
-        ]
-        if self.name is not None:
-            return [self._named(module, found)]
-        if not found:
-            raise errors.OperatorNotFoundError(
-                f"`{self.place}` declares no operator",
-                mend='declare one with `@opsmith.operator("mylib::name")`, or name the module that does',
-            )
-        return found
-
-    def _named(self, module: ModuleType, found: list[Operator[..., Any]]) -> Operator[..., Any]:
-        variables = {name: value for name, value in vars(module).items() if isinstance(value, Operator)}
-        known = {operator.specification.short_name: operator for operator in found}
-        known |= {operator.name: operator for operator in found} | variables
-        assert self.name is not None
-        if self.name not in known:
-            there = ", ".join(
-                f"`{operator.name}`" for operator in {id(o): o for o in known.values()}.values()
-            )
-            raise errors.OperatorNotFoundError(
-                f"`{self.place}` has no operator `{self.name}`",
-                expected=f"one of {there}" if there else "an operator; it has none",
-                mend="name the operator, or the variable that holds it",
-            )
-        return known[self.name]
-
-
-def _import_module(name: str) -> ModuleType:
+def import_module(name: str) -> ModuleType:
     """Import a module, and those inside it, as `python -m` would find it: from the current directory too."""
     _reach(Path.cwd())
     try:
@@ -136,7 +41,7 @@ def _import_module(name: str) -> ModuleType:
     return module
 
 
-def _import_file(path: Path) -> ModuleType:
+def import_file(path: Path) -> ModuleType:
     """Import a file under the name that its own package gives it, so that nothing is declared twice."""
     if not path.is_file():
         raise errors.OperatorNotFoundError(

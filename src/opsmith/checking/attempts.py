@@ -1,0 +1,226 @@
+"""Backwards that were run, and what they say together of each input: one failure, with its cause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.case import named, short
+from opsmith.checking.causes import first_of
+from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
+from opsmith.checking.difference import Difference
+from opsmith.checking.differentiated import rule_place
+from opsmith.checking.exceptions import named_by
+from opsmith.checking.gradient_failure import gradient_replay
+from opsmith.checking.observing import observe
+from opsmith.checking.probes import Probe
+from opsmith.checking.property import Findings, Note, raised
+from opsmith.checking.report import Failure
+from opsmith.checking.right_gradient import RightGradient
+from opsmith.core.formula import Formula
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One backward, and the gradient of one input from it.
+
+    Args:
+        place: The input.
+        subset: The inputs that required a gradient.
+        probe: What came in.
+        dtype: dtype of the inputs.
+        device: Where they lay.
+        got: The gradient; None where there was none.
+        expected: The right one.
+        difference: Where they differ; None where they do not.
+        error: What was raised.
+    """
+
+    place: int
+    subset: tuple[int, ...]
+    probe: Probe
+    dtype: torch.dtype
+    device: torch.device
+    got: Tensor | None = None
+    expected: Tensor | None = None
+    difference: Difference | None = None
+    error: Exception | None = None
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it is not what it should be."""
+        return self.difference is not None or self.error is not None
+
+
+def conclude(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Findings:
+    """One failure for each input whose gradient is wrong in any attempt.
+
+    Args:
+        check: Name of the property.
+        right: The right gradients.
+        attempts: Every backward that was run on the sample.
+    """
+    errors: dict[tuple[str, str], list[Attempt]] = {}
+    for attempt in attempts:
+        if attempt.error is not None:
+            errors.setdefault((type(attempt.error).__name__, str(attempt.error)), []).append(attempt)
+    for group in errors.values():
+        yield _raised(check, right, group[0])
+    for place in right.places:
+        mine = [each for each in attempts if each.place == place and each.error is None]
+        if any(each.wrong for each in mine):
+            failure = _wrong(check, right, mine)
+            yield Note(ROUNDED) if _is_rounding(right, mine, failure.cause) else failure
+        elif any(right.numerical(place, probe).kinks.any() for probe in _probes(mine)):
+            label = right.sample.labels[place]
+            yield Note(
+                f"the gradient of `{label}` has a kink in {right.sample.brief}: whatever lies between its "
+                "one-sided derivatives is right there"
+            )
+
+
+ROUNDED = (
+    "the backward and autograd through the forward differ by rounding to float32, as where one of them has a "
+    "constant in float32 and the other in float64"
+)
+
+
+def _is_rounding(right: RightGradient, attempts: Sequence[Attempt], cause: str) -> bool:
+    """Whether a backward and its forward, which its author never meant for autograd, differ by such rounding.
+
+    A backward that computes in float32 returns numbers of float32: that is another cause.
+    """
+    if not right.subject.own_code or cause == "precision":
+        return False
+    wrong = [each for each in attempts if each.wrong]
+    return all(each.dtype == torch.float64 and _near(each) for each in wrong)
+
+
+def _near(attempt: Attempt) -> bool:
+    if attempt.got is None or attempt.expected is None or not attempt.got.isfinite().all():
+        return False
+    off = (attempt.got.to(attempt.expected) - attempt.expected).abs().max()
+    return bool(off <= 2 * torch.finfo(torch.float32).eps * attempt.expected.abs().max())
+
+
+def _probes(attempts: Sequence[Attempt]) -> list[Probe]:
+    return list({each.probe.name: each.probe for each in attempts}.values())
+
+
+def _raised(check: str, right: RightGradient, first: Attempt) -> Failure:
+    """The failure for an exception in the backward."""
+    sample = right.sample
+    assert first.error is not None
+    known = named_by(first.error)
+    tensors = [place for place, value in enumerate(sample.flat) if isinstance(value, Tensor)]
+    if known.position is not None and known.position < len(tensors):
+        label = sample.labels[tensors[known.position]]
+    else:
+        label = ", ".join(sample.labels[place] for place in first.subset)
+    where = named(sample, first.dtype, first.device)
+    return raised(check, right.subject, first.error, where, label)
+
+
+def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Failure:
+    """The failure for a gradient that is not the right one."""
+    subject, sample = right.subject, right.sample
+    shown = min((each for each in attempts if each.wrong), key=_plainness)
+    assert shown.difference is not None
+    label, name = sample.labels[shown.place], sample.names[shown.place]
+    found = _diagnosis(right, shown, attempts)
+    evidence = {
+        "sample": named(sample, shown.dtype, shown.device),
+        "incoming gradient": shown.probe.name,
+        **shown.difference.evidence(),
+        **found.evidence,
+    }
+    if found.also_fits:
+        evidence["also fits"] = dict(found.also_fits)
+    message = f"the gradient of `{label}` is wrong: {shown.difference}"
+    message += f"; {found.reason}" if found.reason else ""
+    derived = not isinstance(subject.specification.gradients.rules.get(name), Formula)
+    if derived and not subject.specification.opaque and not right.trusted(shown.place, shown.probe):
+        message += f". {HIDES}"
+    return Failure(
+        check,
+        label,
+        found.cause,
+        message,
+        rule_place(subject, name),
+        evidence,
+        gradient_replay(subject, sample, shown.place, shown.probe, shown.dtype, shown.device),
+    )
+
+
+def reference_failure(check: str, right: RightGradient, place: int, probe: Probe) -> Failure:
+    """The failure for a reference whose derivative is not what autograd through it gives.
+
+    Args:
+        check: Name of the property.
+        right: The right gradients.
+        place: The input.
+        probe: What came in.
+    """
+    sample, numerical = right.sample, right.numerical(place, probe)
+    got = right.through_reference(place, probe)
+    difference = numerical.judge(got)
+    found = diagnose(Observation(got, numerical.values))
+    label = sample.labels[place]
+    reason = f": {found.reason}" if found.reason else ""
+    return Failure(
+        check,
+        label,
+        found.cause,
+        f"autograd through the reference gives another gradient of `{label}` than finite differences of it: "
+        f"{difference}{reason}. {HIDES}",
+        right.subject.specification.where,
+        {"sample": named(sample, torch.float64, torch.device("cpu")), "incoming gradient": probe.name},
+    )
+
+
+HIDES = "The reference hides a dependence from autograd (`.detach()`, `no_grad`, `.data`, a cast)"
+
+
+def _plainness(attempt: Attempt) -> tuple[bool, bool, int]:
+    """The order in which wrong attempts are shown: float64, everything coming in, few inputs."""
+    alone = " alone" in attempt.probe.name
+    return (attempt.dtype != torch.float64, alone, len(attempt.subset))
+
+
+def _diagnosis(right: RightGradient, shown: Attempt, attempts: Sequence[Attempt]) -> Diagnosis:
+    alike = [
+        each
+        for each in attempts
+        if (each.probe, each.dtype, each.device) == (shown.probe, shown.dtype, shown.device)
+    ]
+    wrong = [each.subset for each in alike if each.wrong]
+    fine = [each.subset for each in alike if not each.wrong]
+    found = diagnose(observe(right, shown))
+    if fine:
+        reason = f"it is wrong when {_needing(right, wrong)}, and right when {_needing(right, fine)}"
+        also = {found.cause: found.reason, **found.also_fits}
+        cause = first_of({"input-needs-grad", *(name for name in also if name in EARLIER)})
+        if cause == "input-needs-grad":
+            return Diagnosis(cause, reason, {k: v for k, v in also.items() if k != "unknown"}, found.evidence)
+    if shown.dtype != torch.float64:
+        words = f"in float64 it is right, and in {short(shown.dtype)} it is not"
+        reason = f"{found.reason}; {words}" if found.reason else words
+        return Diagnosis(found.cause, reason, found.also_fits, found.evidence)
+    return found
+
+
+EARLIER = ("nondeterministic", "stale-state")
+"""Causes that explain better than the choice of inputs why one run is right and another wrong."""
+
+
+def _needing(right: RightGradient, subsets: Sequence[tuple[int, ...]]) -> str:
+    labels = right.sample.labels
+    words = [" and ".join(f"`{labels[place]}`" for place in subset) for subset in subsets]
+    alone = [
+        f"{word} alone" if len(subset) == 1 else word for word, subset in zip(words, subsets, strict=True)
+    ]
+    verb = "requires" if len(subsets) == 1 and len(subsets[0]) == 1 else "require"
+    return f"{', or '.join(alone)} {verb} a gradient"

@@ -1,0 +1,113 @@
+"""A backward is linear in what comes in: torch adds up gradients before and after an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.derivative import vjp
+from opsmith.checking.difference import off_linear
+from opsmith.checking.differentiated import differentiated, rule_place
+from opsmith.checking.probes import plain_probe
+from opsmith.checking.property import Findings, Property, Skipped, each_sample, refuse_own
+from opsmith.checking.report import Failure
+from opsmith.checking.sample import Sample
+from opsmith.checking.subject import Subject
+
+NAME = "linearity"
+FACTORS = (0.75, -1.5)
+SCALES = (1e-3, 1e4)
+"""Small and large gradients too: a backward that clips is linear in the middle."""
+
+Grads = list[Tensor | None]
+Backward = Callable[[Grads], Tensor | None]
+
+
+def run(subject: Subject) -> Findings:
+    """Hold the gradient of every input to a u + b v, and to small and large ones."""
+    if subject.specification.gradients.surrogate:
+        yield Skipped("the gradients are surrogates; the property `surrogate` holds them to linearity")
+    elif not subject.linear:
+        yield Skipped("it is declared not to be linear in the incoming gradient")
+    else:
+        looked: list[Sample] = []
+        yield from each_sample(NAME, subject, partial(_sample, looked=looked))
+        if not looked:
+            yield Skipped("there is nothing to differentiate")
+
+
+def _sample(subject: Subject, sample: Sample, looked: list[Sample]) -> Findings:
+    places = differentiated(subject, sample).places
+    if not places:
+        return
+    looked.append(sample)
+    with torch.no_grad():
+        results = subject.call(sample, sample.at(torch.float64))
+    first = list(plain_probe(subject, sample, results).grads)
+    for place in places:
+        failure = _linear(subject, sample, place, first)
+        if failure is not None:
+            yield failure
+
+
+def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failure | None:
+    def backward(grads: Grads) -> Tensor | None:
+        found = vjp(partial(subject.call, sample), sample.at(torch.float64), (place,), grads)
+        return found[0] if found else None
+
+    generator = subject.generator().manual_seed(subject.seed + 1)
+    second = [
+        None if each is None else torch.randn(each.shape, generator=generator, dtype=each.dtype)
+        for each in first
+    ]
+    try:
+        u, v = backward(first), backward(second)
+    except Exception as error:
+        refuse_own(error)
+        return None  # `gradient` says so
+    if u is None or v is None or not bool((u.isfinite() & v.isfinite()).all()):
+        return None  # so it does of what is missing or no number
+    label = sample.labels[place]
+    where = rule_place(subject, sample.names[place])
+    evidence: dict[str, Any] = {"sample": f"{sample} in float64"}
+    if torch.equal(u, v) and bool(u.any()):
+        message = (
+            f"the gradient of `{label}` is the same, to the bit, for two incoming gradients that have "
+            "nothing in common: multiply by what comes in"
+        )
+        return Failure(NAME, label, "ignores-grad-output", message, where, evidence)
+    for words, grads, expected, size in _combined(first, second, u, v):
+        got = backward(grads)
+        difference = None if got is None else off_linear(got, expected, size)
+        if difference is not None:
+            message = (
+                f"the gradient of `{label}` is not linear in the incoming one: for {words}, {difference}; "
+                "torch adds up gradients before and after an operator, and takes each backward to be linear"
+            )
+            return Failure(
+                NAME, label, "nonlinear-grad", message, where, {**evidence, **difference.evidence()}
+            )
+    return None
+
+
+def _combined(first: Grads, second: Grads, u: Tensor, v: Tensor) -> list[tuple[str, Grads, Tensor, float]]:
+    """Incoming gradients made of others, what the gradient must be for each, and the size of its terms."""
+    a, b = FACTORS
+    largest = float(u.abs().max()) if u.numel() else 0.0
+    other = float(v.abs().max()) if v.numel() else 0.0
+    mixed = [None if x is None or y is None else a * x + b * y for x, y in zip(first, second, strict=True)]
+    words = f"{a} u + ({b}) v, where those of u and of v are known"
+    found = [(words, mixed, a * u + b * v, abs(a) * largest + abs(b) * other)]
+    for scale in SCALES:
+        scaled = [None if each is None else scale * each for each in first]
+        found.append((f"{scale:g} times an incoming gradient", scaled, scale * u, scale * largest))
+    nothing = [None if each is None else torch.zeros_like(each) for each in first]
+    found.append(("an incoming gradient of zeros", nothing, torch.zeros_like(u), largest))
+    return found
+
+
+LINEARITY = Property(NAME, "the gradient is linear in the incoming one, and depends on it", run)

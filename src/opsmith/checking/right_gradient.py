@@ -1,0 +1,107 @@
+"""What a gradient of a sample must be: autograd through the reference, borne out by finite differences.
+
+Either can be wrong alone. Autograd through the reference is exact, and blind to what the reference hides from
+it. Finite differences see everything, to as many digits as they can tell, and nothing at a kink. So autograd
+is believed where finite differences do not contradict it; where they do, they decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.derivative import vjp, with_gradient
+from opsmith.checking.numerical_gradient import NumericalGradient, numerical_gradient
+from opsmith.checking.probes import Probe
+from opsmith.checking.sample import Sample
+from opsmith.checking.subject import Subject
+
+Grads = Sequence[Tensor | None]
+
+
+@dataclass
+class RightGradient:
+    """The right gradients of one sample, each worked out when it is asked for.
+
+    Args:
+        subject: What is under check.
+        sample: The sample.
+        places: The inputs that are differentiated by.
+    """
+
+    subject: Subject
+    sample: Sample
+    places: tuple[int, ...]
+    _numerical: dict[tuple[int, str], NumericalGradient] = field(default_factory=dict)
+    _trusted: dict[tuple[int, str], bool] = field(default_factory=dict)
+
+    @cached_property
+    def followed(self) -> bool:
+        """Whether autograd follows the reference from these inputs, and the reference is not the operator."""
+        if self.subject.specification.opaque:
+            return False
+        with torch.enable_grad():
+            flat = self.sample.at(torch.float64)
+            for place in self.places:
+                flat[place].requires_grad_()
+            return any(with_gradient(result) for result in self.subject.plain(self.sample)(flat))
+
+    def by_reference(self, flat: Sequence[Any], grads: Grads) -> list[Tensor]:
+        """Autograd's gradients through the reference, by every place; zeros where it has none."""
+        found = vjp(self.subject.plain(self.sample), flat, self.places, grads) or [None] * len(self.places)
+        return [
+            torch.zeros_like(flat[place]) if gradient is None else gradient
+            for place, gradient in zip(self.places, found, strict=True)
+        ]
+
+    def by_itself(self, flat: Sequence[Any], grads: Grads) -> list[Tensor]:
+        """The operator's own gradients of contiguous ones: what those in other dtypes are held to."""
+        plain = [None if grad is None else grad.contiguous() for grad in grads]
+        found = vjp(partial(self.subject.call, self.sample), flat, self.places, plain) or [None] * len(
+            self.places
+        )
+        return [
+            torch.zeros_like(flat[place]) if gradient is None else gradient
+            for place, gradient in zip(self.places, found, strict=True)
+        ]
+
+    def numerical(self, place: int, probe: Probe) -> NumericalGradient:
+        """Finite differences by one input, in float64."""
+        key = (place, probe.name)
+        if key not in self._numerical:
+            with torch.no_grad():
+                self._numerical[key] = numerical_gradient(
+                    self.subject.plain(self.sample),
+                    self.sample.at(torch.float64),
+                    place,
+                    probe.at(torch.float64, torch.device("cpu")),
+                    elements=self.subject.effort.elements,
+                    generator=self.subject.generator(),
+                )
+        return self._numerical[key]
+
+    def trusted(self, place: int, probe: Probe) -> bool:
+        """Whether finite differences bear out what autograd through the reference gives by an input."""
+        if not self.followed:
+            return False
+        key = (place, probe.name)
+        if key not in self._trusted:
+            found = self.through_reference(place, probe)
+            self._trusted[key] = self.numerical(place, probe).judge(found) is None
+        return self._trusted[key]
+
+    def through_reference(self, place: int, probe: Probe) -> Tensor:
+        """Autograd's gradient through the reference by one input, in float64."""
+        grads = probe.at(torch.float64, torch.device("cpu"))
+        return self.by_reference(self.sample.at(torch.float64), grads)[self.places.index(place)]
+
+    def gradient(self, place: int, probe: Probe) -> Tensor:
+        """The right gradient by one input, in float64."""
+        if not self.trusted(place, probe):
+            return self.numerical(place, probe).values
+        return self.through_reference(place, probe)
