@@ -70,7 +70,7 @@ def places(mask: Tensor) -> Iterator[Place]:
         bordered = partial(_border, inside=inside)
         if mask.dim() > 1 and torch.equal(bordered(mask.shape), mask):
             yield Place(words, bordered)
-    for each in along(_set(mask.flatten()), mask.numel()):
+    for each in along(_set(mask.flatten()), mask.numel()) if mask.dim() > 1 and int(mask.sum()) > 1 else ():
         yield Place(f"in {each.words.format('element')}, in memory order", partial(_flat, each=each))
     indices = mask.nonzero().tolist()
     if len(indices) <= LISTED:
