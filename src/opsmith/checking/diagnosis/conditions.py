@@ -28,6 +28,7 @@ TINY = 1e-3
 """Of the largest element: where the right one is smaller, what is wrong there does not show."""
 
 CONSTANTS = 8
+ABOUT = "about"
 RELATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "is": torch.eq,
     "is less than": torch.lt,
@@ -154,23 +155,24 @@ def _candidates(table: Table) -> Iterator[Candidate]:
                 yield PLAIN, f"where the {part} part of {name} is positive", values > 0
     plain = {source: each for source, each in real.items() if not source[1].startswith("times")}
     beside = {source: each for source, each in plain.items() if source[1] != "number"}
-    for (name, _), each in beside.items():
+    for (name, _), each in list(beside.items())[:1]:
         yield from _against(name, each, "0", torch.zeros_like(each))
-    for ((one, how), mine), ((other, kind), theirs) in combinations(plain.items(), 2):
+        yield from _constants(name, each)
+        for one in (*_thresholds(table, name, each), *_thresholds(table, f"the size of {name}", each.abs())):
+            if ABOUT not in one[1]:
+                yield one
+    for (name, _), each in list(beside.items())[1:]:
+        yield from _against(name, each, "0", torch.zeros_like(each))
+    for ((first, how), mine), ((other, kind), theirs) in combinations(plain.items(), 2):
         if how == "number":
             continue
-        yield from _against(one, mine, other, theirs)
+        yield from _against(first, mine, other, theirs)
         if kind == "number":
-            yield from _against(f"the size of {one}", mine.abs(), other, theirs)
-            yield from _against(one, mine, f"minus {other}", -theirs)
+            yield from _against(f"the size of {first}", mine.abs(), other, theirs)
+            yield from _against(first, mine, f"minus {other}", -theirs)
     yield from ((PLAIN, words, chosen) for words, chosen in table.marks.items())
     for (name, _), each in beside.items():
-        distinct, counts = each.unique(return_counts=True)
-        for value in distinct[counts > 1][:CONSTANTS].tolist():
-            yield PLAIN, f"where {name} is {value:g}", each == value
-        whole = each == each.round()
-        yield PLAIN, f"where {name} is a whole number", whole
-        yield PLAIN, f"where {name} is not a whole number", ~whole
+        yield from _constants(name, each)
     for (name, _), each in beside.items():
         yield from _thresholds(table, name, each)
         yield from _thresholds(table, f"the size of {name}", each.abs())
@@ -186,6 +188,15 @@ def _candidates(table: Table) -> Iterator[Candidate]:
         yield from _thresholds(table, f"the size of {name}", each.abs())
     for name, each in {**{name: each for (name, _), each in beside.items()}, **between}.items():
         yield from _bands(table, name, each)
+
+
+def _constants(name: str, each: Tensor) -> Iterator[Candidate]:
+    distinct, counts = each.unique(return_counts=True)
+    for value in distinct[counts > 1][:CONSTANTS].tolist():
+        yield PLAIN, f"where {name} is {value:g}", each == value
+    whole = each == each.round()
+    yield PLAIN, f"where {name} is a whole number", whole
+    yield PLAIN, f"where {name} is not a whole number", ~whole
 
 
 def _against(one: str, mine: Tensor, other: str, theirs: Tensor) -> Iterator[Candidate]:
@@ -237,4 +248,4 @@ def between(low: float, high: float) -> str:
         if first <= high + 1e-12:
             return f"{round(first, digits):g}"
     middle = (low + high) / 2
-    return f"about {middle:.3g}"
+    return f"{ABOUT} {middle:.3g}"
