@@ -113,8 +113,9 @@ def silent(pair: Pair, wrong: Tensor) -> Tensor:
 
     Where the fault makes something of nothing, as a mask that is too wide does, each element says something.
     """
-    small = pair.right.abs() <= TINY * peak(pair.right)
-    return torch.zeros_like(small) if bool((small & wrong).any()) else small
+    size = pair.right.abs()
+    small = size <= TINY * peak(pair.right)
+    return torch.zeros_like(small) if bool((wrong & (size <= pair.rounding)).any()) else small
 
 
 def chances(many: int, chosen: int) -> float:
@@ -163,14 +164,19 @@ def _candidates(table: Table) -> Iterator[Candidate]:
                 yield one
     for (name, _), each in list(beside.items())[1:]:
         yield from _against(name, each, "0", torch.zeros_like(each))
-    for ((first, how), mine), ((other, kind), theirs) in combinations(plain.items(), 2):
-        if how == "number":
-            continue
-        yield from _against(first, mine, other, theirs)
-        if kind == "number":
-            yield from _against(f"the size of {first}", mine.abs(), other, theirs)
-            yield from _against(first, mine, f"minus {other}", -theirs)
-    yield from ((PLAIN, words, chosen) for words, chosen in table.marks.items())
+    # What is said of the inputs alone is plainer than what is said of results and of what comes in.
+    given = {source: each for source, each in plain.items() if source[0].startswith("`")}
+    for some in (given, plain):
+        for ((first, how), mine), ((other, kind), theirs) in combinations(some.items(), 2):
+            if how == "number":
+                continue
+            yield from _against(first, mine, other, theirs)
+            if kind == "number":
+                yield from _against(f"the size of {first}", mine.abs(), other, theirs)
+                yield from _against(first, mine, f"minus {other}", -theirs)
+        if some is given:
+            yield from ((PLAIN, words, chosen) for words, chosen in table.marks.items())
+            yield from _differing(table, given)
     for (name, _), each in beside.items():
         yield from _constants(name, each)
     for (name, _), each in beside.items():
@@ -179,15 +185,18 @@ def _candidates(table: Table) -> Iterator[Candidate]:
     for (name, _), each in table.columns.items():
         if each.is_complex():
             yield from _thresholds(table, f"the size of {name}", each.abs())
-    between = {
-        f"the difference of {one} and {other}": mine - theirs
-        for ((one, _), mine), ((other, _), theirs) in combinations(beside.items(), 2)
-    }
-    for name, each in between.items():
-        yield from _thresholds(table, name, each)
-        yield from _thresholds(table, f"the size of {name}", each.abs())
-    for name, each in {**{name: each for (name, _), each in beside.items()}, **between}.items():
+    for (name, _), each in beside.items():
         yield from _bands(table, name, each)
+
+
+def _differing(table: Table, given: dict[Source, Tensor]) -> Iterator[Candidate]:
+    """Thresholds of how far two inputs are apart."""
+    for ((first, how), mine), ((other, kind), theirs) in combinations(given.items(), 2):
+        if "number" not in (how, kind):
+            name = f"the difference of {first} and {other}"
+            yield from _thresholds(table, name, mine - theirs)
+            yield from _thresholds(table, f"the size of {name}", (mine - theirs).abs())
+            yield from _bands(table, name, mine - theirs)
 
 
 def _constants(name: str, each: Tensor) -> Iterator[Candidate]:

@@ -13,7 +13,7 @@ from itertools import islice, product
 import torch
 from torch import Tensor
 
-WIDTHS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Of how many elements vectors and blocks usually are."""
 
 STRIDES = range(2, 9)
@@ -100,6 +100,8 @@ def _rules(found: Indices, size: int) -> Iterator[Along]:
     low, high = min(found), max(found)
     yield Along("the last {}", lambda n: frozenset({n - 1} if n else ()))
     yield Along("the first {}", lambda n: frozenset({0} if n else ()))
+    if len(found) == 1 and 0 < low < size - 1:
+        yield Along(f"{{}} {low}", lambda n: frozenset({low} if low < n else ()))
     yield Along("all but the first {}", lambda n: frozenset(range(1, n)))
     yield Along("all but the last {}", lambda n: frozenset(range(n - 1)))
     yield Along("the first and the last {}", lambda n: frozenset({0, n - 1}) if n else frozenset())
@@ -108,8 +110,6 @@ def _rules(found: Indices, size: int) -> Iterator[Along]:
         words = f"every {{}} beyond the last multiple of {width}, from {size // width * width} on"
         yield Along(words, partial(_tail, width=width))
     if len(found) == 1:
-        yield Along(f"{{}} {low}", lambda n: frozenset({low} if low < n else ()))
-    if len(found) == 1:
         return
     yield Along(f"the last {size - low} {{}}s", lambda n: frozenset(range(max(n - (size - low), 0), n)))
     yield Along(f"every {{}} from {low} on", lambda n: frozenset(range(low, n)))
@@ -117,7 +117,7 @@ def _rules(found: Indices, size: int) -> Iterator[Along]:
     yield Along(f"every {{}} from {low} to {high}", lambda n: frozenset(range(low, min(high + 1, n))))
     yield Along("every {} in the second half", lambda n: frozenset(range(n - n // 2, n)))
     yield Along("every {} in the first half", lambda n: frozenset(range(n // 2)))
-    for stride in STRIDES:
+    for stride in STRIDES if len(found) > 2 else ():
         start = low % stride
         nth = {2: "2nd", 3: "3rd"}.get(stride, f"{stride}th")
         words = f"every {nth} {{}}, from {start} on"

@@ -79,11 +79,16 @@ class Observer:
     def _others(self) -> list[Sample]:
         """Samples of other sizes: the author's, and what can be derived from them."""
         derived = variations(self.subject).samples
-        return [sample for sample in (*self.subject.samples, *derived) if self._elsewhere(sample)]
+        others: dict[str, Sample] = {}
+        for sample in (*self.subject.samples, *derived):
+            if self._elsewhere(sample):
+                others.setdefault(str(_shapes(sample.flat)), sample)
+        return list(others.values())
 
     def _elsewhere(self, sample: Sample) -> bool:
         """Whether another sample has an input of the same name at the same place, of other sizes."""
-        if sample is self.sample or sample.labels != self.sample.labels:
+        empty = any(isinstance(value, Tensor) and not value.numel() for value in sample.flat)
+        if empty or sample is self.sample or sample.labels != self.sample.labels:
             return False
         alike = all(
             isinstance(mine, Tensor) == isinstance(theirs, Tensor)

@@ -12,7 +12,7 @@ from opsmith.checking.diagnosis.pair import Pair
 MORE = 8
 """How many further fresh inputs narrow down a condition."""
 
-SIZES = 6
+SIZES = 8
 """At how many other sizes to look, at most."""
 
 
