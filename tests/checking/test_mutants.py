@@ -61,8 +61,8 @@ def test_what_one_property_looks_for_the_others_accept(name: str) -> None:
         "fake_stride": {"forward_mode"},  # torch refuses forward mode for results that are not contiguous
         "graph_cut": {"forward_mode"},
         "forward_mode_follows_the_formula": {"gradient"},
-        "numpy_randomness": {"effects"},
-        "python_randomness": {"effects"},
+        "numpy_randomness": {"determinism"},
+        "python_randomness": {"determinism"},
     }
     assert {failure.check for failure in others} <= known.get(name, set())
 

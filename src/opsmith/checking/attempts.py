@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,15 +12,15 @@ from torch import Tensor
 from opsmith.checking.case import named, short
 from opsmith.checking.causes import first_of
 from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
+from opsmith.checking.diagnosis.observing import Observer
 from opsmith.checking.difference import Difference
 from opsmith.checking.differentiated import rule_place
 from opsmith.checking.exceptions import named_by
 from opsmith.checking.gradient_failure import gradient_replay
-from opsmith.checking.observing import observe
 from opsmith.checking.probes import Probe
 from opsmith.checking.property import Findings, Note, raised
 from opsmith.checking.report import Failure
-from opsmith.checking.right_gradient import RightGradient
+from opsmith.checking.right_gradient import RightGradient, by_differences
 from opsmith.core.formula import Formula
 
 
@@ -74,7 +75,9 @@ def conclude(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> F
         if any(each.wrong for each in mine):
             failure = _wrong(check, right, mine)
             yield Note(ROUNDED) if _is_rounding(right, mine, failure.cause) else failure
-        elif any(right.numerical(place, probe).kinks.any() for probe in _probes(mine)):
+        elif not right.borne_out and any(
+            right.numerical(place, probe).kinks.any() for probe in _probes(mine)
+        ):
             label = right.sample.labels[place]
             yield Note(
                 f"the gradient of `{label}` has a kink in {right.sample.brief}: whatever lies between its "
@@ -151,7 +154,16 @@ def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Fai
         message,
         rule_place(subject, name),
         evidence,
-        gradient_replay(subject, sample, shown.place, shown.probe, shown.dtype, shown.device),
+        gradient_replay(
+            subject,
+            sample,
+            shown.place,
+            shown.probe,
+            shown.dtype,
+            shown.device,
+            shown.expected,
+            shown.subset,
+        ),
     )
 
 
@@ -198,7 +210,7 @@ def _diagnosis(right: RightGradient, shown: Attempt, attempts: Sequence[Attempt]
     ]
     wrong = [each.subset for each in alike if each.wrong]
     fine = [each.subset for each in alike if not each.wrong]
-    found = diagnose(observe(right, shown))
+    found = diagnose(_observed(right, shown))
     if fine:
         reason = f"it is wrong when {_needing(right, wrong)}, and right when {_needing(right, fine)}"
         also = {found.cause: found.reason, **found.also_fits}
@@ -210,6 +222,22 @@ def _diagnosis(right: RightGradient, shown: Attempt, attempts: Sequence[Attempt]
         reason = f"{found.reason}; {words}" if found.reason else words
         return Diagnosis(found.cause, reason, found.also_fits, found.evidence)
     return found
+
+
+def _observed(right: RightGradient, shown: Attempt) -> Observation:
+    """A wrong gradient as the diagnosis looks at it, with a way to see it on fresh inputs."""
+    subject, sample = right.subject, right.sample
+    by_reference = right.trusted(shown.place, shown.probe)
+    observer = Observer(
+        subject,
+        sample,
+        shown.place,
+        shown.subset,
+        None if by_reference else partial(by_differences, subject),
+        dtype=shown.dtype,
+        device=shown.device,
+    )
+    return observer.observe(sample.at(torch.float64), shown.probe.at(torch.float64, torch.device("cpu")))
 
 
 EARLIER = ("nondeterministic", "stale-state")

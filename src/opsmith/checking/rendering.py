@@ -43,6 +43,7 @@ def rendered(report: Report) -> RenderableType:
         *(Padding(Text(f"note: {remark}", style="yellow"), (0, 0, 0, 2)) for remark in report.remarks),
         _table(report.outcomes),
         Text(f"  {report.times()}", style="dim"),
+        *([Padding(Text(report.rejections(), style="dim"), (0, 0, 0, 2))] if report.rejected else []),
         *(_panel(failure) for failure in causes),
         *(Text(failure.heading(), style="red") for failure in followers),
     )
@@ -75,9 +76,8 @@ def _panel(failure: Failure) -> RenderableType:
         parts.append(Text(f"where: {failure.where}", style="cyan", overflow="fold"))
     if failure.evidence:
         parts.append(Padding(_evidence(failure), (1, 0, 0, 0)))
-    code: list[RenderableType] = (
-        [Text(), _Code(failure.replay)] if failure.replay else []
-    )  # from the first column on, to be copied
+    # The code begins in the first column, so that it can be copied.
+    code: list[RenderableType] = [Text(), _Code(failure.replay)] if failure.replay else []
     return Group(
         rich.rule.Rule(Text(failure.heading(), style="bold red"), align="left", style="red"),
         Padding(Group(*parts), (0, 0, 0, 2)),

@@ -102,6 +102,8 @@ class Report:
         environment: Versions and devices that the check ran with.
         effort: How much it looked at: `quick`, `default` or `thorough`.
         remarks: What a reader has to know of all of it: that the samples were guessed, for example.
+        inputs: Every input that it was run on: the author's samples, and what was derived from them.
+        rejected: Inputs that were derived and that it rejects by an error of its own, which is no fault.
 
     Example:
         >>> Report("demo::twice", (Outcome("forward", "passed"),), seed=0).passed  # no gradient was run
@@ -114,6 +116,8 @@ class Report:
     environment: Mapping[str, str] = field(default_factory=dict)
     effort: str = "default"
     remarks: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -164,6 +168,8 @@ class Report:
             "seconds": round(self.seconds, 6),
             "seconds_apart": round(self.seconds_apart, 6),
             "remarks": list(self.remarks),
+            "inputs": list(self.inputs),
+            "rejected": list(self.rejected),
             "environment": dict(self.environment),
             "outcomes": [_outcome_dict(outcome) for outcome in self.outcomes],
         }
@@ -177,6 +183,10 @@ class Report:
         apart = [outcome for outcome in self.outcomes if outcome.apart and not outcome.left_out]
         compiled = f"; compile checks (apart): {self.seconds_apart:.2f} s" if apart else ""
         return f"{self.seconds:.2f} s{compiled}; seed {self.seed}, {self.effort} effort"
+
+    def rejections(self) -> str:
+        """Which derived inputs it rejects, in a line; empty where there is none."""
+        return f"it rejects, which is no fault: {'; '.join(self.rejected)}" if self.rejected else ""
 
     def verdict(self) -> str:
         """One line: what the whole check says, and why it is no success where nothing failed."""
@@ -197,6 +207,7 @@ class Report:
             lines.append(f"{row}  {outcome.reason}".rstrip())
             lines += [f"    {note}" for note in outcome.notes]
         lines.append(f"  {self.times()}")
+        lines += [f"  {self.rejections()}"] if self.rejected else []
         for failure in self.failures:
             lines += ["", str(failure)]
         return "\n".join(lines)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from torch import Tensor
+
 from opsmith.checking.causes import UNKNOWN, first_of
 from opsmith.checking.diagnosis.broadcast import broadcast
 from opsmith.checking.diagnosis.found import Found, Hypothesis
@@ -106,3 +108,14 @@ def diagnose(observation: Observation) -> Diagnosis:
     others = {other: each.reason for other, each in found.items() if other != cause}
     first = found[cause]
     return Diagnosis(cause, first.reason, others, {**first.evidence, **tested})
+
+
+def explain_difference(got: Tensor | None, expected: Tensor) -> tuple[str, str]:
+    """The cause of a difference and what says it, from the two tensors alone.
+
+    Args:
+        got: What came; None where nothing came.
+        expected: What is right.
+    """
+    found = diagnose(Observation(got, expected))
+    return found.cause, found.reason

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from opsmith.checking.properties.batching import BATCHING
+from opsmith.checking.properties.determinism import DETERMINISM
 from opsmith.checking.properties.effects import EFFECTS
 from opsmith.checking.properties.fake import FAKE
 from opsmith.checking.properties.forward import FORWARD
 from opsmith.checking.properties.forward_mode import FORWARD_MODE
 from opsmith.checking.properties.gradient import GRADIENT
+from opsmith.checking.properties.layouts import LAYOUTS
 from opsmith.checking.properties.linearity import LINEARITY
 from opsmith.checking.properties.opcheck import OPCHECK
 from opsmith.checking.properties.randomness import RANDOMNESS
 from opsmith.checking.properties.second_order import SECOND_ORDER
+from opsmith.checking.properties.state import STATE
 from opsmith.checking.properties.surrogate import SURROGATE
+from opsmith.checking.properties.vmap import VMAP
 from opsmith.checking.property import Property
 
 __all__ = ["GROUPS", "PROPERTIES"]
@@ -22,14 +26,18 @@ PROPERTIES: dict[str, Property] = {
     for known in (
         FORWARD,
         LINEARITY,
+        LAYOUTS,
         FAKE,
         GRADIENT,
         SURROGATE,
         FORWARD_MODE,
         SECOND_ORDER,
         BATCHING,
+        VMAP,
         RANDOMNESS,
+        DETERMINISM,
         EFFECTS,
+        STATE,
         OPCHECK,
     )
 }
