@@ -94,7 +94,7 @@ def _variance(x: Tensor) -> Tensor:
 
 def test_a_missing_fake_kernel_is_noted_with_its_mend() -> None:
     operator = declare(numpy_square, opaque=True).gradients(x=opsmith.non_differentiable)
-    found = outcome(operator, "forward", (X,))
+    found = outcome(operator, "fake", (X,))
     assert found.status == "passed"
     assert found.notes[0].startswith("the fake kernel was left out, since there is none: write `@op.fake`")
 
@@ -161,7 +161,7 @@ def test_a_reference_that_autograd_does_not_follow_is_noted_and_judged_by_number
 def test_a_reference_that_hides_everything_is_found() -> None:
     (failure,) = outcome(declare(_detached), "gradient", (X,)).failures
     assert failure.cause == "missing-gradient"
-    assert "the reference hides a dependence from autograd" in failure.message
+    assert "the reference hides a dependence" in failure.message.lower()
 
 
 def _detached(x: Tensor) -> Tensor:
@@ -214,17 +214,9 @@ def test_a_large_sample_is_still_checked_element_by_element() -> None:
 
 def test_wrong_results_are_not_blamed_on_the_gradient() -> None:
     operator = declare(square).kernel("cpu", lambda x: 2 * x * x).gradients(x=lambda grad, x: 2 * grad * x)
-    (failure,) = outcome(operator, "gradient", (X,)).failures
+    assert outcome(operator, "gradient", (X,)).status == "passed"
+    (failure,) = outcome(operator, "forward", (X,)).failures
     assert failure.cause == "kernel-mismatch"
-    assert failure.message.endswith("so the results are wrong, and not the gradient: see `forward`")
-
-
-def test_a_gradient_that_drifts_is_nondeterministic() -> None:
-    calls = itertools.count()
-    operator = declare(square).gradients(x=lambda grad, x: 2 * grad * x + 1e-14 * (next(calls) % 2) * grad)
-    (failure,) = outcome(operator, "gradient", (X,)).failures
-    assert (failure.cause, failure.input) == ("nondeterministic", "x")
-    assert "two backwards with the same incoming gradient give different gradients of `x`" in failure.message
 
 
 def test_two_samples_that_look_different_are_not_explained_by_either() -> None:
@@ -232,7 +224,7 @@ def test_two_samples_that_look_different_are_not_explained_by_either() -> None:
     (failure,) = outcome(operator, "gradient", (X,), (X[0],)).failures
     assert failure.cause == "unknown"
     assert failure.evidence["looks like"] == "scale, sign"
-    assert failure.evidence["seen"] == "in 2 runs, the first of them shown"
+    assert failure.evidence["seen"] == "in 2 runs, one of them shown"
 
 
 def test_an_item_of_a_list_is_named() -> None:
@@ -282,7 +274,7 @@ def test_opcheck_leaves_out_what_a_generator_makes_unlike() -> None:
     def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
         return x * torch.empty_like(x).uniform_(generator=generator)
 
-    found = outcome(declare(noisy), "integration", (X, torch.Generator()))
+    found = outcome(declare(noisy), "opcheck", (X, torch.Generator()))
     assert found.status == "passed"
     (note,) = found.notes
     assert note.startswith("test_aot_dispatch_dynamic was left out for a sample with a generator, which it")
@@ -292,7 +284,7 @@ def test_opcheck_leaves_out_what_a_generator_makes_unlike() -> None:
 @pytest.mark.xdist_group("opcheck")
 def test_opcheck_without_a_fake_kernel_is_noted() -> None:
     operator = declare(numpy_square, opaque=True).gradients(x=opsmith.non_differentiable)
-    found = outcome(operator, "integration", (X,))
+    found = outcome(operator, "opcheck", (X,))
     assert found.status == "passed", found.failures
     assert any(
         "was left out, since there is no fake kernel: write `@op.fake`" in note for note in found.notes

@@ -101,7 +101,8 @@ def test_a_report_in_text() -> None:
         "  gradient      failed     1.00 s",
         "  second_order  skipped    0.00 s  nobody needed it",
     ]
-    assert lines[6:] == str(FAILURE).splitlines()
+    assert lines[5:7] == ["  1.25 s; seed 0, default effort", ""]
+    assert lines[7:] == str(FAILURE).splitlines()
 
 
 def test_json_holds_everything_and_is_json() -> None:

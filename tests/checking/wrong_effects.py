@@ -32,7 +32,7 @@ def formula_writes_into_grad() -> Any:
     return square("formula_writes").gradients(x=formula)
 
 
-@wrong("effects", "nondeterministic", "result", "two calls give different `result`: at")
+@wrong("determinism", "nondeterministic", "result", "two calls give different `result`: at")
 def nondeterministic() -> Any:
     calls = itertools.count()
 

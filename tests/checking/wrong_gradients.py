@@ -51,10 +51,10 @@ def ignores_grad() -> Any:
 
 
 @wrong(
-    "gradient",
+    "layouts",
     "layout",
     "x",
-    "wrong for one that is expanded, as `.sum()` hands it back: RuntimeError: setStorage",
+    "wrong for one that is transposed, as `.mT` hands it back: at [0, 1] it is",
 )
 def as_strided() -> Any:
     def contiguous_only(grad: Tensor, x: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def as_strided() -> Any:
 
 
 @wrong(
-    "gradient",
+    "layouts",
     "layout",
     "x",
     "wrong for one that is transposed, as `.mT` hands it back: RuntimeError: view size",

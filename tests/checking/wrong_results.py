@@ -71,7 +71,7 @@ def kernel_that_takes_no_sample() -> Any:
 
 
 @wrong(
-    "forward",
+    "fake",
     "fake-mismatch",
     "result",
     "the fake kernel gives `result` the shape [3, 5], and the real one [3, 4]",
@@ -83,7 +83,7 @@ def fake_shape() -> Any:
 
 
 @wrong(
-    "forward",
+    "fake",
     "fake-mismatch",
     "result",
     "the fake kernel gives `result` the dtype torch.float32, and the real one torch.float64",
@@ -95,7 +95,7 @@ def fake_dtype() -> Any:
 
 
 @wrong(
-    "forward",
+    "fake",
     "fake-mismatch",
     "result",
     "the fake kernel gives `result` the stride [4, 1], and the real one [1, 3]",
@@ -105,7 +105,7 @@ def fake_stride() -> Any:
 
 
 @wrong(
-    "forward",
+    "fake",
     "fake-mismatch",
     "result",
     "the fake kernel gives `result` the device meta, and the real one cpu",
@@ -117,7 +117,7 @@ def fake_device() -> Any:
 
 
 @wrong(
-    "forward",
+    "fake",
     "fake-mismatch",
     None,
     "on fake tensors, where there is a form and no data, it raises DataDependent",
@@ -186,7 +186,7 @@ def kernel_that_moves_a_tensor_to_another_list() -> Any:
 
 
 @wrong(
-    "forward",
+    "fake",
     "fake-mismatch",
     "result",
     "on fake tensors it returns 3 tensors for `result`, and the reference 2",

@@ -283,6 +283,22 @@ def test_fake_mode() -> None:
     assert type(fake).__name__ == "FakeTensor"
 
 
+def test_symbolic_mode() -> None:
+    real = torch.ones(2, 3, 1)
+    with capabilities.symbolic_mode() as mode:
+        fake = mode.from_tensor(real)
+        made = fake.new_empty(fake.shape[0] + 1, int(fake.shape[1]))
+        assert type(made.shape[0]) is torch.SymInt
+        assert [mode.size(size) for size in made.shape] == [3, 3]
+        assert [mode.fixed(size) for size in fake.shape] == [False, True, False]
+
+
+def test_symbolic_mode_knows_no_size_that_depends_on_numbers() -> None:
+    real = torch.ones(3)
+    with capabilities.symbolic_mode() as mode:
+        assert mode.size(mode.from_tensor(real).nonzero().shape[0]) is None
+
+
 def test_watching() -> None:
     seen: list[tuple[str, dict[str, Any]]] = []
     with capabilities.watching(lambda operator, kwargs: seen.append((str(operator), kwargs))):

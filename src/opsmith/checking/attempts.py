@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,15 +12,15 @@ from torch import Tensor
 from opsmith.checking.case import named, short
 from opsmith.checking.causes import first_of
 from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
+from opsmith.checking.diagnosis.observing import Observer
 from opsmith.checking.difference import Difference
 from opsmith.checking.differentiated import rule_place
 from opsmith.checking.exceptions import named_by
 from opsmith.checking.gradient_failure import gradient_replay
-from opsmith.checking.observing import observe
 from opsmith.checking.probes import Probe
 from opsmith.checking.property import Findings, Note, raised
 from opsmith.checking.report import Failure
-from opsmith.checking.right_gradient import RightGradient
+from opsmith.checking.right_gradient import RightGradient, by_differences
 from opsmith.core.formula import Formula
 
 
@@ -72,13 +73,40 @@ def conclude(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> F
     for place in right.places:
         mine = [each for each in attempts if each.place == place and each.error is None]
         if any(each.wrong for each in mine):
-            yield _wrong(check, right, mine)
-        elif any(right.numerical(place, probe).kinks.any() for probe in _probes(mine)):
+            failure = _wrong(check, right, mine)
+            yield Note(ROUNDED) if _is_rounding(right, mine, failure.cause) else failure
+        elif not right.borne_out and any(
+            right.numerical(place, probe).kinks.any() for probe in _probes(mine)
+        ):
             label = right.sample.labels[place]
             yield Note(
                 f"the gradient of `{label}` has a kink in {right.sample.brief}: whatever lies between its "
                 "one-sided derivatives is right there"
             )
+
+
+ROUNDED = (
+    "the backward and autograd through the forward differ by rounding to float32, as where one of them has a "
+    "constant in float32 and the other in float64"
+)
+
+
+def _is_rounding(right: RightGradient, attempts: Sequence[Attempt], cause: str) -> bool:
+    """Whether a backward and its forward, which its author never meant for autograd, differ by such rounding.
+
+    A backward that computes in float32 returns numbers of float32: that is another cause.
+    """
+    if not right.subject.own_code or cause == "precision":
+        return False
+    wrong = [each for each in attempts if each.wrong]
+    return all(each.dtype == torch.float64 and _near(each) for each in wrong)
+
+
+def _near(attempt: Attempt) -> bool:
+    if attempt.got is None or attempt.expected is None or not attempt.got.isfinite().all():
+        return False
+    off = (attempt.got.to(attempt.expected) - attempt.expected).abs().max()
+    return bool(off <= 2 * torch.finfo(torch.float32).eps * attempt.expected.abs().max())
 
 
 def _probes(attempts: Sequence[Attempt]) -> list[Probe]:
@@ -117,7 +145,7 @@ def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Fai
     message = f"the gradient of `{label}` is wrong: {shown.difference}"
     message += f"; {found.reason}" if found.reason else ""
     derived = not isinstance(subject.specification.gradients.rules.get(name), Formula)
-    if derived and right.followed and not right.trusted(shown.place, shown.probe):
+    if derived and not subject.specification.opaque and not right.trusted(shown.place, shown.probe):
         message += f". {HIDES}"
     return Failure(
         check,
@@ -126,7 +154,16 @@ def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Fai
         message,
         rule_place(subject, name),
         evidence,
-        gradient_replay(subject, sample, shown.place, shown.probe, shown.dtype, shown.device),
+        gradient_replay(
+            subject,
+            sample,
+            shown.place,
+            shown.probe,
+            shown.dtype,
+            shown.device,
+            shown.expected,
+            shown.subset,
+        ),
     )
 
 
@@ -173,7 +210,7 @@ def _diagnosis(right: RightGradient, shown: Attempt, attempts: Sequence[Attempt]
     ]
     wrong = [each.subset for each in alike if each.wrong]
     fine = [each.subset for each in alike if not each.wrong]
-    found = diagnose(observe(right, shown))
+    found = diagnose(_observed(right, shown))
     if fine:
         reason = f"it is wrong when {_needing(right, wrong)}, and right when {_needing(right, fine)}"
         also = {found.cause: found.reason, **found.also_fits}
@@ -185,6 +222,22 @@ def _diagnosis(right: RightGradient, shown: Attempt, attempts: Sequence[Attempt]
         reason = f"{found.reason}; {words}" if found.reason else words
         return Diagnosis(found.cause, reason, found.also_fits, found.evidence)
     return found
+
+
+def _observed(right: RightGradient, shown: Attempt) -> Observation:
+    """A wrong gradient as the diagnosis looks at it, with a way to see it on fresh inputs."""
+    subject, sample = right.subject, right.sample
+    by_reference = right.trusted(shown.place, shown.probe)
+    observer = Observer(
+        subject,
+        sample,
+        shown.place,
+        shown.subset,
+        None if by_reference else partial(by_differences, subject),
+        dtype=shown.dtype,
+        device=shown.device,
+    )
+    return observer.observe(sample.at(torch.float64), shown.probe.at(torch.float64, torch.device("cpu")))
 
 
 EARLIER = ("nondeterministic", "stale-state")

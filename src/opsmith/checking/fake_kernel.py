@@ -1,4 +1,4 @@
-"""The fake kernel tells the form of the real results: tracing, compiling and exporting build on it."""
+"""The form that the operator tells of its results on tensors without data, beside that of the real ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.difference import form_fault
-from opsmith.checking.property import Findings, Note, raised
+from opsmith.checking.property import Findings, Note, first_line, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject, WrongCountError
@@ -36,18 +36,13 @@ def compare_fake(
         results: What the operator returned for them.
         case: Sample, dtype and device, in words.
     """
-    specification = subject.specification
-    own = specification.own is not None and specification.own.fake
-    place = "its own fake kernel" if own else where(specification.fake or specification.reference)
+    place = fake_place(subject)
     on_meta = not capabilities.on("fake_tensors")  # there, no device is told
     mode = capabilities.fake_mode()
     faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
     try:
         with mode:
             fakes = subject.call(sample, faked)
-    except errors.MissingFakeError as error:
-        yield Note(f"the fake kernel was left out, since there is none: {error.mend}")
-        return
     except WrongCountError as error:
         message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
         yield Failure(check, error.result, "fake-mismatch", message, place, {"sample": case})
@@ -55,6 +50,10 @@ def compare_fake(
     except Exception as error:
         if on_meta and "not an accelerator" in str(error):  # torch, of a generator for this device
             yield Note("the fake kernel was left out: it makes a generator, and the device `meta` has none")
+            return
+        reason = _no_fake(subject, error)
+        if reason is not None:
+            yield Note(reason)
             return
         failure = raised(check, subject, error, case)
         message = f"on fake tensors, where there is a form and no data, it raises {failure.message}"
@@ -78,6 +77,9 @@ def compare_fake(
         if fault is None:
             continue
         aspect, mine, right = fault
+        if aspect == "stride" and subject.torch_operator is None:  # it is torch that tells them of a class
+            yield Note(f"on fake tensors `{result.name}` has other strides: {mine}, and really {right}")
+            continue
         yield Failure(
             check,
             result.name,
@@ -87,3 +89,92 @@ def compare_fake(
             place,
             {"sample": case, "fake": mine, "real": right},
         )
+
+
+def compare_symbolic(
+    check: str,
+    subject: Subject,
+    sample: Sample,
+    flat: Sequence[Any],
+    results: Sequence[Tensor | None],
+    case: str,
+) -> Findings:
+    """Run the operator on fake tensors whose sizes are symbols; hold sizes of results to the real ones.
+
+    An operator that fixes a size, or does not run on symbols, is right, and compiled anew for each size: a
+    note says so.
+
+    Args:
+        check: Name of the property that asks.
+        subject: What is under check.
+        sample: The sample.
+        flat: Its arguments.
+        results: What the operator returned for them.
+        case: Sample, dtype and device, in words.
+    """
+    mode = capabilities.symbolic_mode()
+    if mode is None:
+        yield Note("sizes that are symbols were left out: they need the capability `fake_tensors`")
+        return
+    faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
+    try:
+        with mode:
+            fakes = subject.call(sample, faked)
+    except Exception as error:
+        yield Note(
+            f"it does not run where sizes are symbols, so that code is compiled for each size: "
+            f"{type(error).__name__}: {first_line(error)}"
+        )
+        return
+    for fake, real, result in zip(fakes, results, subject.results(sample), strict=True):
+        if real is None or fake is None:
+            continue
+        sizes = [mode.size(size) for size in fake.shape]
+        known = len(sizes) == real.dim() and all(
+            size is None or size == right for size, right in zip(sizes, real.shape, strict=True)
+        )
+        if not known:
+            yield Failure(
+                check,
+                result.name,
+                "fake-mismatch",
+                f"where sizes are symbols, as in code that is compiled for any size, `{result.name}` has the "
+                f"shape {sizes}, and really {list(real.shape)}",
+                fake_place(subject),
+                {"sample": case, "fake": str(sizes), "real": str(list(real.shape))},
+            )
+    for label, fake in zip(sample.labels, faked, strict=True):
+        if not isinstance(fake, Tensor):
+            continue
+        fixed = [place for place, size in enumerate(fake.shape) if mode.fixed(size)]
+        if fixed:
+            dimensions = ", ".join(f"{place}" for place in fixed)
+            yield Note(
+                f"it fixes the size of `{label}` in dimension {dimensions}: code is compiled anew for each "
+                "other size"
+            )
+
+
+def fake_place(subject: Subject) -> str:
+    """Where the fake kernel is written; or what it is derived from."""
+    specification = subject.specification
+    own = specification.own is not None and specification.own.fake
+    return "its own fake kernel" if own else where(specification.fake or specification.reference)
+
+
+def _no_fake(subject: Subject, error: Exception) -> str | None:
+    """Why it has no form on fake tensors, where it promises none."""
+    if isinstance(error, errors.MissingFakeError):
+        return f"the fake kernel was left out, since there is none: {error.mend}"
+    own = subject.specification.own
+    if subject.foreign and (own is None or not own.fake):
+        return (
+            "the fake kernel was left out, since there is none: `torch.library.register_fake` gives it one; "
+            f"without, {type(error).__name__}: {first_line(error)}"
+        )
+    if subject.torch_operator is None:
+        return (
+            "its forward does not run on fake tensors, where there is a form and no data, so that it cannot "
+            f"be traced: {type(error).__name__}: {first_line(error)}"
+        )
+    return None

@@ -8,6 +8,8 @@ from typing import Any
 
 from opsmith.checking.causes import UNKNOWN, first_of
 from opsmith.checking.report import Failure, Outcome
+from opsmith.checking.sample import Sample
+from opsmith.core.calls import tensors_in
 
 READ_OFF = frozenset(
     {
@@ -31,14 +33,19 @@ FEW = 4
 """A tensor of fewer elements fits too many words: another sample may know better."""
 
 
-def merged(failures: Sequence[Failure]) -> tuple[Failure, ...]:
-    """One failure for each thing that is wrong, however many samples, dtypes and layouts show it."""
+def merged(failures: Sequence[Failure], samples: Sequence[Sample] = ()) -> tuple[Failure, ...]:
+    """One failure for each thing that is wrong, however many samples, dtypes and layouts show it.
+
+    Args:
+        failures: What one property found.
+        samples: What it looked at.
+    """
     groups: dict[tuple[Any, ...], list[Failure]] = {}
     for failure in failures:
         read_off = failure.cause in READ_OFF
         key = (failure.check, failure.input, "read off" if read_off else failure.cause, failure.where)
         groups.setdefault(key, []).append(failure)
-    return tuple(_one(group) for group in groups.values())
+    return tuple(_of_nothing(_one(group), group, samples) for group in groups.values())
 
 
 def _one(group: list[Failure]) -> Failure:
@@ -55,6 +62,18 @@ def _one(group: list[Failure]) -> Failure:
         return _seen(telling[0], group)
     evidence = {**group[0].evidence, "looks like": ", ".join(sorted(causes))}
     return _seen(replace(group[0], cause=UNKNOWN, evidence=evidence), group)
+
+
+def _of_nothing(failure: Failure, group: Sequence[Failure], samples: Sequence[Sample]) -> Failure:
+    """The failure, which is about tensors without elements if it was seen on no other."""
+    empty = {
+        str(sample): not all(value.numel() for value in tensors_in(list(sample.flat))) for sample in samples
+    }
+    seen = [name for name in empty for each in group if str(each.evidence.get("sample", "")).startswith(name)]
+    if len(seen) < len(group) or not all(empty[name] for name in seen) or all(empty.values()):
+        return failure
+    message = f"of tensors without elements alone: {failure.message}"
+    return replace(failure, cause="empty", message=message)
 
 
 def _fitting(failure: Failure) -> set[str]:
@@ -97,15 +116,13 @@ def referred(outcomes: Sequence[Outcome]) -> list[Outcome]:
 ROOTS = ("linearity", "gradient")
 """Properties whose failure for an input explains what others find of its gradient, the first one first."""
 
-NOT_ABOUT_GRADIENTS = frozenset({"forward", "fake", "randomness"})
+NOT_ABOUT_GRADIENTS = frozenset({"forward", "fake", "randomness", "linearity"})
 """Properties whose failures no wrong gradient explains."""
 
 
 def _referred(
     failure: Failure, by_input: dict[str, set[str | None]], said: dict[tuple[str, str], str]
 ) -> Failure:
-    if failure.check == ROOTS[0]:
-        return failure
     earlier = said.get((failure.cause, failure.message))
     if earlier is None and failure.input and failure.check not in NOT_ABOUT_GRADIENTS:
         mine = _inputs(failure.input)

@@ -42,12 +42,14 @@ class Property:
         title: What is promised, in one sentence.
         run: Yields what is wrong, what was left out, or that nothing could be looked at; nothing is a pass.
         apart: Whether its time is told apart, since it compiles.
+        varied: Whether it looks at the inputs that were derived from the author's samples as well.
     """
 
     name: str
     title: str
     run: Callable[[Subject], Findings]
     apart: bool = False
+    varied: bool = False
 
 
 def each_sample(check: str, subject: Subject, look: Callable[[Subject, Sample], Findings]) -> Findings:

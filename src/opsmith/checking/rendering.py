@@ -1,16 +1,16 @@
-"""A report for the terminal: a table with a line for each property, and a panel for each failure."""
+"""A report for the terminal: a line for each property, and a panel for each failure."""
 
 from __future__ import annotations
 
 from opsmith import errors
-from opsmith.checking.report import Failure, Outcome, Report, shown
+from opsmith.checking.report import Failure, Outcome, Report
+from opsmith.checking.telling import folded, rows
 from opsmith.extras import install
 
 try:
-    from rich import box
-    from rich.console import Group, RenderableType
+    import rich.rule
+    from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
     from rich.padding import Padding
-    from rich.panel import Panel
     from rich.syntax import Syntax
     from rich.table import Table
     from rich.text import Text
@@ -32,50 +32,73 @@ def rendered(report: Report) -> RenderableType:
         >>> from opsmith.checking import Outcome, Report
         >>> rich.print(rendered(Report("demo::twice", (Outcome("forward", "passed"),), seed=0)))
         demo::twice: NOT PASSED: gradient could not be checked
-         forward   passed   0.00 s
+          forward  passed    0.00 s
+          0.00 s; seed 0, default effort
     """
-    style = "bold red" if report.failures else "bold green" if report.passed else "bold yellow"
+    style = "bold red" if report.failures else "bold green" if report.passed_as_asked else "bold yellow"
     causes = [failure for failure in report.failures if failure.follows is None]
     followers = [failure for failure in report.failures if failure.follows is not None]
     return Group(
         Text(report.verdict(), style=style),
+        *(Padding(Text(f"note: {remark}", style="yellow"), (0, 0, 0, 2)) for remark in report.remarks),
         _table(report.outcomes),
+        Text(f"  {report.times()}", style="dim"),
+        *([Padding(Text(report.rejections(), style="dim"), (0, 0, 0, 2))] if report.rejected else []),
         *(_panel(failure) for failure in causes),
         *(Text(failure.heading(), style="red") for failure in followers),
     )
 
 
 def _table(outcomes: tuple[Outcome, ...]) -> Table:
-    rows = Table(box=box.SIMPLE, show_header=False, show_edge=False)
-    rows.add_column(no_wrap=True)
-    rows.add_column(no_wrap=True)
-    rows.add_column(no_wrap=True, justify="right")
-    if any(outcome.reason or outcome.notes for outcome in outcomes):
-        rows.add_column(overflow="fold", style="dim")
-    for outcome in outcomes:
-        status = Text(outcome.status, style=STYLES[outcome.status])
-        remarks = "\n".join(filter(None, [outcome.reason, *outcome.notes]))
-        rows.add_row(
-            outcome.property, status, f"{outcome.seconds:.2f} s", *[Text(remarks)] * (len(rows.columns) - 3)
+    """A line for each property, those that compile last; why one was skipped stands beside it."""
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    lines.add_column(no_wrap=True)
+    lines.add_column(no_wrap=True)
+    lines.add_column(no_wrap=True, justify="right")
+    remarked = any(outcome.reason or outcome.notes for outcome in outcomes)
+    if remarked:
+        lines.add_column(overflow="fold", style="dim")
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.apart):
+        remarks = [*filter(None, [outcome.reason]), *outcome.notes]
+        lines.add_row(
+            Text(f"  {outcome.property}"),
+            Text(outcome.status, style=STYLES[outcome.status]),
+            Text(f"{outcome.seconds:.2f} s"),
+            *([Text("\n".join(remarks))] if remarked else []),
         )
-    return rows
+    return lines
 
 
-def _panel(failure: Failure) -> Panel:
-    """A failure: what is wrong, where, what was measured, and how to see it again."""
+def _panel(failure: Failure) -> RenderableType:
+    """A failure between two lines: what is wrong, where, what was measured, and how to see it again."""
     parts: list[RenderableType] = [Text(failure.message)]
     if failure.where:
-        parts.append(Text(failure.where, style="cyan"))
+        parts.append(Text(f"where: {failure.where}", style="cyan", overflow="fold"))
     if failure.evidence:
         parts.append(Padding(_evidence(failure), (1, 0, 0, 0)))
-    if failure.replay:
-        code = Syntax(failure.replay, "python", word_wrap=True, background_color="default")
-        parts.append(Padding(code, (1, 0, 0, 0)))
-    return Panel(Group(*parts), title=Text(failure.heading()), title_align="left", border_style="red")
+    # The code begins in the first column, so that it can be copied.
+    code: list[RenderableType] = [Text(), _Code(failure.replay)] if failure.replay else []
+    return Group(
+        rich.rule.Rule(Text(failure.heading(), style="bold red"), align="left", style="red"),
+        Padding(Group(*parts), (0, 0, 0, 2)),
+        *code,
+        rich.rule.Rule(style="red"),
+    )
 
 
 def _evidence(failure: Failure) -> Table:
-    rows = Table.grid(padding=(0, 2))
-    for name, value in failure.evidence.items():
-        rows.add_row(Text(name, style="dim"), Text(shown(value)))
-    return rows
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    for depth, name, value in rows(failure.evidence):
+        lines.add_row(Text(f"{'  ' * depth}{name}", style="dim"), Text(value))
+    return lines
+
+
+class _Code:
+    """Code in lines that fit the terminal and still run when they are copied."""
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        text = folded(self.code, options.max_width)
+        yield Syntax(text, "python", word_wrap=True, background_color="default")

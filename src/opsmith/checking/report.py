@@ -8,8 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from opsmith.checking.telling import folded, rows
+
 SCHEMA = 2
 """Version of what `Report.to_json` writes; it changes when a key changes its meaning or goes."""
+
+WIDTH = 80
+"""Columns of the report in text."""
 
 Status = Literal["passed", "failed", "skipped"]
 
@@ -53,10 +58,10 @@ class Failure:
         lines = [self.heading(), *_indented(self.message)]
         if self.where:
             lines.append(f"  where: {self.where}")
-        for name, value in self.evidence.items():
-            lines += _indented(f"{name}: {shown(value)}")
+        for depth, name, value in rows(self.evidence):
+            lines += _indented(f"{name}: {value}".rstrip(), "  " * (depth + 1))
         if self.replay:
-            lines += ["  replay:", *_indented(self.replay, "    ")]
+            lines += ["  replay:", *_indented(folded(self.replay, WIDTH - 4), "    ")]
         return "\n".join(lines)
 
 
@@ -97,6 +102,8 @@ class Report:
         environment: Versions and devices that the check ran with.
         effort: How much it looked at: `quick`, `default` or `thorough`.
         remarks: What a reader has to know of all of it: that the samples were guessed, for example.
+        inputs: Every input that it was run on: the author's samples, and what was derived from them.
+        rejected: Inputs that were derived and that it rejects by an error of its own, which is no fault.
 
     Example:
         >>> Report("demo::twice", (Outcome("forward", "passed"),), seed=0).passed  # no gradient was run
@@ -109,6 +116,8 @@ class Report:
     environment: Mapping[str, str] = field(default_factory=dict)
     effort: str = "default"
     remarks: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -135,6 +144,16 @@ class Report:
     def _names(self) -> tuple[str, ...]:
         return tuple(outcome.property for outcome in self.outcomes)
 
+    @property
+    def seconds(self) -> float:
+        """How long it took, but for what compiles."""
+        return sum(outcome.seconds for outcome in self.outcomes if not outcome.apart)
+
+    @property
+    def seconds_apart(self) -> float:
+        """How long compiling took, which what comes later in the process shares."""
+        return sum(outcome.seconds for outcome in self.outcomes if outcome.apart)
+
     def _any(self, status: Status, names: Iterable[str]) -> bool:
         return any(outcome.status == status and outcome.property in names for outcome in self.outcomes)
 
@@ -146,7 +165,11 @@ class Report:
             "passed": self.passed,
             "seed": self.seed,
             "effort": self.effort,
+            "seconds": round(self.seconds, 6),
+            "seconds_apart": round(self.seconds_apart, 6),
             "remarks": list(self.remarks),
+            "inputs": list(self.inputs),
+            "rejected": list(self.rejected),
             "environment": dict(self.environment),
             "outcomes": [_outcome_dict(outcome) for outcome in self.outcomes],
         }
@@ -154,6 +177,16 @@ class Report:
     def to_json(self) -> str:
         """The report as JSON text."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def times(self) -> str:
+        """How long it took, in a line."""
+        apart = [outcome for outcome in self.outcomes if outcome.apart and not outcome.left_out]
+        compiled = f"; compile checks (apart): {self.seconds_apart:.2f} s" if apart else ""
+        return f"{self.seconds:.2f} s{compiled}; seed {self.seed}, {self.effort} effort"
+
+    def rejections(self) -> str:
+        """Which derived inputs it rejects, in a line; empty where there is none."""
+        return f"it rejects, which is no fault: {'; '.join(self.rejected)}" if self.rejected else ""
 
     def verdict(self) -> str:
         """One line: what the whole check says, and why it is no success where nothing failed."""
@@ -168,11 +201,13 @@ class Report:
         return f"{self.operator}: NOT PASSED: {' and '.join(missing)} could not be checked"
 
     def __str__(self) -> str:
-        lines = [self.verdict()]
-        for outcome in self.outcomes:
+        lines = [self.verdict(), *(f"  note: {remark}" for remark in self.remarks)]
+        for outcome in sorted(self.outcomes, key=lambda outcome: outcome.apart):
             row = f"  {outcome.property:<13} {outcome.status:<8} {outcome.seconds:6.2f} s"
             lines.append(f"{row}  {outcome.reason}".rstrip())
             lines += [f"    {note}" for note in outcome.notes]
+        lines.append(f"  {self.times()}")
+        lines += [f"  {self.rejections()}"] if self.rejected else []
         for failure in self.failures:
             lines += ["", str(failure)]
         return "\n".join(lines)
@@ -201,11 +236,6 @@ def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
             for failure in outcome.failures
         ],
     }
-
-
-def shown(value: Any) -> str:
-    """A piece of evidence in text: numbers to six digits."""
-    return f"{value:.6g}" if isinstance(value, float | complex) else str(value)
 
 
 def plain(value: Any) -> Any:

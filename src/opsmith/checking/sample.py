@@ -24,11 +24,13 @@ class Sample:
         position: Which of the samples it is, from 0.
         flattening: How the arguments lie.
         flat: Argument values as the author gave them, defaults filled in, lists of tensors spread out.
+        origin: From which of the author's samples it was derived, and how; empty for one of his own.
     """
 
     position: int
     flattening: Flattening
     flat: tuple[Any, ...]
+    origin: str = ""
 
     @classmethod
     def of(cls, position: int, call: Call, schema: Schema) -> Sample:
@@ -81,7 +83,8 @@ class Sample:
     def __str__(self) -> str:
         pairs = zip(self.labels, self.flat, strict=True)
         shown = [f"{label}{_shown(value)}" for label, value in pairs]
-        return f"sample {self.position} ({', '.join(shown)})"
+        origin = f"; {self.origin}" if self.origin else ""
+        return f"sample {self.position} ({', '.join(shown)}{origin})"
 
 
 def _shown(value: Any) -> str:

@@ -14,11 +14,12 @@ from opsmith import errors
 from opsmith.checking.effort import Effort, Level, effort_named
 from opsmith.checking.isolation import isolated, limit_of, refuse_isolation
 from opsmith.checking.merging import merged, referred
-from opsmith.checking.properties import PROPERTIES
+from opsmith.checking.properties import GROUPS, PROPERTIES
 from opsmith.checking.property import Note, Property, Skipped, raised, refuse_own
 from opsmith.checking.report import Failure, Outcome, Report, Status
 from opsmith.checking.subject import Subject
 from opsmith.checking.subjects import Samples, subject_of
+from opsmith.checking.variations import Variations, variations
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 
@@ -43,7 +44,8 @@ def check(
             checked as they are, through `apply` or `torch.ops`.
         samples: Tuples of arguments, or a function that returns them; the operator's own samples by default.
             From those of a class the types of its arguments are told, too.
-        only: Names of the properties to check; all by default.
+        only: Names of the properties to check, or `integration` for all that ask what torch makes of it; all
+            by default.
         skip: Names of properties to leave out.
         seed: Seed of samples and probes: the same seed gives the same report.
         effort: How much to look at: `quick`, `default` or `thorough`.
@@ -71,6 +73,8 @@ def check(
     subject = subject_of(operator, samples, seed, level)
     if limit_s and subject.devices:  # looking at the devices is what wakes an accelerator up
         refuse_isolation()
+    derived, deaths = _derived(subject, limit_s)
+    every = replace(subject, samples=(*subject.samples, *derived.samples))
     found: dict[str, Outcome] = {}
     for name in sorted(PROPERTIES, key=lambda name: name not in FIRST):
         if progress is not None:
@@ -80,19 +84,26 @@ def check(
         elif _unsteady(found) and name not in FIRST:
             found[name] = Outcome(name, "skipped", UNSTEADY)
         else:
-            found[name] = _run(PROPERTIES[name], subject, limit_s)
+            known = PROPERTIES[name]
+            found[name] = _run(known, every if known.varied else subject, limit_s)
     if progress is not None:
         progress("", len(found), len(PROPERTIES))
+    if deaths and not found["forward"].left_out:
+        before = found["forward"]
+        found["forward"] = replace(before, status="failed", failures=(*before.failures, *deaths))
     outcomes = tuple(referred([found[name] for name in PROPERTIES]))
-    return Report(subject.name, outcomes, seed, environment(), level.name)
+    inputs = tuple(map(str, every.samples))
+    about = {"inputs": inputs, "rejected": derived.rejected}
+    return Report(subject.name, outcomes, seed, environment(), level.name, **about)
 
 
-FIRST = ("randomness", "effects")
+FIRST = ("randomness", "determinism", "effects")
 """What these find can make every comparison meaningless, so they run first."""
 
 
 UNSTEADY = (
-    "two runs of it differ, so that comparing them with anything says nothing: see `randomness` and `effects`"
+    "two runs of it differ, so that comparing them with anything says nothing: see `randomness`, "
+    "`determinism` and `effects`"
 )
 
 
@@ -108,6 +119,21 @@ def _run(known: Property, subject: Subject, limit_s: float) -> Outcome:
     place = subject.specification.where
     found = isolated(known.name, lambda: _outcome(known, subject), where=place, limit_s=limit_s)
     return replace(found, apart=known.apart)
+
+
+def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failure, ...]]:
+    """More inputs; none where trying them kills the child process that does it first, and how it dies."""
+    if limit_s:
+
+        def begin() -> Outcome:
+            variations(subject)
+            return Outcome("forward", "passed")
+
+        place = subject.specification.where
+        deaths = isolated("forward", begin, where=place, limit_s=limit_s).failures
+        if deaths:
+            return Variations((), ()), deaths
+    return variations(subject), ()
 
 
 def _fallen(operator: Any, samples: Samples, seed: int, level: Effort, limit_s: float) -> Report | None:
@@ -153,19 +179,26 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
     seconds = time.perf_counter() - start
     status: Status = "failed" if failures else "skipped" if reasons else "passed"
     return Outcome(
-        known.name, status, "; ".join(reasons), seconds, merged(failures), tuple(notes), apart=known.apart
+        known.name,
+        status,
+        "; ".join(reasons),
+        seconds,
+        merged(failures, subject.samples),
+        tuple(notes),
+        apart=known.apart,
     )
 
 
 def _known(names: Iterable[str] | None) -> frozenset[str] | None:
     if names is None:
         return None
-    found = frozenset([names] if isinstance(names, str) else names)
+    given = [names] if isinstance(names, str) else names
+    found = frozenset(each for name in given for each in GROUPS.get(name, (name,)))
     unknown = sorted(found - set(PROPERTIES))
     if unknown:
         raise errors.UsageError(
             f"there is no property `{unknown[0]}`",
-            expected=", ".join(f"`{name}`" for name in PROPERTIES),
+            expected=", ".join(f"`{name}`" for name in (*PROPERTIES, *GROUPS)),
             mend="take one of those names for `only` or `skip`",
         )
     return found

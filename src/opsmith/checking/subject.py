@@ -240,6 +240,12 @@ class Subject:
         return False
 
     @property
+    def own_code(self) -> bool:
+        """Whether its reference is the forward of a Function class, which nobody meant for autograd."""
+        adopted = self.specification.adopted
+        return adopted is not None and adopted.reference is None
+
+    @property
     def linear(self) -> bool:
         """Whether its backward is linear in what comes in: an adopted class may be declared not to be."""
         adopted = self.specification.adopted

@@ -41,7 +41,7 @@ def abilities(
         found["jvp"] = _kept(lambda: _jvp(apply, guess))
     if not operator.specification.random and _succeeds(lambda: _vmap(operator, guess)):
         found["vmap"] = _kept(lambda: _vmap(apply, guess))
-    if "integration" in complete:
+    if "opcheck" in complete:
         found["torch.compile"] = "kept"
     return found
 

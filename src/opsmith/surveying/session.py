@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from opsmith import errors
+from opsmith.checking.properties import GROUPS
 from opsmith.checking.report import Failure, Report
 from opsmith.core.adopted import overrides
 from opsmith.core.location import where
@@ -59,7 +60,7 @@ def survey(
         'works'
     """
     known = name or function_class.__qualname__
-    with _one_thread():
+    with one_thread():
         try:
             return _survey(function_class, seed, seconds, known)
         except Exception as error:  # one class must not keep the report on the others from its author
@@ -68,7 +69,7 @@ def survey(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """A region in which torch uses one thread: for tensors this small, more of them cost time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -304,8 +305,8 @@ TITLES = {"second_order": "second order", "forward_mode": "forward mode"}
 def _faults(report: Report) -> list[str]:
     """What is wrong, the same cause at the same place once."""
     failures = [failure for failure in report.failures if failure.follows is None]
-    if any(failure.check != "integration" for failure in failures):
-        failures = [failure for failure in failures if failure.check != "integration"]
+    if any(failure.check not in GROUPS["integration"] for failure in failures):
+        failures = [failure for failure in failures if failure.check not in GROUPS["integration"]]
     if any("state" in failure.evidence for failure in failures):
         failures = [
             failure

@@ -1,4 +1,4 @@
-"""What is wrong with a tensor: hypotheses, each kept only if fresh inputs bear it out."""
+"""What is wrong with a tensor that is not the right one: guesses, kept if fresh inputs bear them out."""
 
 from __future__ import annotations
 

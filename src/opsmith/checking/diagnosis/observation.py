@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from opsmith.checking.diagnosis.paths import Paths
 
 Grads = Sequence[Tensor | None]
 """What comes in for each result, None where nothing does."""
@@ -30,7 +33,9 @@ class Observation:
         others: Gives the gradients of the other inputs, each as what came and what is right.
         backward: Gives what comes for other incoming gradients, on the same inputs.
         right: Gives what is right for other incoming gradients, on the same inputs.
+        right_at: Gives what is right for the same incoming gradients, where some inputs are others.
         paths: Gives the ways through the reference that the right one is a sum over.
+        near: The same where every number has moved by so much of itself, for a seed.
         tolerance: How far each element may be off.
         again: The same on fresh inputs of the same shapes and with fresh incoming gradients, for a seed; None
             where there is nothing that can be drawn anew.
@@ -48,7 +53,9 @@ class Observation:
     others: Callable[[], Mapping[str, tuple[Tensor | None, Tensor]]] | None = None
     backward: Callable[[Grads], Tensor | None] | None = None
     right: Callable[[Grads], Tensor] | None = None
-    paths: Callable[[], Any] | None = None
+    right_at: Callable[[Mapping[str, Any]], Tensor | None] | None = None
+    paths: Callable[[], Paths | None] | None = None
+    near: Callable[[float, int], Observation | None] | None = None
     tolerance: Tensor | None = None
     again: Callable[[int], Observation | None] | None = None
     elsewhere: tuple[Callable[[int], Observation | None], ...] = ()

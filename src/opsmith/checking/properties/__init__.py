@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 from opsmith.checking.properties.batching import BATCHING
+from opsmith.checking.properties.determinism import DETERMINISM
 from opsmith.checking.properties.effects import EFFECTS
+from opsmith.checking.properties.fake import FAKE
 from opsmith.checking.properties.forward import FORWARD
 from opsmith.checking.properties.forward_mode import FORWARD_MODE
 from opsmith.checking.properties.gradient import GRADIENT
-from opsmith.checking.properties.integration import INTEGRATION
+from opsmith.checking.properties.layouts import LAYOUTS
 from opsmith.checking.properties.linearity import LINEARITY
+from opsmith.checking.properties.opcheck import OPCHECK
 from opsmith.checking.properties.randomness import RANDOMNESS
 from opsmith.checking.properties.second_order import SECOND_ORDER
+from opsmith.checking.properties.state import STATE
 from opsmith.checking.properties.surrogate import SURROGATE
+from opsmith.checking.properties.vmap import VMAP
 from opsmith.checking.property import Property
 
-__all__ = ["PROPERTIES"]
+__all__ = ["GROUPS", "PROPERTIES"]
 
 PROPERTIES: dict[str, Property] = {
     known.name: known
     for known in (
         FORWARD,
-        GRADIENT,
         LINEARITY,
+        LAYOUTS,
+        FAKE,
+        GRADIENT,
         SURROGATE,
         FORWARD_MODE,
         SECOND_ORDER,
         BATCHING,
+        VMAP,
         RANDOMNESS,
+        DETERMINISM,
         EFFECTS,
-        INTEGRATION,
+        STATE,
+        OPCHECK,
     )
 }
+
+GROUPS = {"integration": ("opcheck",)}
+"""Names that stand for several properties in `only` and `skip`: all that ask what torch makes of it."""

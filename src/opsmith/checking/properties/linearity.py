@@ -110,4 +110,4 @@ def _combined(first: Grads, second: Grads, u: Tensor, v: Tensor) -> list[tuple[s
     return found
 
 
-LINEARITY = Property(NAME, "the gradient is linear in the incoming one, and depends on it", run)
+LINEARITY = Property(NAME, "the gradient is linear in the incoming one, and depends on it", run, varied=True)

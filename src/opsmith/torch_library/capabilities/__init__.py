@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the types of all names; what they stand for is looked up be
     )
     from opsmith.torch_library.capabilities.private.dispatch import version as version
     from opsmith.torch_library.capabilities.private.fake_tensors import fake_mode as fake_mode
+    from opsmith.torch_library.capabilities.private.fake_tensors import symbolic_mode as symbolic_mode
     from opsmith.torch_library.capabilities.private.forward_mode import (
         forward_mode_active as forward_mode_active,
     )

@@ -97,8 +97,9 @@ CAPABILITIES = {
         Capability(
             name="fake_tensors",
             purpose="the check of fake kernels, devices included",
-            instead="the check uses tensors on the device `meta`, and does not see a wrong device",
-            provides=("fake_mode",),
+            instead="the check uses tensors on the device `meta`, and does not see a wrong device, nor a "
+            "size that a fake kernel fixes",
+            provides=("fake_mode", "symbolic_mode"),
         ),
         Capability(
             name="watching",

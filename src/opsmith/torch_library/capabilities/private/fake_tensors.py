@@ -2,15 +2,54 @@
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 
 def fake_mode() -> Any:
     """A region whose tensors have a form and no data; its `from_tensor` makes one of a real tensor."""
     return FakeTensorMode()
+
+
+def symbolic_mode() -> Any:
+    """The same, where every size but 0 and 1 is a symbol, as in code that is compiled for any size."""
+    return _Symbolic()
+
+
+class _Symbolic:
+    def __init__(self) -> None:
+        # Equal sizes are different symbols: what must be equal says so when it runs.
+        self.mode = FakeTensorMode(shape_env=ShapeEnv(duck_shape=False))
+
+    def __enter__(self) -> _Symbolic:
+        self.mode.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.mode.__exit__(kind, error, trace)
+
+    def from_tensor(self, tensor: Tensor) -> Tensor:
+        """A tensor of the same form with symbols for its sizes."""
+        context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
+        return self.mode.from_tensor(tensor, static_shapes=False, symbolic_context=context)
+
+    @staticmethod
+    def size(size: Any) -> int | None:
+        """What a size is for the tensors that were given; None where that depends on their data."""
+        known: int | None = size if isinstance(size, int) else size.node.hint
+        return known
+
+    @staticmethod
+    def fixed(size: Any) -> bool:
+        """Whether what ran holds for this size alone."""
+        return isinstance(size, torch.SymInt) and not size.node.expr.free_symbols
 
 
 def self_test() -> None:
@@ -22,3 +61,9 @@ def self_test() -> None:
     assert (product.shape, product.device.type, product.dtype) == ((2, 4), "cpu", torch.float32)
     assert x.stride() == (1, 2)
     assert type(product) is not torch.Tensor
+    symbolic = symbolic_mode()
+    y = symbolic.from_tensor(torch.ones(3, 2))
+    with symbolic:
+        grown = y.new_empty(int(y.shape[0]), y.shape[1] * 2)
+    assert [symbolic.size(size) for size in grown.shape] == [3, 4]
+    assert [symbolic.fixed(size) for size in y.shape] == [True, False]

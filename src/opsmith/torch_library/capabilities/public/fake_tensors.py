@@ -25,3 +25,8 @@ class _Meta:
 def fake_mode() -> _Meta:
     """A region whose tensors have a form and no data; its `from_tensor` makes one of a real tensor."""
     return _Meta()
+
+
+def symbolic_mode() -> None:
+    """Nothing: tensors of the device `meta` have sizes, and no symbols."""
+    return

@@ -1,0 +1,119 @@
+"""One call whose graph is alive: arguments, results, and the gradients that its backward gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.derivative import with_gradient
+from opsmith.checking.layouts import incoming
+from opsmith.checking.sample import Sample, is_inexact
+from opsmith.checking.subject import Subject
+
+IN_PLACE = "leaf Variable that requires grad"
+"""What torch says where a class marks an argument as dirty: it takes no leaves."""
+
+
+@dataclass
+class Alive:
+    """A call.
+
+    Args:
+        sample: The sample.
+        places: The arguments that require a gradient.
+        leaves: Flat arguments that gradients are asked for.
+        given: What was passed: the same, or copies that autograd follows, where the operator takes no leaves.
+        results: The visible results.
+    """
+
+    sample: Sample
+    places: tuple[int, ...]
+    leaves: list[Any]
+    given: list[Any]
+    results: list[Any]
+
+    @property
+    def open(self) -> list[int]:
+        """Positions of the results that a gradient can come in for."""
+        return [at for at, result in enumerate(self.results) if result is not None and with_gradient(result)]
+
+    def grads(self, subject: Subject) -> list[Tensor]:
+        """Contiguous gradients to come in, the same for the same shapes."""
+        generator = subject.generator()
+        return [incoming(self.results[at], generator) for at in self.open]
+
+    def backward(self, grads: Sequence[Tensor], **options: Any) -> list[Tensor | None]:
+        """The gradient by each place; nothing is accumulated.
+
+        Args:
+            grads: What comes in, for each open result.
+            options: As of `torch.autograd.grad`.
+        """
+        return list(
+            torch.autograd.grad(
+                [self.results[at] for at in self.open],
+                [self.leaves[place] for place in self.places],
+                list(grads),
+                allow_unused=True,
+                **options,
+            )
+        )
+
+
+def alive(
+    subject: Subject, sample: Sample, flat: Sequence[Any], places: Sequence[int], *, leaf: bool = True
+) -> Alive:
+    """Call an operator with some of its arguments requiring gradients.
+
+    Args:
+        subject: What is under check.
+        sample: The sample that the arguments are of.
+        flat: Flat arguments; those that require a gradient get the same memory.
+        places: Which arguments require a gradient.
+        leaf: Whether to pass leaves; else what autograd has computed from them.
+    """
+    with torch.enable_grad():
+        leaves = [
+            value.detach().requires_grad_(place in places) if is_inexact(value) else value
+            for place, value in enumerate(flat)
+        ]
+        if leaf:
+            before = [leaves[place].detach().clone() for place in places]
+            try:
+                return Alive(sample, tuple(places), leaves, leaves, subject.call(sample, leaves))
+            except RuntimeError as error:
+                if IN_PLACE not in str(error):
+                    raise
+                for place, value in zip(places, before, strict=True):
+                    flat[place].detach().copy_(value)  # torch refuses the call only after it has written
+        given = [each.clone() if place in places else each for place, each in enumerate(leaves)]
+        return Alive(sample, tuple(places), leaves, given, subject.call(sample, given))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call and its backward gave.
+
+    Args:
+        results: The visible results.
+        gradients: The gradient by each place; none where no result requires one.
+    """
+
+    results: tuple[Tensor | None, ...]
+    gradients: tuple[Tensor | None, ...] = ()
+
+
+def answer(subject: Subject, sample: Sample, flat: Sequence[Any], places: Sequence[int]) -> Answer:
+    """The results and gradients of a call, kept as copies."""
+    call = alive(subject, sample, flat, places)
+    results = copies(call.results)
+    return Answer(results, copies(call.backward(call.grads(subject))) if call.open else ())
+
+
+def copies(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Tensors as nobody can change them any more."""
+    return tuple(None if tensor is None else tensor.detach().clone() for tensor in tensors)

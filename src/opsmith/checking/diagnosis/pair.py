@@ -1,0 +1,151 @@
+"""What came and what is right, made comparable, with the distance at which they count as alike.
+
+A guess must explain the whole difference, not most of it: what it predicts has to be nearer to what came than
+the right one is by a factor of `EXPLAINED`, and no nearer than rounding lets two ways of computing come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.diagnosis.observation import Observation
+
+if TYPE_CHECKING:
+    from opsmith.checking.diagnosis.paths import Paths
+
+EXPLAINED = 1e-4
+ROUNDINGS = 256
+"""How many roundings of the largest element two right ways of computing may lie apart."""
+
+
+def alike(got: Tensor, expected: Tensor, coarse: float) -> bool:
+    """Whether two tensors agree to a fraction `coarse` of the largest element."""
+    if not (bool(got.isfinite().all()) and bool(expected.isfinite().all())):
+        return False
+    largest = max(peak(expected), peak(got))
+    return peak(got - expected) <= coarse * largest
+
+
+def peak(tensor: Tensor) -> float:
+    """The largest size of a finite element; 0 where there is none."""
+    sizes = tensor.detach().abs()
+    sizes = sizes[sizes.isfinite()]
+    return float(sizes.max()) if sizes.numel() else 0.0
+
+
+CLOSE = 1e-12
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An observation's two tensors, on the CPU and in the same wide dtype.
+
+    Args:
+        observation: Where they come from.
+    """
+
+    observation: Observation
+
+    @cached_property
+    def right(self) -> Tensor:
+        """What is right."""
+        return wide(self.observation.expected)
+
+    @cached_property
+    def mine(self) -> Tensor:
+        """What came; zeros where nothing came."""
+        got = self.observation.got
+        return torch.zeros_like(self.right) if got is None else wide(got).to(self.right.dtype)
+
+    @cached_property
+    def same_shape(self) -> bool:
+        """Whether elements can be compared one by one."""
+        return self.mine.shape == self.right.shape
+
+    @cached_property
+    def error(self) -> Tensor:
+        """How far each element is off; 0 where the right one is no finite number."""
+        if not self.same_shape:
+            return self.right.abs().nan_to_num(0.0, 0.0)
+        judged = self.right.isfinite()
+        return torch.where(judged, (self.mine - self.right).abs(), 0.0)
+
+    @cached_property
+    def rounding(self) -> float:
+        """What rounding alone can make of the largest element."""
+        got = self.observation.got
+        dtypes = [self.right.dtype] if got is None else [self.right.dtype, got.dtype]
+        size = max(peak(self.right), peak(self.mine))
+        return ROUNDINGS * max(torch.finfo(dtype).eps for dtype in dtypes) * size
+
+    @cached_property
+    def slack(self) -> Tensor:
+        """How far each element may lie from what a guess predicts."""
+        slack = torch.tensor(max(EXPLAINED * peak(self.error), self.rounding), dtype=torch.float64)
+        tolerance = self.observation.tolerance
+        return slack if tolerance is None else torch.maximum(slack, tolerance.cpu().to(torch.float64))
+
+    @cached_property
+    def near(self) -> bool:
+        """Whether the difference is so small that any guess about a large one would hold as well."""
+        return not bool((self.error.nan_to_num(float("inf")) > 16 * self.slack).any())
+
+    @cached_property
+    def wrong(self) -> Tensor:
+        """Which elements are wrong."""
+        return self.error.nan_to_num(float("inf")) > self.slack
+
+    @cached_property
+    def terms(self) -> Tensor | None:
+        """Where the input was broadcast, what the right gradient is summed from; else None.
+
+        It is the right gradient by the same numbers written out to the shape of the result.
+        """
+        seen = self.observation
+        own = seen.inputs.get(seen.about or "")
+        if seen.right_at is None or seen.about is None or not isinstance(own, Tensor):
+            return None
+        for result in seen.results.values():
+            if not own.numel() or result.shape == own.shape or not _broadcasts(own, result):
+                continue
+            found = seen.right_at({seen.about: own.detach().expand(result.shape).contiguous()})
+            if found is None or found.shape != result.shape:
+                continue
+            total = wide(found).sum_to_size(self.right.shape)
+            if peak(total - self.right) <= CLOSE * peak(wide(found)) * result.numel():
+                return wide(found)
+        return None
+
+    @cached_property
+    def paths(self) -> Paths | None:
+        """The ways through the reference, if they are known."""
+        give = self.observation.paths
+        return None if give is None else give()
+
+    def is_(self, candidate: Tensor | None) -> bool:
+        """Whether what came is what a guess predicts, everywhere."""
+        if candidate is None or candidate.shape != self.mine.shape:
+            return False
+        return bool(self.agrees(candidate).all())
+
+    def agrees(self, candidate: Tensor) -> Tensor:
+        """Which elements are what a guess predicts; what is not finite has to be the same."""
+        theirs = wide(candidate).to(self.mine.dtype)
+        same = (self.mine == theirs) | (self.mine.isnan() & theirs.isnan()) | ~self.right.isfinite()
+        return same | ((self.mine - theirs).abs() <= self.slack)
+
+
+def _broadcasts(own: Tensor, result: Tensor) -> bool:
+    sizes = zip(reversed(own.shape), reversed(result.shape), strict=False)
+    return own.dim() <= result.dim() and all(mine in (1, theirs) for mine, theirs in sizes)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """A tensor on the CPU, in float64 or complex128, apart from autograd."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    return plain.to(torch.complex128 if plain.is_complex() else torch.float64)

@@ -1,0 +1,75 @@
+"""It is computed in a narrower dtype than its arguments have.
+
+Two things tell rounding from a formula that is a little off: the numbers that come are numbers of the
+narrower dtype; or the error is of its size and changes altogether when the inputs move by a few roundings,
+while the error of a formula moves as little as its inputs do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from opsmith.checking.diagnosis.found import Found
+from opsmith.checking.diagnosis.pair import Pair, peak
+from opsmith.checking.diagnosis.seen import Seen
+
+NARROWER = (torch.bfloat16, torch.float16, torch.float32)
+NUMBERS = 16
+"""Numbers that have to be of a narrower dtype before that says something: a whole number is one of any."""
+
+MOVED = 4.0
+"""By how many roundings of the narrower dtype the inputs move."""
+
+
+def precision(seen: Seen) -> Iterator[Found]:
+    """Every number is one of a narrower dtype; or the error is of its size, and as rough as rounding."""
+    got = seen.observation.got
+    if got is None or not seen.first.mine.isfinite().all():
+        return
+    for dtype in NARROWER:
+        eps = torch.finfo(dtype).eps
+        if eps <= torch.finfo(got.dtype).eps:
+            continue
+        name = str(dtype).removeprefix("torch.")
+        largest = max(_relative(pair) for pair in seen.pairs)
+        if largest > 64 * eps:
+            continue
+        if seen.everywhere(lambda pair, dtype=dtype: _of(pair, dtype)) and _telling(seen):  # type: ignore[misc]
+            words = f"it consists of {name} numbers, so it was computed in {name}"
+        elif largest >= eps / 64 and _rough(seen, eps):
+            words = (
+                f"it is off like {name} rounding: by {largest:.1g} of its largest element, and by something "
+                f"else each time the inputs move by {MOVED * eps:.1g} of themselves"
+            )
+        else:
+            continue
+        yield Found("precision", words, {"error": largest, f"eps of {name}": eps})
+        return
+
+
+def _relative(pair: Pair) -> float:
+    return peak(pair.error) / (peak(pair.right) or 1.0)
+
+
+def _of(pair: Pair, dtype: torch.dtype) -> bool:
+    parts = torch.view_as_real(pair.mine) if pair.mine.is_complex() else pair.mine
+    return torch.equal(parts.to(dtype).to(parts.dtype), parts)
+
+
+def _telling(seen: Seen) -> bool:
+    """Whether there are enough numbers, of which the right ones are none of any narrower dtype."""
+    digits = sum(int((pair.right.real.float().double() != pair.right.real).sum()) for pair in seen.pairs)
+    return digits >= min(NUMBERS, seen.first.right.numel())
+
+
+def _rough(seen: Seen, eps: float) -> bool:
+    near = seen.observation.near
+    if near is None:
+        return False
+    moved = [near(MOVED * eps, seed) for seed in (1, 2)]
+    pairs = [Pair(each) for each in moved if each is not None]
+    off = seen.first.mine - seen.first.right
+    changes = [peak((pair.mine - pair.right) - off) / (peak(off) or 1.0) for pair in pairs]
+    return len(changes) == len(moved) and min(changes) > 0.25

@@ -1,0 +1,95 @@
+"""Fresh arguments like those of a sample: other numbers that the operator takes as well.
+
+Nobody says what an operator's domain is, so fresh numbers are taken from between those that the author gave:
+positive ones stay positive, probabilities stay below 1, indices stay in range, masks keep their two values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.sample import is_inexact, replica
+
+GENTLE = 0.3
+"""How much of itself a whole tensor grows or shrinks where its numbers hang together."""
+
+
+def redrawn(flat: Sequence[Any], generator: torch.Generator, *, gentle: bool = False) -> list[Any]:
+    """Fresh arguments of the same forms.
+
+    Args:
+        flat: The arguments.
+        generator: Source of what is drawn.
+        gentle: Whether to scale whole tensors alone, which leaves a matrix symmetric and its rows sorted.
+
+    Example:
+        >>> import torch
+        >>> (mask,) = redrawn([torch.tensor([True, False, False])], torch.Generator().manual_seed(0))
+        >>> int(mask.sum())
+        1
+    """
+    return [_scaled(value, generator) if gentle else _drawn(value, generator) for value in flat]
+
+
+def _scaled(value: Any, generator: torch.Generator) -> Any:
+    fresh = replica(value)
+    return fresh * (1 + GENTLE * _uniform((), generator)) if is_inexact(fresh) else fresh
+
+
+def _drawn(value: Any, generator: torch.Generator) -> Any:
+    if isinstance(value, float) and value:
+        return value * (1 + 0.1 * GENTLE * float(_uniform((), generator)))
+    if not isinstance(value, Tensor) or not value.numel():
+        return replica(value)
+    apart = _apart(value.detach())
+    fresh = _values(apart, generator).reshape(apart.shape).to(value.device)
+    if apart.shape != value.shape:
+        return fresh.expand(value.shape)
+    return replica(value).copy_(fresh)
+
+
+def _apart(value: Tensor) -> Tensor:
+    """The elements that lie in places of their own: one along each dimension that was expanded."""
+    for dim, stride in enumerate(value.stride()):
+        if stride == 0 and value.shape[dim] > 1:
+            value = value.narrow(dim, 0, 1)
+    return value
+
+
+def _values(value: Tensor, generator: torch.Generator) -> Tensor:
+    plain = value.resolve_conj().resolve_neg().cpu().flatten()
+    if plain.is_complex():
+        return torch.complex(_between(plain.real, generator), _between(plain.imag, generator))
+    if plain.is_floating_point():
+        return _between(plain, generator)
+    if plain.dtype != torch.bool and plain.numel() > 2 and bool((plain.diff() > 0).all()):
+        return plain  # offsets, most likely: another order would mean nothing
+    return plain[torch.randperm(plain.numel(), generator=generator)]
+
+
+def _between(values: Tensor, generator: torch.Generator) -> Tensor:
+    """Numbers between those that are there; what occurs more than once stays as often as it is there."""
+    count = values.numel()
+    mixed = values[torch.randperm(count, generator=generator)]
+    distinct, times = values.unique(return_counts=True)
+    if len(distinct) < 3 and count > 2:
+        return mixed  # a mask, or one number for all
+    if count < 3:
+        return mixed * (1 + GENTLE * _uniform((count,), generator).to(values.dtype))
+    repeated = distinct[times > 1]
+    kept = torch.isin(mixed, repeated) | (mixed == 0) | ~mixed.isfinite()
+    ordered = values.sort().values
+    rank = torch.rand(count, generator=generator, dtype=torch.float64) * (count - 1)
+    low = rank.long().clamp(max=count - 2)
+    share = (rank - low).to(values.dtype)
+    drawn = ordered[low] * (1 - share) + ordered[low + 1] * share
+    return torch.where(kept, mixed, drawn)
+
+
+def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Numbers between -1 and 1."""
+    return torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1

@@ -1,0 +1,60 @@
+"""The right one times a factor, and what that factor equals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from opsmith.checking.diagnosis.factors import named_factors, shown_factor
+from opsmith.checking.diagnosis.found import Found
+from opsmith.checking.diagnosis.pair import Pair
+from opsmith.checking.diagnosis.seen import Seen
+
+FEW = 3
+"""Of fewer numbers each is a multiple of the other: only a factor that stays, or has a name, is evidence."""
+
+
+def scale(seen: Seen) -> Iterator[Found]:
+    """A factor: the same on all inputs; or one that is another, and has a name, or fits many numbers."""
+    factor = factor_of(seen.first)
+    if factor is None or abs(factor - 1) < 1e-6 or abs(factor + 1) < 1e-6:
+        return
+    fresh = [factor_of(pair) for pair in seen.fresh]
+    factors = [factor, *(each for each in fresh if each is not None)]
+    if len(factors) != len(seen.pairs):
+        return
+    steady = all(near(each, factor) for each in factors)
+    names = named_factors(seen, factors)
+    few = min(int(pair.right.count_nonzero()) for pair in seen.pairs) < FEW
+    if few and not names and (not steady or not seen.fresh):
+        return
+    evidence = {"factor": factor.real if factor.imag == 0 else factor}
+    shown = shown_factor(factor)
+    if names:
+        words = [name for name in names if name != shown]
+        equals = " or ".join(words)
+        reason = f"it is the right one times {shown}" + (f", which is {equals}" if words else "")
+        yield Found("scale", reason, {**evidence, "equals": " or ".join(names)})
+    elif steady:
+        yield Found("scale", f"it is the right one times {shown}", {**evidence, "equals": shown})
+    else:
+        every = ", ".join(shown_factor(each) for each in factors)
+        reason = f"it is the right one times a factor that depends on the inputs ({every} on fresh ones)"
+        yield Found("scale", reason, {**evidence, "factors": every})
+
+
+def factor_of(pair: Pair) -> complex | None:
+    """The factor between a pair's tensors; None if there is none that explains all."""
+    weight = float((pair.right.abs() ** 2).sum())
+    if not pair.same_shape or not weight or not torch.isfinite(pair.right).all() or not pair.mine.any():
+        return None
+    factor = complex((pair.right.conj() * pair.mine).sum() / weight)
+    if not pair.right.is_complex() or abs(factor.imag) < 1e-9 * abs(factor):
+        factor = complex(factor.real)
+    return factor if pair.is_(pair.right * (factor if factor.imag else factor.real)) else None
+
+
+def near(one: complex, other: complex) -> bool:
+    """Whether two factors are the same, but for rounding."""
+    return abs(one - other) <= 1e-6 * max(abs(one), abs(other))

@@ -1,0 +1,172 @@
+"""The property `fake`: what the operator says on tensors without data, beside what it gives really."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import opsmith
+from opsmith.checking import Outcome
+
+X = torch.rand(3, 4) + 0.5
+names = itertools.count()
+
+
+def fake(checked: Any, *samples: Any, **options: Any) -> Outcome:
+    report = opsmith.check(checked, samples=list(samples), only=["fake"], **options)
+    return next(outcome for outcome in report.outcomes if outcome.property == "fake")
+
+
+@pytest.fixture
+def custom_op() -> Iterator[Callable[..., Any]]:
+    """Registers a function with torch.library, with a fake kernel or without."""
+
+    def register(function: Callable[..., Any], fake: Callable[..., Any] | None) -> Any:
+        operator = torch.library.custom_op(f"test_fake::op{next(names)}", mutates_args=())(function)
+        if fake is not None:
+            operator.register_fake(fake)
+        return operator
+
+    return register
+
+
+def double(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda x: x.new_empty(x.shape[::-1]), "the shape [4, 3], and the real one [3, 4]"),
+        (
+            lambda x: x.new_empty(3, 4, dtype=torch.float32),
+            "the dtype torch.float32, and the real one torch.",
+        ),
+        (lambda x: torch.empty_like(x, device="meta"), "the device meta, and the real one cpu"),
+        (lambda x: x.new_empty(4, 3).mT, "the stride [1, 3], and the real one [4, 1]"),
+    ],
+)
+def test_a_wrong_fake_kernel_of_torch_library_is_found(custom_op: Any, wrong: Any, says: str) -> None:
+    found = fake(custom_op(double, wrong), (X,))
+    assert found.status == "failed"
+    (failure,) = found.failures
+    assert (failure.cause, failure.input) == ("fake-mismatch", "result")
+    assert says in failure.message
+    assert failure.where == "its own fake kernel"
+
+
+def test_a_fake_kernel_that_forgets_the_order_in_memory_is_found(custom_op: Any) -> None:
+    """`x * 2` keeps the order in memory; the fake kernel is right for contiguous tensors alone."""
+    found = fake(custom_op(double, lambda x: x.new_empty(x.shape)), (X,))
+    (failure,) = found.failures
+    assert "the stride [4, 1], and the real one [1, 3]" in failure.message
+    assert failure.evidence["sample"].endswith("transposed in memory")
+
+
+def test_a_right_fake_kernel_of_torch_library_passes(custom_op: Any) -> None:
+    found = fake(custom_op(double, torch.empty_like), (X,), (X[0],))
+    assert (found.status, found.notes) == ("passed", ())
+
+
+def test_without_a_fake_kernel_a_note_says_how_to_give_one(custom_op: Any) -> None:
+    found = fake(custom_op(double, None), (X,))
+    assert found.status == "passed"
+    assert found.notes[0].startswith(
+        "the fake kernel was left out, since there is none: `torch.library.register_fake` gives it one"
+    )
+
+
+def test_a_fake_kernel_that_fixes_a_size_is_noted(custom_op: Any) -> None:
+    def fixing(x: Tensor) -> Tensor:
+        return torch.empty_like(x) if int(x.shape[0]) > 1 else x.new_empty(x.shape)
+
+    found = fake(custom_op(double, fixing), (X,))
+    assert found.status == "passed"
+    (note,) = found.notes
+    assert note == "it fixes the size of `x` in dimension 0: code is compiled anew for each other size"
+
+
+def test_a_fake_kernel_that_does_not_run_on_symbols_is_noted(custom_op: Any) -> None:
+    def counting(x: Tensor) -> Tensor:
+        if type(x.shape[0]) is not int:
+            raise TypeError("whole numbers alone")
+        return torch.empty_like(x)
+
+    (note,) = fake(custom_op(double, counting), (X,)).notes
+    assert note == (
+        "it does not run where sizes are symbols, so that code is compiled for each size: "
+        "TypeError: whole numbers alone"
+    )
+
+
+def test_sizes_that_are_wrong_for_symbols_alone_are_found(custom_op: Any) -> None:
+    def counting(x: Tensor) -> Tensor:
+        return torch.empty_like(x) if type(x.shape[0]) is int else x.new_empty(x.shape[0], x.shape[1] + 1)
+
+    (failure,) = fake(custom_op(double, counting), (X,)).failures
+    assert failure.cause == "fake-mismatch"
+    assert "`result` has the shape [3, 5], and really [3, 4]" in failure.message
+
+
+class Doubled(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+class ThroughNumpy(Doubled):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.detach().float().numpy() * 2).to(x.dtype)
+
+
+class AsksForNumbers(Doubled):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2 if x.sum().item() > 0 else x * 2 + 0
+
+
+class KnowsFakes(Doubled):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2 if type(x) is Tensor else x.sum(0)
+
+
+def test_a_class_runs_on_fake_tensors() -> None:
+    found = fake(Doubled, (X,))
+    assert (found.status, found.notes) == ("passed", ())
+
+
+@pytest.mark.parametrize("leaving", [ThroughNumpy, AsksForNumbers])
+def test_a_class_that_leaves_torch_is_noted(leaving: Any) -> None:
+    found = fake(leaving, (X,))
+    assert found.status == "passed"
+    assert found.notes[0].startswith(
+        "its forward does not run on fake tensors, where there is a form and no data, so that it cannot be "
+    )
+
+
+def test_a_class_with_another_form_on_fake_tensors_is_found() -> None:
+    (failure,) = fake(KnowsFakes, (X,)).failures
+    assert (failure.cause, failure.input) == ("fake-mismatch", "result")
+
+
+def test_a_dtype_in_which_it_does_not_run_is_noted(custom_op: Any) -> None:
+    def narrow(x: Tensor) -> Tensor:
+        if x.dtype == torch.float16:
+            raise RuntimeError("not in float16")
+        return x * 2
+
+    found = fake(custom_op(narrow, torch.empty_like), (X,))
+    assert found.status == "passed"
+    assert found.notes == ("float16 was left out, since it does not run there: not in float16",)

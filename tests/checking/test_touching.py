@@ -1,0 +1,39 @@
+"""Check finds what a class writes, shares, keeps and remembers, in these words; and lets right ones be."""
+
+from typing import Any
+
+import pytest
+import wrong_class_effects
+import wrong_state
+from class_mutants import MUTANTS, TWINS
+
+import opsmith
+
+MODULES = (wrong_class_effects, wrong_state)
+ONLY = ["determinism", "effects", "state"]
+
+
+def failures_of(built: tuple[Any, Any], **options: Any) -> tuple[opsmith.Report, list[Any]]:
+    checked, samples = built
+    report = opsmith.check(checked, samples=samples, only=ONLY, **options)
+    return report, [failure for failure in report.failures if failure.follows is None]
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_it_is_found_and_named(name: str) -> None:
+    mutant = MUTANTS[name]
+    report, failures = failures_of(mutant.build())
+    found = {(failure.check, failure.cause, failure.input): failure for failure in failures}
+    assert (mutant.check, mutant.cause, mutant.input) in found, str(report)
+    failure = found[mutant.check, mutant.cause, mutant.input]
+    assert mutant.says in failure.message
+    assert failure.where is not None
+    assert failure.where.rpartition(":")[0] in {str(module.__file__) for module in MODULES}
+    assert {each.cause for each in failures} <= {mutant.cause, *mutant.also}, str(report)
+
+
+@pytest.mark.parametrize("effort", ["quick", "default"])
+@pytest.mark.parametrize("name", TWINS)
+def test_a_twin_that_is_right_passes(name: str, effort: Any) -> None:
+    report, failures = failures_of(TWINS[name](), effort=effort)
+    assert not failures, str(report)
