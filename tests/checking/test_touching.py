@@ -3,14 +3,16 @@
 from typing import Any
 
 import pytest
+import wrong_again
 import wrong_class_effects
+import wrong_memory
 import wrong_state
 from class_mutants import MUTANTS, TWINS
 
 import opsmith
 
-MODULES = (wrong_class_effects, wrong_state)
-ONLY = ["determinism", "effects", "state"]
+MODULES = (wrong_again, wrong_class_effects, wrong_memory, wrong_state)
+ONLY = ["determinism", "effects", "state", "backward_again", "memory"]
 
 
 def failures_of(built: tuple[Any, Any], **options: Any) -> tuple[opsmith.Report, list[Any]]:

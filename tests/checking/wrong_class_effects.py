@@ -210,8 +210,8 @@ def writes_into_saved_input() -> Any:
     "effects",
     "mutates-saved",
     "x",
-    "gives another gradient of `x` than the first, and a backward of a new call gives the same as the "
-    "first: the first one wrote into `ctx.twice`",
+    "gives another gradient of `x` than the first, and so it does in a new call: the first one wrote into "
+    "`ctx.twice`",
 )
 def writes_into_context() -> Any:
     class Writes(Function):

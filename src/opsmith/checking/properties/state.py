@@ -38,16 +38,34 @@ def _sample(subject: Subject, sample: Sample, every: Sequence[Sample]) -> Findin
     places = differentiated(subject, sample).places
     for device in subject.devices:
         made = Made(sample, places, partial(sample.at, device=device))
-        first, second = (_call(subject, made) for _ in range(2))
-        if any(differ(one, other) for one, other in zip(_tensors(first), _tensors(second), strict=True)):
-            yield Note(f"{sample} was left out: two runs of it differ, as `determinism` says")
-            continue
         memory = Memory.of(subject, partial(_call, subject, made))
         with memory.away():
+            unsteady = _unsteady(subject, made, memory)
+            if unsteady is not None:
+                yield unsteady
+                continue
             stage = Stage(subject, memory, {MINE: made, **dict(_others(subject, made, every, device))})
             stage.prepare()
             # What an operator remembers, it does for every sample: one shows it from all sides.
             yield from _compared(stage, SCENES if sample is subject.samples[0] else SCENES[:2])
+
+
+def _unsteady(subject: Subject, made: Made, memory: Memory) -> Failure | None:
+    """What is wrong where two runs of the same call differ, though all that it remembers was put away."""
+    runs = []
+    for _ in range(2):
+        memory.forget()
+        runs.append(_tensors(_call(subject, made)))
+    for one, other in zip(*runs, strict=True):
+        if differ(one, other):
+            message = (
+                f"the same call gives something else the second time: {what_differs(one, other)}; the first "
+                "time is taken as right"
+            )
+            evidence = {"sample": str(made.sample)}
+            where = subject.specification.where
+            return Failure(NAME, None, "nondeterministic", message, where, evidence)
+    return None
 
 
 def _call(subject: Subject, made: Made) -> Answer:
