@@ -128,7 +128,8 @@ def test_json_is_one_object_and_nothing_else(opsmith: Run, write: Write) -> None
     assert right["abilities"]["vmap"] == "new"
     assert wrong["name"] == "Thrice"
     assert "times 2/3" in wrong["reasons"][0]
-    assert wrong["report"]["outcomes"][1]["failures"][0]["cause"] == "scale"
+    by_name = {each["property"]: each for each in wrong["report"]["outcomes"]}
+    assert by_name["gradient"]["failures"][0]["cause"] == "scale"
 
 
 def test_verbose_shows_the_whole_check(opsmith: Run, write: Write) -> None:

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.difference import Difference, form_fault, off_gradcheck, unequal
+from opsmith.checking.examples import drawn
+from opsmith.checking.mapping import map_over
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 from opsmith.core.batching import ELEMENTWISE, leads
-from opsmith.core.calls import tensors_in
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.whole_batch import whole_batch
@@ -39,7 +40,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
     generator = subject.generator()
     for places in _batched(subject.specification, sample):
         flat = sample.at(torch.float64)
-        columns = {place: _examples(flat[place], generator) for place in places}
+        columns = {place: drawn(flat[place], SIZE, generator) for place in places}
         rows = [[columns[p][i] if p in columns else v for p, v in enumerate(flat)] for i in range(SIZE)]
         batch = [torch.stack(columns[p]) if p in columns else v for p, v in enumerate(flat)]
         dims = [0 if place in columns else None for place in range(len(batch))]
@@ -54,7 +55,8 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
             yield Note("`vmap` was left out: of an opaque operator it needs the capability `torch_func`")
             continue
         visible = subject.places(sample)
-        mapped = _under_vmap(subject, sample, batch, dims)
+        over = dict.fromkeys(columns, 0)
+        mapped = [each for each in map_over(partial(subject.call, sample), batch, over) if each is not None]
         there = [place for place in visible if expected[place] is not None]
         yield from _compare(subject, sample, places, mapped, [expected[p] for p in there], there)
 
@@ -74,28 +76,6 @@ def _batched(specification: Specification, sample: Sample) -> Iterator[tuple[int
     yield places
     if len(places) > 1:
         yield from ((place,) for place in places)
-
-
-def _examples(value: Tensor, generator: torch.Generator) -> list[Tensor]:
-    """A tensor, and others drawn from its values, so that they lie where the operator is defined."""
-    flat, count = value.reshape(-1), value.numel()
-    draws = [torch.randint(max(count, 1), (count,), generator=generator) for _ in range(SIZE - 1)]
-    return [value, *(flat[draw].reshape(value.shape) for draw in draws)]
-
-
-def _under_vmap(
-    subject: Subject, sample: Sample, batch: Sequence[Any], dims: Sequence[int | None]
-) -> list[Tensor]:
-    tensors = [place for place, value in enumerate(batch) if isinstance(value, Tensor)]
-
-    def call(*given: Tensor) -> tuple[Tensor, ...]:
-        flat = list(batch)
-        for place, value in zip(tensors, given, strict=True):
-            flat[place] = value
-        return tuple(tensors_in(list(subject.call(sample, flat))))
-
-    over = torch.func.vmap(call, tuple(dims[place] for place in tensors))
-    return list(over(*(batch[place] for place in tensors)))
 
 
 def _compare(

@@ -23,6 +23,10 @@ def run(subject: Subject) -> Findings:
     yield from each_sample(NAME, subject, _sample)
 
 
+SYMBOLIC = {"quick": 1, "default": 2, "thorough": 60}
+"""How many samples are run at symbolic sizes."""
+
+
 def _sample(subject: Subject, sample: Sample) -> Findings:
     for what, case, flat in _cases(subject, sample):
         try:
@@ -35,7 +39,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
         yield from found
         if any(isinstance(finding, Failure) for finding in found):
             return  # what is known to be wrong needs no second message
-    if subject.effort.name != "quick" or sample is subject.samples[0]:
+    if sample.position < SYMBOLIC[subject.effort.name]:
         flat = sample.at()
         try:
             results = subject.call(sample, flat)
@@ -46,17 +50,27 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
 
 
 def _cases(subject: Subject, sample: Sample) -> Iterator[tuple[str, str, list[Any]]]:
-    """Arguments to try: what they are, the whole case in words, and the arguments themselves."""
-    dtypes: tuple[torch.dtype, ...] = (torch.float32,) if subject.single_precision else (*WIDE, *NARROW)
-    if subject.effort.name == "quick":
-        dtypes = tuple(dtype for dtype in dtypes if dtype in (torch.float32, torch.bfloat16))
+    """Arguments to try: what they are, the whole case in words, and the arguments themselves.
+
+    A form depends on dtypes much as in every other sample: all of them are tried in the first one alone.
+    """
+    every = subject.effort.name == "thorough" or not sample.position
     for device in subject.devices:
-        for dtype in dtypes if sample.inexact else dtypes[:1]:
+        for dtype in _dtypes(subject) if sample.inexact and every else ():
             if sample.takes(dtype):
-                what = short(dtype) if sample.inexact else str(sample)
-                yield what, named(sample, dtype, device), sample.at(dtype, device)
+                yield short(dtype), named(sample, dtype, device), sample.at(dtype, device)
+        if not (sample.inexact and every):
+            yield str(sample), f"{sample} on {device.type}", sample.at(device=device)
+    if sample.origin:
+        return
     flat = [_turned(value) for value in sample.at()]
-    yield "transposed memory", f"{sample}, transposed in memory", flat
+    yield f"{sample} transposed in memory", f"{sample}, transposed in memory", flat
+
+
+def _dtypes(subject: Subject) -> tuple[torch.dtype, ...]:
+    if subject.single_precision:
+        return (torch.float32,)
+    return (torch.float32, torch.bfloat16) if subject.effort.name == "quick" else (*WIDE, *NARROW)
 
 
 def _turned(value: Any) -> Any:
