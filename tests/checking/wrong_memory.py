@@ -47,6 +47,21 @@ def saves_its_result() -> Any:
     return Saves, matrix()
 
 
+@mutant("memory", "leak", "x", "`x` is left on the context as `ctx.x` after the backward")
+def leaves_its_input_on_the_context() -> Any:
+    class Leaves(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.x = x
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return 2 * grad * ctx.x
+
+    return Leaves, matrix()
+
+
 @twin
 def keeps_a_mask_on_the_context() -> Any:
     """An attribute of the context goes with the context."""

@@ -22,6 +22,7 @@ from opsmith.checking.property import Findings, Note, Property, each_sample, fir
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.saved import attribute_tensors, saving
+from opsmith.checking.seeding import seeds
 from opsmith.checking.subject import Subject
 
 NAME = "effects"
@@ -65,6 +66,15 @@ class Look:
 
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
+    try:
+        yield from _parts(subject, sample)
+    except Exception as error:
+        refuse_own(error)
+        if not sample.origin:  # what it raises for derived inputs is told by the properties of its results
+            raise
+
+
+def _parts(subject: Subject, sample: Sample) -> Findings:
     if sample.inexact and not any(sample.flat[place].numel() for place in sample.inexact):
         return  # there is no memory to write into
     places = differentiated(subject, sample).places
@@ -323,6 +333,12 @@ def _settings(look: Look) -> Findings:
         call = alive(subject, sample, sample.at(device=look.device), look.places)
         if call.open:
             call.backward(call.grads(subject))
+    if seeds(subject, sample):
+        message = (
+            "a call sets torch's random state for the whole process (`torch.manual_seed`): whoever draws "
+            "next draws the same numbers each time; draw from a `torch.Generator` of its own"
+        )
+        yield look.failure(None, "side-effect", message, subject.specification.where)
     for name, (was, now) in changed.items():
         message = (
             f"a call or its backward sets {name} for the whole process, to {shown_shortly(now)} where it was "

@@ -33,6 +33,8 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
     for device in subject.devices:
         leaks = [*_leaks(subject, sample, places, device)]
         yield from leaks
+        if places and not leaks:
+            yield from _on_context(subject, sample, places, device)
         if places:
             yield from _saved(subject, sample, places, device)
 
@@ -138,6 +140,35 @@ def _circular(subject: Subject, sample: Sample, places: Sequence[int], device: t
     own = set(nodes(call.results))
     found = [name for name, tensor in attribute_tensors(call.results) if tensor.grad_fn in own]
     return list(dict.fromkeys(found))
+
+
+def _on_context(subject: Subject, sample: Sample, places: tuple[int, ...], device: torch.device) -> Findings:
+    """Arguments and results that a context keeps after the backward, when what is saved is let go of."""
+    call = alive(subject, sample, sample.at(device=device), places, leaf=False)
+    if not call.open:
+        return
+    labels: dict[int, str] = {}
+    names = [each.name for each in subject.results(sample)]
+    for label, value in (
+        *zip(sample.labels, call.given, strict=True),
+        *zip(names, call.results, strict=True),
+    ):
+        if isinstance(value, Tensor) and value.numel():
+            labels.setdefault(value.untyped_storage().data_ptr(), label)
+    call.backward(call.grads(subject))
+    for name, tensor in attribute_tensors(call.results):
+        address = tensor.untyped_storage().data_ptr()
+        if address not in labels:
+            continue
+        label = labels[address]
+        message = (
+            f"`{label}` is left on the context as `ctx.{name}` after the backward, and stays in memory as "
+            "long as the graph; nobody sees, either, if it is written into before. Keep it by "
+            f"`ctx.save_for_backward({label})`, which lets go of it"
+        )
+        evidence = {"sample": str(sample), "bytes": tensor.untyped_storage().nbytes()}
+        yield Failure(NAME, label, "leak", message, rule_place(subject, sample.names[places[0]]), evidence)
+        return
 
 
 def _saved(subject: Subject, sample: Sample, places: Sequence[int], device: torch.device) -> Findings:

@@ -21,6 +21,7 @@ from opsmith.checking.property import Findings, Note, Property, each_sample, fir
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.scenes import MINE, OTHER, SCENES, Heard, Made, Scene, Stage, in_threads
+from opsmith.checking.seeding import seeds
 from opsmith.checking.subject import Subject
 
 NAME = "state"
@@ -89,8 +90,9 @@ def _others(
         return
     for form, make in other_forms(sample, device):
         yield f"a call {form}", Made(sample, mine.places, make)
+    beside = [each for each in every if each is not sample and _shapes(each) == _shapes(sample)]
     apart = [each for each in every if _shapes(each) != _shapes(sample)]
-    for each in apart[:NEIGHBOURS]:
+    for each in (*beside[:1], *apart[:NEIGHBOURS]):
         with suppress(Exception):  # other properties tell what it raises there
             places = differentiated(subject, each).places
             yield f"a call of {each}", Made(each, places, partial(each.at, device=device))
@@ -106,7 +108,7 @@ def _changed(other: Callable[[list[Any]], list[Any]], sample: Sample, device: to
 
 def _compared(stage: Stage, scenes: Sequence[Scene]) -> Findings:
     for scene in scenes:
-        if scene is in_threads and stage.subject.draws:
+        if scene is in_threads and (stage.subject.draws or seeds(stage.subject, stage.mine.sample)):
             yield Note("threads were left out: they draw from one random state, in any order")
             continue
         for heard in scene(stage):
