@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from opsmith.checking.properties.backward_again import BACKWARD_AGAIN
 from opsmith.checking.properties.batched_gradients import BATCHED_GRADIENTS
 from opsmith.checking.properties.batching import BATCHING
 from opsmith.checking.properties.determinism import DETERMINISM
@@ -12,6 +13,7 @@ from opsmith.checking.properties.forward_mode import FORWARD_MODE
 from opsmith.checking.properties.gradient import GRADIENT
 from opsmith.checking.properties.layouts import LAYOUTS
 from opsmith.checking.properties.linearity import LINEARITY
+from opsmith.checking.properties.memory import MEMORY
 from opsmith.checking.properties.opcheck import OPCHECK
 from opsmith.checking.properties.randomness import RANDOMNESS
 from opsmith.checking.properties.second_order import SECOND_ORDER
@@ -40,6 +42,8 @@ PROPERTIES: dict[str, Property] = {
         DETERMINISM,
         EFFECTS,
         STATE,
+        BACKWARD_AGAIN,
+        MEMORY,
         OPCHECK,
     )
 }
