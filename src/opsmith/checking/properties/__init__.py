@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from opsmith.checking.properties.autocast import AUTOCAST
 from opsmith.checking.properties.batched_gradients import BATCHED_GRADIENTS
 from opsmith.checking.properties.batching import BATCHING
 from opsmith.checking.properties.determinism import DETERMINISM
@@ -36,9 +37,10 @@ PROPERTIES: dict[str, Property] = {
         RANDOMNESS,
         DETERMINISM,
         EFFECTS,
+        AUTOCAST,
         OPCHECK,
     )
 }
 
-GROUPS = {"integration": ("opcheck",)}
+GROUPS = {"integration": ("autocast", "opcheck")}
 """Names that stand for several properties in `only` and `skip`: all that ask what torch makes of it."""
