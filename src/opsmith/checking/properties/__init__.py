@@ -15,6 +15,7 @@ from opsmith.checking.properties.linearity import LINEARITY
 from opsmith.checking.properties.opcheck import OPCHECK
 from opsmith.checking.properties.randomness import RANDOMNESS
 from opsmith.checking.properties.second_order import SECOND_ORDER
+from opsmith.checking.properties.serialization import SERIALIZATION
 from opsmith.checking.properties.surrogate import SURROGATE
 from opsmith.checking.properties.vmap import VMAP
 from opsmith.checking.property import Property
@@ -38,9 +39,10 @@ PROPERTIES: dict[str, Property] = {
         DETERMINISM,
         EFFECTS,
         AUTOCAST,
+        SERIALIZATION,
         OPCHECK,
     )
 }
 
-GROUPS = {"integration": ("autocast", "opcheck")}
+GROUPS = {"integration": ("autocast", "serialization", "opcheck")}
 """Names that stand for several properties in `only` and `skip`: all that ask what torch makes of it."""
