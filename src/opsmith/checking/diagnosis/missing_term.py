@@ -75,8 +75,9 @@ def _tested(seen: Seen, words: str, term: Term, *, missing: bool) -> Found | Non
     if times == 0:
         return Found("missing-term", f"it lacks {words}", evidence)
     if times == -1:
-        return Found("sign", f"it has {words} with the other sign", evidence)
-    return Found("scale", f"it has {shown_factor(times)} times {words}, where once is right", evidence)
+        return Found("sign", f"it has {words} with the other sign", evidence, weak=True)
+    reason = f"it has {shown_factor(times)} times {words}, where once is right"
+    return Found("scale", reason, evidence, weak=True)
 
 
 def _trivial(pair: Pair, term: Tensor) -> bool:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from opsmith.checking.diagnosis.paths import Paths
 
 EXPLAINED = 1e-4
+SHOWS = 1e-7
+"""Share of the largest error from which an element counts as wrong."""
+
 ROUNDINGS = 256
 """How many roundings of the largest element two right ways of computing may lie apart."""
 
@@ -97,8 +100,12 @@ class Pair:
 
     @cached_property
     def wrong(self) -> Tensor:
-        """Which elements are wrong."""
-        return self.error.nan_to_num(float("inf")) > self.slack
+        """Which elements are wrong, by however little of what the worst is."""
+        least = torch.tensor(max(SHOWS * peak(self.error), self.rounding), dtype=torch.float64)
+        tolerance = self.observation.tolerance
+        if tolerance is not None:
+            least = torch.maximum(least, tolerance.cpu().to(torch.float64))
+        return self.error.nan_to_num(float("inf")) > least
 
     @cached_property
     def terms(self) -> Tensor | None:
@@ -136,7 +143,9 @@ class Pair:
     def agrees(self, candidate: Tensor) -> Tensor:
         """Which elements are what a guess predicts; what is not finite has to be the same."""
         theirs = wide(candidate).to(self.mine.dtype)
-        same = (self.mine == theirs) | (self.mine.isnan() & theirs.isnan()) | ~self.right.isfinite()
+        same = (self.mine == theirs) | (self.mine.isnan() & theirs.isnan())
+        if self.same_shape:
+            same |= ~self.right.isfinite()
         return same | ((self.mine - theirs).abs() <= self.slack)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from opsmith.checking.properties.batched_gradients import BATCHED_GRADIENTS
 from opsmith.checking.properties.batching import BATCHING
 from opsmith.checking.properties.determinism import DETERMINISM
 from opsmith.checking.properties.effects import EFFECTS
@@ -34,6 +35,7 @@ PROPERTIES: dict[str, Property] = {
         SECOND_ORDER,
         BATCHING,
         VMAP,
+        BATCHED_GRADIENTS,
         RANDOMNESS,
         DETERMINISM,
         EFFECTS,
