@@ -115,16 +115,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--effort", default="default", choices=["quick", "default", "thorough"])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--corpus", help="`beside` (the checker) or `heldout`; both by default")
     parser.add_argument("--only", nargs="*", help="names of entries")
     wanted = parser.parse_args()
-    groups = corpora()
+    groups = [group for group in corpora() if wanted.corpus in (None, str(group))]
+    names = {name for group in groups for name in (*group.planted, *group.sound)}
+    names &= {*(wanted.only or names)}
     rows = []
     start = time.perf_counter()
-    entries = [*PLANTED.values(), *SOUND.values()]
-    for entry in entries:
-        if not wanted.only or entry.name in wanted.only:
+    for entry in (*PLANTED.values(), *SOUND.values()):
+        if entry.name in names:
             rows.append(measured(entry, wanted.effort, wanted.seed))
-            print(f"\r{len(rows)} of {len(wanted.only or entries)}", end="", file=sys.stderr, flush=True)
+            print(f"\r{len(rows)} of {len(names)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     for group in groups:
         mine = [row for row in rows if corpus_of(row.entry) == str(group)]
