@@ -1,4 +1,4 @@
-"""The property `serialization`: copies, pickles and files of an operator, of what holds it, of its results."""
+"""Copies: `copy.deepcopy`, `pickle` and `torch.save` of an operator, of what holds it and of its results."""
 
 from __future__ import annotations
 
