@@ -12,12 +12,12 @@ RUN_PARTS := $(VENV)/bin/python ci/run_parts.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup tour test test-all lint bench gpu-test clean
+.PHONY: help setup tour test test-all test-browser lint bench gpu-test clean
 
 help:  ## what you are reading
 	@echo "opsmith: a PyTorch operator, declared once."
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "Each sets up what it needs, so begin with any: 'make tour' shows opsmith, 'make test' shows that it works."
 	@echo
@@ -35,6 +35,12 @@ test: $(SET_UP)  ## lint, types, tests, examples and documentation: what must pa
 
 test-all: $(SET_UP) $(if $(filter torch-2.11,$(WITHOUT)),,$(SET_UP_211))  ## all of that, the slow tests, and the oldest torch that we support
 	$(RUN_PARTS) test-all $(if $(WITHOUT),--without $(WITHOUT))
+
+# Nothing is installed for it but Python packages: a browser is the machine's.
+test-browser: $(SET_UP)  ## the page of a check in headless Chromium (under a minute)
+	@for program in chromium chromedriver; do command -v $$program >/dev/null || { \
+	  echo "test-browser: there is no $$program: sudo apt-get install chromium chromium-driver" >&2; exit 1; }; done
+	$(RUN_PARTS) test-browser
 
 lint: $(SET_UP)  ## ruff and mypy alone
 	$(RUN_PARTS) test --only lint types

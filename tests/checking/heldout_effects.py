@@ -199,8 +199,8 @@ def h_space_to_depth_by_view() -> Any:
 
         @staticmethod
         def backward(ctx, grad):
-            halves = grad.view(*grad.shape[:-2], -1)
-            n = halves.shape[-1] // 2
+            n = grad.shape[-1]
+            halves = grad.view(*grad.shape[:-2], 2 * n)
             return torch.stack([halves[..., :n], halves[..., n:]], -1).reshape(*grad.shape[:-2], 2 * n)
 
     return SpaceToDepth, [(normal(3, 4),), (normal(2, 6, seed=1),)]
@@ -213,6 +213,8 @@ def h_backward_in_whole_blocks() -> Any:
     class Cube(Function):
         @staticmethod
         def forward(ctx, x):
+            if x.dim() == 0:
+                raise ValueError("Cube: x must have a dimension")
             ctx.save_for_backward(x)
             return x**3
 

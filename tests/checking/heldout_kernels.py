@@ -123,7 +123,7 @@ def h_blur_with_one_workspace() -> Any:
         out.copy_(x)
         out[..., 1:] += x[..., :-1]
         out[..., :-1] += x[..., 1:]
-        return out.div_(3)
+        return out.div_(3).detach()
 
     blur.samples(lambda make: [(make(3, 5),), (make(7),)])
     blur.kernel("cpu", kernel)
@@ -177,7 +177,7 @@ def h_outer_product_by_columns() -> Any:
     return outer, None
 
 
-@planted("histogram", "dtype", input="result", also=("kernel-mismatch", "fake-mismatch"))
+@planted("histogram", "dtype", input="counts", also=("kernel-mismatch", "fake-mismatch"))
 def h_histogram_in_floats() -> Any:
     """The reference counts in whole numbers; the kernel returns them as floats."""
 

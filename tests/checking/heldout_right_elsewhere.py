@@ -81,16 +81,17 @@ def h_adopted_in_float32() -> Any:
     class Rsqrt(Function):
         @staticmethod
         def forward(ctx, x):
-            y = torch.as_tensor(1 / np.sqrt(x.detach().float().contiguous().resolve_neg().numpy()))
-            ctx.save_for_backward(y)
-            return y.to(x.dtype)
+            ctx.save_for_backward(x)
+            numbers = x.detach().float().contiguous().resolve_neg().numpy()
+            return torch.as_tensor(1 / np.sqrt(numbers)).to(x.dtype)
 
         @staticmethod
         def backward(ctx, grad):
-            (y,) = ctx.saved_tensors
-            return (-0.5 * grad.float() * y**3).to(grad.dtype)
+            (x,) = ctx.saved_tensors
+            return (-0.5 * grad.float() * x.float().rsqrt() ** 3).to(grad.dtype)
 
     name = f"heldout_adopted::rsqrt_{next(UNIQUE)}"
-    rsqrt = opsmith.adopt(Rsqrt, name, kind="float32", opaque=True)
-    rsqrt.fake(lambda x: x.new_empty(x.shape))
+    rsqrt = opsmith.adopt(
+        Rsqrt, name, kind="float32", opaque=True, reference=lambda x: x.rsqrt().contiguous()
+    )
     return rsqrt, [(uniform(3, 4, low=0.5, high=2.0),)]

@@ -150,18 +150,21 @@ def h_norm_by_name() -> Any:
 
 @sound
 def h_dropout_by_seed() -> Any:
-    """Random, and the same for the same seed; formula and forward draw the same mask."""
+    """Random, and the same for the same seed; the mask is a hidden result."""
 
-    def mask(shape: torch.Size, p: float, seed: int) -> Tensor:
-        return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) >= p
+    @opsmith.operator(
+        "heldout::dropout_by_seed",
+        opaque=True,
+        results={"result": ..., "mask": opsmith.non_differentiable},
+        hidden=("mask",),
+    )
+    def dropout(x: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
+        mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) >= p
+        return (x * mask / (1 - p)).contiguous(), mask
 
-    @opsmith.operator("heldout::dropout_by_seed", opaque=True)
-    def dropout(x: Tensor, p: float, seed: int) -> Tensor:
-        return (x * mask(x.shape, p, seed) / (1 - p)).contiguous()
-
-    dropout.fake(lambda x, p, seed: x.new_empty(x.shape))
+    dropout.fake(lambda x, p, seed: (x.new_empty(x.shape), x.new_empty(x.shape, dtype=torch.bool)))
     dropout.samples(lambda make: [(make(3, 4), 0.3, 1), (make(5), 0.5, 2)])
-    dropout.gradients(x=lambda grad, p, seed: grad * mask(grad.shape, p, seed) / (1 - p))
+    dropout.gradients(x=lambda grad, p, mask: grad * mask / (1 - p))
     return dropout, None
 
 
@@ -268,11 +271,12 @@ def h_kernel_for_float32_alone() -> Any:
 
 
 @cache
-def hadamard(n: int) -> Tensor:
+def hadamard(n: int) -> tuple[tuple[float, ...], ...]:
     """The matrix of order n, a power of two."""
-    return (
-        torch.ones(1, 1) if n == 1 else torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), hadamard(n // 2))
-    )
+    if n == 1:
+        return ((1.0,),)
+    half = hadamard(n // 2)
+    return tuple(row + row for row in half) + tuple(row + tuple(-x for x in row) for row in half)
 
 
 @sound
@@ -281,10 +285,10 @@ def h_walsh_hadamard() -> Any:
 
     @opsmith.operator("heldout::walsh_hadamard")
     def transform(x: Tensor) -> Tensor:
-        n = x.shape[-1]
+        n = int(x.shape[-1])
         if n < 1 or n & (n - 1):
             raise ValueError(f"walsh_hadamard: the length must be a power of two, got {n}")
-        return x @ hadamard(n).to(x.dtype)
+        return x @ torch.tensor(hadamard(n), dtype=x.dtype, device=x.device)
 
     transform.samples(lambda make: [(make(3, 4),), (make(2, 8),)])
     return transform.gradients(x=lambda grad: transform(grad)), None

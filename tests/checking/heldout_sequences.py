@@ -191,7 +191,7 @@ def h_dropout_with_two_masks() -> Any:
     return Dropout, [(normal(4, 5), 0.4, 7)]
 
 
-@planted("running_product", "mutates-grad-output", input="x")
+@planted("running_product", "mutates-grad-output")
 def h_running_product_that_scales_its_gradient() -> Any:
     """The incoming gradient serves as a buffer, and may be somebody else's as well."""
 

@@ -196,12 +196,36 @@ def test_check_goes_on_after_a_kernel_has_died() -> None:
     told: list[str] = []
     report = opsmith.check(sinking, only=FAST, isolate=30, progress=lambda *event: told.append(event[0]))
     outcomes = {outcome.property: outcome for outcome in report.outcomes}
-    assert [outcomes[name].status for name in FAST] == ["failed", "failed"]
+    assert [outcomes[name].status for name in FAST] == ["failed", "failed"], str(report)
     first = outcomes["forward"].failures[0]
     assert first.message.startswith("the process dies of SIGSEGV")
     assert "sample 1 (x [5])" in first.message
     assert first.where == f"{__file__}:{line_of('# where it sinks')}"
     assert told[-1] == ""
+
+
+@opsmith.operator("isolation::shallow")
+def shallow(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@shallow.kernel("cpu")
+def _(x: Tensor) -> Tensor:
+    if x.numel() == 0:
+        os.abort()  # for want of elements
+    return x * 2
+
+
+shallow.gradients(x=lambda grad: grad * 2)
+shallow.samples(lambda make: [(make(3),)])
+
+
+def test_a_kernel_that_dies_of_a_derived_input_alone_is_a_finding() -> None:
+    report = opsmith.check(shallow, only=["forward"], isolate=60)
+    (failure,) = {each.message: each for each in report.outcomes[0].failures}.values()
+    assert failure.message.startswith("the process dies of SIGABRT")
+    assert "x [0]" in failure.message
+    assert failure.where == f"{__file__}:{line_of('# for want of elements')}"
 
 
 def test_a_right_operator_passes_in_isolation_as_it_does_without() -> None:

@@ -210,8 +210,8 @@ def writes_into_saved_input() -> Any:
     "effects",
     "mutates-saved",
     "x",
-    "gives another gradient of `x` than the first, and a backward of a new call gives the same as the "
-    "first: the first one wrote into `ctx.twice`",
+    "gives another gradient of `x` than the first, and so it does in a new call: the first one wrote into "
+    "`ctx.twice`",
 )
 def writes_into_context() -> Any:
     class Writes(Function):
@@ -407,7 +407,8 @@ def works_in_a_buffer() -> Any:
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
             buffers = local.__dict__.setdefault("buffers", {})
-            work = buffers.setdefault((x.shape, x.dtype), torch.empty(x.shape, dtype=x.dtype))
+            with torch.inference_mode(False):  # one made in inference mode would be of no use elsewhere
+                work = buffers.setdefault((x.shape, x.dtype), torch.empty(x.shape, dtype=x.dtype))
             torch.mul(x.detach(), 2, out=work)
             return work + 0
 
@@ -429,6 +430,8 @@ def accumulates_itself() -> Any:
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
             mine = 2 * grad * ctx.x.detach()
+            if not ctx.x.is_leaf:
+                return mine
             ctx.x.grad = mine if ctx.x.grad is None else ctx.x.grad + mine
             return mine
 
@@ -558,6 +561,49 @@ def sets_a_variable() -> Any:
     return Sets, matrix()
 
 
+@mutant("effects", "side-effect", None, "sets cuDNN's flags for the whole process, to")
+def sets_a_flag() -> Any:
+    class Sets(Twice):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            torch.backends.cudnn.deterministic = False
+            return Twice.forward(ctx, x)
+
+    return Sets, matrix()
+
+
+@mutant("effects", "side-effect", None, "a call sets torch's random state for the whole process")
+def seeds_the_world() -> Any:
+    class Seeds(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            torch.manual_seed(0)
+            ctx.mask = torch.rand_like(x) > 0.5
+            return x * ctx.mask
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad * ctx.mask
+
+    return Seeds, matrix()
+
+
+@twin
+def draws_from_its_own_generator() -> Any:
+    class Draws(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            generator = torch.Generator().manual_seed(0)
+            ctx.mask = torch.rand(x.shape, generator=generator) > 0.5
+            return x * ctx.mask
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad * ctx.mask
+
+    return Draws, matrix()
+
+
 @twin
 def caches_a_constant() -> Any:
     """A grid for each shape: it is made once, and does not grow with the calls."""
@@ -568,7 +614,8 @@ def caches_a_constant() -> Any:
         def forward(ctx: Any, x: Any) -> Any:
             key = x.shape, x.dtype
             if key not in grids:
-                grids[key] = torch.arange(x.numel(), dtype=x.dtype).reshape(x.shape)
+                with torch.inference_mode(False):  # autograd does not save what is made in inference mode
+                    grids[key] = torch.arange(x.numel(), dtype=x.dtype).reshape(x.shape)
             ctx.save_for_backward(grids[key])
             return x * grids[key]
 
@@ -592,7 +639,7 @@ def forgets_the_last_row() -> Any:
     return Forgets, matrix()
 
 
-@mutant("determinism", "nondeterministic", "result", "where the memory was used for something else before")
+@mutant("determinism", "nondeterministic", "result", "a call uses memory that is read before it is written")
 def forgets_in_numpy() -> Any:
     class Forgets(Twice):
         @staticmethod

@@ -30,12 +30,7 @@ def not_the_stand_in() -> Any:
     )
 
 
-@wrong(
-    "surrogate",
-    "layout",
-    "x",
-    "it is another one for a gradient that is expanded than for the same one, contiguous",
-)
+@wrong("layouts", "layout", "x", "is right for a contiguous incoming gradient and wrong for one that is")
 def surrogate_layout() -> Any:
     return spike("surrogate_layout").surrogate_gradients(
         x=lambda grad, x: torch.as_strided(grad, x.shape, (x.shape[1], 1)) * (x.abs() < 1)

@@ -254,3 +254,77 @@ def test_the_help_lists_every_property_with_its_promise(
     shown = opsmith("check", "--help").stdout
     for known in PROPERTIES.values():
         assert f"{known.name} {known.title}" in shown
+
+
+def test_effort_is_chosen_by_a_flag_and_told(opsmith: Run, write: Write) -> None:
+    file = write()
+    for flags, effort in (((), "default"), (("--quick",), "quick"), (("--thorough",), "thorough")):
+        done = opsmith("check", f"{file}:right", "--json", "--only", "forward", *flags)
+        assert json.loads(done.stdout)["reports"][0]["effort"] == effort
+    shown = opsmith("check", f"{file}:right", "--quick", "--seed", "4", *FAST).stdout
+    assert "; seed 4, quick effort" in shown.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--quick", "--thorough"), "`--quick` and `--thorough` are opposites"),
+        (("--limit", "3"), "`--limit` is for a check in child processes"),
+        (("--isolate", "--limit", "-3"), "neither whether to isolate a check nor for how long"),
+        (("--html", "no/such/folder/page.html"), "the page cannot be written to `no/such/folder/page.html`"),
+        (("--html", "."), "got: a folder"),
+    ],
+)
+def test_flags_that_make_no_sense_have_status_2(
+    opsmith: Run, write: Write, flags: tuple[str, ...], says: str
+) -> None:
+    done = opsmith("check", f"{write()}:right", *flags)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert says in done.stderr
+
+
+def test_isolated_a_kernel_that_dies_is_a_finding_and_the_others_are_checked(
+    opsmith: Run, write: Write, space: str
+) -> None:
+    text = (
+        write().read_text()
+        + """
+import os
+
+@wrong.kernel("cpu")
+def _(x: Tensor) -> Tensor:
+    os.abort()
+"""
+    )
+    done = opsmith("check", str(write(text)), "--isolate", "--json", *FAST)
+    assert done.exit_code == 1, done.output
+    first, second = json.loads(done.stdout)["reports"]
+    assert first["passed"] is True
+    (failure,) = second["outcomes"][0]["failures"]
+    assert failure["cause"] == "raises"
+    assert failure["message"].startswith("the process dies of SIGABRT")
+
+
+def test_a_page_is_written_beside_what_is_printed(
+    opsmith: Run, write: Write, space: str, tmp_path: Path
+) -> None:
+    page = tmp_path / "report.html"
+    done = opsmith("check", str(write()), "--html", str(page), "--json", *FAST)
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["passed"] is False
+    assert done.stderr == f"opsmith: the page is in {page}\n"
+    text = page.read_text(encoding="utf-8")
+    assert f"{space}::right" in text
+    assert f"{space}::wrong" in text
+
+
+def test_a_page_without_jinja2_is_refused_before_anything_is_checked(
+    opsmith: Run, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.delitem(sys.modules, "opsmith.checking.page", raising=False)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    done = opsmith("check", str(write()), "--html", str(tmp_path / "report.html"))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "a page needs the package `jinja2`" in done.stderr

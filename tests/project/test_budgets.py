@@ -163,4 +163,5 @@ def test_the_suite_fits_in_its_quarter_of_an_hour_with_set_up() -> None:
 
 def test_every_part_of_test_is_in_test_all() -> None:
     parts = tomllib.loads((ROOT / "ci" / "parts.toml").read_text())
-    assert [name for name, entry in parts.items() if "test-all" not in entry["suites"]] == []
+    alone = [name for name, entry in parts.items() if "test-all" not in entry["suites"]]
+    assert alone == ["browser"]  # for which not every machine has the program

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.derivative import with_gradient
-from opsmith.checking.layouts import PLAIN, incoming
+from opsmith.checking.layouts import incoming
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 
@@ -44,7 +44,7 @@ class Alive:
     def grads(self, subject: Subject) -> list[Tensor]:
         """Contiguous gradients to come in, the same for the same shapes."""
         generator = subject.generator()
-        return [incoming(self.results[at], PLAIN, generator) for at in self.open]
+        return [incoming(self.results[at], generator) for at in self.open]
 
     def backward(self, grads: Sequence[Tensor], **options: Any) -> list[Tensor | None]:
         """The gradient by each place; nothing is accumulated.
@@ -82,11 +82,14 @@ def alive(
             for place, value in enumerate(flat)
         ]
         if leaf:
+            before = [leaves[place].detach().clone() for place in places]
             try:
                 return Alive(sample, tuple(places), leaves, leaves, subject.call(sample, leaves))
             except RuntimeError as error:
                 if IN_PLACE not in str(error):
                     raise
+                for place, value in zip(places, before, strict=True):
+                    flat[place].detach().copy_(value)  # torch refuses the call only after it has written
         given = [each.clone() if place in places else each for place, each in enumerate(leaves)]
         return Alive(sample, tuple(places), leaves, given, subject.call(sample, given))
 

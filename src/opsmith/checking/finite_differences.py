@@ -9,9 +9,9 @@ import torch
 
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.derivative import Results, finite_difference, vjp
+from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.difference import Difference, off_gradcheck
 from opsmith.checking.differentiated import rule_place
-from opsmith.checking.hypotheses import explain_difference
 from opsmith.checking.numerical import cause_of
 from opsmith.checking.probes import plain_probe
 from opsmith.checking.report import Failure

@@ -30,7 +30,7 @@ class Line:
     def __init__(
         self, function: Results, flat: Sequence[Any], place: int, grads: Sequence[Tensor | None]
     ) -> None:
-        self._function, self._flat, self._place = function, list(flat), place
+        self._function, self._flat, self._place, self._grads = function, list(flat), place, grads
         self._start = flat[place].detach().contiguous().clone()
         self._numbers = _real(self._start)
         self.coordinates = self._numbers.double()
@@ -78,10 +78,19 @@ class Line:
         moved[coordinate] += step
         return float(moved[coordinate].double() - self.coordinates[coordinate]), self._moved(moved)
 
-    def _moved(self, coordinates: Tensor) -> Tensor:
+    def shifted(self, by: Tensor) -> Line:
+        """The same function seen from another point."""
+        flat = list(self._flat)
+        flat[self._place] = self._shaped((self.coordinates + by).to(self._numbers.dtype))
+        return Line(self._function, flat, self._place, self._grads)
+
+    def _shaped(self, coordinates: Tensor) -> Tensor:
         pairs = torch.view_as_complex(coordinates.view(-1, 2)) if self._start.is_complex() else coordinates
+        return pairs.view(self._start.shape)
+
+    def _moved(self, coordinates: Tensor) -> Tensor:
         try:
-            results = self._results(pairs.view(self._start.shape))
+            results = self._results(self._shaped(coordinates))
         except Exception:  # what it rejects lies outside of where it is defined: a step that tells nothing
             return torch.full_like(self._values, torch.nan)
         after = _joined([_real(results[position]).double() for position in self._kept])

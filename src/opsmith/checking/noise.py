@@ -9,16 +9,30 @@ by side: they agree best at some step, and over finer ones they leave that value
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.line import Line
 
-STEPS = tuple(2.0**-exponent for exponent in range(2, 47, 3))
-AGREE = 0.3
+STEPS = tuple(2.0**-exponent for exponent in (1, 2, 3, *range(5, 47, 3)))
+"""Relative to each element: close together where half precision shows, and 8 times finer each further on."""
+
+AGREE = 0.12
 """Quotients over two neighbouring steps that differ by more than this fraction do not agree."""
+
+COARSE = 0.06
+FLAT = 1.5
+DROP = 2.0**20
+"""Stairs: quotients over many of them agree to `COARSE`; over fewer, what they disagree by, times the step,
+falls more slowly than the step to the power of `FLAT`, where a smooth function's falls with its cube; and on
+a single tread it drops by `DROP` within two steps."""
+
+COARSEST = 2.0**-6
+"""A little more than half of bfloat16's eps, 2**-9: what jitters by more than this jumps, and does not round."""
 
 TYPICAL = 0.25
 """The part of the results that stands for the precision of all: others lie at jumps, or cancel."""
@@ -55,31 +69,72 @@ def noise_of(line: Line, generator: torch.Generator) -> Noise:
     direction = line.direction(generator)
     rows = torch.stack([_quotient(line, direction, step) for step in STEPS])
     steps = torch.tensor(STEPS, dtype=torch.float64).unsqueeze(1)
+    size = line.weighed.abs()
     apart = (rows[:-1] - rows[1:]).abs()
     larger = torch.maximum(rows[:-1].abs(), rows[1:].abs())
-    ratio = (apart / larger).nan_to_num(torch.inf, torch.inf, torch.inf)  # what stays agrees with nothing
-    least, best = ratio.min(0)
+    least_apart = torch.maximum(apart, line.rounding * size / steps[1:])  # nearer than rounding is chance
+    ratio = (least_apart / larger).nan_to_num(
+        torch.inf, torch.inf, torch.inf
+    )  # what stays agrees with nothing
+    least, best = _plateau(ratio, (steps[:-1] * apart).nan_to_num(0.0, 0.0, 0.0), line.rounding * size)
     plateau = rows.gather(0, best.unsqueeze(0)).squeeze(0)
-    finer = torch.arange(len(STEPS)).unsqueeze(1) > best.unsqueeze(0)
-    left = (steps * (rows - plateau).abs()).nan_to_num(0.0, 0.0, 0.0)
-    settled = torch.where(finer, left, 0.0).max(0).values
+    jitter = (steps[1:] * apart).nan_to_num(0.0, 0.0, 0.0)
+    finer = torch.arange(len(apart)).unsqueeze(1) >= best.unsqueeze(0)
+    settled = torch.where(finer, jitter, 0.0).max(0).values
     # Where no two steps agree, it jumps here and there (noise of the same size at every step), or but once.
-    unsettled = (steps[1:] * apart).nan_to_num(0.0, 0.0, 0.0).median(0).values
+    unsettled = jitter.median(0).values
     agrees = least <= AGREE
     measured = torch.where(agrees, settled, unsettled)
     slopes = torch.where(agrees, plateau.nan_to_num(0.0, 0.0, 0.0), 0.0)
-    size = line.weighed.abs()
-    beside_size = measured / torch.maximum(size, slopes.abs())
-    known = beside_size[beside_size.isfinite()]
-    precision = float(known.quantile(TYPICAL)) if known.numel() else 0.0
+    beside = measured / torch.maximum(size, slopes.abs())
+    precision = _typical(beside[agrees & beside.isfinite()])
+    precision = precision if precision <= COARSEST else 0.0
     expected = torch.maximum(precision * torch.maximum(size, slopes.abs()), line.rounding * size)
     levels = torch.maximum(measured, expected)
-    moves, jitter = float(slopes.norm()), float(levels.norm())
-    beside = jitter / moves if moves else 0.0
-    step = min(max(beside**0.2, 2.0**-11), 2.0**-2) if moves else 2.0**-10
-    usual = moves / max(slopes.numel(), 1) ** 0.5
     rounding = float(line.rounding.max()) if line.rounding.numel() else 0.0
-    return Noise(levels, expected, slopes, usual, max(precision, rounding), step)
+    usual = float(slopes.norm()) / max(slopes.numel(), 1) ** 0.5
+    finest = _typical(steps.squeeze(1)[best[agrees]])
+    return Noise(levels, expected, slopes, usual, max(precision, rounding), _step(expected, slopes, finest))
+
+
+def _step(expected: Tensor, slopes: Tensor, plateau: float) -> float:
+    """The relative step for Richardson's extrapolation, from noise and from the best step without it.
+
+    Without extrapolation the error is `(h / L)**2 + noise / h` for a function that bends over a length `L`,
+    least at `h = L noise**(1/3)`; with it `(h / L)**4 + noise / h`, least at `h = L noise**(1/5)`.
+    """
+    moves = float(slopes.norm())
+    if not moves or not plateau:
+        return 2.0**-10
+    noise = max(float(expected.norm()) / moves, 2.0**-54)
+    return min(max(math.pow(noise, 1 / 5), 2.0**-11), 8 * plateau * math.pow(noise, -2 / 15), 2.0**-2)
+
+
+def _typical(values: Tensor) -> float:
+    return float(values.quantile(TYPICAL)) if values.numel() else 0.0
+
+
+def _plateau(ratio: Tensor, apart: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor]:
+    """For each result how well quotients over neighbouring steps agree where they do best, and where that is.
+
+    On a stair whose tread is no level one, as of `x * x.float().exp()`, they agree best of all, and on
+    another value than over many stairs, which is the one that is wanted.
+
+    Args:
+        ratio: By what fraction the quotients of each step differ from the next one's.
+        apart: The same in the function's own values.
+        rounding: What rounding a result does.
+    """
+    least, best = ratio.min(0)
+    rows = torch.arange(len(ratio)).unsqueeze(1)
+    after = torch.maximum(torch.cat([apart[2:], apart[-1:], apart[-1:]]), rounding)
+    before = torch.cat([torch.full_like(apart[:1], torch.inf), apart[:-1]])
+    finer = torch.tensor([1.0, *(b / a for a, b in pairwise(STEPS[:-1]))], dtype=torch.float64).unsqueeze(1)
+    edge = (apart >= before * finer**FLAT) & (apart >= DROP * after) & (rows < best)
+    last = torch.where(edge, rows, -1).max(0).values
+    coarse, place = torch.where(rows < last, ratio, torch.inf).min(0)
+    stairs = coarse <= COARSE
+    return torch.where(stairs, coarse, least), torch.where(stairs, place, best)
 
 
 def _quotient(line: Line, direction: Tensor, step: float) -> Tensor:

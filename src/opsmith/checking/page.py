@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,11 +12,12 @@ from opsmith import errors
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.report import Failure, Outcome, Report
-from opsmith.checking.telling import shown
+from opsmith.checking.telling import folded, shown
 from opsmith.extras import install
 
 try:
     from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup, escape
 except ModuleNotFoundError as error:
     raise errors.MissingExtraError(
         "a page needs the package `jinja2`",
@@ -48,7 +50,7 @@ def page(reports: Sequence[Report], unchecked: Sequence[tuple[str, str]] = ()) -
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.filters |= {"kind": _kind, "pairs": _pairs, "plain": shown}
+    templates.filters |= {"kind": _kind, "pairs": _pairs, "plain": shown, "folded": folded, "worded": _worded}
     style, script = (_source(templates, name) for name in ("page.css", "page.js"))
     return templates.get_template("page.html").render(
         title=_title(reports, unchecked),
@@ -107,6 +109,11 @@ def _kind(value: Any) -> str:
 
 def _pairs(value: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
     return [(str(name), item) for name, item in value.items()]
+
+
+def _worded(text: str) -> Markup:
+    """A sentence, what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _source(templates: Environment, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Incoming gradients to try on a sample: in every layout, and for each result alone."""
+"""Incoming gradients to try on a sample: for all results together, and for each alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.differentiated import results_with_gradient
-from opsmith.checking.layouts import LAYOUTS, PLAIN, incoming
+from opsmith.checking.layouts import PLAIN, incoming
 from opsmith.checking.sample import Sample, replica
 from opsmith.checking.subject import Subject
 
@@ -21,27 +21,21 @@ class Probe:
     Args:
         name: What they are, in words.
         grads: One for each visible result, in float64 or complex128; None where none comes in.
-        plain: Whether all of them are contiguous, as gradcheck makes them.
     """
 
     name: str
     grads: tuple[Tensor | None, ...]
-    plain: bool
 
     def at(self, dtype: torch.dtype, device: torch.device) -> list[Tensor | None]:
-        """The gradients in another dtype and on another device, in their layout."""
+        """The gradients in another dtype and on another device."""
         return [replica(grad, dtype, device) for grad in self.grads]
-
-    def contiguous(self, dtype: torch.dtype, device: torch.device) -> list[Tensor | None]:
-        """The same numbers, contiguous."""
-        return [None if grad is None else grad.contiguous() for grad in self.at(dtype, device)]
 
 
 def probes(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[Probe]:
     """The incoming gradients to try on a call with these results.
 
-    The plain ones come first, for each result alone (so that a formula that forgets one is found out), then
-    for all of them.
+    First for each result alone, so that a formula that forgets one is found out; then for all of them. They
+    are contiguous: the property `layouts` tries what is not.
 
     Args:
         subject: What is under check.
@@ -50,22 +44,16 @@ def probes(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[
     """
     open_ = results_with_gradient(subject, sample, results)
     generator = subject.generator()
-    every = {
-        layout: tuple(
-            incoming(r, layout, generator) if o else None for r, o in zip(results, open_, strict=True)
-        )
-        for layout in LAYOUTS
-    }
+    every = tuple(incoming(r, generator) if o else None for r, o in zip(results, open_, strict=True))
     alone = [
         Probe(
             f"{PLAIN}, for `{result.name}` alone",
-            tuple(grad if at == position else None for at, grad in enumerate(every[PLAIN])),
-            True,
+            tuple(grad if at == position else None for at, grad in enumerate(every)),
         )
         for position, result in enumerate(subject.results(sample))
         if open_[position] and sum(open_) > 1
     ]
-    return [*alone, *(Probe(layout, grads, layout == PLAIN) for layout, grads in every.items())]
+    return [*alone, Probe(PLAIN, every)]
 
 
 def plain_probe(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> Probe:

@@ -76,9 +76,8 @@ def _panel(failure: Failure) -> RenderableType:
         parts.append(Text(f"where: {failure.where}", style="cyan", overflow="fold"))
     if failure.evidence:
         parts.append(Padding(_evidence(failure), (1, 0, 0, 0)))
-    code: list[RenderableType] = (
-        [Text(), _Code(failure.replay)] if failure.replay else []
-    )  # from the first column on, to be copied
+    # The code begins in the first column, so that it can be copied.
+    code: list[RenderableType] = [Text(), _Code(failure.replay)] if failure.replay else []
     return Group(
         rich.rule.Rule(Text(failure.heading(), style="bold red"), align="left", style="red"),
         Padding(Group(*parts), (0, 0, 0, 2)),

@@ -19,7 +19,7 @@ from opsmith.checking.property import Note, Property, Skipped, raised, refuse_ow
 from opsmith.checking.report import Failure, Outcome, Report, Status
 from opsmith.checking.subject import Subject
 from opsmith.checking.subjects import Samples, subject_of
-from opsmith.checking.variations import variations
+from opsmith.checking.variations import Variations, variations
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 
@@ -73,7 +73,7 @@ def check(
     subject = subject_of(operator, samples, seed, level)
     if limit_s and subject.devices:  # looking at the devices is what wakes an accelerator up
         refuse_isolation()
-    derived = variations(subject)
+    derived, deaths = _derived(subject, limit_s)
     every = replace(subject, samples=(*subject.samples, *derived.samples))
     found: dict[str, Outcome] = {}
     for name in sorted(PROPERTIES, key=lambda name: name not in FIRST):
@@ -81,20 +81,23 @@ def check(
             progress(name, len(found), len(PROPERTIES))
         if name in unwanted or (chosen is not None and name not in chosen):
             found[name] = Outcome(name, "skipped", "left out, as asked", left_out=True)
-        elif _unsteady(found) and name not in FIRST:
+        elif _unsteady(found) and (name not in FIRST or name == "state"):
             found[name] = Outcome(name, "skipped", UNSTEADY)
         else:
             known = PROPERTIES[name]
             found[name] = _run(known, every if known.varied else subject, limit_s)
     if progress is not None:
         progress("", len(found), len(PROPERTIES))
+    before = found["forward"]
+    if deaths and not before.left_out and not any(each.cause == "raises" for each in before.failures):
+        found["forward"] = replace(before, status="failed", failures=(*before.failures, *deaths))
     outcomes = tuple(referred([found[name] for name in PROPERTIES]))
     inputs = tuple(map(str, every.samples))
     about = {"inputs": inputs, "rejected": derived.rejected}
     return Report(subject.name, outcomes, seed, environment(), level.name, **about)
 
 
-FIRST = ("randomness", "determinism", "effects")
+FIRST = ("randomness", "determinism", "effects", "state")
 """What these find can make every comparison meaningless, so they run first."""
 
 
@@ -106,7 +109,7 @@ UNSTEADY = (
 
 def _unsteady(found: Mapping[str, Outcome]) -> bool:
     causes = {failure.cause for outcome in found.values() for failure in outcome.failures}
-    return bool(causes & {"nondeterministic", "mutates-input", "mutates-grad-output"})
+    return bool(causes & {"nondeterministic", "mutates-input", "mutates-grad-output", "stale-state"})
 
 
 def _run(known: Property, subject: Subject, limit_s: float) -> Outcome:
@@ -118,6 +121,21 @@ def _run(known: Property, subject: Subject, limit_s: float) -> Outcome:
     return replace(found, apart=known.apart)
 
 
+def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failure, ...]]:
+    """More inputs; none where trying them kills the child process that does it first, and how it dies."""
+    if limit_s:
+
+        def begin() -> Outcome:
+            variations(subject)
+            return Outcome("forward", "passed")
+
+        place = subject.specification.where
+        deaths = isolated("forward", begin, where=place, limit_s=limit_s).failures
+        if deaths:
+            return Variations((), ()), deaths
+    return variations(subject), ()
+
+
 def _fallen(operator: Any, samples: Samples, seed: int, level: Effort, limit_s: float) -> Report | None:
     """The report on what kills the process before any property runs; None where nothing does.
 
@@ -125,7 +143,7 @@ def _fallen(operator: Any, samples: Samples, seed: int, level: Effort, limit_s: 
     """
 
     def begin() -> Outcome:
-        variations(subject_of(operator, samples, seed, level))
+        subject_of(operator, samples, seed, level)
         return Outcome("forward", "passed")
 
     forward = getattr(operator, "forward", None)

@@ -38,12 +38,14 @@ class Slope:
         error: How far from that the derivative may lie; infinite where it cannot be told.
         left: The derivative from below, where it is another one or the only one; else nan.
         right: The derivative from above, likewise.
+        step: The step that it was told from.
     """
 
     value: float
     error: float
     left: float = math.nan
     right: float = math.nan
+    step: float = math.nan
 
     @property
     def told(self) -> bool:
@@ -85,7 +87,7 @@ def slope(moved: Differences, steps: Iterable[float], noise: float, size: float,
             break
     best = _best(found)
     if best is not None and best.error <= TOLD * max(abs(best.value), size):
-        return Slope(best.value, best.error)
+        return Slope(best.value, best.error, step=best.step)
     return _one_sided(best, *sides, size)
 
 

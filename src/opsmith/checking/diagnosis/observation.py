@@ -39,7 +39,7 @@ class Observation:
         tolerance: How far each element may be off.
         again: The same on fresh inputs of the same shapes and with fresh incoming gradients, for a seed; None
             where there is nothing that can be drawn anew.
-        elsewhere: The same at other sizes, each for a seed.
+        elsewhere: Gives the same at other sizes, each for a seed.
         fresh: On how many fresh inputs a guess must hold.
     """
 
@@ -58,5 +58,5 @@ class Observation:
     near: Callable[[float, int], Observation | None] | None = None
     tolerance: Tensor | None = None
     again: Callable[[int], Observation | None] | None = None
-    elsewhere: tuple[Callable[[int], Observation | None], ...] = ()
+    elsewhere: Callable[[], Sequence[Callable[[int], Observation | None]]] | None = None
     fresh: int = 3

@@ -12,7 +12,7 @@ from opsmith.checking.diagnosis.pair import Pair
 MORE = 8
 """How many further fresh inputs narrow down a condition."""
 
-SIZES = 6
+SIZES = 8
 """At how many other sizes to look, at most."""
 
 
@@ -53,7 +53,8 @@ class Seen:
     @cached_property
     def elsewhere(self) -> tuple[Pair, ...]:
         """Pairs at other sizes."""
-        drawn = [draw(seed) for seed, draw in enumerate(self.observation.elsewhere[:SIZES], start=1)]
+        give = self.observation.elsewhere
+        drawn = [draw(seed) for seed, draw in enumerate((give() if give else ())[:SIZES], start=1)]
         return tuple(Pair(each) for each in drawn if each is not None)
 
     @property

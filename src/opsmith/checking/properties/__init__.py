@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from opsmith.checking.properties.autocast import AUTOCAST
+from opsmith.checking.properties.backward_again import BACKWARD_AGAIN
 from opsmith.checking.properties.batched_gradients import BATCHED_GRADIENTS
 from opsmith.checking.properties.batching import BATCHING
 from opsmith.checking.properties.determinism import DETERMINISM
@@ -11,11 +12,14 @@ from opsmith.checking.properties.fake import FAKE
 from opsmith.checking.properties.forward import FORWARD
 from opsmith.checking.properties.forward_mode import FORWARD_MODE
 from opsmith.checking.properties.gradient import GRADIENT
+from opsmith.checking.properties.layouts import LAYOUTS
 from opsmith.checking.properties.linearity import LINEARITY
+from opsmith.checking.properties.memory import MEMORY
 from opsmith.checking.properties.opcheck import OPCHECK
 from opsmith.checking.properties.randomness import RANDOMNESS
 from opsmith.checking.properties.second_order import SECOND_ORDER
 from opsmith.checking.properties.serialization import SERIALIZATION
+from opsmith.checking.properties.state import STATE
 from opsmith.checking.properties.surrogate import SURROGATE
 from opsmith.checking.properties.vmap import VMAP
 from opsmith.checking.property import Property
@@ -27,6 +31,7 @@ PROPERTIES: dict[str, Property] = {
     for known in (
         FORWARD,
         LINEARITY,
+        LAYOUTS,
         FAKE,
         GRADIENT,
         SURROGATE,
@@ -38,6 +43,9 @@ PROPERTIES: dict[str, Property] = {
         RANDOMNESS,
         DETERMINISM,
         EFFECTS,
+        STATE,
+        BACKWARD_AGAIN,
+        MEMORY,
         AUTOCAST,
         SERIALIZATION,
         OPCHECK,

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.agreement import by_rounding, differ
 from opsmith.checking.alive import Answer, answer, copies
 from opsmith.checking.bits import same_bits
 from opsmith.checking.difference import unequal
 from opsmith.checking.differentiated import differentiated, rule_place
-from opsmith.checking.hypotheses import alike
 from opsmith.checking.poison import dirty, poisoned
 from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure
@@ -108,7 +108,7 @@ def _look(
         difference = unequal(other, one)
         if difference is None:
             continue
-        if _rounds(one, other):
+        if by_rounding(one, other):
             yield Note(f"{what}, by rounding alone: a sum whose order changes from run to run does this")
             return
         seeded = " though both drew from the same random state" if subject.draws else ""
@@ -130,12 +130,12 @@ def _reads_unwritten(
     one, full = plain[0], filled[0]
     if one is None or full is None or one.shape != full.shape:
         return None
-    steady = not any(other is not None and _far(one, other) for other in plain[1:])
-    apart = all(each is not None and _far(one, each) for each in filled)
+    steady = not any(other is not None and differ(one, other) for other in plain[1:])
+    apart = all(each is not None and differ(one, each) for each in filled)
     if apart and (steady or _alike_each_other(filled) or _more_nan(full, one)):
         return f"where torch fills new memory with {_filling(full)}, {unequal(full, one)}"
     for other in dirtied:
-        if steady and other is not None and _far(one, other):
+        if steady and other is not None and differ(one, other):
             return f"where the memory was used for something else before, {unequal(other, one)}"
     return None
 
@@ -150,23 +150,7 @@ def _filling(full: Tensor) -> str:
 
 def _alike_each_other(tensors: Sequence[Tensor | None]) -> bool:
     first = tensors[0]
-    return all(first is not None and each is not None and not _far(first, each) for each in tensors)
-
-
-def _far(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors differ by more than rounding."""
-    return not same_bits(one, other) and unequal(other, one) is not None and not _rounds(one, other)
-
-
-def _rounds(one: Tensor, other: Tensor) -> bool:
-    """Whether rounding explains a difference: finite numbers are alike, and the others the same."""
-    if not is_inexact(one) or one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    odd = ~(one.isfinite() & other.isfinite())
-    if bool(odd.any()) and unequal(other[odd], one[odd]) is not None:
-        return False
-    coarse = torch.finfo(one.dtype).eps ** 0.5
-    return alike(other.masked_fill(odd, 0), one.masked_fill(odd, 0), coarse)
+    return all(first is not None and each is not None and not differ(first, each) for each in tensors)
 
 
 DETERMINISM = Property(NAME, "running it twice gives the same, whatever memory held before", run)

@@ -11,10 +11,10 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.case import NARROW, WIDE, Case, cases, short
 from opsmith.checking.causes import CAUSES, UNKNOWN
+from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.difference import form_fault
-from opsmith.checking.hypotheses import explain_difference
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
-from opsmith.checking.replay import call_code, replay, visible_code
+from opsmith.checking.replay import result_replay
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject, missing_device
@@ -141,12 +141,11 @@ def _compare(
 
 def _replay(case: Case, position: int) -> str | None:
     """The call against the reference, which a hidden result does not show in."""
-    schema = case.subject.specification.schema
-    if not schema.always_tensors or position not in schema.visible:
+    visible = case.subject.places(case.sample)
+    if position not in visible:
         return None
-    shown = schema.visible.index(position)
-    got, expected = visible_code(case.subject, shown, call_code(case.sample))
-    return replay(case.subject, case.sample, case.flat(), [f"torch.testing.assert_close({got}, {expected})"])
+    expected = case.truth.right[position]
+    return result_replay(case.subject, case.sample, case.flat(), visible.index(position), expected, NAME)
 
 
 def _idle(subject: Subject, ran: set[Kernel]) -> Findings:

@@ -11,10 +11,10 @@ from torch.autograd import forward_ad, gradcheck
 
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.derivative import STEP
+from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.difference import Difference, off_gradcheck
 from opsmith.checking.differentiated import rule_place
 from opsmith.checking.differentiating import each_subset
-from opsmith.checking.hypotheses import explain_difference
 from opsmith.checking.numerical import numerical_fault, quiet
 from opsmith.checking.property import Findings, Property
 from opsmith.checking.report import Failure

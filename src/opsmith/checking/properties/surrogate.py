@@ -1,4 +1,4 @@
-"""Surrogate gradients keep what can be asked of them: form, linearity, layout, and the stated stand-in."""
+"""Surrogate gradients keep what can be asked of them: form, linearity, and the stated stand-in."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch import Tensor
 from opsmith.checking.case import WIDE, Case, cases
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.derivative import vjp
+from opsmith.checking.diagnosis import explain_difference
+from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.difference import form_fault
 from opsmith.checking.differentiated import adopted_takes, differentiated, given_instead, rule_place
-from opsmith.checking.hypotheses import alike, explain_difference
-from opsmith.checking.probes import Probe, plain_probe, probes
+from opsmith.checking.probes import Probe, plain_probe
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
@@ -58,7 +59,7 @@ def _sample(subject: Subject, sample: Sample, seen: set[str], instead: dict[str,
     if not places:
         return
     results = subject.call(sample, sample.at(torch.float64))
-    tried, plain = probes(subject, sample, results), plain_probe(subject, sample, results)
+    plain = plain_probe(subject, sample, results)
     for place in places:
         gradient = partial(_gradient, subject, sample, place)
         yield from _form(subject, sample, place, gradient, plain)
@@ -66,7 +67,6 @@ def _sample(subject: Subject, sample: Sample, seen: set[str], instead: dict[str,
             yield from _linear(subject, sample, place, gradient, plain)
         else:
             yield Note("linearity in the incoming gradient was left out: it is declared not to be linear")
-        yield from _layouts(subject, sample, place, gradient, tried)
     if subject.specification.gradients.stand_in is not None:
         yield from _stand_in(subject, sample, places, plain)
 
@@ -126,24 +126,6 @@ def _tolerance(subject: Subject) -> float:
     return float(torch.finfo(torch.float32 if subject.single_precision else torch.float64).eps ** 0.5)
 
 
-def _layouts(subject: Subject, sample: Sample, place: int, gradient: Any, tried: Sequence[Probe]) -> Findings:
-    for probe in tried:
-        if probe.plain:
-            continue
-        expected = gradient(probe.contiguous(torch.float64, CPU))
-        try:
-            got = gradient(probe.at(torch.float64, CPU))
-        except RuntimeError as error:
-            got, evidence = None, {"exception": f"{type(error).__name__}: {error}"}
-        else:
-            evidence = {}
-        if expected is None or (got is not None and alike(got, expected, _tolerance(subject))):
-            continue
-        what = f"it is another one for a gradient that is {probe.name} than for the same one, contiguous"
-        yield _failure(subject, sample, place, "layout", what, {"incoming gradient": probe.name, **evidence})
-        return
-
-
 def _stand_in(subject: Subject, sample: Sample, places: tuple[int, ...], probe: Probe) -> Findings:
     stand_in = subject.specification.gradients.stand_in
     count = len(sample.flat)
@@ -198,4 +180,4 @@ def _failure(
     )
 
 
-SURROGATE = Property(NAME, "surrogate gradients are linear, free of layout, and those of their stand-in", run)
+SURROGATE = Property(NAME, "surrogate gradients are linear, and those of their stand-in", run)

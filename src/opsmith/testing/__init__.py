@@ -1,31 +1,31 @@
-"""For test suites: an assertion that an operator is right."""
+"""For test suites: an assertion that an operator is right, and `pytest --opsmith` for a whole module."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from opsmith.checking import Report, check
-from opsmith.core.operator import Operator
 
 __all__ = ["assert_correct"]
 
 
-def assert_correct(operator: Operator[..., Any], **options: Any) -> Report:
+def assert_correct(operator: Any, /, **options: Any) -> Report:
     """Assert that an operator passes `opsmith.check`.
 
     Args:
-        operator: The operator.
-        **options: As for `opsmith.check`; what `only` or `skip` leaves out is not missed.
+        operator: The operator, the `autograd.Function` class, or the operator of torch.library.
+        **options: As for `opsmith.check`, all of them; what `only` or `skip` leaves out is not missed.
 
     Returns:
         The report, if the operator passed.
 
     Raises:
         AssertionError: With the whole report.
+        MissingSamplesError, SampleError, UsageError: As of `opsmith.check`: nothing was checked then.
 
     Example:
         >>> import opsmith.ops
-        >>> assert_correct(opsmith.ops.mul, skip=["integration"]).verdict()
+        >>> assert_correct(opsmith.ops.mul, skip=["opcheck"]).verdict()
         'opsmith::mul: passed'
     """
     # pytest then shows the line of the test that called, and not this function.

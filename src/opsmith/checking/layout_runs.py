@@ -1,0 +1,213 @@
+"""One call and its backward in some layout, and whether it gave what it gives for contiguous memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.derivative import with_gradient
+from opsmith.checking.diagnosis.comparable import alike
+from opsmith.checking.difference import Difference, form_fault, unequal
+from opsmith.checking.rounding import LIBRARY, unit_roundoff
+from opsmith.checking.sample import Sample, is_inexact, replica
+from opsmith.checking.subject import Subject
+from opsmith.checking.truth import Measure, Truth
+
+NUDGE = 2.0**-30
+"""By how much inputs are moved to see whether the answer stays: more than rounding does."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of a call and its backward.
+
+    Args:
+        outputs: The visible results, then the gradient of each differentiated input; None for none.
+        error: What was raised.
+        in_backward: Whether the call itself went well.
+    """
+
+    outputs: tuple[Tensor | None, ...] = ()
+    error: Exception | None = None
+    in_backward: bool = False
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs a sample with arguments and incoming gradients as they are, whatever their layout.
+
+    Args:
+        subject: What is under check.
+        sample: The sample.
+        places: The inputs that are differentiated by.
+        dtype: dtype of floating tensors.
+    """
+
+    subject: Subject
+    sample: Sample
+    places: tuple[int, ...]
+    dtype: torch.dtype
+
+    def run(self, flat: Sequence[Any], grads: Sequence[Tensor | None]) -> Run:
+        """One call and one backward; what is raised is told, not raised."""
+        call = False
+        try:
+            with torch.enable_grad():
+                leaves = [
+                    value.detach().requires_grad_(place in self.places) if is_inexact(value) else value
+                    for place, value in enumerate(flat)
+                ]
+                results = self.subject.call(self.sample, leaves)
+            call = True
+            return Run(tuple(_bare(each) for each in [*results, *self._gradients(leaves, results, grads)]))
+        except Exception as error:
+            return Run(error=error, in_backward=call)
+
+    def _gradients(
+        self, leaves: Sequence[Any], results: Sequence[Tensor | None], grads: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
+        pairs = [
+            (result, grad)
+            for result, grad in zip(results, grads, strict=True)
+            if grad is not None and result is not None and with_gradient(result)
+        ]
+        if not pairs or not self.places:
+            return [None] * len(self.places)
+        outputs, incoming = zip(*pairs, strict=True)
+        return torch.autograd.grad(
+            outputs, [leaves[place] for place in self.places], incoming, allow_unused=True
+        )
+
+
+def _bare(output: Tensor | None) -> Tensor | None:
+    return None if output is None else output.detach()
+
+
+@dataclass
+class Twin:
+    """What a call and its backward give for contiguous memory: all that a layout is held to.
+
+    Args:
+        runner: What runs them.
+        flat: The arguments, contiguous.
+        grads: The incoming gradients, contiguous.
+    """
+
+    runner: Runner
+    flat: list[Any]
+    grads: list[Tensor | None]
+    _truth: list[Truth | None] = field(default_factory=list)
+
+    @cached_property
+    def right(self) -> Run:
+        """The run on contiguous memory."""
+        return self.runner.run(self._copies(self.flat), self._copies(self.grads))
+
+    def fault(self, position: int, got: Tensor | None) -> tuple[str, Difference | None] | None:
+        """What is wrong with an output: in words, and its worst element; None where it is right."""
+        expected = self.right.outputs[position]
+        if got is None or expected is None:
+            return self._beside_none(position, got, expected)
+        form = form_fault(got, expected, strides=False)
+        if form is not None:
+            aspect, mine, theirs = form
+            return f"its {aspect} is {mine} and not {theirs}", None
+        difference = unequal(got, expected)
+        if difference is None or (is_inexact(expected) and _last_places(got, expected)):
+            return None
+        if is_inexact(expected):
+            difference = self._judged(position, got, expected)
+        if difference is None or not self._settled(position, expected):
+            return None
+        return str(difference), difference
+
+    def _beside_none(
+        self, position: int, got: Tensor | None, expected: Tensor | None
+    ) -> tuple[str, Difference | None] | None:
+        """No gradient is as good as zeros; no result is none."""
+        there = got if got is not None else expected
+        if there is None:
+            return None
+        is_gradient = position >= len(self.right.outputs) - len(self.runner.places)
+        if is_gradient and not there.any():
+            return None
+        return ("there is none (None)" if got is None else "there is one, and should be none (None)"), None
+
+    def _judged(self, position: int, got: Tensor, expected: Tensor) -> Difference | None:
+        """The worst element, if rounding in another order does not explain it."""
+        truth = self._measured()
+        bound = truth.bounds[position] if truth is not None else None
+        if bound is None or bound.truth.shape != got.shape:
+            eps = torch.finfo(expected.dtype).eps
+            return None if alike(got, expected, eps**0.75) else unequal(got, expected)
+        # The twin stands for the truth: whether that is right is for other properties to say.
+        mine = bound.truth + (got.to(bound.truth) - expected.to(bound.truth))
+        same = (got == expected) | (got.isnan() & expected.isnan())
+        mine = torch.where(same.to(mine.device), bound.truth, mine)
+        if bound.judge(mine) is None:
+            return None
+        return unequal(torch.where(same, expected, got), expected)
+
+    def _measured(self) -> Truth | None:
+        """How far rounding may lead, from the operator's own run in float64; None where it has none."""
+        if not self._truth:
+            self._truth.append(self._measure())
+        return self._truth[0]
+
+    def _measure(self) -> Truth | None:
+        wide = [replica(value, torch.float64, torch.device("cpu")) for value in self.flat]
+        grads = [replica(grad, torch.float64, torch.device("cpu")) for grad in self.grads]
+        count = len(wide)
+
+        def function(values: list[Any]) -> Sequence[Tensor | None]:
+            run = self.runner.run(values[:count], values[count:])
+            if run.error is not None:
+                raise run.error
+            return run.outputs
+
+        subject = self.runner.subject
+        try:
+            measure = Measure.of(function, [*wide, *grads], subject.generator(), has_truth=subject.has_truth)
+            return measure.truth([*self.flat, *self.grads], self.runner.dtype)
+        except (RuntimeError, TypeError):  # as of a class that takes one dtype alone
+            return None
+
+    def _settled(self, position: int, expected: Tensor) -> bool:
+        """Whether the answer stays where the inputs move a little: at a tie, each of several is right."""
+        generator = torch.Generator().manual_seed(0)
+        nudge = NUDGE if self.runner.dtype == torch.float64 else 2.0**-14
+        moved = [_nudged(value, nudge, generator) for value in self.flat]
+        run = self.runner.run(moved, self._copies(self.grads))
+        other = run.outputs[position] if run.error is None else None
+        if other is None or other.shape != expected.shape:
+            return False
+        if not is_inexact(expected):
+            return torch.equal(other, expected)
+        finite = expected.isfinite() & other.isfinite()
+        return alike(
+            torch.where(finite, other, 0), torch.where(finite, expected, 0), nudge**0.5
+        ) and torch.equal(expected.isfinite(), other.isfinite())
+
+    @staticmethod
+    def _copies(values: Sequence[Any]) -> list[Any]:
+        return [replica(value) for value in values]
+
+
+def _last_places(got: Tensor, expected: Tensor) -> bool:
+    """Whether every element is right but for the last places, which every library function may get wrong."""
+    allowed = LIBRARY * unit_roundoff(expected.dtype) * expected.abs()
+    near = ((got - expected).abs() <= allowed) | (got == expected) | (got.isnan() & expected.isnan())
+    return bool(near.all())
+
+
+def _nudged(value: Any, nudge: float, generator: torch.Generator) -> Any:
+    if not is_inexact(value):
+        return replica(value)
+    signs = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    steps = 1 + nudge * signs.to(value.device)
+    return value * steps.to(value.real.dtype if value.is_complex() else value.dtype)

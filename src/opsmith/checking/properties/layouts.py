@@ -1,0 +1,376 @@
+"""Results and gradients are the same wherever the numbers lie: in inputs, and in what comes in backward."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.case import WIDE, named, short
+from opsmith.checking.difference import Difference
+from opsmith.checking.differentiated import differentiated, results_with_gradient, rule_place
+from opsmith.checking.layout_runs import Run, Runner, Twin
+from opsmith.checking.layouts import Layout, incoming, layouts_for, plain
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
+from opsmith.checking.replay import layout_replay
+from opsmith.checking.report import Failure
+from opsmith.checking.sample import Sample
+from opsmith.checking.subject import Subject, drawing_operations
+
+NAME = "layouts"
+
+SAMPLES = {"quick": 2, "default": 6, "thorough": 1000}
+IN_FLOAT32 = 2
+"""So many samples are tried in float32 as well, where no kernel makes it another thing than float64."""
+
+TOGETHER = {"quick": 1, "default": 3, "thorough": 12}
+"""How often several tensors of a sample get a layout at once."""
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A tensor that is not contiguous.
+
+    Args:
+        place: Which of the flat arguments, or of the visible results whose gradient comes in.
+        backward: Whether it is an incoming gradient.
+        layout: Its layout.
+    """
+
+    place: int
+    backward: bool
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """One output that is wrong for a layout.
+
+    Args:
+        odd: What was not contiguous.
+        output: Which of the results and gradients.
+        what: What is wrong.
+        difference: Its worst element.
+        case: Sample, dtype and device, in words.
+        replay: Gives lines that show it.
+    """
+
+    odd: Odd
+    output: int
+    what: str
+    case: str
+    difference: Difference | None = None
+    replay: Callable[[], str | None] = lambda: None
+
+
+@dataclass
+class Seen:
+    """What a run has found so far.
+
+    Args:
+        wrong: What is wrong, by the tensor that was not contiguous and by what was wrong then.
+        right: The layouts in which nothing was wrong, by that tensor.
+        refused: The layouts of an input that a call refuses, each with what it says, by that input.
+    """
+
+    wrong: dict[tuple[str, bool, str], list[Wrong]] = field(default_factory=dict)
+    right: dict[tuple[str, bool], set[str]] = field(default_factory=dict)
+    refused: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+def run(subject: Subject) -> Findings:
+    """Try every layout of every input and of every incoming gradient alone, and some of them together."""
+    seen = Seen()
+    some = False
+    chosen = _chosen(subject)
+
+    def look(subject: Subject, sample: Sample) -> Findings:
+        nonlocal some
+        for case in _cases(subject, sample):
+            if isinstance(case, Note):
+                yield case
+                continue
+            some = True
+            case.look(seen)
+
+    yield from each_sample(NAME, replace(subject, samples=chosen), look)
+    for group in seen.wrong.values():
+        yield _failure(subject, group, seen)
+    for label, texts in seen.refused.items():
+        words, text = ", ".join(texts), next(iter(texts.values()))
+        yield Note(f"it does not take `{label}` {words}, and says so at the call: {text}")
+    if not some:
+        yield Skipped("no sample has a tensor, or runs on contiguous ones")
+
+
+def _chosen(subject: Subject) -> tuple[Sample, ...]:
+    """Samples of different forms first: the author's, then those that were derived."""
+    forms: dict[Any, Sample] = {}
+    rest: list[Sample] = []
+    for sample in subject.samples:
+        form = tuple(value.dim() if isinstance(value, Tensor) else None for value in sample.flat)
+        if forms.setdefault((form, _empty(sample)), sample) is not sample:
+            rest.append(sample)
+    first = [sample for (_, empty), sample in forms.items() if not empty]
+    last = [sample for (_, empty), sample in forms.items() if empty]
+    return tuple([*first, *last, *rest][: SAMPLES[subject.effort.name]])
+
+
+def _empty(sample: Sample) -> bool:
+    return any(isinstance(value, Tensor) and not value.numel() for value in sample.flat)
+
+
+@dataclass
+class Looked:
+    """A sample in a dtype on a device, looked at in every layout."""
+
+    runner: Runner
+    device: torch.device
+    flat: list[Any]
+    grads: list[Tensor | None]
+    inputs_too: bool
+
+    def __post_init__(self) -> None:
+        self.twin = Twin(self.runner, self.flat, self.grads)
+
+    @property
+    def name(self) -> str:
+        """Sample, dtype and device in words."""
+        return named(self.runner.sample, self.runner.dtype, self.device)
+
+    def look(self, seen: Seen) -> None:
+        """Try each layout alone, then several at once."""
+        singles = list(self._singles())
+        limit = self.runner.subject.effort.layouts
+        for odd in singles if limit is None else _spread(singles, limit):
+            self._try(seen, [odd])
+        draw = random.Random(self.runner.subject.seed)
+        by_place: dict[tuple[int, bool], list[Odd]] = {}
+        for odd in singles:
+            if not odd.layout.repeats or odd.backward:
+                by_place.setdefault((odd.place, odd.backward), []).append(odd)
+        for _ in range(TOGETHER[self.runner.subject.effort.name] if len(by_place) > 1 else 0):
+            several = [draw.choice(odds) for odds in by_place.values()]
+            if not any(self._known(seen, odd) for odd in several):
+                self._try(seen, self._least(several))
+
+    def _singles(self) -> Iterator[Odd]:
+        """Every layout of every tensor, the gradients first: their layout is nobody's choice."""
+        for place, grad in enumerate(self.grads):
+            if grad is not None:
+                yield from (Odd(place, True, layout) for layout in layouts_for(grad))
+        for place, value in enumerate(self.flat if self.inputs_too else ()):
+            if isinstance(value, Tensor):
+                known = sorted(layouts_for(value), key=lambda layout: layout.repeats)
+                yield from (Odd(place, False, layout) for layout in known)
+
+    def _known(self, seen: Seen, odd: Odd) -> bool:
+        label = self._label(odd)
+        return any(key[:2] == (label, odd.backward) for key in seen.wrong)
+
+    def _label(self, odd: Odd) -> str:
+        subject, sample = self.runner.subject, self.runner.sample
+        return subject.results(sample)[odd.place].name if odd.backward else sample.labels[odd.place]
+
+    def _laid(self, odds: Sequence[Odd]) -> tuple[Run, Twin, list[Any]]:
+        """A run with some tensors in their layouts, what it is held to, and its arguments."""
+        flat, grads = list(self.flat), list(self.grads)
+        for odd in odds:
+            values: list[Any] = grads if odd.backward else flat
+            values[odd.place] = odd.layout.of(values[odd.place])
+        twin = self.twin
+        if any(odd.layout.repeats for odd in odds):
+            twin = Twin(self.runner, [*map(_plain, flat)], [*map(_plain, grads)])
+        return self.runner.run(flat, grads), twin, flat
+
+    def _least(self, several: list[Odd]) -> list[Odd]:
+        """Of layouts that go wrong together, those that it takes."""
+        for odd in several:
+            fewer = [each for each in several if each is not odd]
+            run, twin, _ = self._laid(fewer)
+            wrong = run.error is not None or any(
+                twin.fault(at, output) is not None for at, output in enumerate(run.outputs)
+            )
+            if wrong and fewer:
+                return self._least(fewer)
+        return several
+
+    def _try(self, seen: Seen, odds: Sequence[Odd]) -> None:
+        got, twin, flat = self._laid(odds)
+        if twin.right.error is not None:
+            return  # its numbers, repeated, are none that it takes
+        if got.error is not None:
+            self._raised(seen, odds, got, flat)
+            return
+        fine = True
+        for position, output in enumerate(got.outputs):
+            fault = twin.fault(position, output)
+            if fault is None:
+                continue
+            fine = False
+            what, difference = fault
+            first = odds[0]
+            replay = self._replay(odds, position)
+            what += self._together(odds)
+            self._enter(seen, Wrong(first, position, what, self.name, difference, replay))
+            if position < len(got.outputs) - len(self.runner.places):
+                return  # a gradient of a wrong result would only say so again
+        if fine and len(odds) == 1:
+            seen.right.setdefault((self._label(odds[0]), odds[0].backward), set()).add(odds[0].layout.name)
+
+    def _together(self, odds: Sequence[Odd]) -> str:
+        others = [
+            f"that of `{self._label(odd)}`" if odd.backward else f"`{self._label(odd)}`" for odd in odds[1:]
+        ]
+        words = [f"{other} {odd.layout.name}" for other, odd in zip(others, odds[1:], strict=True)]
+        return f" (with {', '.join(words)})" if words else ""
+
+    def _raised(self, seen: Seen, odds: Sequence[Odd], got: Run, flat: Sequence[Any]) -> None:
+        """An error in the call may be an answer; one in the backward comes too late to be one."""
+        assert got.error is not None
+        first, error = odds[0], got.error
+        text = f"{type(error).__name__}: {first_line(error)}"
+        if not got.in_backward:
+            subject, sample = self.runner.subject, self.runner.sample
+            if _says_so(error) or _raises(lambda: subject.reference(sample, flat)):
+                seen.refused.setdefault(self._label(first), {}).setdefault(first.layout.name, text)
+                return
+        position = len(self.grads) + self._raising(odds) if got.in_backward else 0
+        what = text + self._together(odds)
+        self._enter(seen, Wrong(first, position, what, self.name, replay=self._replay(odds, position)))
+
+    def _raising(self, odds: Sequence[Odd]) -> int:
+        """The input, by its position among those that are differentiated by, whose gradient raises."""
+        places = self.runner.places
+        alone = [replace(self, runner=replace(self.runner, places=(place,))) for place in places]
+        return next((at for at, each in enumerate(alone) if each._laid(odds)[0].error is not None), 0)
+
+    def _replay(self, odds: Sequence[Odd], output: int) -> Callable[[], str | None]:
+        runner = self.runner
+        laid = [(odd.place, odd.backward, odd.layout) for odd in odds]
+        return lambda: layout_replay(
+            runner.subject, runner.sample, self.flat, self.grads, runner.places, laid, output, NAME
+        )
+
+    def _enter(self, seen: Seen, wrong: Wrong) -> None:
+        subject, sample = self.runner.subject, self.runner.sample
+        results = subject.results(sample)
+        if wrong.output < len(results):
+            about = results[wrong.output].name
+        else:
+            about = f"gradient of {sample.labels[self.runner.places[wrong.output - len(results)]]}"
+        seen.wrong.setdefault((self._label(wrong.odd), wrong.odd.backward, about), []).append(wrong)
+
+
+def _plain(value: Any) -> Any:
+    return plain(value) if isinstance(value, Tensor) else value
+
+
+def _spread(singles: Sequence[Odd], limit: int) -> list[Odd]:
+    """The most telling layouts of every tensor in turn."""
+    by_place: dict[tuple[int, bool], list[Odd]] = {}
+    for odd in singles:
+        by_place.setdefault((odd.place, odd.backward), []).append(odd)
+    longest = max(map(len, by_place.values()), default=0)
+    turns = [odds[at] for at in range(longest) for odds in by_place.values() if at < len(odds)]
+    return turns[:limit]
+
+
+def _cases(subject: Subject, sample: Sample) -> Iterator[Looked | Note]:
+    if not any(isinstance(value, Tensor) for value in sample.flat):
+        return
+    places = differentiated(subject, sample).places
+    draws = bool(subject.draws or drawing_operations(subject, sample))
+    if draws:
+        yield Note(
+            "layouts of inputs were left out: it draws, and what is drawn for a tensor follows its layout"
+        )
+    dtypes = (torch.float32,) if subject.single_precision else WIDE
+    if not (subject.specification.kernels or subject.foreign or sample in subject.samples[:IN_FLOAT32]):
+        dtypes = dtypes[:1]
+    for dtype in dtypes if sample.inexact else dtypes[:1]:
+        for device in subject.devices_with(dtype):
+            flat = [_plain(value) for value in sample.at(dtype, device)]
+            with torch.no_grad():
+                results = subject.call(sample, sample.at(dtype, device))
+            open_ = results_with_gradient(subject, sample, results) if places else [False] * len(results)
+            generator = subject.generator()
+            grads = [incoming(r, generator) if o else None for r, o in zip(results, open_, strict=True)]
+            looked = Looked(Runner(subject, sample, places, dtype), device, flat, grads, not draws)
+            error = looked.twin.right.error
+            if error is not None:
+                yield Note(f"{short(dtype)} was left out on {device.type}: it raises: {first_line(error)}")
+            else:
+                yield looked
+
+
+def _raises(call: Callable[[], Any]) -> bool:
+    try:
+        with torch.no_grad():
+            call()
+    except Exception:  # what it raises is told with the operator's own error
+        return True
+    return False
+
+
+OWN_WORDS = re.compile(r"contiguous|stride|layout|memory.format|channels.last|aligned", re.IGNORECASE)
+TORCHS = ("view size is not compatible", "setStorage", "use .reshape(", "refers to a single memory location")
+
+
+def _says_so(error: Exception) -> bool:
+    """Whether an error names the layout in the operator's own words, not in those of some operation."""
+    text = str(error)
+    return bool(OWN_WORDS.search(text)) and not any(words in text for words in TORCHS)
+
+
+def _failure(subject: Subject, group: Sequence[Wrong], seen: Seen) -> Failure:
+    """One failure for all layouts of a tensor in which the same output is wrong."""
+    (odd_label, backward, about), shown = next(
+        (key, each) for key, wrongs in seen.wrong.items() for each in wrongs[:1] if wrongs is group
+    )
+    layout = shown.odd.layout
+    names = dict.fromkeys(each.odd.layout.name for each in group)
+    right = sorted(seen.right.get((odd_label, backward), set()) - set(names))
+    label = about.removeprefix("gradient of ")
+    subject_words = f"the gradient of `{label}`" if about.startswith("gradient of ") else f"`{label}`"
+    if backward:
+        message = (
+            f"{subject_words} is right for a contiguous incoming gradient and wrong for one that is "
+            f"{layout.name}, as {layout.handed_back_by} hands it back: {shown.what}; read it by its strides, "
+            "or take `grad.contiguous()`"
+        )
+    else:
+        message = (
+            f"{subject_words} is right where `{odd_label}` is contiguous and wrong where it is "
+            f"{layout.name}: {shown.what}; read it by its strides, or take `{_bare(odd_label)}.contiguous()`"
+        )
+    evidence: dict[str, Any] = {
+        "sample": shown.case,
+        "incoming gradient" if backward else f"`{odd_label}`": layout.name,
+        **(shown.difference.evidence() if shown.difference else {}),
+        "wrong for": ", ".join(names),
+    }
+    if right:
+        evidence["right for"] = ", ".join(right)
+    gradient = about.startswith("gradient of ")
+    where = rule_place(subject, _bare(label)) if gradient else subject.specification.where
+    if not gradient and subject.specification.kernels:
+        where = subject.specification.kernels[0].where
+    # A result that is wrong for a layout of an input is told under that input, which is what to mend.
+    input = label if gradient or backward else odd_label
+    return Failure(NAME, input, "layout", message, where, evidence, shown.replay())
+
+
+def _bare(label: str) -> str:
+    """The argument that a label belongs to: `xs` of `xs[0]`."""
+    return label.partition("[")[0]
+
+
+LAYOUTS = Property(
+    NAME, "results and gradients are the same, wherever inputs and gradients lie in memory", run, varied=True
+)

@@ -1,0 +1,170 @@
+"""`opsmith check` of Functions: on samples that are named, or on guessed arguments, which it says."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+Write = Callable[..., Path]
+Run = Callable[..., Result]
+FAST = ("--only", "forward", "--only", "gradient")
+
+FUNCTIONS = """
+import os
+import torch
+from torch.autograd import Function
+
+class Swish(Function):
+    @staticmethod
+    def forward(ctx, x, beta=1.0):
+        ctx.save_for_backward(x)
+        ctx.beta = beta
+        return x * torch.sigmoid(beta * x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(ctx.beta * x)
+        return grad * (s + ctx.beta * x * s * (1 - s)), None
+
+class Forgetful(Swish):
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(ctx.beta * x)
+        return grad * (s + x * s * (1 - s)), None
+
+class Mapped(Function):
+    @staticmethod
+    def forward(ctx, x, fn):
+        return fn(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+class Sinking(Function):
+    @staticmethod
+    def forward(ctx, x):
+        os._exit(9)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+SWISH = [(torch.randn(4, dtype=torch.float64), 2.0)]
+
+def drawn():
+    return [(torch.randn(2, 3, dtype=torch.float64), 0.5)]
+
+MAPPED = [(torch.randn(3), torch.clone)]
+"""
+
+
+def test_a_function_without_samples_is_checked_on_guessed_arguments_and_says_so(
+    opsmith: Run, write: Write
+) -> None:
+    file = write(FUNCTIONS)
+    done = opsmith("check", f"{file}:Swish", *FAST)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("Swish: passed\n  note: its arguments were guessed: x [3, 4], beta=1.0 and")
+    read = json.loads(opsmith("check", f"{file}:Swish", "--json", *FAST).stdout)
+    (remark,) = read["reports"][0]["remarks"]
+    assert "its arguments were guessed: x [3, 4], beta=1.0 and x [3, 4], beta=1.75." in remark
+    assert f"run `opsmith check {file}:Swish --samples SAMPLES`" in remark
+
+
+def test_a_gradient_that_forgets_a_number_which_is_1_by_default_is_found(opsmith: Run, write: Write) -> None:
+    done = opsmith("check", f"{write(FUNCTIONS)}:Forgetful", *FAST)
+    assert done.exit_code == 1
+    assert "Forgetful: FAILED: gradient" in done.stdout
+
+
+@pytest.mark.parametrize("samples", ["SWISH", "drawn", "{file}:drawn"])
+def test_samples_are_named_on_the_command_line(opsmith: Run, write: Write, samples: str) -> None:
+    file = write(FUNCTIONS)
+    done = opsmith("check", f"{file}:Swish", "--samples", samples.replace("{file}", str(file)), *FAST)
+    assert done.exit_code == 0, done.output
+    assert "guessed" not in done.stdout
+
+
+def test_without_a_name_every_function_is_checked_where_there_is_no_operator(
+    opsmith: Run, write: Write
+) -> None:
+    text = FUNCTIONS.partition("class Sinking")[0]
+    done = opsmith("check", str(write(text)), *FAST)
+    assert done.exit_code == 2
+    assert "Swish: passed" in done.stdout
+    assert "Forgetful: FAILED: gradient" in done.stdout
+    assert done.stdout.splitlines()[-1] == "3 operators: 1 passed, 1 not passed, 1 could not be checked"
+    assert "Mapped: there are no samples to check it on, and what `fn` takes cannot be guessed" in done.stderr
+    assert "--samples SAMPLES`" in done.stderr
+
+
+def test_functions_beside_operators_are_told(opsmith: Run, write: Write, space: str) -> None:
+    text = FUNCTIONS.partition("class Mapped")[0] + (
+        "\nimport opsmith\n"
+        "swish = opsmith.adopt(Swish, '{space}::swish', samples=lambda: [(torch.randn(3).double(),)])\n"
+    )
+    file = write(text)
+    done = opsmith("check", str(file), *FAST)
+    assert done.exit_code == 0, done.output
+    assert f"{space}::swish: passed" in done.stdout
+    assert done.stderr.strip() == (
+        f"opsmith: {file} also has the Function `Forgetful`, of which no operator was adopted; check it with "
+        f"`opsmith check {file}:Forgetful`"
+    )
+
+
+def test_an_operator_of_torch_library_can_be_named(opsmith: Run, write: Write, space: str) -> None:
+    text = (
+        "import torch\n"
+        "@torch.library.custom_op('{space}::twice', mutates_args=())\n"
+        "def twice(x: torch.Tensor) -> torch.Tensor:\n    return x * 2\n"
+        "twice.register_fake(torch.empty_like)\n"
+        "twice.register_autograd(lambda ctx, grad: grad * 2)\n"
+        "SAMPLES = [(torch.randn(3).double(),)]\n"
+    )
+    file = write(text)
+    done = opsmith("check", f"{file}:twice", "--samples", "SAMPLES", *FAST)
+    assert f"{space}::twice: passed" in done.stdout, done.output
+    assert opsmith("check", f"{file}:twice", *FAST).exit_code == 2
+
+
+def test_samples_are_for_one(opsmith: Run, write: Write, space: str) -> None:
+    done = opsmith("check", str(write()), "--samples", "SAMPLES")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "`--samples` is for one operator, and " in done.stderr
+    assert f"expected: one of `{space}::right`, `{space}::wrong`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("samples", "says"),
+    [
+        ("NONE", "has no samples named `NONE`"),
+        ("no_module_here:NONE", "there is no module `no_module_here`"),
+    ],
+)
+def test_samples_that_are_not_there(opsmith: Run, write: Write, samples: str, says: str) -> None:
+    done = opsmith("check", f"{write(FUNCTIONS)}:Swish", "--samples", samples)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert says in done.stderr
+
+
+def test_a_function_that_ends_the_process_on_a_guess_ends_no_isolated_check(
+    opsmith: Run, write: Write
+) -> None:
+    file = write(FUNCTIONS)
+    done = opsmith("check", f"{file}:Sinking", "--isolate", "--limit", "60", *FAST)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "Sinking: there are no samples to check it on, and on guessed arguments it ends the process" in (
+        done.stderr
+    )
+
+
+def test_a_name_that_is_neither_lists_functions_too(opsmith: Run, write: Write) -> None:
+    done = opsmith("check", f"{write(FUNCTIONS)}:Swihs")
+    assert done.exit_code == 2
+    assert "expected: one of `Swish`, `Forgetful`, `Mapped`, `Sinking`" in done.stderr
