@@ -40,6 +40,14 @@ def channels(x: Tensor, scale: Tensor) -> Tensor:
     return x * scale[:, None, None]
 
 
+def rows(x: Tensor, scale: Tensor) -> Tensor:
+    return x * scale[:, None]
+
+
+def outer(x: Tensor, y: Tensor) -> Tensor:
+    return x[:, :, None] * y[:, None, :]
+
+
 def running_sum(x: Tensor) -> Tensor:
     return x.cumsum(-1)
 
@@ -205,7 +213,23 @@ def moved_with_what_was_there(grad: Tensor, x: Tensor) -> Tensor:
         ),
         (linear, LINEAR, "bias", lambda grad: grad[0], UNREDUCED, "it is the first of the 5 slices"),
         (linear, LINEAR, "bias", lambda grad: grad[-1], UNREDUCED, "it is the last of the 5 slices"),
-        (linear, LINEAR, "bias", lambda grad: grad.mean(0), UNREDUCED, "it is the mean, and not the sum"),
+        (
+            rows,
+            [(random(2, 4, 4), random(4, seed=4)), (random(3, 2, 2), random(2, seed=4))],
+            "scale",
+            lambda grad, x: (grad * x).sum((0, 1)),
+            UNREDUCED,
+            "it is summed over other dimensions than the dimensions 0 and 2 that `scale` was broadcast along",
+        ),
+        (
+            outer,
+            [(random(2, 3), random(2, 4, seed=4)), (random(3, 2), random(3, 5, seed=4))],
+            "y",
+            lambda grad, x: (grad * x[:, :, None])[:, 0],
+            UNREDUCED,
+            "it is the first of the 3 slices that broadcasting `y` along dimension 1 made",
+        ),
+        (linear, LINEAR, "bias", lambda grad: grad.mean(0), "scale", "1 over the size of dimension 0"),
         (linear, LINEAR, "bias", lambda grad: grad[1:].sum(0), UNREDUCED, "it lacks the first of the 5"),
         (linear, LINEAR, "bias", lambda grad: grad[:-1].sum(0), UNREDUCED, "it lacks the last of the 5"),
         (
@@ -221,8 +245,8 @@ def moved_with_what_was_there(grad: Tensor, x: Tensor) -> Tensor:
             IMAGES,
             "scale",
             lambda grad, x: (grad * x).sum((2, 3), keepdim=True).mean(0, keepdim=True),
-            "unreduced-broadcast",
-            "it is the mean, and not the sum, of the 2 slices",
+            "scale",
+            "it is the right one times 1/2",
         ),
     ],
 )

@@ -63,6 +63,10 @@ def three(x: Tensor) -> Tensor:
     return x.sin() + x.cos() + x.exp() * x
 
 
+def variance(x: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)).square().mean(-1)
+
+
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
     return torch.where(x > 0, x, weight * x)
 
@@ -191,6 +195,22 @@ def lacking_tail(grad: Tensor, x: Tensor) -> Tensor:
             lacking_tail,
             "missing-term",
             "of dimension 0 of the result",
+        ),
+        (
+            variance,
+            SQUARES,
+            "x",
+            lambda grad, x: 2 / x.shape[-1] * grad[:, None] * x,
+            "missing-term",
+            "right for the reference without `x.mean(-1, keepdim=True)` in `x - x.mean(-1, keepdim=True)`",
+        ),
+        (
+            linear,
+            LINEAR,
+            "weight",
+            lambda grad, x: grad[1:-1].mT @ x[1:-1],
+            "missing-term",
+            "what comes in for the first and the last index of dimension 0",
         ),
         (
             prelu,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.bits import same_bits
-from opsmith.checking.diagnosis.pair import alike
+from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.difference import unequal
 from opsmith.checking.sample import is_inexact
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.derivative import with_gradient
-from opsmith.checking.diagnosis.pair import alike
+from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.difference import Difference, form_fault, unequal
 from opsmith.checking.rounding import LIBRARY, unit_roundoff
 from opsmith.checking.sample import Sample, is_inexact, replica

@@ -15,7 +15,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.pair import Pair, peak
+from opsmith.checking.diagnosis.comparable import peak
+from opsmith.checking.diagnosis.pair import Pair
 from opsmith.checking.diagnosis.sources import Source, marks, numbers, sources
 
 PLAIN, THRESHOLD, BAND = 10.0, 16.0, 22.0

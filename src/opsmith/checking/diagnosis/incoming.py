@@ -9,9 +9,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from opsmith.checking.diagnosis.comparable import peak, wide
 from opsmith.checking.diagnosis.found import Found
 from opsmith.checking.diagnosis.observation import Grads
-from opsmith.checking.diagnosis.pair import ROUNDINGS, Pair, peak, wide
+from opsmith.checking.diagnosis.pair import ROUNDINGS, Pair
 from opsmith.checking.diagnosis.precision import precision
 from opsmith.checking.diagnosis.seen import Seen
 

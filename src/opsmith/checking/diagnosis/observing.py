@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,8 +11,8 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.derivative import vjp
+from opsmith.checking.diagnosis.comparable import peak
 from opsmith.checking.diagnosis.observation import Grads, Observation
-from opsmith.checking.diagnosis.pair import peak
 from opsmith.checking.diagnosis.paths import Paths
 from opsmith.checking.diagnosis.redrawing import WAYS, redrawn
 from opsmith.checking.property import refuse_own
@@ -126,7 +125,7 @@ class Observer:
         return None
 
     def _without_kinks(self, seen: Observation, flat: Sequence[Any], grads: Grads) -> Observation:
-        """The same, where elements at a kink, at which either side is right, are as they should be."""
+        """The same without the elements at a kink, at which either side is right."""
         if self.right is not None or seen.got is None or seen.got.shape != seen.expected.shape:
             return seen  # differences tell themselves where they say nothing
         sides = []
@@ -136,8 +135,11 @@ class Observer:
             sides.append(self._right(moved, (self.place,), grads)[0])
         size = float(seen.expected.abs().max()) if seen.expected.numel() else 0.0
         kinks = ((sides[0] - sides[1]).abs() > 1e-3 * size) & seen.got.cpu().isfinite()
-        got = torch.where(kinks, seen.expected.to(seen.got.dtype), seen.got.cpu())
-        return replace(seen, got=got) if bool(kinks.any()) else seen
+        if not bool(kinks.any()):
+            return seen
+        # Zeros say nothing, whatever the hypothesis: neither of a sign nor of a factor.
+        got, expected = (torch.where(kinks, 0, each) for each in (seen.got.cpu(), seen.expected))
+        return replace(seen, got=got, expected=expected)
 
     def _gradient(self, flat: Sequence[Any], grads: Grads) -> Observation:
         label = self.sample.labels[self.place]
@@ -156,8 +158,10 @@ class Observer:
             for place, expected in zip(every, theirs, strict=True):
                 got = answers.get(place)
                 if place not in answers:
-                    with suppress(Exception):  # one that is not differentiable, or whose formula raises
+                    try:
                         (got,) = backward((place,), grads)
+                    except Exception as error:
+                        refuse_own(error)  # its own failure says what it raises
                 found[self.sample.labels[place]] = (got, expected)
             return found
 

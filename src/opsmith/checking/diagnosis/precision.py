@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import torch
 
+from opsmith.checking.diagnosis.comparable import peak
 from opsmith.checking.diagnosis.found import Found
-from opsmith.checking.diagnosis.pair import Pair, peak
+from opsmith.checking.diagnosis.pair import Pair
 from opsmith.checking.diagnosis.seen import Seen
 
 NARROWER = (torch.bfloat16, torch.float16, torch.float32)

@@ -44,8 +44,9 @@ def redrawn(flat: Sequence[Any], generator: torch.Generator, way: str = "mixed")
 
 
 def _scaled(value: Any, generator: torch.Generator) -> Any:
-    fresh = replica(value)
-    return fresh * (1 + GENTLE * _uniform((), generator)) if is_inexact(fresh) else fresh
+    if not is_inexact(value):
+        return replica(value)
+    return _put(value, _apart(value.detach()) * (1 + GENTLE * float(_uniform((), generator))))
 
 
 def _drawn(value: Any, generator: torch.Generator, way: str) -> Any:
@@ -56,9 +57,16 @@ def _drawn(value: Any, generator: torch.Generator, way: str) -> Any:
     apart = _apart(value.detach())
     numbers = like(apart, apart.shape, generator) if way == "like" else _values(apart, generator)
     fresh = numbers.reshape(apart.shape).to(value.device)
-    if apart.shape != value.shape:
-        return fresh.expand(value.shape)
-    return replica(value).copy_(fresh)
+    return _put(value, fresh)
+
+
+def _put(value: Tensor, numbers: Tensor) -> Tensor:
+    """Numbers in a tensor that lies as the value does."""
+    fresh: Tensor = replica(value)
+    if not fresh.numel():
+        return fresh
+    _apart(fresh).copy_(numbers)
+    return fresh
 
 
 def _apart(value: Tensor) -> Tensor:
@@ -91,9 +99,11 @@ def _between(values: Tensor, generator: torch.Generator) -> Tensor:
         return mixed * (1 + GENTLE * _uniform((count,), generator).to(values.dtype))
     repeated = distinct[times > 1]
     kept = torch.isin(mixed, repeated) | (mixed == 0) | ~mixed.isfinite()
-    ordered = values.sort().values
-    rank = torch.rand(count, generator=generator, dtype=torch.float64) * (count - 1)
-    low = rank.long().clamp(max=count - 2)
+    ordered = values[~torch.isin(values, repeated) & (values != 0) & values.isfinite()].sort().values
+    if len(ordered) < 2:
+        return mixed
+    rank = torch.rand(count, generator=generator, dtype=torch.float64) * (len(ordered) - 1)
+    low = rank.long().clamp(max=len(ordered) - 2)
     share = (rank - low).to(values.dtype)
     drawn = ordered[low] * (1 - share) + ordered[low + 1] * share
     return torch.where(kept, mixed, drawn)

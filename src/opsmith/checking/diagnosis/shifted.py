@@ -11,8 +11,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from opsmith.checking.diagnosis.comparable import wide
 from opsmith.checking.diagnosis.found import Found
-from opsmith.checking.diagnosis.pair import Pair, wide
+from opsmith.checking.diagnosis.pair import Pair
 from opsmith.checking.diagnosis.seen import Seen
 from opsmith.checking.sample import is_inexact
 

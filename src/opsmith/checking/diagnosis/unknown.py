@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.causes import UNKNOWN
+from opsmith.checking.diagnosis.comparable import peak
 from opsmith.checking.diagnosis.factors import shown_factor
 from opsmith.checking.diagnosis.found import Found
-from opsmith.checking.diagnosis.pair import Pair, peak
+from opsmith.checking.diagnosis.pair import Pair
 from opsmith.checking.diagnosis.seen import Seen
 from opsmith.checking.diagnosis.sources import sources
 

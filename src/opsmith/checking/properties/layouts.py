@@ -53,7 +53,7 @@ class Wrong:
 
     Args:
         odd: What was not contiguous.
-        output: Which of the outputs; None where something was raised.
+        output: Which of the results and gradients.
         what: What is wrong.
         difference: Its worst element.
         case: Sample, dtype and device, in words.
@@ -61,7 +61,7 @@ class Wrong:
     """
 
     odd: Odd
-    output: int | None
+    output: int
     what: str
     case: str
     difference: Difference | None = None
@@ -75,10 +75,12 @@ class Seen:
     Args:
         wrong: What is wrong, by the tensor that was not contiguous and by what was wrong then.
         right: The layouts in which nothing was wrong, by that tensor.
+        refused: The layouts of an input that a call refuses, each with what it says, by that input.
     """
 
     wrong: dict[tuple[str, bool, str], list[Wrong]] = field(default_factory=dict)
     right: dict[tuple[str, bool], set[str]] = field(default_factory=dict)
+    refused: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 def run(subject: Subject) -> Findings:
@@ -94,11 +96,14 @@ def run(subject: Subject) -> Findings:
                 yield case
                 continue
             some = True
-            yield from case.look(seen)
+            case.look(seen)
 
     yield from each_sample(NAME, replace(subject, samples=chosen), look)
     for group in seen.wrong.values():
         yield _failure(subject, group, seen)
+    for label, texts in seen.refused.items():
+        words, text = ", ".join(texts), next(iter(texts.values()))
+        yield Note(f"it does not take `{label}` {words}, and says so at the call: {text}")
     if not some:
         yield Skipped("no sample has a tensor, or runs on contiguous ones")
 
@@ -138,12 +143,12 @@ class Looked:
         """Sample, dtype and device in words."""
         return named(self.runner.sample, self.runner.dtype, self.device)
 
-    def look(self, seen: Seen) -> Findings:
+    def look(self, seen: Seen) -> None:
         """Try each layout alone, then several at once."""
         singles = list(self._singles())
         limit = self.runner.subject.effort.layouts
         for odd in singles if limit is None else _spread(singles, limit):
-            yield from self._try(seen, [odd])
+            self._try(seen, [odd])
         draw = random.Random(self.runner.subject.seed)
         by_place: dict[tuple[int, bool], list[Odd]] = {}
         for odd in singles:
@@ -152,7 +157,7 @@ class Looked:
         for _ in range(TOGETHER[self.runner.subject.effort.name] if len(by_place) > 1 else 0):
             several = [draw.choice(odds) for odds in by_place.values()]
             if not any(self._known(seen, odd) for odd in several):
-                yield from self._try(seen, several)
+                self._try(seen, self._least(several))
 
     def _singles(self) -> Iterator[Odd]:
         """Every layout of every tensor, the gradients first: their layout is nobody's choice."""
@@ -172,7 +177,8 @@ class Looked:
         subject, sample = self.runner.subject, self.runner.sample
         return subject.results(sample)[odd.place].name if odd.backward else sample.labels[odd.place]
 
-    def _try(self, seen: Seen, odds: Sequence[Odd]) -> Findings:
+    def _laid(self, odds: Sequence[Odd]) -> tuple[Run, Twin, list[Any]]:
+        """A run with some tensors in their layouts, what it is held to, and its arguments."""
         flat, grads = list(self.flat), list(self.grads)
         for odd in odds:
             values: list[Any] = grads if odd.backward else flat
@@ -180,12 +186,26 @@ class Looked:
         twin = self.twin
         if any(odd.layout.repeats for odd in odds):
             twin = Twin(self.runner, [*map(_plain, flat)], [*map(_plain, grads)])
-            if twin.right.error is not None:
-                return  # its numbers, repeated, are none that it takes
-        got = self.runner.run(flat, grads)
-        first = odds[0]
+        return self.runner.run(flat, grads), twin, flat
+
+    def _least(self, several: list[Odd]) -> list[Odd]:
+        """Of layouts that go wrong together, those that it takes."""
+        for odd in several:
+            fewer = [each for each in several if each is not odd]
+            run, twin, _ = self._laid(fewer)
+            wrong = run.error is not None or any(
+                twin.fault(at, output) is not None for at, output in enumerate(run.outputs)
+            )
+            if wrong and fewer:
+                return self._least(fewer)
+        return several
+
+    def _try(self, seen: Seen, odds: Sequence[Odd]) -> None:
+        got, twin, flat = self._laid(odds)
+        if twin.right.error is not None:
+            return  # its numbers, repeated, are none that it takes
         if got.error is not None:
-            yield from self._raised(seen, odds, got, flat)
+            self._raised(seen, odds, got, flat)
             return
         fine = True
         for position, output in enumerate(got.outputs):
@@ -194,13 +214,14 @@ class Looked:
                 continue
             fine = False
             what, difference = fault
-            together = self._together(odds)
+            first = odds[0]
             replay = self._replay(odds, position)
-            self._enter(seen, Wrong(first, position, what + together, self.name, difference, replay))
+            what += self._together(odds)
+            self._enter(seen, Wrong(first, position, what, self.name, difference, replay))
             if position < len(got.outputs) - len(self.runner.places):
                 return  # a gradient of a wrong result would only say so again
         if fine and len(odds) == 1:
-            seen.right.setdefault((self._label(first), first.backward), set()).add(first.layout.name)
+            seen.right.setdefault((self._label(odds[0]), odds[0].backward), set()).add(odds[0].layout.name)
 
     def _together(self, odds: Sequence[Odd]) -> str:
         others = [
@@ -209,7 +230,7 @@ class Looked:
         words = [f"{other} {odd.layout.name}" for other, odd in zip(others, odds[1:], strict=True)]
         return f" (with {', '.join(words)})" if words else ""
 
-    def _raised(self, seen: Seen, odds: Sequence[Odd], got: Run, flat: Sequence[Any]) -> Findings:
+    def _raised(self, seen: Seen, odds: Sequence[Odd], got: Run, flat: Sequence[Any]) -> None:
         """An error in the call may be an answer; one in the backward comes too late to be one."""
         assert got.error is not None
         first, error = odds[0], got.error
@@ -217,31 +238,29 @@ class Looked:
         if not got.in_backward:
             subject, sample = self.runner.subject, self.runner.sample
             if _says_so(error) or _raises(lambda: subject.reference(sample, flat)):
-                words = " and ".join(f"`{self._label(odd)}` {odd.layout.name}" for odd in odds)
-                yield Note(f"it does not take {words}, and says so at the call: {text}")
+                seen.refused.setdefault(self._label(first), {}).setdefault(first.layout.name, text)
                 return
-        backward = first.backward or got.in_backward
-        position = len(self.grads) if backward and self.runner.places else 0
-        replay = self._replay(odds, position)
+        position = len(self.grads) + self._raising(odds) if got.in_backward else 0
         what = text + self._together(odds)
-        self._enter(seen, Wrong(first, None, what, self.name, replay=replay), got)
+        self._enter(seen, Wrong(first, position, what, self.name, replay=self._replay(odds, position)))
+
+    def _raising(self, odds: Sequence[Odd]) -> int:
+        """The input, by its position among those that are differentiated by, whose gradient raises."""
+        places = self.runner.places
+        alone = [replace(self, runner=replace(self.runner, places=(place,))) for place in places]
+        return next((at for at, each in enumerate(alone) if each._laid(odds)[0].error is not None), 0)
 
     def _replay(self, odds: Sequence[Odd], output: int) -> Callable[[], str | None]:
         runner = self.runner
-        codes = [(odd.place, odd.backward, odd.layout.code) for odd in odds]
+        laid = [(odd.place, odd.backward, odd.layout) for odd in odds]
         return lambda: layout_replay(
-            runner.subject, runner.sample, self.flat, self.grads, runner.places, codes, output, NAME
+            runner.subject, runner.sample, self.flat, self.grads, runner.places, laid, output, NAME
         )
 
-    def _enter(self, seen: Seen, wrong: Wrong, got: Run | None = None) -> None:
+    def _enter(self, seen: Seen, wrong: Wrong) -> None:
         subject, sample = self.runner.subject, self.runner.sample
         results = subject.results(sample)
-        if wrong.output is None:
-            backward = wrong.odd.backward or (got is not None and got.in_backward)
-            places = self.runner.places
-            about = sample.labels[places[0]] if backward and places else self._label(wrong.odd)
-            about = ("gradient of " if backward else "") + about
-        elif wrong.output < len(results):
+        if wrong.output < len(results):
             about = results[wrong.output].name
         else:
             about = f"gradient of {sample.labels[self.runner.places[wrong.output - len(results)]]}"
