@@ -210,11 +210,14 @@ class Twin:
                 return False
         return True
 
-    def written(self) -> tuple[bool, bool]:
-        """Whether a call and its backward write into the arguments, and into what comes in."""
+    @cached_property
+    def written(self) -> str | None:
+        """The word for it, if a call or its backward writes into the arguments, or into what comes in."""
         flat, grads = self._copies(self.flat), self._copies(self.grads)
         self.runner.run(flat, grads)
-        return _differ(flat, self.flat), _differ(grads, self.grads)
+        if _differ(flat, self.flat):
+            return "mutates-input"
+        return "mutates-grad-output" if _differ(grads, self.grads) else None
 
     @staticmethod
     def _copies(values: Sequence[Any]) -> list[Any]:
