@@ -18,7 +18,7 @@ from opsmith.checking.layout_runs import Run, Runner, Twin
 from opsmith.checking.layouts import incoming, layouts_for, plain
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
 from opsmith.checking.replay import layout_replay
-from opsmith.checking.sample import Sample
+from opsmith.checking.sample import Sample, replica
 from opsmith.checking.subject import Subject, drawing_operations
 
 NAME = "layouts"
@@ -127,7 +127,7 @@ class Looked:
 
     def laid(self, odds: Sequence[Odd]) -> tuple[Run, Twin, list[Any]]:
         """A run with some tensors in their layouts, what it is held to, and its arguments."""
-        flat, grads = list(self.flat), list(self.grads)
+        flat, grads = [*map(replica, self.flat)], [*map(replica, self.grads)]
         for odd in odds:
             values: list[Any] = grads if odd.backward else flat
             values[odd.place] = odd.layout.of(values[odd.place])
