@@ -72,7 +72,7 @@ class Observer:
             seen = self._without_kinks(seen, flat, grads)
         return replace(
             seen,
-            again=lambda seed: self._again(flat, grads, seed),
+            again=lambda seed: self.draw(flat, grads, seed),
             elsewhere=lambda: [partial(self._at, sample, grads) for sample in self._others()],
             fresh=self.subject.effort.fresh,
             more=0 if self.right else MORE,
@@ -100,9 +100,9 @@ class Observer:
 
     def _at(self, sample: Sample, grads: Grads, seed: int) -> Observation | None:
         there = replace(self, sample=sample)
-        return there._again(sample.at(torch.float64), grads, seed)
+        return there.draw(sample.at(torch.float64), grads, seed)
 
-    def _again(self, flat: Sequence[Any], grads: Grads, seed: int) -> Observation | None:
+    def draw(self, flat: Sequence[Any], grads: Grads, seed: int) -> Observation | None:
         """The same on fresh inputs, drawn more gently where the operator does not take them."""
         for way in WAYS if seed % 2 else ("mixed", "like", "scaled"):
             generator = torch.Generator().manual_seed(APART + self.subject.seed * 1000 + seed)
