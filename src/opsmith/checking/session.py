@@ -81,7 +81,7 @@ def check(
             progress(name, len(found), len(PROPERTIES))
         if name in unwanted or (chosen is not None and name not in chosen):
             found[name] = Outcome(name, "skipped", "left out, as asked", left_out=True)
-        elif _unsteady(found) and name not in FIRST:
+        elif _unsteady(found) and (name not in FIRST or name == "state"):
             found[name] = Outcome(name, "skipped", UNSTEADY)
         else:
             known = PROPERTIES[name]

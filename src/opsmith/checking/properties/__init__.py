@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from opsmith.checking.properties.autocast import AUTOCAST
+from opsmith.checking.properties.backward_again import BACKWARD_AGAIN
 from opsmith.checking.properties.batched_gradients import BATCHED_GRADIENTS
 from opsmith.checking.properties.batching import BATCHING
 from opsmith.checking.properties.determinism import DETERMINISM
@@ -12,9 +14,11 @@ from opsmith.checking.properties.forward_mode import FORWARD_MODE
 from opsmith.checking.properties.gradient import GRADIENT
 from opsmith.checking.properties.layouts import LAYOUTS
 from opsmith.checking.properties.linearity import LINEARITY
+from opsmith.checking.properties.memory import MEMORY
 from opsmith.checking.properties.opcheck import OPCHECK
 from opsmith.checking.properties.randomness import RANDOMNESS
 from opsmith.checking.properties.second_order import SECOND_ORDER
+from opsmith.checking.properties.serialization import SERIALIZATION
 from opsmith.checking.properties.state import STATE
 from opsmith.checking.properties.surrogate import SURROGATE
 from opsmith.checking.properties.vmap import VMAP
@@ -40,9 +44,13 @@ PROPERTIES: dict[str, Property] = {
         DETERMINISM,
         EFFECTS,
         STATE,
+        BACKWARD_AGAIN,
+        MEMORY,
+        AUTOCAST,
+        SERIALIZATION,
         OPCHECK,
     )
 }
 
-GROUPS = {"integration": ("opcheck",)}
+GROUPS = {"integration": ("autocast", "serialization", "opcheck")}
 """Names that stand for several properties in `only` and `skip`: all that ask what torch makes of it."""
