@@ -156,7 +156,7 @@ def linear_that_accumulates_itself() -> Any:
 
 @planted("checkpoint", "side-effect", input="weight", also=("missing-gradient",))
 def checkpoint_that_calls_backward() -> Any:
-    """The forward is run again and `.backward()` called on it, so that the weight's gradient goes to its leaf."""
+    """The forward is run again and `.backward()` called on it: the weight's gradient goes to its leaf."""
 
     class Checkpoint(Function):
         @staticmethod

@@ -54,7 +54,7 @@ def gelu_that_begins_at_the_storage() -> Any:
 
 @planted("mish", "layout", input="x")
 def mish_into_memory_like_its_input() -> Any:
-    """`empty_like` keeps the order of the dimensions in memory, and a loop fills the memory from its start."""
+    """`empty_like` keeps the order of dimensions in memory, and a loop fills the memory from its start."""
 
     class Mish(activations.Mish):
         @staticmethod

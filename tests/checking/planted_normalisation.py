@@ -208,7 +208,7 @@ def logsumexp_for_the_last_dimension_alone() -> Any:
     return LogSumExp, [(normal(3, 4), -1), (normal(2, 3, 4, seed=1), 1)]
 
 
-@planted("standardize", "unknown", input="x")
+@planted("standardize", "unknown", input="x", also=("scale",))
 def standardize_with_the_other_count() -> Any:
     """Forward with n - 1, backward with n: one of three terms is slightly too small."""
 

@@ -84,7 +84,7 @@ def potential_with_a_force_without_graph() -> Any:
     return Morse, [(uniform(3, 4, low=0.5, high=2.5),)]
 
 
-@planted("mul", "forward-mode", also=("missing-term",))
+@planted("mul", "forward-mode", also=("missing-term", "missing-gradient"))
 def product_with_half_a_tangent() -> Any:
     class Product(Function):
         @staticmethod
@@ -127,9 +127,9 @@ def linear_whose_tangent_has_no_bias() -> Any:
     return WithTangent, [(normal(4, 3), normal(2, 3, seed=1), normal(2, seed=2))]
 
 
-@planted("softmax", "kernel-mismatch", input="x")
+@planted("softmax", "kernel-mismatch", input="x", also=("shape",))
 def softmax_batched_along_its_own_rows() -> Any:
-    """The rule for vmap takes the batch to come first, and sums over the wrong dimension where it does not."""
+    """The rule for vmap takes the batch to come first, wherever it is."""
 
     class ColumnSoftmax(Function):
         @staticmethod

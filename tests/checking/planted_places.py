@@ -119,7 +119,7 @@ def causal_convolution_one_step_late() -> Any:
     return CausalConv, [(normal(2, 3, 6), normal(3, 3, seed=1))]
 
 
-@planted("causal_conv", "unknown", input="weight")
+@planted("causal_conv", "unknown", input="weight", also=("region",))
 def causal_convolution_with_flipped_taps() -> Any:
     class CausalConv(right.CausalConv):
         @staticmethod
@@ -222,7 +222,7 @@ def sort_that_detaches() -> Any:
     return Sort, [(normal(3, 5),)]
 
 
-@planted("rotary", "unknown", input="x")
+@planted("rotary", "unknown", input="x", also=("region",))
 def rotary_turned_further() -> Any:
     """The gradient is turned like the input, where it must be turned back."""
 

@@ -341,7 +341,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize("operation", FORMULAS, ids=str)
+@pytest.mark.parametrize("operation", FORMULAS, ids=range(len(FORMULAS)))
 def test_a_formula_gives_what_the_operation_gives(operation: Any) -> None:
     x, rest = random(3, 4), ARGUMENTS.get(operation.__name__, ())
     torch.testing.assert_close(FORMULAS[operation](x, *rest), operation(x, *rest))

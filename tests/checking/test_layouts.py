@@ -159,7 +159,7 @@ def test_an_input_that_is_refused_in_words_of_its_own_is_listed() -> None:
     outcome = found(doubled, [(torch.randn(3, 4),)])
     assert outcome.status == "passed"
     (note,) = [each for each in outcome.notes if "does not take `x` transposed, sliced with a step" in each]
-    assert "and says so at the call: ValueError: x must be contiguous" in note
+    assert "and says so: ValueError: x must be contiguous" in note
 
 
 def test_a_class_whose_forward_is_all_there_is_may_refuse_in_any_words() -> None:
@@ -248,6 +248,53 @@ def test_a_forgotten_conjugation_is_found() -> None:
     z = torch.complex(torch.randn(3, 4), torch.randn(3, 4))
     (failure,) = found(Imaginary, [(z,)]).failures
     assert "wrong where it is a conjugate view" in failure.message
+
+
+def test_what_changes_from_call_to_call_is_not_blamed_on_a_layout() -> None:
+    calls: list[int] = []
+
+    class Counting(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            calls.append(1)
+            return x * len(calls)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            return grad * len(calls)
+
+    assert found(Counting, [(torch.randn(3, 4),)]).failures == ()
+
+
+def test_a_backward_that_writes_into_what_comes_in_is_called_that() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            return grad.mul_(2)
+
+    (failure,) = found(Doubled, [(torch.randn(3, 4),)]).failures
+    assert failure.cause == "mutates-grad-output"
+
+
+def test_what_numpy_does_not_know_is_listed() -> None:
+    class Sine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            (x,) = ctx.saved_tensors
+            return torch.from_numpy(grad.numpy() * x.cos().numpy())
+
+    outcome = found(Sine, [(torch.randn(3, 4),)])
+    assert outcome.failures == ()
+    assert any("does not take an incoming gradient a negated view" in note for note in outcome.notes)
 
 
 def test_quick_tries_a_few_of_each_tensor() -> None:

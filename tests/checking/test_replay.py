@@ -226,7 +226,7 @@ def test_a_library_operator_is_called_by_torch_ops() -> None:
         torch.tensor(2.5, dtype=torch.float64),
         torch.rand(3).to(torch.bfloat16),
     ],
-    ids=str,
+    ids=range(12),
 )
 def test_a_tensor_is_written_with_its_numbers_strides_and_dtype(value: Tensor) -> None:
     assert writable(value)

@@ -191,7 +191,9 @@ def graph_cut() -> Any:
     )
 
 
-@wrong("second_order", "unknown", "x", "something that the gradient depends on is hidden from autograd")
+@wrong(
+    "second_order", "second-order", "x", "the second order by `x` is wrong: it lacks what flows through `x`"
+)
 def detached_in_the_formula() -> Any:
     return square("detached_in_the_formula").gradients(x=lambda grad, x: 2 * grad * x.detach())
 
@@ -201,7 +203,7 @@ def forward_mode_follows_the_formula() -> Any:
     return square("forward_mode_sign").gradients(x=lambda grad, x: -2 * grad * x)
 
 
-@wrong("forward_mode", "scale", "x", "the tangent of `result` by `x` is not what finite differences say")
+@wrong("forward_mode", "forward-mode", "x", "times 2; reverse mode is right")
 def tangent_by_two() -> Any:
     return square("tangent_by_two").tangents(result=lambda x, tangent_x: 4 * x * tangent_x)
 
@@ -214,3 +216,29 @@ def tangent_with_a_cut() -> Any:
         return 2 * x.detach() * tangent_x
 
     return square("tangent_with_a_cut").tangents(result=formula)
+
+
+@wrong("second_order", "second-order", "x", "it lacks what flows through `weight`")
+def one_factor_by_numpy() -> Any:
+    operator = linear("one_factor_by_numpy")
+    return operator.gradients(x=lambda grad, weight: grad @ torch.from_numpy(weight.detach().numpy()))
+
+
+@wrong("second_order", "second-order", "x", "finite differences of the gradient by `x` say otherwise")
+def part_of_the_second_order() -> Any:
+    @opsmith.operator("wrong::part_of_the_second_order")
+    def cube(x: Tensor) -> Tensor:
+        return x**3
+
+    cube.samples(lambda make: [(make(3, 4),)])
+    return cube.gradients(x=lambda grad, x: 3 * grad * x * x.detach())
+
+
+@wrong("forward_mode", "forward-mode", "x", "by `x, y` is not what finite differences say")
+def tangent_of_one_input() -> Any:
+    @opsmith.operator("wrong::tangent_of_one_input")
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    product.samples(lambda make: [(make(3, 4), make(4))])
+    return product.tangents(result=lambda x, y, tangent_x, tangent_y: tangent_x * y - x * tangent_y)

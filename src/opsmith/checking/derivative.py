@@ -1,4 +1,4 @@
-"""Gradients of plain functions: from autograd, and from finite differences."""
+"""Gradients of plain functions, from autograd."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from torch import Tensor
 from opsmith.checking.sample import is_inexact
 
 Results = Callable[[Sequence[Any]], Sequence[Tensor]]
-
-STEP = 1e-6
-"""The step of `torch.autograd.gradcheck`, near the cube root of float64's eps."""
 
 
 def with_gradient(result: Tensor) -> bool:
@@ -55,35 +52,3 @@ def vjp(
             allow_unused=True,
         )
     )
-
-
-def finite_difference(
-    function: Results, flat: Sequence[Any], place: int, grads: Sequence[Tensor | None]
-) -> Tensor:
-    """The gradient by one argument, in float64, from central differences of each of its elements.
-
-    A complex argument is moved along both axes; the answer follows torch's convention, in which the gradient
-    of a real-valued f is df/d(re) + i df/d(im).
-    """
-    base = flat[place].detach().contiguous()
-    gradient = torch.zeros_like(base)
-    axes = (1.0, 1j) if base.is_complex() else (1.0,)
-    for position in range(base.numel()):
-        for axis in axes:
-            moved = []
-            for sign in (1, -1):
-                other = base.clone()
-                other.view(-1)[position] += sign * STEP * axis
-                values = [other if at == place else value for at, value in enumerate(flat)]
-                moved.append(_inner(function(values), grads))
-            gradient.view(-1)[position] += axis * (moved[0] - moved[1]) / (2 * STEP)
-    return gradient
-
-
-def _inner(results: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> float:
-    """The real inner product of results and their gradients."""
-    total = 0.0
-    for result, grad in zip(results, grads, strict=True):
-        if grad is not None and result is not None:
-            total += float((result.detach() * grad.conj()).real.sum())
-    return total

@@ -1,59 +1,69 @@
-"""What forward mode and second order share: a check by each input, and reasons where there is none."""
+"""What forward mode and second order share: a look at each sample, and why there is nothing to see."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from opsmith.checking.differentiated import differentiated
-from opsmith.checking.numerical import large_note, too_large
+from opsmith.checking.differentiated import Differentiated, differentiated
 from opsmith.checking.property import Findings, Note, Skipped, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
 
-Check = Callable[[Subject, Sample, tuple[int, ...], bool], Failure | None]
+Look = Callable[[Subject, Sample, tuple[int, ...], tuple[int, ...]], Findings]
+
+REFUSALS = (NotImplementedError,)
+ONCE = "once_differentiable"
+"""Part of what torch says when a backward that is marked so is differentiated."""
 
 
-def each_subset(name: str, subject: Subject, check: Check) -> Findings:
-    """Check every sample by each input alone and by all together.
+def each_subset(name: str, subject: Subject, look: Look) -> Findings:
+    """Look at every sample by all inputs together and by each alone.
 
-    A derivative that someone refuses by NotImplementedError (a formula declared as not implemented, an
-    operation without forward mode) is a clear answer and no failure: its reason stands in the report.
+    A derivative that someone refuses (a formula declared as not implemented, an operation without forward
+    mode, a backward marked with `once_differentiable`) is a clear answer and no failure: its reason stands in
+    the report.
 
     Args:
         name: Name of the property.
         subject: What is under check.
-        check: Checks a sample by some of its inputs, in fast mode if told so.
+        look: Looks at a sample by some of its inputs; it is told which others have been found right together.
     """
     if subject.specification.gradients.surrogate:
         yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
         return
     refused: dict[str, None] = {}
-    checked = False
+    looked = False
 
-    def look(subject: Subject, sample: Sample) -> Findings:
-        nonlocal checked
-        inputs = differentiated(subject, sample)
+    def each(subject: Subject, sample: Sample) -> Findings:
+        nonlocal looked
+        inputs: Differentiated = differentiated(subject, sample)
         refused.update(dict.fromkeys(inputs.refused.values()))
-        fast = bool(inputs.places) and too_large(subject, sample, inputs.places)
-        if fast:
-            yield Note(large_note(sample))
-        for subset in inputs.subsets():
+        right: tuple[int, ...] = ()
+        for subset in reversed([*inputs.subsets()]):
             try:
-                failure = check(subject, sample, subset, fast)
-            except NotImplementedError as error:
+                found = [*look(subject, sample, subset, right)]
+            except Exception as error:
+                if not refuses(error):
+                    raise
                 refused[first_line(error)] = None
                 continue
-            checked = True
-            if failure is not None:
-                yield failure
+            looked = True
+            yield from found
+            if any(isinstance(finding, Failure) for finding in found):
                 return  # the other subsets of this sample would say the same again
+            right = right or subset
 
     failed = False
-    for finding in each_sample(name, subject, look):
+    for finding in each_sample(name, subject, each):
         failed = failed or isinstance(finding, Failure)
         yield finding
-    if checked or failed:
+    if looked or failed:
         yield from (Note(reason) for reason in refused)
     else:
         yield Skipped("; ".join(refused) or "there is nothing to differentiate")
+
+
+def refuses(error: Exception) -> bool:
+    """Whether an exception says that there is no such derivative, on purpose."""
+    return isinstance(error, REFUSALS) or (isinstance(error, RuntimeError) and ONCE in str(error))

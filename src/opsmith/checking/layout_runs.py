@@ -21,6 +21,9 @@ from opsmith.checking.truth import Measure, Truth
 NUDGE = 2.0**-30
 """By how much inputs are moved to see whether the answer stays: more than rounding does."""
 
+AGAIN = 2
+"""How often what is held to be right is run again, before anything is held to it."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -122,7 +125,7 @@ class Twin:
             return None
         if is_inexact(expected):
             difference = self._judged(position, got, expected)
-        if difference is None or not self._settled(position, expected):
+        if difference is None or not self._settled(position, expected) or not self._steady(position):
             return None
         return str(difference), difference
 
@@ -193,9 +196,34 @@ class Twin:
             torch.where(finite, other, 0), torch.where(finite, expected, 0), nudge**0.5
         ) and torch.equal(expected.isfinite(), other.isfinite())
 
+    def _steady(self, position: int) -> bool:
+        """Whether it gives the same again: where it does not, the layout is not the reason."""
+        expected = self.right.outputs[position]
+        for _ in range(AGAIN):
+            run = self.runner.run(self._copies(self.flat), self._copies(self.grads))
+            other = run.outputs[position] if run.error is None else None
+            if other is None or expected is None or other.shape != expected.shape:
+                return False
+            if unequal(other, expected) is not None and not (
+                is_inexact(expected) and _last_places(other, expected)
+            ):
+                return False
+        return True
+
+    def written(self) -> tuple[bool, bool]:
+        """Whether a call and its backward write into the arguments, and into what comes in."""
+        flat, grads = self._copies(self.flat), self._copies(self.grads)
+        self.runner.run(flat, grads)
+        return _differ(flat, self.flat), _differ(grads, self.grads)
+
     @staticmethod
     def _copies(values: Sequence[Any]) -> list[Any]:
         return [replica(value) for value in values]
+
+
+def _differ(after: Sequence[Any], before: Sequence[Any]) -> bool:
+    pairs = zip(after, before, strict=True)
+    return any(unequal(new, old) is not None for new, old in pairs if isinstance(old, Tensor))
 
 
 def _last_places(got: Tensor, expected: Tensor) -> bool:

@@ -32,7 +32,7 @@ falls more slowly than the step to the power of `FLAT`, where a smooth function'
 a single tread it drops by `DROP` within two steps."""
 
 COARSEST = 2.0**-6
-"""A little more than half of bfloat16's eps, 2**-9: what jitters by more than this jumps, and does not round."""
+"""Above half of the eps of bfloat16, 2**-9: what jitters by more than this jumps, and does not round."""
 
 TYPICAL = 0.25
 """The part of the results that stands for the precision of all: others lie at jumps, or cancel."""
@@ -80,7 +80,7 @@ def noise_of(line: Line, generator: torch.Generator) -> Noise:
     plateau = rows.gather(0, best.unsqueeze(0)).squeeze(0)
     jitter = (steps[1:] * apart).nan_to_num(0.0, 0.0, 0.0)
     finer = torch.arange(len(apart)).unsqueeze(1) >= best.unsqueeze(0)
-    settled = torch.where(finer, jitter, 0.0).max(0).values
+    settled = torch.where(finer, jitter, 0.0).amax(0)
     # Where no two steps agree, it jumps here and there (noise of the same size at every step), or but once.
     unsettled = jitter.median(0).values
     agrees = least <= AGREE
@@ -125,14 +125,15 @@ def _plateau(ratio: Tensor, apart: Tensor, rounding: Tensor) -> tuple[Tensor, Te
         apart: The same in the function's own values.
         rounding: What rounding a result does.
     """
-    least, best = ratio.min(0)
+    least, best = ratio.amin(0), ratio.argmin(0)  # `min(0)` wakes all threads, however small the tensor
     rows = torch.arange(len(ratio)).unsqueeze(1)
     after = torch.maximum(torch.cat([apart[2:], apart[-1:], apart[-1:]]), rounding)
-    before = torch.cat([torch.full_like(apart[:1], torch.inf), apart[:-1]])
+    previous = torch.cat([torch.full_like(apart[:1], torch.inf), apart[:-1]])
     finer = torch.tensor([1.0, *(b / a for a, b in pairwise(STEPS[:-1]))], dtype=torch.float64).unsqueeze(1)
-    edge = (apart >= before * finer**FLAT) & (apart >= DROP * after) & (rows < best)
-    last = torch.where(edge, rows, -1).max(0).values
-    coarse, place = torch.where(rows < last, ratio, torch.inf).min(0)
+    edge = (apart >= previous * finer**FLAT) & (apart >= DROP * after) & (rows < best)
+    last = torch.where(edge, rows, -1).amax(0)
+    before = torch.where(rows < last, ratio, torch.inf)
+    coarse, place = before.amin(0), before.argmin(0)
     stairs = coarse <= COARSE
     return torch.where(stairs, coarse, least), torch.where(stairs, place, best)
 

@@ -21,9 +21,6 @@ LIBRARY = 8
 SUMMATION = 2
 """As of `rounding`: what the judged gradient itself may lose, in units of the precision that was measured."""
 
-DIRECTIONS = 8
-"""Random directions that stand for the elements that are not moved one at a time."""
-
 GOAL = 1e-6
 """Relative error at which differences are good enough, where the function's noise allows it; less is not
 claimed, since functions of libraries, such as `polygamma`, need not be better."""
@@ -203,6 +200,7 @@ def numerical_gradient(
     *,
     generator: torch.Generator,
     elements: int = 2048,
+    directions: int = 8,
 ) -> NumericalGradient:
     """The gradient of a function by one of its arguments, from differences, with the error of each element.
 
@@ -217,6 +215,7 @@ def numerical_gradient(
         grads: Gradient of each result, None where there is none; random ones, so that errors do not cancel.
         generator: Source of the directions, and of which elements to move.
         elements: How many elements to move one at a time; beyond, random ones, and random directions.
+        directions: How many directions.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0], dtype=torch.float64)
@@ -241,7 +240,11 @@ def numerical_gradient(
         slopes[coordinate] = found
         values[coordinate], errors[coordinate] = found.value, max(found.error, GOAL * abs(found.value))
         left[coordinate], right[coordinate] = found.left, found.right
-    along = [] if total <= elements else [_along(line, noise, generator) for _ in range(DIRECTIONS)]
+    along = (
+        []
+        if total <= elements
+        else [derivative_along(line, noise, line.direction(generator)) for _ in range(directions)]
+    )
     looked = torch.zeros(total, dtype=torch.bool)
     looked[list(chosen)] = True
     known = values[errors.isfinite()].abs()
@@ -324,9 +327,14 @@ def _steps(own: float, usual: float, step: float) -> Iterator[float]:
         yield step * smallest / 8**exponent
 
 
-def _along(line: Line, noise: Noise, generator: torch.Generator) -> Along | None:
-    """The derivative along a random direction; None where it cannot be told."""
-    direction = line.direction(generator)
+def derivative_along(line: Line, noise: Noise, direction: Tensor) -> Along | None:
+    """The derivative of the sum of weighed results along a direction; None where it cannot be told.
+
+    Args:
+        line: The function.
+        noise: Its noise.
+        direction: A move of every coordinate, by about its own size.
+    """
     jitter = float(noise.levels.norm())
     weight = float(line.weighed.norm())
 

@@ -26,7 +26,6 @@ from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.derivative import vjp
 from opsmith.checking.difference import Difference, form_fault
 from opsmith.checking.differentiated import differentiated, rule_place
-from opsmith.checking.numerical import quiet
 from opsmith.checking.property import (
     Findings,
     Note,
@@ -36,6 +35,7 @@ from opsmith.checking.property import (
     first_line,
     refuse_own,
 )
+from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, replica
 from opsmith.checking.subject import Subject

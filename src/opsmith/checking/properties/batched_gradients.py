@@ -15,7 +15,6 @@ from opsmith.checking.examples import own_dtype, working_dtype
 from opsmith.checking.loop import Loop
 from opsmith.checking.mapped_gradients import gradients_of, random_like
 from opsmith.checking.mapping import SIZE
-from opsmith.checking.numerical import quiet
 from opsmith.checking.property import (
     Findings,
     Note,
@@ -25,6 +24,7 @@ from opsmith.checking.property import (
     first_line,
     refuse_own,
 )
+from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject

@@ -81,7 +81,8 @@ def _parts(subject: Subject, sample: Sample) -> Findings:
     for device in subject.devices:
         look = Look(subject, sample, places, device)
         failed = False
-        for part in (_forward, _watched, _outside, _in_slices):
+        # What lies outside of a call is the same for inputs that are derived.
+        for part in (_forward, _watched) if sample.origin else (_forward, _watched, _outside, _in_slices):
             for finding in part(look):
                 failed = failed or isinstance(finding, Failure)
                 yield finding

@@ -1,24 +1,26 @@
-"""Forward mode is right: Jacobian-vector products against finite differences."""
+"""Forward mode is right: tangents against finite differences, and against the gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad, gradcheck
 
+from opsmith.checking.case import named
 from opsmith.checking.causes import UNKNOWN
-from opsmith.checking.derivative import STEP
-from opsmith.checking.diagnosis import explain_difference
-from opsmith.checking.difference import Difference, off_gradcheck
+from opsmith.checking.derivative import vjp
+from opsmith.checking.diagnosis import Observation, diagnose
+from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.differentiated import rule_place
 from opsmith.checking.differentiating import each_subset
-from opsmith.checking.numerical import numerical_fault, quiet
-from opsmith.checking.property import Findings, Property
+from opsmith.checking.forward_derivative import Tangents, weighed
+from opsmith.checking.numerical_gradient import numerical_gradient
+from opsmith.checking.property import Findings, Note, Property
 from opsmith.checking.report import Failure
-from opsmith.checking.sample import Sample, is_inexact
+from opsmith.checking.sample import Sample
+from opsmith.checking.second_derivative import DIRECTIONS, SHARE, Numbers
 from opsmith.checking.subject import Subject
 from opsmith.core.formula import Formula
 
@@ -26,97 +28,189 @@ NAME = "forward_mode"
 
 
 def run(subject: Subject) -> Findings:
-    """Check the tangents of every sample, by each input alone and by all together."""
-    yield from each_subset(NAME, subject, _check)
+    """Take the tangents of every sample, by all inputs together and by each alone."""
+    yield from each_subset(NAME, subject, _look)
 
 
-def _check(subject: Subject, sample: Sample, places: tuple[int, ...], fast: bool) -> Failure | None:
+def _look(subject: Subject, sample: Sample, places: tuple[int, ...], right: tuple[int, ...]) -> Findings:
     for device in subject.devices_with(torch.float64):
-        modes: dict[str, Any] = {"check_forward_ad": True, "check_backward_ad": False, "fast_mode": fast}
-        text = numerical_fault(gradcheck, subject, sample, places, device, **modes)
-        if text is not None:
-            return _failure(subject, sample, places, text)
-        if subject.specification.tangents.rules:
-            text = numerical_fault(
-                gradcheck, subject, sample, places, device, wrap=_tangents_of, fast_mode=fast
-            )
-            if text is not None:
-                return _second_order_failure(subject, sample, places, text)
-    return None
+        tangents = Tangents(subject, sample, places, device)
+        if not any(weight is not None for weight in tangents.weights[0]):
+            continue
+        if right:
+            yield from _against_all(tangents, Tangents(subject, sample, right, device))
+            continue
+        got = tangents.by_dual_numbers(tangents.direction)
+        failures = [*_against_differences(tangents, got)]
+        yield from failures
+        if not failures and subject.specification.tangents.rules:
+            yield from _second_order(tangents)
 
 
-def _tangents_of(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
-    """A function's tangents in one direction, as a function of its inputs."""
-
-    def tangents(*inputs: Tensor) -> tuple[Tensor, ...]:
-        generator = torch.Generator().manual_seed(0)
-        directions = [torch.randn(each.shape, generator=generator, dtype=each.dtype) for each in inputs]
-        with forward_ad.dual_level():
-            pairs = zip(inputs, directions, strict=True)
-            results = function(*(forward_ad.make_dual(each, step.to(each.device)) for each, step in pairs))
-            found = [forward_ad.unpack_dual(result) for result in results]
-        return tuple(
-            torch.zeros_like(pair.primal) if pair.tangent is None else pair.tangent for pair in found
+def _against_all(tangents: Tangents, together: Tangents) -> Findings:
+    """The tangents by one input alone, beside those where every input has one, and the others' are zero."""
+    subject, sample = tangents.subject, tangents.sample
+    pieces = together.direction.split(together.packed.sizes)
+    (place,) = tangents.places
+    alone = pieces[together.places.index(place)]
+    masked = [piece if p == place else 0 * piece for p, piece in zip(together.places, pieces, strict=True)]
+    expected = together.by_dual_numbers(torch.cat(masked))
+    for result, mine, right in zip(
+        subject.results(sample), tangents.by_dual_numbers(alone), expected, strict=True
+    ):
+        like = mine if right is None else right
+        if like is None:
+            continue
+        got, other = (torch.zeros_like(like) if each is None else each for each in (mine, right))
+        if alike(got, other, AGREE):
+            continue
+        label = sample.labels[place]
+        message = (
+            f"the tangent of `{result.name}` by `{label}` is another one where `{label}` alone has a tangent "
+            f"than where every input has one: they differ by {float((got - other).abs().max()):.3g}"
         )
-
-    return tangents
-
-
-def _second_order_failure(subject: Subject, sample: Sample, places: tuple[int, ...], text: str) -> Failure:
-    names = ", ".join(sample.labels[place] for place in places)
-    message = (
-        f"the derivative of the tangent by `{names}` is not what finite differences of the tangent say: "
-        f"something that the tangent formula uses is hidden from autograd. gradcheck: {text}"
-    )
-    formulas = [rule for rule in subject.specification.tangents.rules.values() if isinstance(rule, Formula)]
-    where = formulas[0].where if formulas else subject.specification.where
-    return Failure(
-        NAME, names, "forward-mode", message, where, {"sample": f"{sample} in float64", "gradcheck": text}
-    )
+        where = _rule(subject) or rule_place(subject, sample.names[place])
+        evidence = {"sample": named(sample, torch.float64, tangents.device)}
+        yield Failure(NAME, label, "forward-mode", message, where, evidence)
+        return
 
 
-def _failure(subject: Subject, sample: Sample, places: tuple[int, ...], text: str) -> Failure:
-    names = ", ".join(sample.labels[place] for place in places)
-    where = rule_place(subject, sample.names[places[0]])
-    evidence = {"sample": f"{sample} in float64", "gradcheck": text}
+def _against_differences(tangents: Tangents, got: Sequence[Tensor | None]) -> Findings:
+    for weights in tangents.weights:
+        numbers = tangents.numerically(weights, tangents.direction)
+        mine = weighed(got, weights)
+        if numbers is None:
+            if not _as_reverse(tangents, got, weights):
+                yield Note(
+                    f"finite differences cannot tell the tangents of {tangents.sample.brief}, where forward "
+                    "and reverse mode differ, as they may at a kink"
+                )
+        elif not abs(mine - numbers.value) <= numbers.error:
+            yield _failure(tangents, got, mine, numbers.value)
+            return
+
+
+def _as_reverse(tangents: Tangents, got: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> bool:
+    """Whether the weighed tangents are what the gradients give: u (J v) is (u J) v."""
+    subject, sample = tangents.subject, tangents.sample
+    flat = list(tangents.packed.values)
+    found = vjp(lambda values: subject.call(sample, values), flat, tangents.places, weights)
+    steps = tangents.packed.unpacked(tangents.direction)
+    gradients = found or [None] * len(tangents.places)
+    reverse = weighed(gradients, [steps[place] for place in tangents.places])
+    forward = weighed(got, weights)
+    return abs(reverse - forward) <= AGREE * max(abs(reverse), abs(forward))
+
+
+AGREE = 1e-6
+"""How far forward and reverse mode may differ, as a part of either: both are exact but for rounding."""
+
+
+def _failure(tangents: Tangents, got: Sequence[Tensor | None], mine: float, right: float) -> Failure:
+    subject, sample = tangents.subject, tangents.sample
+    names = ", ".join(sample.labels[place] for place in tangents.places)
+    evidence: dict[str, Any] = {"sample": named(sample, torch.float64, tangents.device)}
+    reverse = all(_reverse_is(tangents, weights) for weights in tangents.weights)
+    evidence["reverse mode"] = "right" if reverse else "wrong as well"
+    shown = f"the weighed sum of all is {mine:.6g} where {right:.6g} is right"
+    name, cause = "", UNKNOWN
     for position, result in enumerate(subject.results(sample)):
-        found = _compare(subject, sample, places, position) if result.differentiable else None
-        if found is not None:
-            difference, cause, reason = found
-            what = f"the tangent of `{result.name}` by `{names}` is not what finite differences say"
-            message = f"{what}: {difference}" + (f"; {reason}" if reason else "")
-            return Failure(NAME, names, cause, message, where, {**evidence, **difference.evidence()})
-    message = f"gradcheck rejects forward mode by `{names}`: {text}"
-    return Failure(NAME, names, UNKNOWN, message, where, evidence)
+        if tangents.weights[0][position] is None:
+            continue
+        expected = tangents.element_by_element(position, tangents.direction)
+        tangent = got[position]
+        found = torch.zeros_like(expected) if tangent is None else tangent.cpu().to(expected.dtype)
+        off = (found - expected).abs()
+        if not off.numel() or float(off.max()) <= ROUGH * float(expected.abs().max()):
+            continue
+        place = off.argmax()
+        index = [int(i) for i in torch.unravel_index(place, off.shape)] if off.dim() else []
+        looks = diagnose(Observation(tangent, expected, what="it"))
+        name, cause = f" of `{result.name}`", looks.cause
+        at = f"at {index} " if index else ""
+        value, truth = found.reshape(-1)[place].item(), expected.reshape(-1)[place].item()
+        shown = f"{at}it is {value:.6g} where {truth:.6g} is right"
+        shown += f"; {looks.reason}" if looks.reason else ""
+        evidence.update({"index": index, "got": value, "expected": truth, "looks like": cause})
+        break
+    said = "; reverse mode is right" if reverse else ""
+    message = f"the tangent{name} by `{names}` is not what finite differences say: {shown}{said}"
+    where = _rule(subject) or rule_place(subject, sample.names[tangents.places[0]])
+    return Failure(NAME, names, "forward-mode" if reverse else cause, message, where, evidence)
 
 
-def _compare(
-    subject: Subject, sample: Sample, places: tuple[int, ...], position: int
-) -> tuple[Difference, str, str] | None:
-    """The worst element of one result's tangent, for a random direction."""
-    generator = subject.generator()
-    flat = sample.at(torch.float64)
-    directions = {
-        place: torch.randn(flat[place].shape, generator=generator, dtype=flat[place].dtype)
-        for place in places
-    }
+ROUGH = 1e-4
+"""What counts as wrong in one element, beside the largest: these differences have no error bound."""
 
-    def moved(step: float) -> Tensor:
-        values = [v + step * directions[p] if p in directions else v for p, v in enumerate(flat)]
-        result: Tensor = subject.call(sample, values)[position]
-        return result
 
-    if subject.call(sample, flat)[position] is None:
-        return None
-    expected = (moved(STEP) - moved(-STEP)) / (2 * STEP)
-    if not is_inexact(expected):
-        return None
-    with quiet(), forward_ad.dual_level():
-        duals = [forward_ad.make_dual(v, directions[p]) if p in directions else v for p, v in enumerate(flat)]
-        got = forward_ad.unpack_dual(subject.call(sample, duals)[position]).tangent
-    mine = torch.zeros_like(expected) if got is None else got
-    difference = off_gradcheck(mine, expected)
-    return None if difference is None else (difference, *explain_difference(got, expected))
+def _reverse_is(tangents: Tangents, weights: Sequence[Tensor | None]) -> bool:
+    """Whether the gradients are what finite differences say, along the same direction."""
+    numbers = tangents.numerically(weights, tangents.direction)
+    if numbers is None:
+        return False
+    flat = list(tangents.packed.values)
+    found = vjp(lambda v: tangents.subject.call(tangents.sample, v), flat, tangents.places, weights)
+    steps = tangents.packed.unpacked(tangents.direction)
+    reverse = weighed(found or [None] * len(tangents.places), [steps[place] for place in tangents.places])
+    return abs(reverse - numbers.value) <= numbers.error
+
+
+def _rule(subject: Subject) -> str | None:
+    formulas = [rule for rule in subject.specification.tangents.rules.values() if isinstance(rule, Formula)]
+    return formulas[0].where if formulas else None
+
+
+def _second_order(tangents: Tangents) -> Findings:
+    """The derivative of what the tangent formulas give, by autograd and by finite differences of it."""
+    subject, sample, packed = tangents.subject, tangents.sample, tangents.packed
+    weights = tangents.weights[0]
+    with torch.enable_grad():
+        leaves = [
+            value.detach().clone().requires_grad_() if place in tangents.places else value
+            for place, value in enumerate(packed.values)
+        ]
+        inputs = [leaves[place] for place in tangents.places]
+        found = tangents.by_dual_numbers(tangents.direction, leaves)
+        pairs = [
+            (tangent, weight)
+            for tangent, weight in zip(found, weights, strict=True)
+            if tangent is not None and weight is not None and tangent.requires_grad
+        ]
+    got: Sequence[Tensor | None] = [None] * len(inputs)
+    if pairs:
+        outputs, grads = zip(*pairs, strict=True)
+        got = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
+
+    def function(flat: Sequence[Any]) -> list[Tensor]:
+        again = tangents.by_dual_numbers(tangents.direction, packed.unpacked(flat[0]))
+        return [
+            torch.zeros_like(result) if tangent is None else tangent
+            for tangent, result in zip(again, tangents.results, strict=True)
+        ]
+
+    numbers = numerical_gradient(
+        function,
+        [packed.row],
+        0,
+        weights,
+        elements=max(1, subject.effort.elements // SHARE),
+        directions=DIRECTIONS,
+        generator=subject.generator(),
+    )
+    worst = Numbers(packed, numbers).judge(dict(zip(tangents.places, got, strict=True)))
+    if worst is None:
+        return
+    place, difference = worst
+    label = sample.labels[place]
+    yield Failure(
+        NAME,
+        label,
+        "forward-mode",
+        f"the derivative of the tangent by `{label}` is not what finite differences of the tangent say: "
+        f"{difference}; something that the tangent formula uses is hidden from autograd",
+        _rule(subject) or subject.specification.where,
+        {"sample": named(sample, torch.float64, tangents.device), **difference.evidence()},
+    )
 
 
 FORWARD_MODE = Property(NAME, "forward-mode derivatives are right", run)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.case import WIDE, named, short
-from opsmith.checking.difference import Difference
-from opsmith.checking.differentiated import differentiated, results_with_gradient, rule_place
+from opsmith.checking.differentiated import differentiated, results_with_gradient
+from opsmith.checking.layout_findings import Odd, Seen, Wrong, failure_of
 from opsmith.checking.layout_runs import Run, Runner, Twin
-from opsmith.checking.layouts import Layout, incoming, layouts_for, plain
+from opsmith.checking.layouts import incoming, layouts_for, plain
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
 from opsmith.checking.replay import layout_replay
-from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject, drawing_operations
 
@@ -30,57 +29,6 @@ IN_FLOAT32 = 2
 
 TOGETHER = {"quick": 1, "default": 3, "thorough": 12}
 """How often several tensors of a sample get a layout at once."""
-
-
-@dataclass(frozen=True)
-class Odd:
-    """A tensor that is not contiguous.
-
-    Args:
-        place: Which of the flat arguments, or of the visible results whose gradient comes in.
-        backward: Whether it is an incoming gradient.
-        layout: Its layout.
-    """
-
-    place: int
-    backward: bool
-    layout: Layout
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """One output that is wrong for a layout.
-
-    Args:
-        odd: What was not contiguous.
-        output: Which of the results and gradients.
-        what: What is wrong.
-        difference: Its worst element.
-        case: Sample, dtype and device, in words.
-        replay: Gives lines that show it.
-    """
-
-    odd: Odd
-    output: int
-    what: str
-    case: str
-    difference: Difference | None = None
-    replay: Callable[[], str | None] = lambda: None
-
-
-@dataclass
-class Seen:
-    """What a run has found so far.
-
-    Args:
-        wrong: What is wrong, by the tensor that was not contiguous and by what was wrong then.
-        right: The layouts in which nothing was wrong, by that tensor.
-        refused: The layouts of an input that a call refuses, each with what it says, by that input.
-    """
-
-    wrong: dict[tuple[str, bool, str], list[Wrong]] = field(default_factory=dict)
-    right: dict[tuple[str, bool], set[str]] = field(default_factory=dict)
-    refused: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 def run(subject: Subject) -> Findings:
@@ -100,10 +48,10 @@ def run(subject: Subject) -> Findings:
 
     yield from each_sample(NAME, replace(subject, samples=chosen), look)
     for group in seen.wrong.values():
-        yield _failure(subject, group, seen)
+        yield failure_of(NAME, subject, group, seen)
     for label, texts in seen.refused.items():
         words, text = ", ".join(texts), next(iter(texts.values()))
-        yield Note(f"it does not take `{label}` {words}, and says so at the call: {text}")
+        yield Note(f"it does not take {label} {words}, and says so: {text}")
     if not some:
         yield Skipped("no sample has a tensor, or runs on contiguous ones")
 
@@ -208,8 +156,11 @@ class Looked:
             self._raised(seen, odds, got, flat)
             return
         fine = True
+        results = len(got.outputs) - len(self.runner.places)
+        unseen = results if all(odd.backward for odd in odds) else 0
         for position, output in enumerate(got.outputs):
-            fault = twin.fault(position, output)
+            # The call does not see what comes in: where its results differ, that is another fault.
+            fault = twin.fault(position, output) if position >= unseen else None
             if fault is None:
                 continue
             fine = False
@@ -218,7 +169,7 @@ class Looked:
             replay = self._replay(odds, position)
             what += self._together(odds)
             self._enter(seen, Wrong(first, position, what, self.name, difference, replay))
-            if position < len(got.outputs) - len(self.runner.places):
+            if position < results:
                 return  # a gradient of a wrong result would only say so again
         if fine and len(odds) == 1:
             seen.right.setdefault((self._label(odds[0]), odds[0].backward), set()).add(odds[0].layout.name)
@@ -238,11 +189,20 @@ class Looked:
         if not got.in_backward:
             subject, sample = self.runner.subject, self.runner.sample
             if _says_so(error) or _raises(lambda: subject.reference(sample, flat)):
-                seen.refused.setdefault(self._label(first), {}).setdefault(first.layout.name, text)
+                seen.refused.setdefault(f"`{self._label(first)}`", {}).setdefault(first.layout.name, text)
                 return
+        elif any(words in str(error) for words in BITS):
+            what = "an incoming gradient" if first.backward else f"`{self._label(first)}`"
+            seen.refused.setdefault(what, {}).setdefault(first.layout.name, text)
+            return
+        cause = "layout"
+        if WRITTEN in str(error):
+            inputs, incoming_ones = self.twin.written()
+            cause = "mutates-grad-output" if incoming_ones else "mutates-input" if inputs else cause
         position = len(self.grads) + self._raising(odds) if got.in_backward else 0
         what = text + self._together(odds)
-        self._enter(seen, Wrong(first, position, what, self.name, replay=self._replay(odds, position)))
+        replay = self._replay(odds, position)
+        self._enter(seen, Wrong(first, position, what, self.name, replay=replay, cause=cause))
 
     def _raising(self, odds: Sequence[Odd]) -> int:
         """The input, by its position among those that are differentiated by, whose gradient raises."""
@@ -319,6 +279,10 @@ def _raises(call: Callable[[], Any]) -> bool:
 
 
 OWN_WORDS = re.compile(r"contiguous|stride|layout|memory.format|channels.last|aligned", re.IGNORECASE)
+WRITTEN = "more than one element of the written-to tensor refers to a single memory location"
+BITS = ("negative bit", "conjugate bit")
+"""What torch says where NumPy is given a view that NumPy does not know: loudly, and with the mend."""
+
 TORCHS = ("view size is not compatible", "setStorage", "use .reshape(", "refers to a single memory location")
 
 
@@ -326,49 +290,6 @@ def _says_so(error: Exception) -> bool:
     """Whether an error names the layout in the operator's own words, not in those of some operation."""
     text = str(error)
     return bool(OWN_WORDS.search(text)) and not any(words in text for words in TORCHS)
-
-
-def _failure(subject: Subject, group: Sequence[Wrong], seen: Seen) -> Failure:
-    """One failure for all layouts of a tensor in which the same output is wrong."""
-    (odd_label, backward, about), shown = next(
-        (key, each) for key, wrongs in seen.wrong.items() for each in wrongs[:1] if wrongs is group
-    )
-    layout = shown.odd.layout
-    names = dict.fromkeys(each.odd.layout.name for each in group)
-    right = sorted(seen.right.get((odd_label, backward), set()) - set(names))
-    label = about.removeprefix("gradient of ")
-    subject_words = f"the gradient of `{label}`" if about.startswith("gradient of ") else f"`{label}`"
-    if backward:
-        message = (
-            f"{subject_words} is right for a contiguous incoming gradient and wrong for one that is "
-            f"{layout.name}, as {layout.handed_back_by} hands it back: {shown.what}; read it by its strides, "
-            "or take `grad.contiguous()`"
-        )
-    else:
-        message = (
-            f"{subject_words} is right where `{odd_label}` is contiguous and wrong where it is "
-            f"{layout.name}: {shown.what}; read it by its strides, or take `{_bare(odd_label)}.contiguous()`"
-        )
-    evidence: dict[str, Any] = {
-        "sample": shown.case,
-        "incoming gradient" if backward else f"`{odd_label}`": layout.name,
-        **(shown.difference.evidence() if shown.difference else {}),
-        "wrong for": ", ".join(names),
-    }
-    if right:
-        evidence["right for"] = ", ".join(right)
-    gradient = about.startswith("gradient of ")
-    where = rule_place(subject, _bare(label)) if gradient else subject.specification.where
-    if not gradient and subject.specification.kernels:
-        where = subject.specification.kernels[0].where
-    # A result that is wrong for a layout of an input is told under that input, which is what to mend.
-    input = label if gradient or backward else odd_label
-    return Failure(NAME, input, "layout", message, where, evidence, shown.replay())
-
-
-def _bare(label: str) -> str:
-    """The argument that a label belongs to: `xs` of `xs[0]`."""
-    return label.partition("[")[0]
 
 
 LAYOUTS = Property(

@@ -11,8 +11,8 @@ from opsmith import errors
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.derivative import vjp
 from opsmith.checking.differentiated import differentiated
-from opsmith.checking.numerical import quiet
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
+from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject

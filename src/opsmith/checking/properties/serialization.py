@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.difference import form_fault, unequal
-from opsmith.checking.numerical import quiet
 from opsmith.checking.property import (
     Finding,
     Findings,
@@ -26,6 +25,7 @@ from opsmith.checking.property import (
     first_line,
     refuse_own,
 )
+from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject

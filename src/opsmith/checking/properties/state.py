@@ -25,14 +25,21 @@ from opsmith.checking.seeding import seeds
 from opsmith.checking.subject import Subject
 
 NAME = "state"
+MOST = {"quick": 1, "default": 3}
+"""Samples that are looked at by level of effort: what an operator remembers, it does for every one."""
+
 NEIGHBOURS = 2
 """Samples of other shapes whose calls come before and between."""
 
 
 def run(subject: Subject) -> Findings:
     """Make each sample's call alone, and then among others, and compare what it gives."""
-    own = tuple(sample for sample in subject.samples if not sample.origin)
-    yield from each_sample(NAME, replace(subject, samples=own), partial(_sample, every=subject.samples))
+    own = [sample for sample in subject.samples if not sample.origin]
+    most = MOST.get(subject.effort.name, len(own))
+    few = replace(subject, samples=tuple(own[:most]))
+    yield from each_sample(NAME, few, partial(_sample, every=subject.samples))
+    if len(own) > most:
+        yield Note(f"of {len(own)} samples, the first {most} were looked at")
 
 
 def _sample(subject: Subject, sample: Sample, every: Sequence[Sample]) -> Findings:
@@ -47,7 +54,6 @@ def _sample(subject: Subject, sample: Sample, every: Sequence[Sample]) -> Findin
                 continue
             stage = Stage(subject, memory, {MINE: made, **dict(_others(subject, made, every, device))})
             stage.prepare()
-            # What an operator remembers, it does for every sample: one shows it from all sides.
             yield from _compared(stage, SCENES if sample is subject.samples[0] else SCENES[:2])
 
 

@@ -23,7 +23,6 @@ from opsmith.checking.loop import Fault, Loop, OneByOne
 from opsmith.checking.mapped_gradients import Differentiation
 from opsmith.checking.mapping import SIZE, Way, map_over, ways
 from opsmith.checking.mapping_rule import own_rule, refusal, rule_place, rule_words
-from opsmith.checking.numerical import quiet
 from opsmith.checking.property import (
     Finding,
     Findings,
@@ -35,6 +34,7 @@ from opsmith.checking.property import (
     raised,
     refuse_own,
 )
+from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject, drawing_operations
