@@ -6,8 +6,10 @@ from opsmith.checking.properties.autocast import AUTOCAST
 from opsmith.checking.properties.backward_again import BACKWARD_AGAIN
 from opsmith.checking.properties.batched_gradients import BATCHED_GRADIENTS
 from opsmith.checking.properties.batching import BATCHING
+from opsmith.checking.properties.compile import COMPILE
 from opsmith.checking.properties.determinism import DETERMINISM
 from opsmith.checking.properties.effects import EFFECTS
+from opsmith.checking.properties.export import EXPORT
 from opsmith.checking.properties.fake import FAKE
 from opsmith.checking.properties.forward import FORWARD
 from opsmith.checking.properties.forward_mode import FORWARD_MODE
@@ -48,9 +50,11 @@ PROPERTIES: dict[str, Property] = {
         MEMORY,
         AUTOCAST,
         SERIALIZATION,
+        COMPILE,
+        EXPORT,
         OPCHECK,
     )
 }
 
-GROUPS = {"integration": ("autocast", "serialization", "opcheck")}
+GROUPS = {"integration": ("autocast", "serialization", "compile", "export", "opcheck")}
 """Names that stand for several properties in `only` and `skip`: all that ask what torch makes of it."""
