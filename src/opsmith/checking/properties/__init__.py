@@ -32,11 +32,11 @@ PROPERTIES: dict[str, Property] = {
     known.name: known
     for known in (
         FORWARD,
-        LINEARITY,
-        LAYOUTS,
         FAKE,
+        LINEARITY,
         GRADIENT,
         SURROGATE,
+        LAYOUTS,
         FORWARD_MODE,
         SECOND_ORDER,
         BATCHING,
