@@ -16,6 +16,7 @@ from opsmith.checking.properties.randomness import RANDOMNESS
 from opsmith.checking.properties.second_order import SECOND_ORDER
 from opsmith.checking.properties.state import STATE
 from opsmith.checking.properties.surrogate import SURROGATE
+from opsmith.checking.properties.values import VALUES
 from opsmith.checking.properties.vmap import VMAP
 from opsmith.checking.property import Property
 
@@ -30,6 +31,7 @@ PROPERTIES: dict[str, Property] = {
         FAKE,
         GRADIENT,
         SURROGATE,
+        VALUES,
         FORWARD_MODE,
         SECOND_ORDER,
         BATCHING,
