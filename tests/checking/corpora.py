@@ -34,7 +34,7 @@ def corpora() -> list[Corpus]:
     for file in sorted(Path(__file__).parent.glob("*.py")):
         if file.stem.partition("_")[0] in PREFIXES:
             importlib.import_module(file.stem)
-    names = dict.fromkeys(corpus_of(entry) for entry in (*PLANTED.values(), *SOUND.values()))
+    names = sorted(set(PREFIXES.values()), reverse=True)
     return [
         Corpus(
             name,

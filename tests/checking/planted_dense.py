@@ -44,7 +44,7 @@ def linear_bias_by_mean() -> Any:
     return Linear, [(normal(4, 3), normal(2, 3, seed=1), normal(2, seed=2))]
 
 
-@planted("linear", "input-needs-grad", input="bias", also=("missing-gradient",))
+@planted("linear", "input-needs-grad", input="bias")
 def linear_bias_hangs_on_weight() -> Any:
     """The bias is looked at where the weight is: a frozen weight freezes the bias."""
 
@@ -118,7 +118,7 @@ def bilinear_swapped() -> Any:
     return Bilinear, [(normal(4, 3), normal(2, 3, 3, seed=1), normal(4, 3, seed=2))]
 
 
-@planted("bilinear", "transposed", input="weight")
+@planted("bilinear", "transposed", input="weight", also=("swapped-inputs",))
 def bilinear_transposed() -> Any:
     class Bilinear(right.Bilinear):
         @staticmethod
@@ -217,7 +217,7 @@ def attention_without_none() -> Any:
     return Attention, [(normal(4, 3), normal(5, 3, seed=1), normal(5, 2, seed=2), 3**-0.5)]
 
 
-@planted("outer_product", "unreduced-broadcast", input="y")
+@planted("outer_product", "unreduced-broadcast", input="y", also=("missing-term",))
 def outer_product_of_first_row() -> Any:
     """What y was repeated over should be summed; the first of it is taken."""
 

@@ -7,6 +7,7 @@ import pytest
 import wrong_batching
 import wrong_effects
 import wrong_gradients
+import wrong_layouts
 import wrong_results
 import wrong_surrogates
 from faults_of_torch import marked
@@ -22,6 +23,7 @@ FILES = {
         wrong_batching,
         wrong_effects,
         wrong_gradients,
+        wrong_layouts,
         wrong_results,
         wrong_surrogates,
     )

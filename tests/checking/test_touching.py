@@ -1,16 +1,21 @@
 """Check finds what a class writes, shares, keeps and remembers, in these words; and lets right ones be."""
 
+import itertools
 from typing import Any
 
 import pytest
+import torch
+import wrong_again
 import wrong_class_effects
+import wrong_memory
 import wrong_state
 from class_mutants import MUTANTS, TWINS
+from torch.autograd import Function
 
 import opsmith
 
-MODULES = (wrong_class_effects, wrong_state)
-ONLY = ["determinism", "effects", "state"]
+MODULES = (wrong_again, wrong_class_effects, wrong_memory, wrong_state)
+ONLY = ["determinism", "effects", "state", "backward_again", "memory"]
 
 
 def failures_of(built: tuple[Any, Any], **options: Any) -> tuple[opsmith.Report, list[Any]]:
@@ -37,3 +42,35 @@ def test_it_is_found_and_named(name: str) -> None:
 def test_a_twin_that_is_right_passes(name: str, effort: Any) -> None:
     report, failures = failures_of(TWINS[name](), effort=effort)
     assert not failures, str(report)
+
+
+def test_state_alone_tells_that_two_runs_differ() -> None:
+    calls: Any = itertools.count()
+
+    class Drifts(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x + next(calls)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad
+
+    (failure,) = opsmith.check(Drifts, samples=[(torch.ones(2),)], only=["state"]).failures
+    assert failure.cause == "nondeterministic"
+    assert "the same call gives something else the second time: at [0] it is" in failure.message
+
+
+def test_what_is_not_differentiated_has_no_ways_to_ask_for_gradients() -> None:
+    class Positive(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x > 0
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return None
+
+    report = opsmith.check(Positive, samples=[(torch.ones(2),)], only=["backward_again"])
+    (outcome,) = [each for each in report.outcomes if each.property == "backward_again"]
+    assert (outcome.status, outcome.reason) == ("skipped", "there is nothing to differentiate")

@@ -210,8 +210,8 @@ def writes_into_saved_input() -> Any:
     "effects",
     "mutates-saved",
     "x",
-    "gives another gradient of `x` than the first, and a backward of a new call gives the same as the "
-    "first: the first one wrote into `ctx.twice`",
+    "gives another gradient of `x` than the first, and so it does in a new call: the first one wrote into "
+    "`ctx.twice`",
 )
 def writes_into_context() -> Any:
     class Writes(Function):
@@ -430,6 +430,8 @@ def accumulates_itself() -> Any:
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
             mine = 2 * grad * ctx.x.detach()
+            if not ctx.x.is_leaf:
+                return mine
             ctx.x.grad = mine if ctx.x.grad is None else ctx.x.grad + mine
             return mine
 
@@ -557,6 +559,49 @@ def sets_a_variable() -> Any:
             return Twice.forward(ctx, x)
 
     return Sets, matrix()
+
+
+@mutant("effects", "side-effect", None, "sets cuDNN's flags for the whole process, to")
+def sets_a_flag() -> Any:
+    class Sets(Twice):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            torch.backends.cudnn.deterministic = False
+            return Twice.forward(ctx, x)
+
+    return Sets, matrix()
+
+
+@mutant("effects", "side-effect", None, "a call sets torch's random state for the whole process")
+def seeds_the_world() -> Any:
+    class Seeds(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            torch.manual_seed(0)
+            ctx.mask = torch.rand_like(x) > 0.5
+            return x * ctx.mask
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad * ctx.mask
+
+    return Seeds, matrix()
+
+
+@twin
+def draws_from_its_own_generator() -> Any:
+    class Draws(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            generator = torch.Generator().manual_seed(0)
+            ctx.mask = torch.rand(x.shape, generator=generator) > 0.5
+            return x * ctx.mask
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad * ctx.mask
+
+    return Draws, matrix()
 
 
 @twin

@@ -20,7 +20,7 @@ def factor_two() -> Any:
     return square("factor_two").gradients(x=lambda grad, x: grad * x)
 
 
-@wrong("gradient", "transposed", "weight", "dimensions 0 and 1 are swapped")
+@wrong("gradient", "transposed", "weight", "it is the transpose of the right one (error")
 def transposed() -> Any:
     return linear("transposed").gradients(weight=lambda grad, x: x.mT @ grad)
 
@@ -40,7 +40,7 @@ def mean_over_the_batch() -> Any:
     return linear("mean_over_the_batch").gradients(bias=lambda grad: grad.mean(0))
 
 
-@wrong("gradient", "unknown", "bias", "the gradient of `bias` is wrong: at [2] it is")
+@wrong("gradient", "unreduced-broadcast", "bias", "it is the first of the 3 slices that broadcasting")
 def first_row_for_the_batch() -> Any:
     return linear("first_row_for_the_batch").gradients(bias=lambda grad: grad[0])
 
@@ -54,7 +54,7 @@ def ignores_grad() -> Any:
     "layouts",
     "layout",
     "x",
-    "wrong for one that is transposed, as `.mT` hands it back: at [0, 1] it is",
+    "wrong for one that is expanded from one number, as `.sum()` hands it back: at [0, 1] it is",
 )
 def as_strided() -> Any:
     def contiguous_only(grad: Tensor, x: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def never_exercised() -> Any:
     return operator
 
 
-@wrong("gradient", "unknown", "x", "1 of 144 elements are wrong")
+@wrong("gradient", "region", "x", "it is wrong at [7, 5], and nowhere else; it is 3/2 times")
 def one_element_of_many() -> Any:
     def nearly(grad: Tensor, x: Tensor) -> Tensor:
         mask = torch.ones_like(x)
@@ -163,7 +163,7 @@ def one_element_of_many() -> Any:
     return square("one_element_of_many", (12, 12)).gradients(x=nearly)
 
 
-@wrong("gradient", "missing-gradient", "x", "it is zero everywhere")
+@wrong("gradient", "missing-term", "x", "it lacks what comes in for `z`")
 def forgets_a_result() -> Any:
     @opsmith.operator("wrong::forgets_a_result", results=("y", "z"))
     def both(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.bits import same_bits
+from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.difference import unequal
-from opsmith.checking.hypotheses import alike
 from opsmith.checking.sample import is_inexact
 
 

@@ -74,11 +74,6 @@ _TABLE = (
     Cause("shape", "A result or gradient has the wrong shape.", "Its shape beside the right one."),
     Cause("dtype", "A result or gradient has the wrong dtype.", "Its dtype beside the right one."),
     Cause(
-        "unreduced-broadcast",
-        "A gradient is not summed over what was broadcast.",
-        "Summing it over the broadcast dimensions gives the right one; or it is one part of that sum.",
-    ),
-    Cause(
         "missing-gradient",
         "There is no gradient, or zeros, where there is one.",
         "None or zeros, and finite differences that are not zero.",
@@ -119,6 +114,11 @@ _TABLE = (
         "scale",
         "It is the right one times a factor.",
         "The same factor, or the same function of the sizes, on every fresh input.",
+    ),
+    Cause(
+        "unreduced-broadcast",
+        "A gradient is not summed over what was broadcast.",
+        "Summing it over the broadcast dimensions gives the right one; or it is one part of that sum.",
     ),
     Cause(
         "swapped-inputs",

@@ -91,18 +91,16 @@ def off_gradcheck(got: Tensor, expected: Tensor) -> Difference | None:
     return None if found is None else replace(found, unit="tolerances of gradcheck")
 
 
-def off_linear(got: Tensor, expected: Tensor, size: float) -> Difference | None:
-    """The element furthest from a sum of others, which is off by more than an ill-conditioned one would be.
-
-    Three quarters of the digits may be lost: what is not linear misses by far more somewhere, and what is
-    linear and nearly singular by no more.
+def off_linear(got: Tensor, expected: Tensor, size: float, tolerated: float) -> Difference | None:
+    """The element furthest from a sum of others, if it is off by more than a part of the largest summand.
 
     Args:
         got: What came, in float64.
         expected: The sum, of the same shape.
         size: Size of the largest summand.
+        tolerated: That part.
     """
-    tolerance = torch.full(expected.shape, torch.finfo(torch.float64).eps ** 0.25 * size, dtype=torch.float64)
+    tolerance = torch.full(expected.shape, tolerated * size, dtype=torch.float64)
     tolerance = tolerance.to(expected.device) + torch.finfo(torch.float64).tiny
     found = largest(got, expected, tolerance, 1.0, torch.ones_like(tolerance, dtype=torch.bool))
     return None if found is None else replace(found, unit="tolerances")

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.derivative import with_gradient
+from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.difference import Difference, form_fault, unequal
-from opsmith.checking.hypotheses import alike
+from opsmith.checking.quiet import quiet
 from opsmith.checking.rounding import LIBRARY, unit_roundoff
 from opsmith.checking.sample import Sample, is_inexact, replica
 from opsmith.checking.subject import Subject
@@ -20,6 +21,9 @@ from opsmith.checking.truth import Measure, Truth
 
 NUDGE = 2.0**-30
 """By how much inputs are moved to see whether the answer stays: more than rounding does."""
+
+AGAIN = 2
+"""How often what is held to be right is run again, before anything is held to it."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +61,17 @@ class Runner:
         """One call and one backward; what is raised is told, not raised."""
         call = False
         try:
-            with torch.enable_grad():
+            with quiet(), torch.enable_grad():
                 leaves = [
                     value.detach().requires_grad_(place in self.places) if is_inexact(value) else value
                     for place, value in enumerate(flat)
                 ]
                 results = self.subject.call(self.sample, leaves)
             call = True
-            return Run(tuple(_bare(each) for each in [*results, *self._gradients(leaves, results, grads)]))
+            with quiet():
+                return Run(
+                    tuple(_bare(each) for each in [*results, *self._gradients(leaves, results, grads)])
+                )
         except Exception as error:
             return Run(error=error, in_backward=call)
 
@@ -122,7 +129,7 @@ class Twin:
             return None
         if is_inexact(expected):
             difference = self._judged(position, got, expected)
-        if difference is None or not self._settled(position, expected):
+        if difference is None or not self._settled(position, expected) or not self._steady(position):
             return None
         return str(difference), difference
 
@@ -193,9 +200,37 @@ class Twin:
             torch.where(finite, other, 0), torch.where(finite, expected, 0), nudge**0.5
         ) and torch.equal(expected.isfinite(), other.isfinite())
 
+    def _steady(self, position: int) -> bool:
+        """Whether it gives the same again: where it does not, the layout is not the reason."""
+        expected = self.right.outputs[position]
+        for _ in range(AGAIN):
+            run = self.runner.run(self._copies(self.flat), self._copies(self.grads))
+            other = run.outputs[position] if run.error is None else None
+            if other is None or expected is None or other.shape != expected.shape:
+                return False
+            if unequal(other, expected) is not None and not (
+                is_inexact(expected) and _last_places(other, expected)
+            ):
+                return False
+        return True
+
+    @cached_property
+    def written(self) -> str | None:
+        """The word for it, if a call or its backward writes into the arguments, or into what comes in."""
+        flat, grads = self._copies(self.flat), self._copies(self.grads)
+        self.runner.run(flat, grads)
+        if _differ(flat, self.flat):
+            return "mutates-input"
+        return "mutates-grad-output" if _differ(grads, self.grads) else None
+
     @staticmethod
     def _copies(values: Sequence[Any]) -> list[Any]:
         return [replica(value) for value in values]
+
+
+def _differ(after: Sequence[Any], before: Sequence[Any]) -> bool:
+    pairs = zip(after, before, strict=True)
+    return any(unequal(new, old) is not None for new, old in pairs if isinstance(old, Tensor))
 
 
 def _last_places(got: Tensor, expected: Tensor) -> bool:

@@ -32,12 +32,14 @@ class Layout:
         code: An expression of the contiguous tensor `x`, of the same shape.
         handed_back_by: An operation of torch whose backward makes such a gradient.
         repeats: Whether some of the numbers are repeated, in the place of others.
+        undone: What makes such a tensor contiguous again.
     """
 
     name: str
     code: str
     handed_back_by: str
     repeats: bool = False
+    undone: str = ".contiguous()"
 
     def of(self, x: Tensor) -> Tensor:
         """A tensor in this layout, in memory of its own.
@@ -102,7 +104,7 @@ def _layouts(x: Tensor) -> Iterator[Layout]:
         )
     if x.numel():
         code = f"torch.cat([{guard}.flatten()[:1], x.flatten()])[1:].view({shape})"
-        yield Layout("one element into its memory", code, "`torch.cat`")
+        yield Layout("one element into its memory", code, "`torch.cat`", undone=".clone()")
     if rank >= 3 and len(long) > 2:
         turned = tuple(reversed(range(rank)))
         yield Layout(
@@ -115,16 +117,25 @@ def _layouts(x: Tensor) -> Iterator[Layout]:
             f"transposed in dimensions {first} and {second}", f"x.{swap}.contiguous().{swap}", f"`.{swap}`"
         )
     if x.is_complex():
-        yield Layout("a conjugate view", "x.conj().resolve_conj().conj()", "`.conj()`")
+        yield Layout(
+            "a conjugate view", "x.conj().resolve_conj().conj()", "`.conj()`", undone=".resolve_conj()"
+        )
     elif x.dtype in (torch.float32, torch.float64):
         code = "torch.complex(torch.zeros_like(x), -x).conj().imag"
-        yield Layout("a negated view", code, "`.conj()` on complex numbers")
+        yield Layout(
+            "a negated view", code, "`.conj()` on complex numbers", undone=".resolve_neg().contiguous()"
+        )
     if 1 in shape and x.numel():
         strides = tuple(
             x.numel() + 3 if size == 1 else step for size, step in zip(shape, x.stride(), strict=True)
         )
         code = f"x.as_strided({shape}, {strides})"
-        yield Layout("with an odd stride where it has one element", code, "a slice")
+        yield Layout(
+            "with an odd stride where it has one element",
+            code,
+            "a slice",
+            undone=".clone(memory_format=torch.contiguous_format)",
+        )
 
 
 def _guard(x: Tensor) -> str:

@@ -45,7 +45,7 @@ class Differentiation:
         for row in self.rows:
             results = self.subject.call(self.sample, replicas(row))
             open_ = results_with_gradient(self.subject, self.sample, results)
-            grads = [_random(r, generator) if o else None for r, o in zip(results, open_, strict=True)]
+            grads = [random_like(r, generator) if o else None for r, o in zip(results, open_, strict=True)]
             answers.append([*row, *grads])
         return answers
 
@@ -123,6 +123,7 @@ def gradients_of(
     ]
 
 
-def _random(result: Tensor, generator: torch.Generator) -> Tensor:
+def random_like(result: Tensor, generator: torch.Generator) -> Tensor:
+    """A random tensor of the form of a result."""
     wide = torch.complex128 if result.is_complex() else torch.float64
     return torch.randn(result.shape, generator=generator, dtype=wide).to(result)

@@ -17,13 +17,20 @@ FACTOR = 1.25
 def turned(flat: list[Any]) -> list[Any]:
     """The same numbers in the opposite order, a quarter larger: so they lie where the operator is defined.
 
-    Whole numbers stay as they are: they may be indices, or offsets in order.
+    Plain ones are a quarter smaller, so that fractions stay fractions. Whole numbers stay as they are: they
+    may be indices, or offsets in order.
 
     Example:
-        >>> turned([torch.tensor([1.0, 2.0]), 3])
-        [tensor([2.5000, 1.2500]), 3]
+        >>> turned([torch.tensor([1.0, 2.0]), 3, 0.5])
+        [tensor([2.5000, 1.2500]), 3, 0.375]
     """
-    return [_like(v, v.flip(tuple(range(v.dim())))) if is_inexact(v) else v for v in flat]
+    return [_turned(value) for value in flat]
+
+
+def _turned(value: Any) -> Any:
+    if is_inexact(value):
+        return _like(value, value.flip(tuple(range(value.dim()))))
+    return 0.75 * value if isinstance(value, float) else value
 
 
 def scaled(flat: list[Any]) -> list[Any]:

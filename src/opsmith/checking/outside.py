@@ -60,6 +60,11 @@ IGNORE = (("ignore", None, Warning, None, 0),)
 
 _CUDNN = torch.backends.cudnn
 
+
+def _put_cudnn(state: tuple[bool, bool, bool]) -> None:
+    _CUDNN.enabled, _CUDNN.benchmark, _CUDNN.deterministic = state
+
+
 SETTINGS = (
     Setting(
         "torch's default dtype",
@@ -98,7 +103,8 @@ SETTINGS = (
     Setting(
         "cuDNN's flags",
         lambda: (_CUDNN.enabled, _CUDNN.benchmark, _CUDNN.deterministic),
-        lambda state: _CUDNN.set_flags(*state),
+        _put_cudnn,
+        lambda state: (state[0], not state[1], not state[2]),
     ),
     Setting("Python's warning filters", lambda: list(warnings.filters), _put_filters, lambda _: list(IGNORE)),
     Setting("the environment's variables", lambda: dict(os.environ), _put_environment),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calling import Calling, calling
+from opsmith.checking.layouts import Layout
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 from opsmith.checking.writing import MOST_ELEMENTS, drawn, imports, writable, written
@@ -181,7 +182,7 @@ def layout_replay(
     flat: Sequence[Any],
     grads: Sequence[Tensor | None],
     places: Sequence[int],
-    odd: Sequence[tuple[int, bool, str]],
+    odd: Sequence[tuple[int, bool, Layout]],
     output: int,
     check: str,
 ) -> str | None:
@@ -193,7 +194,7 @@ def layout_replay(
         flat: Its arguments, contiguous.
         grads: Incoming gradients, contiguous.
         places: The inputs that are differentiated by.
-        odd: What is not contiguous: its place, whether it is an incoming gradient, and its layout as code.
+        odd: What is not contiguous: its place, whether it is an incoming gradient, and its layout.
         output: Which of the results and gradients differs.
         check: Name of the property.
     """
@@ -202,39 +203,34 @@ def layout_replay(
     if called is None or parts is None:
         return check_again(subject, check)
     more, names = _incoming(grads)
+    if any("[" in sample.labels[place] for place, backward, _ in odd if not backward):
+        return check_again(subject, check)  # an item of a list cannot be handed over by a name of its own
     before: list[str] = []
-    laid: dict[str, str] = {}
-    for place, backward, code in odd:
+    laid, undone = {}, {}
+    for place, backward, layout in odd:
         label = names[place] if backward else sample.labels[place]
         name = laid[label] = f"odd_{label}"
-        shown = re.sub(r"\bx\b", label, code)
+        undone[label] = f"{name}{layout.undone}"
+        shown = re.sub(r"\bx\b", label, layout.code)
         before.append(f"{name} = {shown}")
-    call, whole = called.call(sample), "results"
-    if output < len(parts):
-        more, returned = {}, f"{call}{parts[output][0]}"
-    else:
-        label = sample.labels[places[output - len(parts)]]
-        outputs = [f"{whole}{parts[at][0]}" for at in names]
-        outputs_code, grads_code = _one_or_several(outputs), _one_or_several(list(names.values()))
-        returned = f"torch.autograd.grad({outputs_code}, {label}, {grads_code})[0]"
-    if any("[" in label for label in laid):
-        return check_again(subject, check)  # an item of a list cannot be handed over by a name of its own
+    call, seed = called.call(sample), _seed(subject)
+    more = more if output >= len(parts) else {}
     given = [*sample.flattening.schema.names, *more]
     body = [f"def run({', '.join(given)}):"]
-    if output >= len(parts):
+    if output < len(parts):
+        body.append(f"    return {call}{parts[output][0]}")
+    else:
+        label = sample.labels[places[output - len(parts)]]
+        outputs = _one_or_several([f"results{parts[at][0]}" for at in names])
+        incoming = _one_or_several(list(names.values()))
         body.append(f"    {label} = {label}.detach().requires_grad_()")
         body.append(f"    results = {call}")
-    body.append(f"    return {returned}")
-    seed = _seed(subject)
+        body.append(f"    return torch.autograd.grad({outputs}, {label}, {incoming})[0]")
     odd_call = f"run({', '.join(laid.get(name, name) for name in given)})"
-    plain_call = f"run({', '.join(_contiguous(laid[name]) if name in laid else name for name in given)})"
+    plain_call = f"run({', '.join(undone.get(name, name) for name in given)})"
     ending = [*before, "", *body, "", *seed, f"got = {odd_call}", *seed, f"expected = {plain_call}"]
     ending.append("torch.testing.assert_close(got, expected)")
     return replay(subject, sample, flat, ending, more, check=check, fresh=True)
-
-
-def _contiguous(name: str) -> str:
-    return f"{name}.clone(memory_format=torch.contiguous_format)"
 
 
 def check_again(subject: Subject, check: str) -> str:

@@ -158,16 +158,17 @@ def renewed(stage: Stage) -> Iterator[Heard]:
     stage.memory.forget()
     first = stage.alive(MINE)
     stage.ended(first)
+    leaves = stage.calls[OTHER].make()
     with torch.no_grad():
-        for mine, other in zip(first.leaves, stage.calls[OTHER].make(), strict=True):
+        for at, mine in enumerate(first.leaves):
             if isinstance(mine, Tensor):
-                mine.copy_(other)
+                leaves[at] = mine.copy_(leaves[at])
 
     def again() -> Answer:
         with torch.enable_grad():
-            given = first.leaves if first.given is first.leaves else [_copy(each) for each in first.leaves]
+            given = leaves if first.given is first.leaves else [_copy(each) for each in leaves]
             results = stage.subject.call(first.sample, given)
-        return stage.ended(Alive(first.sample, first.places, first.leaves, given, results))
+        return stage.ended(Alive(first.sample, first.places, leaves, given, results))
 
     yield stage.heard(OTHER, "in the same tensors, after other numbers were in them", again)
     stage.memory.forget()

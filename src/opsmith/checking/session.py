@@ -81,15 +81,15 @@ def check(
             progress(name, len(found), len(PROPERTIES))
         if name in unwanted or (chosen is not None and name not in chosen):
             found[name] = Outcome(name, "skipped", "left out, as asked", left_out=True)
-        elif _unsteady(found) and name not in FIRST:
+        elif _unsteady(found) and (name not in FIRST or name == "state"):
             found[name] = Outcome(name, "skipped", UNSTEADY)
         else:
             known = PROPERTIES[name]
             found[name] = _run(known, every if known.varied else subject, limit_s)
     if progress is not None:
         progress("", len(found), len(PROPERTIES))
-    if deaths and not found["forward"].left_out:
-        before = found["forward"]
+    before = found["forward"]
+    if deaths and not before.left_out and not any(each.cause == "raises" for each in before.failures):
         found["forward"] = replace(before, status="failed", failures=(*before.failures, *deaths))
     outcomes = tuple(referred([found[name] for name in PROPERTIES]))
     inputs = tuple(map(str, every.samples))
@@ -97,7 +97,7 @@ def check(
     return Report(subject.name, outcomes, seed, environment(), level.name, **about)
 
 
-FIRST = ("randomness", "determinism", "effects")
+FIRST = ("randomness", "determinism", "effects", "state")
 """What these find can make every comparison meaningless, so they run first."""
 
 
@@ -109,7 +109,7 @@ UNSTEADY = (
 
 def _unsteady(found: Mapping[str, Outcome]) -> bool:
     causes = {failure.cause for outcome in found.values() for failure in outcome.failures}
-    return bool(causes & {"nondeterministic", "mutates-input", "mutates-grad-output"})
+    return bool(causes & {"nondeterministic", "mutates-input", "mutates-grad-output", "stale-state"})
 
 
 def _run(known: Property, subject: Subject, limit_s: float) -> Outcome:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from opsmith.checking.diagnosis.diagnosing import Diagnosis, diagnose
+from opsmith.checking.diagnosis.diagnosing import Diagnosis, diagnose, explain_difference
 from opsmith.checking.diagnosis.observation import Observation
+from opsmith.checking.diagnosis.observing import Observer
 
-__all__ = ["Diagnosis", "Observation", "diagnose"]
+__all__ = ["Diagnosis", "Observation", "Observer", "diagnose", "explain_difference"]

@@ -15,7 +15,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.pair import Pair, peak
+from opsmith.checking.diagnosis.comparable import peak
+from opsmith.checking.diagnosis.pair import Pair
 from opsmith.checking.diagnosis.sources import Source, marks, numbers, sources
 
 PLAIN, THRESHOLD, BAND = 10.0, 16.0, 22.0
@@ -28,6 +29,7 @@ TINY = 1e-3
 """Of the largest element: where the right one is smaller, what is wrong there does not show."""
 
 CONSTANTS = 8
+ABOUT = "about"
 RELATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "is": torch.eq,
     "is less than": torch.lt,
@@ -112,8 +114,9 @@ def silent(pair: Pair, wrong: Tensor) -> Tensor:
 
     Where the fault makes something of nothing, as a mask that is too wide does, each element says something.
     """
-    small = pair.right.abs() <= TINY * peak(pair.right)
-    return torch.zeros_like(small) if bool((small & wrong).any()) else small
+    size = pair.right.abs()
+    small = size <= TINY * peak(pair.right)
+    return torch.zeros_like(small) if bool((wrong & (size <= pair.rounding)).any()) else small
 
 
 def chances(many: int, chosen: int) -> float:
@@ -154,23 +157,29 @@ def _candidates(table: Table) -> Iterator[Candidate]:
                 yield PLAIN, f"where the {part} part of {name} is positive", values > 0
     plain = {source: each for source, each in real.items() if not source[1].startswith("times")}
     beside = {source: each for source, each in plain.items() if source[1] != "number"}
-    for (name, _), each in beside.items():
+    for (name, _), each in list(beside.items())[:1]:
         yield from _against(name, each, "0", torch.zeros_like(each))
-    for ((one, how), mine), ((other, kind), theirs) in combinations(plain.items(), 2):
-        if how == "number":
-            continue
-        yield from _against(one, mine, other, theirs)
-        if kind == "number":
-            yield from _against(f"the size of {one}", mine.abs(), other, theirs)
-            yield from _against(one, mine, f"minus {other}", -theirs)
-    yield from ((PLAIN, words, chosen) for words, chosen in table.marks.items())
+        yield from _constants(name, each)
+        for one in (*_thresholds(table, name, each), *_thresholds(table, f"the size of {name}", each.abs())):
+            if ABOUT not in one[1]:
+                yield one
+    for (name, _), each in list(beside.items())[1:]:
+        yield from _against(name, each, "0", torch.zeros_like(each))
+    # What is said of the inputs alone is plainer than what is said of results and of what comes in.
+    given = {source: each for source, each in plain.items() if source[0].startswith("`")}
+    for some in (given, plain):
+        for ((first, how), mine), ((other, kind), theirs) in combinations(some.items(), 2):
+            if how == "number":
+                continue
+            yield from _against(first, mine, other, theirs)
+            if kind == "number":
+                yield from _against(f"the size of {first}", mine.abs(), other, theirs)
+                yield from _against(first, mine, f"minus {other}", -theirs)
+        if some is given:
+            yield from ((PLAIN, words, chosen) for words, chosen in table.marks.items())
+            yield from _differing(table, given)
     for (name, _), each in beside.items():
-        distinct, counts = each.unique(return_counts=True)
-        for value in distinct[counts > 1][:CONSTANTS].tolist():
-            yield PLAIN, f"where {name} is {value:g}", each == value
-        whole = each == each.round()
-        yield PLAIN, f"where {name} is a whole number", whole
-        yield PLAIN, f"where {name} is not a whole number", ~whole
+        yield from _constants(name, each)
     for (name, _), each in beside.items():
         yield from _thresholds(table, name, each)
         yield from _thresholds(table, f"the size of {name}", each.abs())
@@ -179,6 +188,25 @@ def _candidates(table: Table) -> Iterator[Candidate]:
             yield from _thresholds(table, f"the size of {name}", each.abs())
     for (name, _), each in beside.items():
         yield from _bands(table, name, each)
+
+
+def _differing(table: Table, given: dict[Source, Tensor]) -> Iterator[Candidate]:
+    """Thresholds of how far two inputs are apart."""
+    for ((first, how), mine), ((other, kind), theirs) in combinations(given.items(), 2):
+        if "number" not in (how, kind):
+            name = f"the difference of {first} and {other}"
+            yield from _thresholds(table, name, mine - theirs)
+            yield from _thresholds(table, f"the size of {name}", (mine - theirs).abs())
+            yield from _bands(table, name, mine - theirs)
+
+
+def _constants(name: str, each: Tensor) -> Iterator[Candidate]:
+    distinct, counts = each.unique(return_counts=True)
+    for value in distinct[counts > 1][:CONSTANTS].tolist():
+        yield PLAIN, f"where {name} is {value:g}", each == value
+    whole = each == each.round()
+    yield PLAIN, f"where {name} is a whole number", whole
+    yield PLAIN, f"where {name} is not a whole number", ~whole
 
 
 def _against(one: str, mine: Tensor, other: str, theirs: Tensor) -> Iterator[Candidate]:
@@ -230,4 +258,4 @@ def between(low: float, high: float) -> str:
         if first <= high + 1e-12:
             return f"{round(first, digits):g}"
     middle = (low + high) / 2
-    return f"about {middle:.3g}"
+    return f"{ABOUT} {middle:.3g}"

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from torch import Tensor
+
 from opsmith.checking.causes import UNKNOWN, first_of
 from opsmith.checking.diagnosis.broadcast import broadcast
 from opsmith.checking.diagnosis.found import Found, Hypothesis
@@ -44,6 +46,15 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
 OF_ANY_SIZE = (missing, nonfinite, incoming, precision)
 """Those that say something of a difference as small as rounding, too."""
 
+OF_ANY_SHAPE = (broadcast, swapped, transposed)
+"""Those that say something of a tensor of another shape, too."""
+
+
+ENOUGH = frozenset(
+    {"nan", "missing-gradient", "ignores-grad-output", "nonlinear-grad", "precision", "transposed", "shifted"}
+)
+"""Causes beside which a term of the reference says nothing, and it takes the longest to look for."""
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -51,7 +62,7 @@ class Diagnosis:
 
     Args:
         cause: One of `opsmith.checking.causes`.
-        reason: A sentence that says it, which names the tensor; empty where nothing can be said.
+        reason: What says it, about the tensor as `it`; empty where nothing can be said.
         also_fits: Other causes that the evidence bears out, each with its own reason.
         evidence: What was measured.
     """
@@ -71,25 +82,40 @@ def diagnose(observation: Observation) -> Diagnosis:
     Example:
         >>> import torch
         >>> right = torch.linspace(1, 2, 6, dtype=torch.float64)
-        >>> diagnose(Observation(-right, right, what="the gradient of `x`")).reason
-        'the gradient of `x` is the right one times -1'
+        >>> diagnose(Observation(-right, right)).reason
+        'it is the right one times -1'
     """
     seen = Seen(observation)
-    small = seen.first.same_shape and seen.first.near
     found: dict[str, Found] = {}
-    for hypothesis in OF_ANY_SIZE if small else HYPOTHESES:
+    asked = HYPOTHESES
+    if not seen.first.same_shape:
+        asked = OF_ANY_SHAPE
+        got, right = list(seen.first.mine.shape), list(seen.first.right.shape)
+        found["shape"] = Found("shape", f"it has the shape {got}, and the right one {right}")
+    elif seen.first.near:
+        asked = OF_ANY_SIZE
+    for hypothesis in asked:
+        if hypothesis is missing_term and ENOUGH & set(found):
+            continue
         for each in hypothesis(seen):
-            found.setdefault(each.cause, each)
+            if each.cause not in found or (found[each.cause].weak and not each.weak):
+                found[each.cause] = each
     tested = {"fresh inputs": len(seen.fresh)} if observation.again is not None else {}
     if not found:
         each = unknown(seen)
-        return Diagnosis(UNKNOWN, _named(observation, each.reason), evidence={**each.evidence, **tested})
-    cause = first_of(set(found))
+        return Diagnosis(UNKNOWN, each.reason, evidence={**each.evidence, **tested})
+    cause = first_of({name for name, each in found.items() if not each.weak} or set(found))
     others = {other: each.reason for other, each in found.items() if other != cause}
     first = found[cause]
-    return Diagnosis(cause, _named(observation, first.reason), others, {**first.evidence, **tested})
+    return Diagnosis(cause, first.reason, others, {**first.evidence, **tested})
 
 
-def _named(observation: Observation, reason: str) -> str:
-    """The reason, which speaks of `it`, with the tensor's name."""
-    return observation.what + reason.removeprefix("it") if reason.startswith("it ") else reason
+def explain_difference(got: Tensor | None, expected: Tensor) -> tuple[str, str]:
+    """The cause of a difference and what says it, from the two tensors alone.
+
+    Args:
+        got: What came; None where nothing came.
+        expected: What is right.
+    """
+    found = diagnose(Observation(got, expected))
+    return found.cause, found.reason

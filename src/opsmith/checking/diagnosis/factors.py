@@ -24,7 +24,8 @@ MOST = 3
 LARGEST = 64
 """Largest denominator of a factor that is shown as a fraction."""
 
-CLOSE = 1e-6
+CLOSE = 1e-9
+"""To how many digits a factor has to be what it is called, if its own are enough."""
 
 CONSTANTS: Mapping[str, float] = MappingProxyType(
     {
@@ -77,11 +78,17 @@ FORMS: Mapping[str, Measure] = MappingProxyType(
     }
 )
 
-OF_ARGUMENTS = {**FORMS, "1 minus {}": lambda a: 1 - a, "1 over 1 minus {}": lambda a: 1 / (1 - a)}
+_OF_SIZES = "with n"
+OF_ARGUMENTS = {form: measure for form, measure in FORMS.items() if _OF_SIZES not in form}
+OF_ARGUMENTS |= {"1 minus {}": lambda a: 1 - a, "1 over 1 minus {}": lambda a: 1 / (1 - a)}
 
 
-def shown_factor(factor: complex) -> str:
+def shown_factor(factor: complex, close: float = CLOSE) -> str:
     """A factor as a message says it.
+
+    Args:
+        factor: The factor.
+        close: To which share of itself it is known.
 
     Example:
         >>> shown_factor(1 / 12), shown_factor(3.14159265358979), shown_factor(2.71828)
@@ -93,35 +100,37 @@ def shown_factor(factor: complex) -> str:
     if not math.isfinite(value):
         return str(value)
     simple = Fraction(value).limit_denominator(LARGEST)
-    if simple and abs(simple.numerator) <= 4096 and abs(value - simple) <= CLOSE * abs(value):
-        return str(simple)
+    if simple and abs(simple.numerator) <= 4096 and abs(value - simple) <= close * abs(value):
+        tenths = simple.denominator % 5 == 0 and abs(simple.numerator) > 1
+        return f"{value:.6g}" if tenths else str(simple)
     for name, constant in CONSTANTS.items():
-        if abs(abs(value) - constant) <= CLOSE * constant:
+        if abs(abs(value) - constant) <= close * constant:
             return name if value > 0 else f"-{name}"
     return f"{value:.6g}"
 
 
-def named_factors(seen: Seen, factors: Sequence[complex]) -> list[str]:
+def named_factors(seen: Seen, factors: Sequence[complex], close: float) -> list[str]:
     """What the factors equal, on the inputs that they stand for and at other sizes; the likeliest first.
 
     Args:
         seen: The pairs; the factors are those of `seen.pairs`.
         factors: One for each.
+        close: To which share of themselves they are known.
     """
     from opsmith.checking.diagnosis.scale import factor_of
 
     there = [(pair.observation, factor_of(pair)) for pair in seen.elsewhere]
     known = [(each, factor) for each, factor in there if factor is not None]
     cases = [*zip((pair.observation for pair in seen.pairs), factors, strict=True), *known]
-    if any(abs(factor.imag) > CLOSE * abs(factor) for _, factor in cases):
+    if any(abs(factor.imag) > close * abs(factor) for _, factor in cases):
         return []
     names = []
-    first = shown_factor(factors[0])
-    named = "/" in first or first.lstrip("-").isdigit() or first.lstrip("-") in CONSTANTS
-    if named and all(_close(factor.real, factors[0].real) for _, factor in cases):
+    first = shown_factor(factors[0], close)
+    named = "." not in first or first.lstrip("-") in CONSTANTS
+    if named and all(_close(factor.real, factors[0].real, close) for _, factor in cases):
         names.append(first)
-    for name in _names(seen.observation, factors[0].real):
-        if all(_close(factor.real, _value(name, each)) for each, factor in cases):
+    for name in _names(seen.observation, factors[0].real, close):
+        if all(_close(factor.real, _value(name, each), close) for each, factor in cases):
             names.append(_said(name))
     # A plain small number is likelier than a size that happens to be as large, and a size than 1/12.
     if names and names[0] == first and len(names) > 1 and not _plain(factors[0].real):
@@ -133,14 +142,14 @@ Name = tuple[str, str, str]
 """The form, the kind of quantity, and which one."""
 
 
-def _names(observation: Observation, factor: float) -> Iterator[Name]:
+def _names(observation: Observation, factor: float, close: float) -> Iterator[Name]:
     """Names that the first factor may have."""
     for kind, quantities in (("size", sizes(observation)), ("argument", arguments(observation))):
         for which in quantities:
             for form in OF_ARGUMENTS if kind == "argument" else FORMS:
                 for sign in ("", "minus "):
                     name = (sign + form, kind, which)
-                    if _close(factor, _value(name, observation)):
+                    if _close(factor, _value(name, observation), close):
                         yield name
 
 
@@ -151,7 +160,7 @@ def _value(name: Name, observation: Observation) -> float | None:
         return None
     sign = -1 if form.startswith("minus ") else 1
     try:
-        measure: Measure = OF_ARGUMENTS[form.removeprefix("minus ")]
+        measure: Measure = {**FORMS, **OF_ARGUMENTS}[form.removeprefix("minus ")]
         value = sign * measure(quantities[which])
     except (ValueError, ZeroDivisionError, OverflowError):
         return None
@@ -197,8 +206,8 @@ def arguments(observation: Observation) -> dict[str, float]:
     return found
 
 
-def _close(factor: float, value: float | None) -> bool:
-    return value is not None and abs(factor - value) <= CLOSE * max(abs(factor), abs(value))
+def _close(factor: float, value: float | None, close: float) -> bool:
+    return value is not None and abs(factor - value) <= close * max(abs(factor), abs(value))
 
 
 def _plain(factor: float) -> bool:

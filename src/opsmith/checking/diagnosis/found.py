@@ -18,11 +18,13 @@ class Found:
         cause: One of `opsmith.checking.causes`.
         reason: A sentence that says it, without a capital letter and a full stop.
         evidence: What was measured.
+        weak: Whether it is only one way to see what another cause, if one is borne out, says better.
     """
 
     cause: str
     reason: str
     evidence: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    weak: bool = False
 
 
 Hypothesis = Callable[[Seen], Iterator[Found]]

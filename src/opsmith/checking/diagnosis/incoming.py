@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from opsmith.checking.diagnosis.comparable import peak, wide
 from opsmith.checking.diagnosis.found import Found
 from opsmith.checking.diagnosis.observation import Grads
-from opsmith.checking.diagnosis.pair import ROUNDINGS, peak, wide
+from opsmith.checking.diagnosis.pair import ROUNDINGS, Pair
 from opsmith.checking.diagnosis.precision import precision
 from opsmith.checking.diagnosis.seen import Seen
 
 Backward = Callable[[Grads], Tensor | None]
 """From incoming gradients, one for each result, to the gradient of an input."""
+
+UNIFORM: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "the same everywhere: that for the first element": lambda grad: grad.flatten()[0],
+        "the same everywhere: that for the last element": lambda grad: grad.flatten()[-1],
+        "the same everywhere: its mean": lambda grad: grad.mean(),
+        "the same everywhere: its sum": lambda grad: grad.sum(),
+        "the same in every row: that for the first": lambda grad: grad[:1],
+        "the same in every column: that for the first": lambda grad: grad[..., :1],
+        "of one sign: its size": lambda grad: grad.abs().to(grad.dtype),
+    }
+)
+"""What a backward may take of an incoming gradient, in place of all of it."""
 
 ROOM = 16.0
 """Of its own rounding, how much of a backward is no sign of its being non-linear."""
@@ -39,6 +55,10 @@ def incoming(seen: Seen) -> Iterator[Found]:
         if all(reasons) and reasons[0] is not None:
             cause, reason = reasons[0]
             yield Found(cause, reason + _right_for_ones(seen, cause))
+            return
+    for words, take in UNIFORM.items():
+        if seen.everywhere(partial(_as_if, take=take)):
+            yield Found("ignores-grad-output", f"it takes what comes in to be {words}")
             return
 
 
@@ -80,9 +100,10 @@ def nonlinear(backward: Backward, grads: Grads) -> tuple[str, str] | None:
         'nonlinear-grad'
     """
     one, other = grads, _others(grads, 2)
+    alone = [backward(each) for each in (one, other)]
     for a, b in ((2.0, 0.0), (-1.0, 0.0), (0.0, 0.0), (1.5, -0.75), (64.0, 1.0), (1 / 64, 0.0)):
         mixed = backward(_mixed(one, other, a, b))
-        parts = [wide(_or_zeros(backward(each), mixed)) for each in (one, other)]
+        parts = [wide(_or_zeros(each, mixed)) for each in alone]
         if mixed is None:
             if peak(a * parts[0] + b * parts[1]) > 0:
                 return "nonlinear-grad", _said(a, b, float("inf"))
@@ -108,6 +129,20 @@ def _said(a: float, b: float, off: float) -> str:
         f"for {a:g} u {'+' if b > 0 else '-'} {abs(b):g} v it is not {a:g} times that of u "
         f"{'plus' if b > 0 else 'minus'} {abs(b):g} times that of v (off by {off:.1g})"
     )
+
+
+def _as_if(pair: Pair, take: Callable[[Tensor], Tensor]) -> bool:
+    """Whether it is right for an incoming gradient that is made uniform."""
+    right, grads = pair.observation.right, list(pair.observation.grads.values())
+    if right is None or not any(grad is not None and grad.numel() > 1 and grad.dim() for grad in grads):
+        return False
+    return pair.is_(wide(right([_made(grad, take) for grad in grads])))
+
+
+def _made(grad: Tensor | None, take: Callable[[Tensor], Tensor]) -> Tensor | None:
+    if grad is None or not grad.dim() or not grad.numel():
+        return grad
+    return take(grad).expand(grad.shape).clone()
 
 
 def _right_for_ones(seen: Seen, cause: str) -> str:

@@ -13,7 +13,7 @@ from itertools import islice, product
 import torch
 from torch import Tensor
 
-WIDTHS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Of how many elements vectors and blocks usually are."""
 
 STRIDES = range(2, 9)
@@ -61,13 +61,16 @@ def places(mask: Tensor) -> Iterator[Place]:
         >>> next(places(mask)).words
         'in its last row'
     """
+    if int(mask.sum()) == 1 and mask.dim() > 1:
+        index = mask.nonzero()[0].tolist()
+        yield Place(f"at {index}", partial(_single, index=index))
     yield from _boxes(mask)
     yield from _diagonals(mask)
     for words, inside in (("at its border", False), ("away from its border", True)):
         bordered = partial(_border, inside=inside)
         if mask.dim() > 1 and torch.equal(bordered(mask.shape), mask):
             yield Place(words, bordered)
-    for each in along(_set(mask.flatten()), mask.numel()):
+    for each in along(_set(mask.flatten()), mask.numel()) if mask.dim() > 1 and int(mask.sum()) > 1 else ():
         yield Place(f"in {each.words.format('element')}, in memory order", partial(_flat, each=each))
     indices = mask.nonzero().tolist()
     if len(indices) <= LISTED:
@@ -75,6 +78,13 @@ def places(mask: Tensor) -> Iterator[Place]:
     else:
         shown = f"at the same {len(indices)} of {mask.numel()} elements each time"
     yield Place(shown, lambda shape: mask if shape == mask.shape else torch.zeros(shape, dtype=torch.bool))
+
+
+def _single(shape: torch.Size, index: list[int]) -> Tensor:
+    mask = torch.zeros(shape, dtype=torch.bool)
+    if len(index) == len(shape) and all(at < size for at, size in zip(index, shape, strict=True)):
+        mask[tuple(index)] = True
+    return mask
 
 
 def along(found: Indices, size: int) -> Iterator[Along]:
@@ -90,6 +100,8 @@ def _rules(found: Indices, size: int) -> Iterator[Along]:
     low, high = min(found), max(found)
     yield Along("the last {}", lambda n: frozenset({n - 1} if n else ()))
     yield Along("the first {}", lambda n: frozenset({0} if n else ()))
+    if len(found) == 1 and 0 < low < size - 1:
+        yield Along(f"{{}} {low}", lambda n: frozenset({low} if low < n else ()))
     yield Along("all but the first {}", lambda n: frozenset(range(1, n)))
     yield Along("all but the last {}", lambda n: frozenset(range(n - 1)))
     yield Along("the first and the last {}", lambda n: frozenset({0, n - 1}) if n else frozenset())
@@ -98,14 +110,14 @@ def _rules(found: Indices, size: int) -> Iterator[Along]:
         words = f"every {{}} beyond the last multiple of {width}, from {size // width * width} on"
         yield Along(words, partial(_tail, width=width))
     if len(found) == 1:
-        yield Along(f"{{}} {low}", lambda n: frozenset({low} if low < n else ()))
+        return
     yield Along(f"the last {size - low} {{}}s", lambda n: frozenset(range(max(n - (size - low), 0), n)))
     yield Along(f"every {{}} from {low} on", lambda n: frozenset(range(low, n)))
     yield Along(f"every {{}} up to {high}", lambda n: frozenset(range(min(high + 1, n))))
     yield Along(f"every {{}} from {low} to {high}", lambda n: frozenset(range(low, min(high + 1, n))))
     yield Along("every {} in the second half", lambda n: frozenset(range(n - n // 2, n)))
     yield Along("every {} in the first half", lambda n: frozenset(range(n // 2)))
-    for stride in STRIDES:
+    for stride in STRIDES if len(found) > 2 else ():
         start = low % stride
         nth = {2: "2nd", 3: "3rd"}.get(stride, f"{stride}th")
         words = f"every {nth} {{}}, from {start} on"
@@ -134,6 +146,8 @@ def _boxes(mask: Tensor) -> Iterator[Place]:
     choices = [list(along(sides[dim], shape[dim])) for dim in limited]
     for chosen in islice(product(*choices), COMBINATIONS):
         named = dict(zip(limited, chosen, strict=True))
+        if int(mask.sum()) == 1 and any(each.words.startswith("{}") for each in chosen) and mask.dim() > 1:
+            continue  # its index has been told
         words = " and ".join(_said(each.words, dim, mask.dim()) for dim, each in named.items())
         yield Place(f"in {words}", partial(_box, named=named))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from opsmith.checking.diagnosis.comparable import peak
 from opsmith.checking.diagnosis.found import Found
-from opsmith.checking.diagnosis.pair import Pair, peak
+from opsmith.checking.diagnosis.pair import Pair
 from opsmith.checking.diagnosis.seen import Seen
 
 

@@ -15,11 +15,12 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from opsmith.checking.diagnosis.comparable import peak, wide
 from opsmith.checking.diagnosis.conditions import RELATIONS
 from opsmith.checking.diagnosis.factors import shown_factor
 from opsmith.checking.diagnosis.found import Found
 from opsmith.checking.diagnosis.indices import along
-from opsmith.checking.diagnosis.pair import Pair, peak, wide
+from opsmith.checking.diagnosis.pair import Pair
 from opsmith.checking.diagnosis.paths import Edge
 from opsmith.checking.diagnosis.scale import factor_of
 from opsmith.checking.diagnosis.seen import Seen
@@ -43,9 +44,10 @@ def missing_term(seen: Seen) -> Iterator[Found]:
                     yield found
                     return
         if missing:
-            for each in _of_two_edges(seen):
-                yield each
-                return
+            for hypothesis in (_of_two_edges, _of_a_summand):
+                for each in hypothesis(seen):
+                    yield each
+                    return
 
 
 def _tested(seen: Seen, words: str, term: Term, *, missing: bool) -> Found | None:
@@ -75,8 +77,9 @@ def _tested(seen: Seen, words: str, term: Term, *, missing: bool) -> Found | Non
     if times == 0:
         return Found("missing-term", f"it lacks {words}", evidence)
     if times == -1:
-        return Found("sign", f"it has {words} with the other sign", evidence)
-    return Found("scale", f"it has {shown_factor(times)} times {words}, where once is right", evidence)
+        return Found("sign", f"it has {words} with the other sign", evidence, weak=True)
+    reason = f"it has {shown_factor(times)} times {words}, where once is right"
+    return Found("scale", reason, evidence, weak=True)
 
 
 def _trivial(pair: Pair, term: Tensor) -> bool:
@@ -132,6 +135,7 @@ def _rules(size: int) -> Iterator[tuple[str, Callable[[int], frozenset[int]]]]:
     """Sets of indices along a dimension: the first, the last, tails; each description once."""
     known: set[frozenset[int]] = set()
     sets = [{0}, {size - 1}, set(range(1, size)), set(range(size - 1))]
+    sets += [{0, size - 1}, set(range(1, size - 1)), set(range(0, size, 2)), set(range(1, size, 2))]
     sets += [set(range(size // width * width, size)) for width in (2, 4, 8, 16, 32, 64)]
     for each in map(frozenset, sets):
         if each in known or not 0 < len(each) < size:
@@ -219,4 +223,23 @@ def _of_two_edges(seen: Seen) -> Iterator[Found]:
 def _without(pair: Pair, one: Edge, other: Edge) -> bool:
     paths = pair.paths
     left = None if paths is None else paths.without(one, other)
+    return left is not None and pair.is_(wide(left))
+
+
+SUMS = frozenset({"add", "sub", "rsub", "__radd__", "__rsub__", "add_", "sub_", "__iadd__", "__isub__"})
+
+
+def _of_a_summand(seen: Seen) -> Iterator[Found]:
+    """The gradient of the reference without a summand, as of a variance that is taken about zero."""
+    paths = seen.first.paths
+    for edge in paths.edges if paths is not None else ():
+        if edge.operation in SUMS and edge.slot >= 0 and seen.everywhere(partial(_left_out, edge=edge)):
+            words = f"it is right for the reference without {edge}"
+            yield Found("missing-term", words, {"term": str(edge)})
+            return
+
+
+def _left_out(pair: Pair, edge: Edge) -> bool:
+    paths = pair.paths
+    left = None if paths is None else paths.leaving_out(edge)
     return left is not None and pair.is_(wide(left))

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Grads = Sequence[Tensor | None]
 """What comes in for each result, None where nothing does."""
 
+MORE = 8
+"""How many further fresh inputs narrow down a condition."""
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -39,8 +42,9 @@ class Observation:
         tolerance: How far each element may be off.
         again: The same on fresh inputs of the same shapes and with fresh incoming gradients, for a seed; None
             where there is nothing that can be drawn anew.
-        elsewhere: The same at other sizes, each for a seed.
+        elsewhere: Gives the same at other sizes, each for a seed.
         fresh: On how many fresh inputs a guess must hold.
+        more: How many further ones may be drawn to narrow down a condition.
     """
 
     got: Tensor | None
@@ -58,5 +62,6 @@ class Observation:
     near: Callable[[float, int], Observation | None] | None = None
     tolerance: Tensor | None = None
     again: Callable[[int], Observation | None] | None = None
-    elsewhere: tuple[Callable[[int], Observation | None], ...] = ()
+    elsewhere: Callable[[], Sequence[Callable[[int], Observation | None]]] | None = None
     fresh: int = 3
+    more: int = MORE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,12 +11,14 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.derivative import vjp
-from opsmith.checking.diagnosis.observation import Grads, Observation
+from opsmith.checking.diagnosis.comparable import peak
+from opsmith.checking.diagnosis.observation import MORE, Grads, Observation
 from opsmith.checking.diagnosis.paths import Paths
-from opsmith.checking.diagnosis.redrawing import redrawn
+from opsmith.checking.diagnosis.redrawing import WAYS, redrawn
 from opsmith.checking.property import refuse_own
 from opsmith.checking.sample import Sample, is_inexact, replica
 from opsmith.checking.subject import Subject
+from opsmith.checking.variations import variations
 
 Right = Callable[[Sample, Sequence[Any], Sequence[int], Grads], list[Tensor | None] | None]
 """Right gradients by the arguments at some places, for flat arguments in float64 and incoming gradients."""
@@ -27,6 +28,12 @@ Run = Callable[[Sample, Sequence[Any]], Sequence[Tensor | None]]
 
 APART = 0x9E3779B9
 """Keeps the fresh draws apart from those that a check makes from the same seed."""
+
+KINK = 1e-7
+"""How far to both sides of an input to look whether its gradient jumps there."""
+
+NUMERICAL = 1e-6
+"""How far finite differences may be off, of their largest element."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +68,29 @@ class Observer:
             grads: What comes in for each visible result; nothing for a result.
         """
         seen = self._gradient(flat, grads) if self.subset else self._result(flat)
-        others = [sample for sample in self.subject.samples if self._elsewhere(sample)]
+        if self.subset:
+            seen = self._without_kinks(seen, flat, grads)
         return replace(
             seen,
-            again=lambda seed: self._again(flat, grads, seed),
-            elsewhere=tuple(partial(self._at, sample, grads) for sample in others),
+            again=lambda seed: self.draw(flat, grads, seed),
+            elsewhere=lambda: [partial(self._at, sample, grads) for sample in self._others()],
             fresh=self.subject.effort.fresh,
+            more=0 if self.right else MORE,
         )
+
+    def _others(self) -> list[Sample]:
+        """Samples of other sizes: the author's, and what can be derived from them."""
+        derived = variations(self.subject).samples
+        others: dict[str, Sample] = {}
+        for sample in (*self.subject.samples, *derived):
+            if self._elsewhere(sample):
+                others.setdefault(str(_shapes(sample.flat)), sample)
+        return list(others.values())
 
     def _elsewhere(self, sample: Sample) -> bool:
         """Whether another sample has an input of the same name at the same place, of other sizes."""
-        if sample is self.sample or sample.labels != self.sample.labels:
+        empty = any(isinstance(value, Tensor) and not value.numel() for value in sample.flat)
+        if empty or sample is self.sample or sample.labels != self.sample.labels:
             return False
         alike = all(
             isinstance(mine, Tensor) == isinstance(theirs, Tensor)
@@ -81,28 +100,47 @@ class Observer:
 
     def _at(self, sample: Sample, grads: Grads, seed: int) -> Observation | None:
         there = replace(self, sample=sample)
-        return there._again(sample.at(torch.float64), grads, seed)
+        return there.draw(sample.at(torch.float64), grads, seed)
 
-    def _again(self, flat: Sequence[Any], grads: Grads, seed: int) -> Observation | None:
-        """The same on fresh inputs; gently drawn ones where the operator does not take others."""
-        for gentle in (False, True):
+    def draw(self, flat: Sequence[Any], grads: Grads, seed: int) -> Observation | None:
+        """The same on fresh inputs, drawn more gently where the operator does not take them."""
+        for way in WAYS if seed % 2 else ("mixed", "like", "scaled"):
             generator = torch.Generator().manual_seed(APART + self.subject.seed * 1000 + seed)
-            values = redrawn(flat, generator, gentle=gentle)
+            values = redrawn(flat, generator, way)
             try:
                 results = self.subject.plain(self.sample)([replica(value) for value in values])
                 if not all(map(_finite, results)):
                     continue
                 fresh = [
                     None if grad is None else _like(result, generator)
-                    for grad, result in zip(grads, results, strict=False)
+                    for grad, result in zip(grads, results, strict=True)
                 ]
                 seen = self._gradient(values, fresh) if self.subset else self._result(values)
+                if self.subset:
+                    seen = self._without_kinks(seen, values, fresh)
             except Exception as error:
                 refuse_own(error)  # what the operator does not take is drawn more gently
                 continue
-            if _finite(seen.expected):
+            if self.right is not None or _finite(seen.expected):
                 return seen
         return None
+
+    def _without_kinks(self, seen: Observation, flat: Sequence[Any], grads: Grads) -> Observation:
+        """The same without the elements at a kink, at which either side is right."""
+        if self.right is not None or seen.got is None or seen.got.shape != seen.expected.shape:
+            return seen  # differences tell themselves where they say nothing
+        sides = []
+        for side in (KINK, -KINK):
+            generator = torch.Generator().manual_seed(APART)
+            moved = [_moved(value, side, generator, least=1.0) for value in flat]
+            sides.append(self._right(moved, (self.place,), grads)[0])
+        size = float(seen.expected.abs().max()) if seen.expected.numel() else 0.0
+        kinks = ((sides[0] - sides[1]).abs() > 1e-3 * size) & seen.got.cpu().isfinite()
+        if not bool(kinks.any()):
+            return seen
+        # Zeros say nothing, whatever the hypothesis: neither of a sign nor of a factor.
+        got, expected = (torch.where(kinks, 0, each) for each in (seen.got.cpu(), seen.expected))
+        return replace(seen, got=got, expected=expected)
 
     def _gradient(self, flat: Sequence[Any], grads: Grads) -> Observation:
         label = self.sample.labels[self.place]
@@ -110,7 +148,8 @@ class Observer:
         right = partial(self._right, flat)
         answers = dict(zip(self.subset, backward(self.subset, grads), strict=True))
         (expected,) = right((self.place,), grads)
-        results = self.subject.plain(self.sample)([replica(value) for value in flat])
+        with torch.no_grad():
+            results = self.subject.plain(self.sample)([replica(value) for value in flat])
         names = [result.name for result in self.subject.results(self.sample)]
 
         def others() -> dict[str, tuple[Tensor | None, Tensor]]:
@@ -120,8 +159,10 @@ class Observer:
             for place, expected in zip(every, theirs, strict=True):
                 got = answers.get(place)
                 if place not in answers:
-                    with suppress(Exception):  # one that is not differentiable, or whose formula raises
+                    try:
                         (got,) = backward((place,), grads)
+                    except Exception as error:
+                        refuse_own(error)  # its own failure says what it raises
                 found[self.sample.labels[place]] = (got, expected)
             return found
 
@@ -135,10 +176,12 @@ class Observer:
             results={name: r.detach() for name, r in zip(names, results, strict=True)},
             others=others,
             backward=lambda incoming: backward(self.subset, incoming)[self.subset.index(self.place)],
-            right=lambda incoming: right((self.place,), incoming)[0],
-            right_at=partial(self._right_at, flat, grads),
+            # Differences take a run for each element of the input: they are not asked again and again.
+            right=None if self.right else lambda incoming: right((self.place,), incoming)[0],
+            right_at=None if self.right else partial(self._right_at, flat, grads),
             paths=lambda: self._paths(flat, grads),
             near=partial(self._near, flat, grads),
+            tolerance=None if self.right is None else torch.full(expected.shape, NUMERICAL * peak(expected)),
         )
 
     def _paths(self, flat: Sequence[Any], grads: Grads) -> Paths | None:
@@ -208,12 +251,13 @@ def _like(result: Tensor, generator: torch.Generator) -> Tensor:
     return drawn
 
 
-def _moved(value: Any, step: float, generator: torch.Generator) -> Any:
+def _moved(value: Any, step: float, generator: torch.Generator, *, least: float = 0.0) -> Any:
+    """A value of which each element has moved by so much of its size, or of the least size that counts."""
     fresh = replica(value)
     if not is_inexact(fresh):
         return fresh
     signs = torch.randint(0, 2, fresh.shape, generator=generator, dtype=torch.float64) * 2 - 1
-    return fresh * (1 + step * signs)
+    return fresh + step * signs.to(fresh.device) * fresh.abs().clamp_min(least)
 
 
 def _finite(result: Tensor | None) -> bool:

@@ -13,32 +13,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from opsmith.checking.diagnosis.comparable import peak, wide
 from opsmith.checking.diagnosis.observation import Observation
+from opsmith.checking.diagnosis.summed import Terms, terms_of
 
 if TYPE_CHECKING:
     from opsmith.checking.diagnosis.paths import Paths
 
 EXPLAINED = 1e-4
+SHOWS = 1e-7
+"""Share of the largest error from which an element counts as wrong."""
+
 ROUNDINGS = 256
 """How many roundings of the largest element two right ways of computing may lie apart."""
-
-
-def alike(got: Tensor, expected: Tensor, coarse: float) -> bool:
-    """Whether two tensors agree to a fraction `coarse` of the largest element."""
-    if not (bool(got.isfinite().all()) and bool(expected.isfinite().all())):
-        return False
-    largest = max(peak(expected), peak(got))
-    return peak(got - expected) <= coarse * largest
-
-
-def peak(tensor: Tensor) -> float:
-    """The largest size of a finite element; 0 where there is none."""
-    sizes = tensor.detach().abs()
-    sizes = sizes[sizes.isfinite()]
-    return float(sizes.max()) if sizes.numel() else 0.0
-
-
-CLOSE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -97,29 +84,17 @@ class Pair:
 
     @cached_property
     def wrong(self) -> Tensor:
-        """Which elements are wrong."""
-        return self.error.nan_to_num(float("inf")) > self.slack
+        """Which elements are wrong, by however little of what the worst is."""
+        least = torch.tensor(max(SHOWS * peak(self.error), self.rounding), dtype=torch.float64)
+        tolerance = self.observation.tolerance
+        if tolerance is not None:
+            least = torch.maximum(least, tolerance.cpu().to(torch.float64))
+        return self.error.nan_to_num(float("inf")) > least
 
     @cached_property
-    def terms(self) -> Tensor | None:
-        """Where the input was broadcast, what the right gradient is summed from; else None.
-
-        It is the right gradient by the same numbers written out to the shape of the result.
-        """
-        seen = self.observation
-        own = seen.inputs.get(seen.about or "")
-        if seen.right_at is None or seen.about is None or not isinstance(own, Tensor):
-            return None
-        for result in seen.results.values():
-            if not own.numel() or result.shape == own.shape or not _broadcasts(own, result):
-                continue
-            found = seen.right_at({seen.about: own.detach().expand(result.shape).contiguous()})
-            if found is None or found.shape != result.shape:
-                continue
-            total = wide(found).sum_to_size(self.right.shape)
-            if peak(total - self.right) <= CLOSE * peak(wide(found)) * result.numel():
-                return wide(found)
-        return None
+    def terms(self) -> Terms | None:
+        """Where the input was broadcast, what the right gradient is summed from; else None."""
+        return terms_of(self.observation, self.right)
 
     @cached_property
     def paths(self) -> Paths | None:
@@ -136,16 +111,7 @@ class Pair:
     def agrees(self, candidate: Tensor) -> Tensor:
         """Which elements are what a guess predicts; what is not finite has to be the same."""
         theirs = wide(candidate).to(self.mine.dtype)
-        same = (self.mine == theirs) | (self.mine.isnan() & theirs.isnan()) | ~self.right.isfinite()
+        same = (self.mine == theirs) | (self.mine.isnan() & theirs.isnan())
+        if self.same_shape:
+            same |= ~self.right.isfinite()
         return same | ((self.mine - theirs).abs() <= self.slack)
-
-
-def _broadcasts(own: Tensor, result: Tensor) -> bool:
-    sizes = zip(reversed(own.shape), reversed(result.shape), strict=False)
-    return own.dim() <= result.dim() and all(mine in (1, theirs) for mine, theirs in sizes)
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """A tensor on the CPU, in float64 or complex128, apart from autograd."""
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-    return plain.to(torch.complex128 if plain.is_complex() else torch.float64)

@@ -98,6 +98,10 @@ class Paths:
             self._through[edge.key] = None if left is None or self.every is None else self.every - left
         return self._through[edge.key]
 
+    def leaving_out(self, edge: Edge) -> Tensor | None:
+        """The gradient of the function without a summand: zeros stand in its place, in the results too."""
+        return self._gradient(_Cutting(frozenset({(edge.call, edge.slot)}), zeros=True))
+
     def _gradient(self, cutting: _Cutting) -> Tensor | None:
         def function(flat: Sequence[Any]) -> Sequence[Tensor]:
             with cutting:
@@ -114,11 +118,12 @@ class _Cutting(TorchFunctionMode):
 
     Args:
         cuts: Call and slot of each edge to cut.
+        zeros: Whether to put zeros there, in place of the same numbers.
     """
 
-    def __init__(self, cuts: frozenset[tuple[int, int]]) -> None:
+    def __init__(self, cuts: frozenset[tuple[int, int]], *, zeros: bool = False) -> None:
         super().__init__()
-        self.cuts = cuts
+        self.cuts, self.zeros = cuts, zeros
         self.edges: list[Edge] = []
         self.calls = 0
 
@@ -145,7 +150,9 @@ class _Cutting(TorchFunctionMode):
 
         def cut(each: Tensor) -> Tensor:
             slot = next(slots)
-            return each.detach() if (call, slot) in self.cuts and not (written and slot == 0) else each
+            if (call, slot) not in self.cuts or (written and slot == 0):
+                return each
+            return torch.zeros_like(each) if self.zeros else each.detach()
 
         result = func(*_mapped(args, cut), **_mapped(given, cut))
         followed = [at for at in places if every[at].requires_grad and not (written and at == 0)]

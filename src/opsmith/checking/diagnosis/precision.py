@@ -11,13 +11,17 @@ from collections.abc import Iterator
 
 import torch
 
+from opsmith.checking.diagnosis.comparable import peak
 from opsmith.checking.diagnosis.found import Found
-from opsmith.checking.diagnosis.pair import Pair, peak
+from opsmith.checking.diagnosis.pair import Pair
 from opsmith.checking.diagnosis.seen import Seen
 
 NARROWER = (torch.bfloat16, torch.float16, torch.float32)
 NUMBERS = 16
 """Numbers that have to be of a narrower dtype before that says something: a whole number is one of any."""
+
+ROUGH = 0.5
+"""Share of the error that is another one then."""
 
 MOVED = 4.0
 """By how many roundings of the narrower dtype the inputs move."""
@@ -38,7 +42,7 @@ def precision(seen: Seen) -> Iterator[Found]:
             continue
         if seen.everywhere(lambda pair, dtype=dtype: _of(pair, dtype)) and _telling(seen):  # type: ignore[misc]
             words = f"it consists of {name} numbers, so it was computed in {name}"
-        elif largest >= eps / 64 and _rough(seen, eps):
+        elif largest >= eps / 64 and seen.everywhere(_spread) and _rough(seen, eps):
             words = (
                 f"it is off like {name} rounding: by {largest:.1g} of its largest element, and by something "
                 f"else each time the inputs move by {MOVED * eps:.1g} of themselves"
@@ -64,6 +68,11 @@ def _telling(seen: Seen) -> bool:
     return digits >= min(NUMBERS, seen.first.right.numel())
 
 
+def _spread(pair: Pair) -> bool:
+    """Whether most elements are off, as rounding is, and not some of them."""
+    return 2 * int((pair.error > 0).sum()) >= int((pair.right != 0).sum())
+
+
 def _rough(seen: Seen, eps: float) -> bool:
     near = seen.observation.near
     if near is None:
@@ -72,4 +81,4 @@ def _rough(seen: Seen, eps: float) -> bool:
     pairs = [Pair(each) for each in moved if each is not None]
     off = seen.first.mine - seen.first.right
     changes = [peak((pair.mine - pair.right) - off) / (peak(off) or 1.0) for pair in pairs]
-    return len(changes) == len(moved) and min(changes) > 0.25
+    return len(changes) == len(moved) and min(changes) > ROUGH

@@ -12,19 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.likeness import like
 from opsmith.checking.sample import is_inexact, replica
 
 GENTLE = 0.3
 """How much of itself a whole tensor grows or shrinks where its numbers hang together."""
 
 
-def redrawn(flat: Sequence[Any], generator: torch.Generator, *, gentle: bool = False) -> list[Any]:
+WAYS = ("like", "mixed", "scaled")
+"""Ways to draw: numbers such as the given ones, with their structure; the given ones in other places, moved a
+little but for zeros and whatever occurs more than once; the given ones where they are, scaled."""
+
+
+def redrawn(flat: Sequence[Any], generator: torch.Generator, way: str = "mixed") -> list[Any]:
     """Fresh arguments of the same forms.
 
     Args:
         flat: The arguments.
         generator: Source of what is drawn.
-        gentle: Whether to scale whole tensors alone, which leaves a matrix symmetric and its rows sorted.
+        way: One of `WAYS`.
 
     Example:
         >>> import torch
@@ -32,24 +38,35 @@ def redrawn(flat: Sequence[Any], generator: torch.Generator, *, gentle: bool = F
         >>> int(mask.sum())
         1
     """
-    return [_scaled(value, generator) if gentle else _drawn(value, generator) for value in flat]
+    if way == "scaled":
+        return [_scaled(value, generator) for value in flat]
+    return [_drawn(value, generator, way) for value in flat]
 
 
 def _scaled(value: Any, generator: torch.Generator) -> Any:
-    fresh = replica(value)
-    return fresh * (1 + GENTLE * _uniform((), generator)) if is_inexact(fresh) else fresh
+    if not is_inexact(value):
+        return replica(value)
+    return _put(value, _apart(value.detach()) * (1 + GENTLE * float(_uniform((), generator))))
 
 
-def _drawn(value: Any, generator: torch.Generator) -> Any:
+def _drawn(value: Any, generator: torch.Generator, way: str) -> Any:
     if isinstance(value, float) and value:
         return value * (1 + 0.1 * GENTLE * float(_uniform((), generator)))
     if not isinstance(value, Tensor) or not value.numel():
         return replica(value)
     apart = _apart(value.detach())
-    fresh = _values(apart, generator).reshape(apart.shape).to(value.device)
-    if apart.shape != value.shape:
-        return fresh.expand(value.shape)
-    return replica(value).copy_(fresh)
+    numbers = like(apart, apart.shape, generator) if way == "like" else _values(apart, generator)
+    fresh = numbers.reshape(apart.shape).to(value.device)
+    return _put(value, fresh)
+
+
+def _put(value: Tensor, numbers: Tensor) -> Tensor:
+    """Numbers in a tensor that lies as the value does."""
+    fresh: Tensor = replica(value)
+    if not fresh.numel():
+        return fresh
+    _apart(fresh).copy_(numbers)
+    return fresh
 
 
 def _apart(value: Tensor) -> Tensor:
@@ -82,9 +99,11 @@ def _between(values: Tensor, generator: torch.Generator) -> Tensor:
         return mixed * (1 + GENTLE * _uniform((count,), generator).to(values.dtype))
     repeated = distinct[times > 1]
     kept = torch.isin(mixed, repeated) | (mixed == 0) | ~mixed.isfinite()
-    ordered = values.sort().values
-    rank = torch.rand(count, generator=generator, dtype=torch.float64) * (count - 1)
-    low = rank.long().clamp(max=count - 2)
+    ordered = values[~torch.isin(values, repeated) & (values != 0) & values.isfinite()].sort().values
+    if len(ordered) < 2:
+        return mixed
+    rank = torch.rand(count, generator=generator, dtype=torch.float64) * (len(ordered) - 1)
+    low = rank.long().clamp(max=len(ordered) - 2)
     share = (rank - low).to(values.dtype)
     drawn = ordered[low] * (1 - share) + ordered[low + 1] * share
     return torch.where(kept, mixed, drawn)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from opsmith.checking.diagnosis.factors import named_factors, shown_factor
+from opsmith.checking.diagnosis.factors import CLOSE, named_factors, shown_factor
 from opsmith.checking.diagnosis.found import Found
 from opsmith.checking.diagnosis.pair import Pair
 from opsmith.checking.diagnosis.seen import Seen
@@ -25,12 +25,16 @@ def scale(seen: Seen) -> Iterator[Found]:
     if len(factors) != len(seen.pairs):
         return
     steady = all(near(each, factor) for each in factors)
-    names = named_factors(seen, factors)
+    got = seen.observation.got
+    close = max(CLOSE, 16 * torch.finfo(got.dtype).eps) if got is not None else CLOSE
+    if seen.observation.tolerance is not None:
+        close = max(close, 1e-4)  # finite differences tell no more
+    names = named_factors(seen, factors, close)
+    shown = shown_factor(factor, close)
     few = min(int(pair.right.count_nonzero()) for pair in seen.pairs) < FEW
-    if few and not names and (not steady or not seen.fresh):
+    if few and not (seen.fresh and (names or steady)) and not _whole(shown):
         return
     evidence = {"factor": factor.real if factor.imag == 0 else factor}
-    shown = shown_factor(factor)
     if names:
         words = [name for name in names if name != shown]
         equals = " or ".join(words)
@@ -39,9 +43,14 @@ def scale(seen: Seen) -> Iterator[Found]:
     elif steady:
         yield Found("scale", f"it is the right one times {shown}", {**evidence, "equals": shown})
     else:
-        every = ", ".join(shown_factor(each) for each in factors)
+        every = ", ".join(shown_factor(each, close) for each in factors)
         reason = f"it is the right one times a factor that depends on the inputs ({every} on fresh ones)"
-        yield Found("scale", reason, {**evidence, "factors": every})
+        yield Found("scale", reason, {**evidence, "factors": every}, weak=True)
+
+
+def _whole(shown: str) -> bool:
+    """Whether a factor is a whole number, or one over it."""
+    return shown.lstrip("-").removeprefix("1/").isdigit()
 
 
 def factor_of(pair: Pair) -> complex | None:

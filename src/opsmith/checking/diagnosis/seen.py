@@ -9,10 +9,7 @@ from functools import cached_property
 from opsmith.checking.diagnosis.observation import Observation
 from opsmith.checking.diagnosis.pair import Pair
 
-MORE = 8
-"""How many further fresh inputs narrow down a condition."""
-
-SIZES = 6
+SIZES = 8
 """At how many other sizes to look, at most."""
 
 
@@ -47,13 +44,14 @@ class Seen:
         if again is None:
             return ()
         start = self.observation.fresh + 1
-        drawn = [again(seed) for seed in range(start, start + MORE)]
+        drawn = [again(seed) for seed in range(start, start + self.observation.more)]
         return tuple(Pair(each) for each in drawn if each is not None)
 
     @cached_property
     def elsewhere(self) -> tuple[Pair, ...]:
         """Pairs at other sizes."""
-        drawn = [draw(seed) for seed, draw in enumerate(self.observation.elsewhere[:SIZES], start=1)]
+        give = self.observation.elsewhere
+        drawn = [draw(seed) for seed, draw in enumerate((give() if give else ())[:SIZES], start=1)]
         return tuple(Pair(each) for each in drawn if each is not None)
 
     @property

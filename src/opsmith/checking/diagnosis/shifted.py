@@ -11,8 +11,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from opsmith.checking.diagnosis.comparable import wide
 from opsmith.checking.diagnosis.found import Found
-from opsmith.checking.diagnosis.pair import Pair, wide
+from opsmith.checking.diagnosis.pair import Pair
 from opsmith.checking.diagnosis.seen import Seen
 from opsmith.checking.sample import is_inexact
 
@@ -67,6 +68,7 @@ def shifted(seen: Seen) -> Iterator[Found]:
     """Shifted elements, with whatever stands at the edge; or what is right for something that was shifted."""
     if not seen.first.same_shape:
         return
+    bare: Found | None = None
     for shift in _shifts(seen.first.right.shape):
         if not seen.everywhere(partial(_inside, shift=shift)):
             continue
@@ -74,7 +76,13 @@ def shifted(seen: Seen) -> Iterator[Found]:
             continue
         kept = [words for words, holds in EDGES.items() if seen.everywhere(partial(holds, shift=shift))]
         words = f"it is the right one shifted {shift}" + "".join(kept[:1])
-        yield Found("shifted", words, {"shift": str(shift)})
+        found = Found("shifted", words, {"shift": str(shift)})
+        if kept:
+            yield found
+            return
+        bare = bare or found
+    if bare is not None:
+        yield bare
         return
     yield from _of_shifted_grads(seen)
     yield from _of_shifted_inputs(seen)

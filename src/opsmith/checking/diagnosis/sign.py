@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from opsmith.checking.diagnosis.comparable import wide
 from opsmith.checking.diagnosis.found import Found
-from opsmith.checking.diagnosis.pair import Pair, wide
+from opsmith.checking.diagnosis.pair import Pair
 from opsmith.checking.diagnosis.seen import Seen
 
 

@@ -8,7 +8,8 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.pair import Pair, wide
+from opsmith.checking.diagnosis.comparable import wide
+from opsmith.checking.diagnosis.pair import Pair
 
 Source = tuple[str, str]
 """What a message calls the numbers, and how they lie beside the elements."""

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from opsmith.checking.diagnosis.comparable import wide
 from opsmith.checking.diagnosis.found import Found
-from opsmith.checking.diagnosis.pair import Pair, wide
+from opsmith.checking.diagnosis.pair import Pair
 from opsmith.checking.diagnosis.seen import Seen
 
 MOST = 15
@@ -29,12 +30,13 @@ def swapped(seen: Seen) -> Iterator[Found]:
                 back = seen.everywhere(partial(_has_mine, label=label))
                 mine = seen.observation.about
                 more = f", and that of `{label}` is the right one of `{mine}`" if back else ""
-                yield Found("swapped-inputs", f"it is the right one of `{label}`{more}", {"that of": label})
+                reason = f"it is the right one of `{label}`{more}"
+                yield Found("swapped-inputs", reason, {"that of": label}, weak=not back)
                 return
     for first, second in list(_places(seen))[:MOST]:
         if seen.everywhere(partial(_is_with, first=first, second=second)):
             words = f"it is the right one if `{first}` and `{second}` change places"
-            yield Found("swapped-inputs", words, {"swapped": f"{first}, {second}"})
+            yield Found("swapped-inputs", words, {"swapped": f"{first}, {second}"}, weak=True)
             return
     names = [name for name, grad in seen.observation.grads.items() if grad is not None]
     for first, second in combinations(names, 2):

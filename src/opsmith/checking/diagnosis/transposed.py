@@ -9,8 +9,9 @@ from itertools import combinations, permutations
 import torch
 from torch import Tensor
 
+from opsmith.checking.diagnosis.comparable import peak, wide
 from opsmith.checking.diagnosis.found import Found
-from opsmith.checking.diagnosis.pair import Pair, peak, wide
+from opsmith.checking.diagnosis.pair import Pair
 from opsmith.checking.diagnosis.seen import Seen
 
 MOST = 4

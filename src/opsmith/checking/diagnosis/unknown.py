@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from opsmith.checking.causes import UNKNOWN
+from opsmith.checking.diagnosis.comparable import peak
+from opsmith.checking.diagnosis.factors import shown_factor
 from opsmith.checking.diagnosis.found import Found
-from opsmith.checking.diagnosis.pair import Pair, peak
+from opsmith.checking.diagnosis.pair import Pair
 from opsmith.checking.diagnosis.seen import Seen
 from opsmith.checking.diagnosis.sources import sources
 
+CLOSE = 1e-6
+FEW = 3
 LOOKS = 0.9
 """From which correlation on a tensor looks like the right one."""
 
@@ -50,9 +56,13 @@ def _patterns(seen: Seen) -> Iterator[str]:
     for (name, _), each in sources(seen.first).items():
         if each.dtype == torch.bool:
             continue
-        for words, power in (("once too often", 1.0), ("once too few", -1.0)):
-            if seen.everywhere(lambda pair, name=name, power=power: _factor(pair, name, power)):  # type: ignore[misc]
-                yield f"it is the right one with the factor {name} {words}"
+        for words, times in (("once too often", True), ("once too few", False)):
+            factor = _factor(seen.first, name, times=times)
+            if factor is None:
+                continue
+            if seen.everywhere(partial(_has_factor, name=name, times=times, factor=factor)):
+                more = "" if abs(factor - 1) < CLOSE else f", and times {shown_factor(factor)}"
+                yield f"it is the right one with the factor {name} {words}{more}"
     if seen.everywhere(_other_order):
         yield "it has the right values in another order"
 
@@ -62,15 +72,28 @@ def _constant_off(pair: Pair) -> bool:
     return len(off) > 2 and bool(((off - off[0]).abs() <= pair.slack.max()).all())
 
 
-def _factor(pair: Pair, name: str, power: float) -> bool:
-    """Whether it is the right one times other numbers, or the right one is that of it."""
+def _sides(pair: Pair, name: str, *, times: bool) -> tuple[Tensor, Tensor] | None:
+    """What came, and the right one, of which one has been multiplied by other numbers."""
     lying = next((each for (known, _), each in sources(pair).items() if known == name), None)
     if lying is None or lying.dtype == torch.bool or (lying.is_complex() and not pair.right.is_complex()):
+        return None
+    return (pair.mine, pair.right * lying) if times else (pair.mine * lying, pair.right)
+
+
+def _factor(pair: Pair, name: str, *, times: bool) -> float | None:
+    """By which one is the other, but for those numbers."""
+    sides = _sides(pair, name, times=times)
+    if sides is None or not bool(sides[1].any()):
+        return None
+    factor = complex((sides[1].conj() * sides[0]).sum() / (sides[1].abs() ** 2).sum())
+    return factor.real if factor.real and abs(factor.imag) <= CLOSE * abs(factor) else None
+
+
+def _has_factor(pair: Pair, name: str, *, times: bool, factor: float) -> bool:
+    sides = _sides(pair, name, times=times)
+    if sides is None or pair.right.numel() < FEW:
         return False
-    if power > 0:
-        return pair.is_(pair.right * lying)
-    off = (pair.mine * lying - pair.right).abs()
-    return bool((off <= pair.slack * (1 + lying.abs())).all())
+    return peak(sides[0] - factor * sides[1]) <= CLOSE * max(peak(sides[0]), peak(sides[1]))
 
 
 def _other_order(pair: Pair) -> bool:

@@ -39,8 +39,8 @@ def by_index(seen: Seen, mask: Mask) -> str | None:
     for place in places(union):
         if fallback is None or place.words.startswith("at"):
             fallback = place.words
-        if place.words.startswith("at") and place.words[3:4] in "[t" and kept:
-            break  # a list says less than a rule
+        if place.words.startswith("at") and kept:
+            continue  # a list says less than a rule
         if all(_predicts(place.mask(pair.right.shape), found, pair) for pair, found in there):
             kept.append(place.words)
     if kept:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from opsmith.checking.properties.autocast import AUTOCAST
+from opsmith.checking.properties.backward_again import BACKWARD_AGAIN
+from opsmith.checking.properties.batched_gradients import BATCHED_GRADIENTS
 from opsmith.checking.properties.batching import BATCHING
+from opsmith.checking.properties.compile import COMPILE
 from opsmith.checking.properties.determinism import DETERMINISM
 from opsmith.checking.properties.effects import EFFECTS
+from opsmith.checking.properties.export import EXPORT
 from opsmith.checking.properties.fake import FAKE
 from opsmith.checking.properties.forward import FORWARD
 from opsmith.checking.properties.forward_mode import FORWARD_MODE
 from opsmith.checking.properties.gradient import GRADIENT
 from opsmith.checking.properties.layouts import LAYOUTS
 from opsmith.checking.properties.linearity import LINEARITY
+from opsmith.checking.properties.memory import MEMORY
 from opsmith.checking.properties.opcheck import OPCHECK
 from opsmith.checking.properties.randomness import RANDOMNESS
 from opsmith.checking.properties.second_order import SECOND_ORDER
+from opsmith.checking.properties.serialization import SERIALIZATION
 from opsmith.checking.properties.state import STATE
 from opsmith.checking.properties.surrogate import SURROGATE
 from opsmith.checking.properties.values import VALUES
@@ -36,13 +43,20 @@ PROPERTIES: dict[str, Property] = {
         SECOND_ORDER,
         BATCHING,
         VMAP,
+        BATCHED_GRADIENTS,
         RANDOMNESS,
         DETERMINISM,
         EFFECTS,
         STATE,
+        BACKWARD_AGAIN,
+        MEMORY,
+        AUTOCAST,
+        SERIALIZATION,
+        COMPILE,
+        EXPORT,
         OPCHECK,
     )
 }
 
-GROUPS = {"integration": ("opcheck",)}
+GROUPS = {"integration": ("autocast", "serialization", "compile", "export", "opcheck")}
 """Names that stand for several properties in `only` and `skip`: all that ask what torch makes of it."""

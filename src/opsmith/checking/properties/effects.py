@@ -22,6 +22,7 @@ from opsmith.checking.property import Findings, Note, Property, each_sample, fir
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.saved import attribute_tensors, saving
+from opsmith.checking.seeding import seeds
 from opsmith.checking.subject import Subject
 
 NAME = "effects"
@@ -65,11 +66,23 @@ class Look:
 
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
+    try:
+        yield from _parts(subject, sample)
+    except Exception as error:
+        refuse_own(error)
+        if not sample.origin:  # what it raises for derived inputs is told by the properties of its results
+            raise
+
+
+def _parts(subject: Subject, sample: Sample) -> Findings:
+    if sample.inexact and not any(sample.flat[place].numel() for place in sample.inexact):
+        return  # there is no memory to write into
     places = differentiated(subject, sample).places
     for device in subject.devices:
         look = Look(subject, sample, places, device)
         failed = False
-        for part in (_forward, _watched, _outside, _in_slices):
+        # What lies outside of a call is the same for inputs that are derived.
+        for part in (_forward, _watched) if sample.origin else (_forward, _watched, _outside, _in_slices):
             for finding in part(look):
                 failed = failed or isinstance(finding, Failure)
                 yield finding
@@ -222,7 +235,7 @@ def _again(
     """A second backward through the same graph, with the same gradients coming in."""
     subject, sample = look.subject, look.sample
     try:
-        second = call.backward(call.grads(subject), retain_graph=True)
+        second = copies(call.backward(call.grads(subject), retain_graph=True))
     except Exception as error:
         if _refused(error):
             yield Note(f"a second backward through the same graph is refused: {first_line(error)}")
@@ -234,16 +247,18 @@ def _again(
         yield look.failure(None, "mutates-saved", message, look.by_backward)
         return
     fresh = alive(subject, sample, sample.at(device=look.device), look.places)
-    other = fresh.backward(fresh.grads(subject))
-    for place, one, again, anew in zip(look.places, first, second, other, strict=True):
-        if not differ(one, again) or differ(one, anew):  # what differs anew as well is no matter of the graph
+    anew = [copies(fresh.backward(fresh.grads(subject), retain_graph=True)) for _ in range(2)]
+    for place, one, again, *others in zip(look.places, first, second, *anew, strict=True):
+        # Of a new call the first must be the first again, and the second the second: else it is no matter of
+        # the graph, but of what differs from run to run.
+        if not differ(one, again) or differ(one, others[0]) or differ(again, others[1]):
             continue
         label = sample.labels[place]
         changed = [f"`ctx.{name}`" for name, kept in on_context if kept.written() is not None]
         by = f": the first one wrote into {', '.join(changed)}" if changed else ""
         message = (
             f"a second backward through the same graph gives another gradient of `{label}` than the first, "
-            f"and a backward of a new call gives the same as the first{by}. Leave what is kept as it is"
+            f"and so it does in a new call{by}. Leave what is kept as it is"
         )
         yield look.failure(label, "mutates-saved", message, rule_place(subject, sample.names[place]))
 
@@ -319,6 +334,12 @@ def _settings(look: Look) -> Findings:
         call = alive(subject, sample, sample.at(device=look.device), look.places)
         if call.open:
             call.backward(call.grads(subject))
+    if seeds(subject, sample):
+        message = (
+            "a call sets torch's random state for the whole process (`torch.manual_seed`): whoever draws "
+            "next draws the same numbers each time; draw from a `torch.Generator` of its own"
+        )
+        yield look.failure(None, "side-effect", message, subject.specification.where)
     for name, (was, now) in changed.items():
         message = (
             f"a call or its backward sets {name} for the whole process, to {shown_shortly(now)} where it was "

@@ -11,8 +11,8 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.case import NARROW, WIDE, Case, cases, short
 from opsmith.checking.causes import CAUSES, UNKNOWN
+from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.difference import form_fault
-from opsmith.checking.hypotheses import explain_difference
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.replay import result_replay
 from opsmith.checking.report import Failure

@@ -13,10 +13,10 @@ from opsmith.checking.case import named
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.derivative import vjp
 from opsmith.checking.diagnosis import Observation, diagnose
+from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.differentiated import rule_place
 from opsmith.checking.differentiating import each_subset
 from opsmith.checking.forward_derivative import Tangents, weighed
-from opsmith.checking.hypotheses import alike
 from opsmith.checking.numerical_gradient import numerical_gradient
 from opsmith.checking.property import Findings, Note, Property
 from opsmith.checking.report import Failure

@@ -5,21 +5,20 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.case import WIDE, named, short
-from opsmith.checking.difference import Difference
-from opsmith.checking.differentiated import differentiated, results_with_gradient, rule_place
+from opsmith.checking.differentiated import differentiated, results_with_gradient
+from opsmith.checking.layout_findings import Odd, Seen, Wrong, failure_of
 from opsmith.checking.layout_runs import Run, Runner, Twin
-from opsmith.checking.layouts import Layout, incoming, layouts_for, plain
+from opsmith.checking.layouts import incoming, layouts_for, plain
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
 from opsmith.checking.replay import layout_replay
-from opsmith.checking.report import Failure
-from opsmith.checking.sample import Sample
+from opsmith.checking.sample import Sample, replica
 from opsmith.checking.subject import Subject, drawing_operations
 
 NAME = "layouts"
@@ -30,55 +29,6 @@ IN_FLOAT32 = 2
 
 TOGETHER = {"quick": 1, "default": 3, "thorough": 12}
 """How often several tensors of a sample get a layout at once."""
-
-
-@dataclass(frozen=True)
-class Odd:
-    """A tensor that is not contiguous.
-
-    Args:
-        place: Which of the flat arguments, or of the visible results whose gradient comes in.
-        backward: Whether it is an incoming gradient.
-        layout: Its layout.
-    """
-
-    place: int
-    backward: bool
-    layout: Layout
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """One output that is wrong for a layout.
-
-    Args:
-        odd: What was not contiguous.
-        output: Which of the outputs; None where something was raised.
-        what: What is wrong.
-        difference: Its worst element.
-        case: Sample, dtype and device, in words.
-        replay: Gives lines that show it.
-    """
-
-    odd: Odd
-    output: int | None
-    what: str
-    case: str
-    difference: Difference | None = None
-    replay: Callable[[], str | None] = lambda: None
-
-
-@dataclass
-class Seen:
-    """What a run has found so far.
-
-    Args:
-        wrong: What is wrong, by the tensor that was not contiguous and by what was wrong then.
-        right: The layouts in which nothing was wrong, by that tensor.
-    """
-
-    wrong: dict[tuple[str, bool, str], list[Wrong]] = field(default_factory=dict)
-    right: dict[tuple[str, bool], set[str]] = field(default_factory=dict)
 
 
 def run(subject: Subject) -> Findings:
@@ -94,11 +44,14 @@ def run(subject: Subject) -> Findings:
                 yield case
                 continue
             some = True
-            yield from case.look(seen)
+            case.look(seen)
 
     yield from each_sample(NAME, replace(subject, samples=chosen), look)
     for group in seen.wrong.values():
-        yield _failure(subject, group, seen)
+        yield failure_of(NAME, subject, group, seen)
+    for label, texts in seen.refused.items():
+        words, text = ", ".join(texts), next(iter(texts.values()))
+        yield Note(f"it does not take {label} {words}, and says so: {text}")
     if not some:
         yield Skipped("no sample has a tensor, or runs on contiguous ones")
 
@@ -138,12 +91,12 @@ class Looked:
         """Sample, dtype and device in words."""
         return named(self.runner.sample, self.runner.dtype, self.device)
 
-    def look(self, seen: Seen) -> Findings:
+    def look(self, seen: Seen) -> None:
         """Try each layout alone, then several at once."""
         singles = list(self._singles())
         limit = self.runner.subject.effort.layouts
         for odd in singles if limit is None else _spread(singles, limit):
-            yield from self._try(seen, [odd])
+            self._try(seen, [odd])
         draw = random.Random(self.runner.subject.seed)
         by_place: dict[tuple[int, bool], list[Odd]] = {}
         for odd in singles:
@@ -152,7 +105,7 @@ class Looked:
         for _ in range(TOGETHER[self.runner.subject.effort.name] if len(by_place) > 1 else 0):
             several = [draw.choice(odds) for odds in by_place.values()]
             if not any(self._known(seen, odd) for odd in several):
-                yield from self._try(seen, several)
+                self._try(seen, self._least(several))
 
     def _singles(self) -> Iterator[Odd]:
         """Every layout of every tensor, the gradients first: their layout is nobody's choice."""
@@ -172,35 +125,54 @@ class Looked:
         subject, sample = self.runner.subject, self.runner.sample
         return subject.results(sample)[odd.place].name if odd.backward else sample.labels[odd.place]
 
-    def _try(self, seen: Seen, odds: Sequence[Odd]) -> Findings:
-        flat, grads = list(self.flat), list(self.grads)
+    def laid(self, odds: Sequence[Odd]) -> tuple[Run, Twin, list[Any]]:
+        """A run with some tensors in their layouts, what it is held to, and its arguments."""
+        flat, grads = [*map(replica, self.flat)], [*map(replica, self.grads)]
         for odd in odds:
             values: list[Any] = grads if odd.backward else flat
             values[odd.place] = odd.layout.of(values[odd.place])
         twin = self.twin
         if any(odd.layout.repeats for odd in odds):
             twin = Twin(self.runner, [*map(_plain, flat)], [*map(_plain, grads)])
-            if twin.right.error is not None:
-                return  # its numbers, repeated, are none that it takes
-        got = self.runner.run(flat, grads)
-        first = odds[0]
+        return self.runner.run(flat, grads), twin, flat
+
+    def _least(self, several: list[Odd]) -> list[Odd]:
+        """Of layouts that go wrong together, those that it takes."""
+        for odd in several:
+            fewer = [each for each in several if each is not odd]
+            run, twin, _ = self.laid(fewer)
+            wrong = run.error is not None or any(
+                twin.fault(at, output) is not None for at, output in enumerate(run.outputs)
+            )
+            if wrong and fewer:
+                return self._least(fewer)
+        return several
+
+    def _try(self, seen: Seen, odds: Sequence[Odd]) -> None:
+        got, twin, flat = self.laid(odds)
+        if twin.right.error is not None:
+            return  # its numbers, repeated, are none that it takes
         if got.error is not None:
-            yield from self._raised(seen, odds, got, flat)
+            self._raised(seen, odds, got, flat)
             return
         fine = True
+        results = len(got.outputs) - len(self.runner.places)
+        unseen = results if all(odd.backward for odd in odds) else 0
         for position, output in enumerate(got.outputs):
-            fault = twin.fault(position, output)
+            # The call does not see what comes in: where its results differ, that is another fault.
+            fault = twin.fault(position, output) if position >= unseen else None
             if fault is None:
                 continue
             fine = False
             what, difference = fault
-            together = self._together(odds)
+            first = odds[0]
             replay = self._replay(odds, position)
-            self._enter(seen, Wrong(first, position, what + together, self.name, difference, replay))
-            if position < len(got.outputs) - len(self.runner.places):
+            what += self._together(odds)
+            self._enter(seen, Wrong(first, position, what, self.name, difference, replay))
+            if position < results:
                 return  # a gradient of a wrong result would only say so again
         if fine and len(odds) == 1:
-            seen.right.setdefault((self._label(first), first.backward), set()).add(first.layout.name)
+            seen.right.setdefault((self._label(odds[0]), odds[0].backward), set()).add(odds[0].layout.name)
 
     def _together(self, odds: Sequence[Odd]) -> str:
         others = [
@@ -209,42 +181,51 @@ class Looked:
         words = [f"{other} {odd.layout.name}" for other, odd in zip(others, odds[1:], strict=True)]
         return f" (with {', '.join(words)})" if words else ""
 
-    def _raised(self, seen: Seen, odds: Sequence[Odd], got: Run, flat: Sequence[Any]) -> Findings:
+    def _raised(self, seen: Seen, odds: Sequence[Odd], got: Run, flat: Sequence[Any]) -> None:
         """An error in the call may be an answer; one in the backward comes too late to be one."""
         assert got.error is not None
         first, error = odds[0], got.error
         text = f"{type(error).__name__}: {first_line(error)}"
-        if not got.in_backward:
-            subject, sample = self.runner.subject, self.runner.sample
-            if _says_so(error) or _raises(lambda: subject.reference(sample, flat)):
-                words = " and ".join(f"`{self._label(odd)}` {odd.layout.name}" for odd in odds)
-                yield Note(f"it does not take {words}, and says so at the call: {text}")
-                return
-        backward = first.backward or got.in_backward
-        position = len(self.grads) if backward and self.runner.places else 0
-        replay = self._replay(odds, position)
-        what = text + self._together(odds)
-        self._enter(seen, Wrong(first, None, what, self.name, replay=replay), got)
+        if self._is_answer(error, got, flat):
+            what = "an incoming gradient" if first.backward else f"`{self._label(first)}`"
+            seen.refused.setdefault(what, {}).setdefault(first.layout.name, text)
+            return
+        position = len(self.grads) + self._raising(odds) if got.in_backward else 0
+        replay, what = self._replay(odds, position), text + self._together(odds)
+        self._enter(seen, Wrong(first, position, what, self.name, replay=replay))
+
+    def _is_answer(self, error: Exception, got: Run, flat: Sequence[Any]) -> bool:
+        """Whether an error says clearly, and in time, that a layout is not taken."""
+        if any(words in str(error) for words in BITS):
+            return True
+        if got.in_backward:
+            return False
+        subject, sample = self.runner.subject, self.runner.sample
+        itself = subject.foreign or subject.own_code  # then the reference raises whatever it raises
+        return _says_so(error) or (not itself and _raises(lambda: subject.reference(sample, flat)))
+
+    def _raising(self, odds: Sequence[Odd]) -> int:
+        """The input, by its position among those that are differentiated by, whose gradient raises."""
+        places = self.runner.places
+        alone = [replace(self, runner=replace(self.runner, places=(place,))) for place in places]
+        return next((at for at, each in enumerate(alone) if each.laid(odds)[0].error is not None), 0)
 
     def _replay(self, odds: Sequence[Odd], output: int) -> Callable[[], str | None]:
         runner = self.runner
-        codes = [(odd.place, odd.backward, odd.layout.code) for odd in odds]
+        laid = [(odd.place, odd.backward, odd.layout) for odd in odds]
         return lambda: layout_replay(
-            runner.subject, runner.sample, self.flat, self.grads, runner.places, codes, output, NAME
+            runner.subject, runner.sample, self.flat, self.grads, runner.places, laid, output, NAME
         )
 
-    def _enter(self, seen: Seen, wrong: Wrong, got: Run | None = None) -> None:
+    def _enter(self, seen: Seen, wrong: Wrong) -> None:
         subject, sample = self.runner.subject, self.runner.sample
         results = subject.results(sample)
-        if wrong.output is None:
-            backward = wrong.odd.backward or (got is not None and got.in_backward)
-            places = self.runner.places
-            about = sample.labels[places[0]] if backward and places else self._label(wrong.odd)
-            about = ("gradient of " if backward else "") + about
-        elif wrong.output < len(results):
+        if wrong.output < len(results):
             about = results[wrong.output].name
         else:
             about = f"gradient of {sample.labels[self.runner.places[wrong.output - len(results)]]}"
+        if self.twin.written is not None:  # a write goes wrong where numbers share memory: that is the fault
+            wrong = replace(wrong, cause=self.twin.written)
         seen.wrong.setdefault((self._label(wrong.odd), wrong.odd.backward, about), []).append(wrong)
 
 
@@ -300,6 +281,9 @@ def _raises(call: Callable[[], Any]) -> bool:
 
 
 OWN_WORDS = re.compile(r"contiguous|stride|layout|memory.format|channels.last|aligned", re.IGNORECASE)
+BITS = ("negative bit", "conjugate bit")
+"""What torch says where NumPy is given a view that NumPy does not know: loudly, and with the mend."""
+
 TORCHS = ("view size is not compatible", "setStorage", "use .reshape(", "refers to a single memory location")
 
 
@@ -307,49 +291,6 @@ def _says_so(error: Exception) -> bool:
     """Whether an error names the layout in the operator's own words, not in those of some operation."""
     text = str(error)
     return bool(OWN_WORDS.search(text)) and not any(words in text for words in TORCHS)
-
-
-def _failure(subject: Subject, group: Sequence[Wrong], seen: Seen) -> Failure:
-    """One failure for all layouts of a tensor in which the same output is wrong."""
-    (odd_label, backward, about), shown = next(
-        (key, each) for key, wrongs in seen.wrong.items() for each in wrongs[:1] if wrongs is group
-    )
-    layout = shown.odd.layout
-    names = dict.fromkeys(each.odd.layout.name for each in group)
-    right = sorted(seen.right.get((odd_label, backward), set()) - set(names))
-    label = about.removeprefix("gradient of ")
-    subject_words = f"the gradient of `{label}`" if about.startswith("gradient of ") else f"`{label}`"
-    if backward:
-        message = (
-            f"{subject_words} is right for a contiguous incoming gradient and wrong for one that is "
-            f"{layout.name}, as {layout.handed_back_by} hands it back: {shown.what}; read it by its strides, "
-            "or take `grad.contiguous()`"
-        )
-    else:
-        message = (
-            f"{subject_words} is right where `{odd_label}` is contiguous and wrong where it is "
-            f"{layout.name}: {shown.what}; read it by its strides, or take `{_bare(odd_label)}.contiguous()`"
-        )
-    evidence: dict[str, Any] = {
-        "sample": shown.case,
-        "incoming gradient" if backward else f"`{odd_label}`": layout.name,
-        **(shown.difference.evidence() if shown.difference else {}),
-        "wrong for": ", ".join(names),
-    }
-    if right:
-        evidence["right for"] = ", ".join(right)
-    gradient = about.startswith("gradient of ")
-    where = rule_place(subject, _bare(label)) if gradient else subject.specification.where
-    if not gradient and subject.specification.kernels:
-        where = subject.specification.kernels[0].where
-    # A result that is wrong for a layout of an input is told under that input, which is what to mend.
-    input = label if gradient or backward else odd_label
-    return Failure(NAME, input, "layout", message, where, evidence, shown.replay())
-
-
-def _bare(label: str) -> str:
-    """The argument that a label belongs to: `xs` of `xs[0]`."""
-    return label.partition("[")[0]
 
 
 LAYOUTS = Property(

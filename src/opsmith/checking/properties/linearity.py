@@ -20,11 +20,20 @@ from opsmith.checking.subject import Subject
 
 NAME = "linearity"
 FACTORS = (0.75, -1.5)
-SCALES = (1e-3, 1e4)
-"""Small and large gradients too: a backward that clips is linear in the middle."""
+SCALES = (2.0**-10, 2.0**10)
+"""Small and large gradients too: a backward that clips is linear in the middle. Powers of two, since
+rounding to any format is then the same, and the tolerance can be small."""
 
 Grads = list[Tensor | None]
 Backward = Callable[[Grads], Tensor | None]
+Combined = tuple[str, Grads, Tensor, float, float]
+
+SUMMED = 2.0**-6
+"""What a sum may be off: a backward that computes in bfloat16 rounds by 2**-9. What is not additive, such as
+a size or a largest element, misses by much more."""
+
+SCALED = torch.finfo(torch.float64).eps ** 0.25
+"""What a multiple may be off: a nearly singular backward loses no more than three quarters of its digits."""
 
 
 def run(subject: Subject) -> Findings:
@@ -80,9 +89,9 @@ def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failu
             "nothing in common: multiply by what comes in"
         )
         return Failure(NAME, label, "ignores-grad-output", message, where, evidence)
-    for words, grads, expected, size in _combined(first, second, u, v):
+    for words, grads, expected, size, tolerated in _combined(first, second, u, v):
         got = backward(grads)
-        difference = None if got is None else off_linear(got, expected, size)
+        difference = None if got is None else off_linear(got, expected, size, tolerated)
         if difference is not None:
             message = (
                 f"the gradient of `{label}` is not linear in the incoming one: for {words}, {difference}; "
@@ -94,19 +103,19 @@ def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failu
     return None
 
 
-def _combined(first: Grads, second: Grads, u: Tensor, v: Tensor) -> list[tuple[str, Grads, Tensor, float]]:
-    """Incoming gradients made of others, what the gradient must be for each, and the size of its terms."""
+def _combined(first: Grads, second: Grads, u: Tensor, v: Tensor) -> list[Combined]:
+    """Incoming gradients made of others; what the gradient must be, its terms' size, what it may be off."""
     a, b = FACTORS
     largest = float(u.abs().max()) if u.numel() else 0.0
     other = float(v.abs().max()) if v.numel() else 0.0
     mixed = [None if x is None or y is None else a * x + b * y for x, y in zip(first, second, strict=True)]
     words = f"{a} u + ({b}) v, where those of u and of v are known"
-    found = [(words, mixed, a * u + b * v, abs(a) * largest + abs(b) * other)]
+    found = [(words, mixed, a * u + b * v, abs(a) * largest + abs(b) * other, SUMMED)]
     for scale in SCALES:
         scaled = [None if each is None else scale * each for each in first]
-        found.append((f"{scale:g} times an incoming gradient", scaled, scale * u, scale * largest))
+        found.append((f"{scale:g} times an incoming gradient", scaled, scale * u, scale * largest, SCALED))
     nothing = [None if each is None else torch.zeros_like(each) for each in first]
-    found.append(("an incoming gradient of zeros", nothing, torch.zeros_like(u), largest))
+    found.append(("an incoming gradient of zeros", nothing, torch.zeros_like(u), largest, SCALED))
     return found
 
 

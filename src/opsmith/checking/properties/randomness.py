@@ -12,6 +12,7 @@ import torch
 from opsmith.checking.property import Findings, Property, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
+from opsmith.checking.seeding import seeds
 from opsmith.checking.subject import Subject, drawing_operations
 
 NAME = "randomness"
@@ -26,7 +27,8 @@ def run(subject: Subject) -> Findings:
         draws = [name for name, own_generator in drawing_operations(subject, sample) if not own_generator]
         moved = _states_moved(subject, sample)
         drew = drew or bool(draws) or "torch" in moved
-        if not subject.specification.random and (draws or "torch" in moved):
+        # Who sets the random state moves it, too; that is told by `effects`, and is worse.
+        if not subject.specification.random and (draws or "torch" in moved) and not seeds(subject, sample):
             yield _undeclared(subject, sample, draws)
         for name in moved:
             if name != "torch":

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.case import named
+from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.difference import Difference
 from opsmith.checking.differentiated import rule_place
 from opsmith.checking.differentiating import each_subset
-from opsmith.checking.hypotheses import alike
 from opsmith.checking.property import Findings, Note, Property
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample

@@ -12,9 +12,10 @@ from torch import Tensor
 from opsmith.checking.case import WIDE, Case, cases
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.derivative import vjp
+from opsmith.checking.diagnosis import explain_difference
+from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.difference import form_fault
 from opsmith.checking.differentiated import adopted_takes, differentiated, given_instead, rule_place
-from opsmith.checking.hypotheses import alike, explain_difference
 from opsmith.checking.probes import Probe, plain_probe
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
