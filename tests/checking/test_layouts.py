@@ -162,7 +162,7 @@ def test_an_input_that_is_refused_in_words_of_its_own_is_listed() -> None:
     assert "and says so: ValueError: x must be contiguous" in note
 
 
-def test_a_class_whose_forward_is_all_there_is_may_refuse_in_any_words() -> None:
+def test_what_some_operation_says_is_no_answer_of_its_own() -> None:
     class Flat(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -172,8 +172,18 @@ def test_a_class_whose_forward_is_all_there_is_may_refuse_in_any_words() -> None
         def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
             return 2 * grad.reshape(3, 4)
 
-    outcome = found(Flat, [(torch.randn(3, 4),)])
-    assert outcome.status == "passed"
+    (failure,) = found(Flat, [(torch.randn(3, 4),)]).failures
+    assert (failure.cause, failure.input) == ("layout", "x")
+    assert "RuntimeError: view size is not compatible" in failure.message
+
+
+def test_what_the_reference_refuses_is_outside_of_the_domain() -> None:
+    @opsmith.operator("layouts::flat")
+    def flat(x: Tensor) -> Tensor:
+        return 2 * x.view(-1)
+
+    outcome = found(flat, [(torch.randn(3, 4),)])
+    assert outcome.failures == ()
     assert any("does not take `x` transposed" in note for note in outcome.notes)
 
 

@@ -86,7 +86,7 @@ def test_progress_is_told_before_each_property_and_at_the_end() -> None:
     told: list[tuple[str, int, int]] = []
     opsmith.check(cube, samples=[(torch.rand(3),)], only=FAST, progress=lambda *event: told.append(event))
     names = [name for name, _, _ in told]
-    assert names[:2] == ["randomness", "effects"]
+    assert names[:2] == ["randomness", "determinism"]
     assert names[-1] == ""
     assert sorted(names[:-1]) == sorted(PROPERTIES)
     assert [done for _, done, _ in told] == list(range(len(PROPERTIES) + 1))

@@ -19,7 +19,7 @@ def kernel_by_two() -> Any:
     return square("kernel_by_two").kernel("cpu", lambda x: 2 * x * x)
 
 
-@wrong("forward", "precision", "result", "every element is a float16 number, so it was computed in float16")
+@wrong("forward", "precision", "result", "it consists of float16 numbers, so it was computed in float16")
 def kernel_in_half_precision() -> Any:
     def half(x: Tensor) -> Tensor:
         return (x.to(torch.float16) * x.to(torch.float16)).to(x.dtype)

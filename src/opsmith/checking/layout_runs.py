@@ -13,6 +13,7 @@ from torch import Tensor
 from opsmith.checking.derivative import with_gradient
 from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.difference import Difference, form_fault, unequal
+from opsmith.checking.quiet import quiet
 from opsmith.checking.rounding import LIBRARY, unit_roundoff
 from opsmith.checking.sample import Sample, is_inexact, replica
 from opsmith.checking.subject import Subject
@@ -60,14 +61,17 @@ class Runner:
         """One call and one backward; what is raised is told, not raised."""
         call = False
         try:
-            with torch.enable_grad():
+            with quiet(), torch.enable_grad():
                 leaves = [
                     value.detach().requires_grad_(place in self.places) if is_inexact(value) else value
                     for place, value in enumerate(flat)
                 ]
                 results = self.subject.call(self.sample, leaves)
             call = True
-            return Run(tuple(_bare(each) for each in [*results, *self._gradients(leaves, results, grads)]))
+            with quiet():
+                return Run(
+                    tuple(_bare(each) for each in [*results, *self._gradients(leaves, results, grads)])
+                )
         except Exception as error:
             return Run(error=error, in_backward=call)
 
@@ -210,11 +214,14 @@ class Twin:
                 return False
         return True
 
-    def written(self) -> tuple[bool, bool]:
-        """Whether a call and its backward write into the arguments, and into what comes in."""
+    @cached_property
+    def written(self) -> str | None:
+        """The word for it, if a call or its backward writes into the arguments, or into what comes in."""
         flat, grads = self._copies(self.flat), self._copies(self.grads)
         self.runner.run(flat, grads)
-        return _differ(flat, self.flat), _differ(grads, self.grads)
+        if _differ(flat, self.flat):
+            return "mutates-input"
+        return "mutates-grad-output" if _differ(grads, self.grads) else None
 
     @staticmethod
     def _copies(values: Sequence[Any]) -> list[Any]:

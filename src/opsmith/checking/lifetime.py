@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Parameter
 
 from opsmith.checking.subject import Subject
 from opsmith.checking.surroundings import reached, tensors_within
@@ -75,8 +76,8 @@ def holders(subject: Subject, watched: Watched) -> list[str]:
     ]
     if named:
         return named
-    # The type itself is asked: `isinstance` wakes up objects that stand for others, and warn of it.
-    tensors: list[Tensor] = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+    # The type itself is asked: `isinstance` wakes up objects that stand for others, and they warn of it.
+    tensors: list[Tensor] = [each for each in gc.get_objects() if type(each) in (Tensor, Parameter)]
     tensors = [each for each in tensors if _lies_there(each, watched)]
     kinds: dict[str, None] = {}
     for tensor in tensors:

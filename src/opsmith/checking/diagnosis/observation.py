@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Grads = Sequence[Tensor | None]
 """What comes in for each result, None where nothing does."""
 
+MORE = 8
+"""How many further fresh inputs narrow down a condition."""
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -41,6 +44,7 @@ class Observation:
             where there is nothing that can be drawn anew.
         elsewhere: Gives the same at other sizes, each for a seed.
         fresh: On how many fresh inputs a guess must hold.
+        more: How many further ones may be drawn to narrow down a condition.
     """
 
     got: Tensor | None
@@ -60,3 +64,4 @@ class Observation:
     again: Callable[[int], Observation | None] | None = None
     elsewhere: Callable[[], Sequence[Callable[[int], Observation | None]]] | None = None
     fresh: int = 3
+    more: int = MORE

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from opsmith.checking.derivative import vjp
 from opsmith.checking.diagnosis.comparable import peak
-from opsmith.checking.diagnosis.observation import Grads, Observation
+from opsmith.checking.diagnosis.observation import MORE, Grads, Observation
 from opsmith.checking.diagnosis.paths import Paths
 from opsmith.checking.diagnosis.redrawing import WAYS, redrawn
 from opsmith.checking.property import refuse_own
@@ -72,9 +72,10 @@ class Observer:
             seen = self._without_kinks(seen, flat, grads)
         return replace(
             seen,
-            again=lambda seed: self._again(flat, grads, seed),
+            again=lambda seed: self.draw(flat, grads, seed),
             elsewhere=lambda: [partial(self._at, sample, grads) for sample in self._others()],
             fresh=self.subject.effort.fresh,
+            more=0 if self.right else MORE,
         )
 
     def _others(self) -> list[Sample]:
@@ -99,9 +100,9 @@ class Observer:
 
     def _at(self, sample: Sample, grads: Grads, seed: int) -> Observation | None:
         there = replace(self, sample=sample)
-        return there._again(sample.at(torch.float64), grads, seed)
+        return there.draw(sample.at(torch.float64), grads, seed)
 
-    def _again(self, flat: Sequence[Any], grads: Grads, seed: int) -> Observation | None:
+    def draw(self, flat: Sequence[Any], grads: Grads, seed: int) -> Observation | None:
         """The same on fresh inputs, drawn more gently where the operator does not take them."""
         for way in WAYS if seed % 2 else ("mixed", "like", "scaled"):
             generator = torch.Generator().manual_seed(APART + self.subject.seed * 1000 + seed)
@@ -175,8 +176,9 @@ class Observer:
             results={name: r.detach() for name, r in zip(names, results, strict=True)},
             others=others,
             backward=lambda incoming: backward(self.subset, incoming)[self.subset.index(self.place)],
-            right=lambda incoming: right((self.place,), incoming)[0],
-            right_at=partial(self._right_at, flat, grads),
+            # Differences take a run for each element of the input: they are not asked again and again.
+            right=None if self.right else lambda incoming: right((self.place,), incoming)[0],
+            right_at=None if self.right else partial(self._right_at, flat, grads),
             paths=lambda: self._paths(flat, grads),
             near=partial(self._near, flat, grads),
             tolerance=None if self.right is None else torch.full(expected.shape, NUMERICAL * peak(expected)),

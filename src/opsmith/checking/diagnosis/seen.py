@@ -9,9 +9,6 @@ from functools import cached_property
 from opsmith.checking.diagnosis.observation import Observation
 from opsmith.checking.diagnosis.pair import Pair
 
-MORE = 8
-"""How many further fresh inputs narrow down a condition."""
-
 SIZES = 8
 """At how many other sizes to look, at most."""
 
@@ -47,7 +44,7 @@ class Seen:
         if again is None:
             return ()
         start = self.observation.fresh + 1
-        drawn = [again(seed) for seed in range(start, start + MORE)]
+        drawn = [again(seed) for seed in range(start, start + self.observation.more)]
         return tuple(Pair(each) for each in drawn if each is not None)
 
     @cached_property

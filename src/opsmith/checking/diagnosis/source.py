@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
-import sys
 import textwrap
 from dataclasses import dataclass
 from itertools import islice
@@ -52,7 +52,7 @@ class Source:
 
 def source_of() -> Source:
     """Where the operation that is being run stands: the innermost expression outside of torch and of us."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = inspect.currentframe()
     formula = ""
     while frame is not None:
         name = frame.f_code.co_filename

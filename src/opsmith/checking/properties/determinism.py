@@ -32,7 +32,11 @@ def run(subject: Subject) -> Findings:
 def _sample(subject: Subject, sample: Sample) -> Findings:
     places = differentiated(subject, sample).places
     for device in subject.devices:
-        runs = [_run(subject, sample, places, device) for _ in range(subject.effort.repeats)]
+        runs = []
+        for repeat in range(subject.effort.repeats):
+            if repeat % 2:  # what takes turns must not be in step with the runs
+                subject.call(sample, sample.at(device=device))
+            runs.append(_run(subject, sample, places, device))
         dirtied, filled = [], []
         for byte in BYTES:
             dirty([*runs[0].results, *runs[0].gradients, *sample.flat], byte)

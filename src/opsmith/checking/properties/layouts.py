@@ -18,7 +18,7 @@ from opsmith.checking.layout_runs import Run, Runner, Twin
 from opsmith.checking.layouts import incoming, layouts_for, plain
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
 from opsmith.checking.replay import layout_replay
-from opsmith.checking.sample import Sample
+from opsmith.checking.sample import Sample, replica
 from opsmith.checking.subject import Subject, drawing_operations
 
 NAME = "layouts"
@@ -125,9 +125,9 @@ class Looked:
         subject, sample = self.runner.subject, self.runner.sample
         return subject.results(sample)[odd.place].name if odd.backward else sample.labels[odd.place]
 
-    def _laid(self, odds: Sequence[Odd]) -> tuple[Run, Twin, list[Any]]:
+    def laid(self, odds: Sequence[Odd]) -> tuple[Run, Twin, list[Any]]:
         """A run with some tensors in their layouts, what it is held to, and its arguments."""
-        flat, grads = list(self.flat), list(self.grads)
+        flat, grads = [*map(replica, self.flat)], [*map(replica, self.grads)]
         for odd in odds:
             values: list[Any] = grads if odd.backward else flat
             values[odd.place] = odd.layout.of(values[odd.place])
@@ -140,7 +140,7 @@ class Looked:
         """Of layouts that go wrong together, those that it takes."""
         for odd in several:
             fewer = [each for each in several if each is not odd]
-            run, twin, _ = self._laid(fewer)
+            run, twin, _ = self.laid(fewer)
             wrong = run.error is not None or any(
                 twin.fault(at, output) is not None for at, output in enumerate(run.outputs)
             )
@@ -149,7 +149,7 @@ class Looked:
         return several
 
     def _try(self, seen: Seen, odds: Sequence[Odd]) -> None:
-        got, twin, flat = self._laid(odds)
+        got, twin, flat = self.laid(odds)
         if twin.right.error is not None:
             return  # its numbers, repeated, are none that it takes
         if got.error is not None:
@@ -186,29 +186,29 @@ class Looked:
         assert got.error is not None
         first, error = odds[0], got.error
         text = f"{type(error).__name__}: {first_line(error)}"
-        if not got.in_backward:
-            subject, sample = self.runner.subject, self.runner.sample
-            if _says_so(error) or _raises(lambda: subject.reference(sample, flat)):
-                seen.refused.setdefault(f"`{self._label(first)}`", {}).setdefault(first.layout.name, text)
-                return
-        elif any(words in str(error) for words in BITS):
+        if self._is_answer(error, got, flat):
             what = "an incoming gradient" if first.backward else f"`{self._label(first)}`"
             seen.refused.setdefault(what, {}).setdefault(first.layout.name, text)
             return
-        cause = "layout"
-        if WRITTEN in str(error):
-            inputs, incoming_ones = self.twin.written()
-            cause = "mutates-grad-output" if incoming_ones else "mutates-input" if inputs else cause
         position = len(self.grads) + self._raising(odds) if got.in_backward else 0
-        what = text + self._together(odds)
-        replay = self._replay(odds, position)
-        self._enter(seen, Wrong(first, position, what, self.name, replay=replay, cause=cause))
+        replay, what = self._replay(odds, position), text + self._together(odds)
+        self._enter(seen, Wrong(first, position, what, self.name, replay=replay))
+
+    def _is_answer(self, error: Exception, got: Run, flat: Sequence[Any]) -> bool:
+        """Whether an error says clearly, and in time, that a layout is not taken."""
+        if any(words in str(error) for words in BITS):
+            return True
+        if got.in_backward:
+            return False
+        subject, sample = self.runner.subject, self.runner.sample
+        itself = subject.foreign or subject.own_code  # then the reference raises whatever it raises
+        return _says_so(error) or (not itself and _raises(lambda: subject.reference(sample, flat)))
 
     def _raising(self, odds: Sequence[Odd]) -> int:
         """The input, by its position among those that are differentiated by, whose gradient raises."""
         places = self.runner.places
         alone = [replace(self, runner=replace(self.runner, places=(place,))) for place in places]
-        return next((at for at, each in enumerate(alone) if each._laid(odds)[0].error is not None), 0)
+        return next((at for at, each in enumerate(alone) if each.laid(odds)[0].error is not None), 0)
 
     def _replay(self, odds: Sequence[Odd], output: int) -> Callable[[], str | None]:
         runner = self.runner
@@ -224,6 +224,8 @@ class Looked:
             about = results[wrong.output].name
         else:
             about = f"gradient of {sample.labels[self.runner.places[wrong.output - len(results)]]}"
+        if self.twin.written is not None:  # a write goes wrong where numbers share memory: that is the fault
+            wrong = replace(wrong, cause=self.twin.written)
         seen.wrong.setdefault((self._label(wrong.odd), wrong.odd.backward, about), []).append(wrong)
 
 
@@ -279,7 +281,6 @@ def _raises(call: Callable[[], Any]) -> bool:
 
 
 OWN_WORDS = re.compile(r"contiguous|stride|layout|memory.format|channels.last|aligned", re.IGNORECASE)
-WRITTEN = "more than one element of the written-to tensor refers to a single memory location"
 BITS = ("negative bit", "conjugate bit")
 """What torch says where NumPy is given a view that NumPy does not know: loudly, and with the mend."""
 
