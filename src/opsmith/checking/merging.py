@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from opsmith.checking.causes import UNKNOWN, first_of
+from opsmith.checking.following import explained_by
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.sample import Sample
 from opsmith.core.calls import tensors_in
@@ -96,7 +97,8 @@ def referred(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """The outcomes, where each failure that another one explains names the property of that one.
 
     A failure of the same input in a property that looks at what a backward gives follows from the failure of
-    `linearity` or `gradient`, in this order. One in the same words follows from the first that says them.
+    `linearity` or `gradient`, in this order. One in the same words follows from the first that says them, and
+    one of tracing, mapping or copying from what is wrong with the operator itself.
 
     Args:
         outcomes: In the order in which a reader sees them.
@@ -105,8 +107,10 @@ def referred(outcomes: Sequence[Outcome]) -> list[Outcome]:
     by_input = {root: {failure.input for failure in every if failure.check == root} for root in ROOTS}
     said: dict[tuple[str, str], str] = {}
     answers: list[Outcome] = []
+    before: list[Failure] = []
     for outcome in outcomes:
-        failures = [_referred(failure, by_input, said) for failure in outcome.failures]
+        failures = [_referred(failure, by_input, said, before) for failure in outcome.failures]
+        before += failures
         answers.append(replace(outcome, failures=tuple(failures)))
         for failure in outcome.failures:
             said.setdefault((failure.cause, failure.message), failure.check)
@@ -121,13 +125,17 @@ NOT_ABOUT_GRADIENTS = frozenset({"forward", "fake", "randomness", "linearity"})
 
 
 def _referred(
-    failure: Failure, by_input: dict[str, set[str | None]], said: dict[tuple[str, str], str]
+    failure: Failure,
+    by_input: dict[str, set[str | None]],
+    said: dict[tuple[str, str], str],
+    before: Sequence[Failure],
 ) -> Failure:
     earlier = said.get((failure.cause, failure.message))
     if earlier is None and failure.input and failure.check not in NOT_ABOUT_GRADIENTS:
         mine = _inputs(failure.input)
         roots = [root for root in ROOTS if root != failure.check and mine & _all_inputs(by_input[root])]
         earlier = roots[0] if roots else None
+    earlier = earlier or explained_by(failure, before)
     return replace(failure, follows=earlier if earlier != failure.check else None)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from opsmith.checking.derivative import with_gradient
 from opsmith.checking.differentiated import differentiated
+from opsmith.checking.followed import called
 from opsmith.checking.mapped_gradients import random_like
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
@@ -93,16 +94,21 @@ def run_step(
         grads: For each call the gradient of each result, None for one that is not followed; no backward is
             run by default.
     """
-    leaves = [
-        [
-            value.detach().requires_grad_() if place in places_of(subject, sample) else value
-            for place, value in enumerate(flat)
-        ]
-        for sample, flat in flats
+    lengths = [len(flat) for _, flat in flats]
+    every = [value for _, flat in flats for value in flat]
+    places = [
+        sum(lengths[:at]) + place
+        for at, (sample, _) in enumerate(flats)
+        for place in places_of(subject, sample)
     ]
-    calls = [call_of(subject, sample, flat) for (sample, _), flat in zip(flats, leaves, strict=True)]
-    with subject.seeded(), torch.enable_grad():
-        returned = step(calls)
+
+    def call(given: list[Any]) -> Any:
+        rows = _apart(given, lengths)
+        return step([call_of(subject, sample, row) for (sample, _), row in zip(flats, rows, strict=True)])
+
+    with subject.seeded():
+        found, returned = called(call, every, places)
+    leaves = _apart(found, lengths)
     answers = []
     results = [tuple(tensors_inside(each)) for each in returned]
     followed = [tuple(map(with_gradient, each)) for each in results]
@@ -110,9 +116,15 @@ def run_step(
         [flat[place] for place in places_of(subject, s)] for (s, _), flat in zip(flats, leaves, strict=True)
     ]
     gradients = _backward(results, wanted, grads) if grads is not None else [()] * len(results)
-    for each, follows, found in zip(results, followed, gradients, strict=True):
-        answers.append(Ran(tuple(value.detach() for value in each), follows, tuple(found)))
+    for each, follows, mine in zip(results, followed, gradients, strict=True):
+        answers.append(Ran(tuple(value.detach() for value in each), follows, tuple(mine)))
     return answers
+
+
+def _apart(values: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
+    """Values in rows of these lengths."""
+    rest = iter(values)
+    return [list(itertools.islice(rest, length)) for length in lengths]
 
 
 def _backward(

@@ -26,6 +26,7 @@ from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.derivative import vjp
 from opsmith.checking.difference import Difference, form_fault
 from opsmith.checking.differentiated import differentiated, rule_place
+from opsmith.checking.followed import called
 from opsmith.checking.property import (
     Findings,
     Note,
@@ -94,15 +95,11 @@ def _cast(casting: Casting, seen: Seen) -> Findings:
     """One forward under autocast, and its backward outside of it."""
     subject, sample, kind = casting.subject, casting.sample, casting.device.type
     places = differentiated(subject, sample).places
-    leaves = [
-        value.requires_grad_() if place in places else value
-        for place, value in enumerate(sample.at(WIDE, casting.device))
-    ]
     outside = state(kind)
     try:
-        with quiet(), torch.enable_grad(), casting.region():
+        with quiet(), casting.region():
             inside = state(kind)
-            results = casting.call(leaves)
+            leaves, results = called(casting.call, sample.at(WIDE, casting.device), places)
             yield from _leaked(casting, inside, state(kind), "a call")
     except Exception as error:
         refuse_own(error)
@@ -191,7 +188,7 @@ def _backward(
         representable(each, casting.dtype, generator) if o else None
         for each, o in zip(results, open_, strict=True)
     ]
-    plain = [None if grad is None else grad.to(WIDE) for grad in grads]
+    plain = [None if grad is None else replica(grad, WIDE) for grad in grads]
     try:
         vjp(casting.call, sample.at(WIDE, casting.device), places, plain)
     except Exception as error:

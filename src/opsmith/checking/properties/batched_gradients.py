@@ -12,6 +12,7 @@ from torch import Tensor
 from opsmith.checking.derivative import with_gradient
 from opsmith.checking.differentiated import differentiated, rule_place
 from opsmith.checking.examples import own_dtype, working_dtype
+from opsmith.checking.followed import called
 from opsmith.checking.loop import Loop
 from opsmith.checking.mapped_gradients import gradients_of, random_like
 from opsmith.checking.mapping import SIZE
@@ -60,9 +61,9 @@ def _sample(subject: Subject, sample: Sample, compared: list[str], refused: dict
     dtype = working_dtype(subject, sample)
     flat = sample.at(dtype)
     call = partial(subject.call, sample)
-    open_ = [is_inexact(each) and each.requires_grad for each in call(_leaves(flat, places))]
+    results = called(call, flat, places)[1]
+    open_ = [is_inexact(each) and each.requires_grad for each in results]
     generator = subject.generator()
-    results = call(flat)
     grads = [
         [random_like(each, generator) if o else None for each, o in zip(results, open_, strict=True)]
         for _ in range(SIZE)
@@ -113,9 +114,8 @@ def _ways(
     """What takes several incoming gradients at once: its words, and the gradients that it gives."""
 
     def graph() -> tuple[list[Tensor], list[Tensor]]:
-        with torch.enable_grad():
-            leaves = _leaves(flat, places)
-            return [each for each in call(leaves) if with_gradient(each)], [leaves[at] for at in places]
+        leaves, results = called(call, flat, places)
+        return [each for each in results if with_gradient(each)], [leaves[at] for at in places]
 
     def batched() -> list[Tensor]:
         results, inputs = graph()

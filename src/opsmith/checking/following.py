@@ -1,0 +1,58 @@
+"""What torch makes of an operator goes wrong where the operator itself is wrong: then that is named first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opsmith.checking.report import Failure
+
+TRACED = frozenset(
+    {"fake", "vmap", "batched_gradients", "autocast", "serialization", "compile", "export", "opcheck"}
+)
+"""Properties whose failures may follow from those of any that stands before them."""
+
+BROAD = frozenset({"raises", "unknown", "fake-mismatch", "shape", "kernel-mismatch"})
+"""Causes under which they report what they do not know the reason of."""
+
+ROOTS = frozenset(
+    {
+        "raises",
+        "mutates-input",
+        "mutates-grad-output",
+        "mutates-saved",
+        "aliases-input",
+        "nondeterministic",
+        "stale-state",
+        "side-effect",
+        "gradient-count",
+        "shape",
+        "dtype",
+        "layout",
+        "fake-mismatch",
+    }
+)
+"""Causes that leave nothing right of what traces, maps or copies an operator."""
+
+
+def explained_by(failure: Failure, before: Sequence[Failure]) -> str | None:
+    """The property whose failure explains one of tracing, mapping or copying; None where none does.
+
+    It is the first that has the same cause, then the first that is about the same argument or result, then
+    the first that leaves nothing right.
+
+    Args:
+        failure: The failure.
+        before: Those of the properties that stand before it.
+    """
+    if failure.check not in TRACED:
+        return None
+    others = [each for each in before if each.check != failure.check and each.follows is None]
+    for each in others:
+        if each.cause == failure.cause and each.cause != "unknown":
+            return each.check
+    for each in others:
+        if failure.input is not None and each.input == failure.input:
+            return each.check
+    if failure.cause in BROAD:
+        return next((each.check for each in others if each.cause in ROOTS), None)
+    return None
