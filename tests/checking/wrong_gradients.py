@@ -234,7 +234,9 @@ def part_of_the_second_order() -> Any:
     return cube.gradients(x=lambda grad, x: 3 * grad * x * x.detach())
 
 
-@wrong("forward_mode", "forward-mode", "x", "by `x, y` is not what finite differences say")
+@wrong(
+    "forward_mode", "forward-mode", "y", "the tangent of `result` by `y` is not what finite differences say"
+)
 def tangent_of_one_input() -> Any:
     @opsmith.operator("wrong::tangent_of_one_input")
     def product(x: Tensor, y: Tensor) -> Tensor:
@@ -242,3 +244,33 @@ def tangent_of_one_input() -> Any:
 
     product.samples(lambda make: [(make(3, 4), make(4))])
     return product.tangents(result=lambda x, y, tangent_x, tangent_y: tangent_x * y - x * tangent_y)
+
+
+@wrong("values", "nan", "x", "the gradient of `x` is wrong where `x` is")
+def overflows() -> Any:
+    @opsmith.operator("wrong::overflows")
+    def softplus(x: Tensor) -> Tensor:
+        return torch.nn.functional.softplus(x)
+
+    softplus.samples(lambda make: [(make(3, 4),)])
+    return softplus.gradients(x=lambda grad, x: grad * x.exp() / (1 + x.exp()))
+
+
+@wrong("values", "region", "x", "where `x` is -2.9")
+def clamps_a_little_early() -> Any:
+    @opsmith.operator("wrong::clamps_a_little_early")
+    def clamped(x: Tensor) -> Tensor:
+        return x.clamp(-3, 3)
+
+    clamped.samples(lambda make: [(make(3, 4, low=-1.0, high=1.0),)])
+    return clamped.gradients(x=lambda grad, x: grad * ((x > -2.9) & (x < 3)))
+
+
+@wrong("values", "region", "x", "it is -4.31555 where -2.15777 is right")
+def wrong_at_one() -> Any:
+    @opsmith.operator("wrong::wrong_at_one")
+    def cube(x: Tensor) -> Tensor:
+        return x**3
+
+    cube.samples(lambda make: [(make(3, 4),)])
+    return cube.gradients(x=lambda grad, x: 3 * grad * x * x * torch.where(x == 1, 2.0, 1.0).to(x))

@@ -88,7 +88,7 @@ class Tangents:
         # they silently return zeros.
         with torch.enable_grad(), quiet(), forward_ad.dual_level():
             for place in self.places:
-                value = flat[place] if values is not None else flat[place].detach().clone().requires_grad_()
+                value = flat[place] if values is not None else flat[place].detach().requires_grad_().clone()
                 flat[place] = forward_ad.make_dual(value, steps[place].to(value.device).contiguous())
             results = self.subject.call(self.sample, flat)
             found = [forward_ad.unpack_dual(r).tangent if is_inexact(r) else None for r in results]

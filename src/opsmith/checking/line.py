@@ -59,8 +59,8 @@ class Line:
 
     @cached_property
     def usual(self) -> float:
-        """The size of the argument's elements: the median of those that are not zero; 1 where all are."""
-        present = self.sizes[self.sizes > 0]
+        """The size of the argument's elements: the median of those that are not tiny; 1 where all are."""
+        present = self.sizes[self.sizes > torch.finfo(self._numbers.dtype).tiny ** 0.5]
         return float(present.median()) if present.numel() else 1.0
 
     def direction(self, generator: torch.Generator) -> Tensor:

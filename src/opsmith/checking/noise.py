@@ -104,9 +104,9 @@ def _step(expected: Tensor, slopes: Tensor, plateau: float) -> float:
     least at `h = L noise**(1/3)`; with it `(h / L)**4 + noise / h`, least at `h = L noise**(1/5)`.
     """
     moves = float(slopes.norm())
-    if not moves or not plateau:
+    if not moves or not math.isfinite(moves) or not plateau:
         return 2.0**-10
-    noise = max(float(expected.norm()) / moves, 2.0**-54)
+    noise = min(max(float(expected.norm()) / moves, 2.0**-54), 1.0)
     return min(max(math.pow(noise, 1 / 5), 2.0**-11), 8 * plateau * math.pow(noise, -2 / 15), 2.0**-2)
 
 

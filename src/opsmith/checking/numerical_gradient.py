@@ -201,6 +201,7 @@ def numerical_gradient(
     generator: torch.Generator,
     elements: int = 2048,
     directions: int = 8,
+    only: Sequence[int] | None = None,
 ) -> NumericalGradient:
     """The gradient of a function by one of its arguments, from differences, with the error of each element.
 
@@ -216,6 +217,7 @@ def numerical_gradient(
         generator: Source of the directions, and of which elements to move.
         elements: How many elements to move one at a time; beyond, random ones, and random directions.
         directions: How many directions.
+        only: Which coordinates to move, if not all; then nothing stands for the others.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0], dtype=torch.float64)
@@ -231,9 +233,11 @@ def numerical_gradient(
     errors = torch.full((total,), torch.inf, dtype=torch.float64)
     rounding = torch.zeros(total, dtype=torch.float64)
     left, right = torch.full_like(values, torch.nan), torch.full_like(values, torch.nan)
-    chosen = (
-        range(total) if total <= elements else torch.randperm(total, generator=generator)[:elements].tolist()
-    )
+    all_of_them = only is not None or total <= elements
+    if only is not None:
+        chosen: Sequence[int] = list(only)
+    else:
+        chosen = range(total) if all_of_them else _some(total, elements, generator)
     slopes: dict[int, Slope] = {}
     for coordinate in chosen:
         found, rounding[coordinate] = _element(line, noise, coordinate)
@@ -242,7 +246,7 @@ def numerical_gradient(
         left[coordinate], right[coordinate] = found.left, found.right
     along = (
         []
-        if total <= elements
+        if all_of_them
         else [derivative_along(line, noise, line.direction(generator)) for _ in range(directions)]
     )
     looked = torch.zeros(total, dtype=torch.bool)
@@ -270,6 +274,11 @@ def numerical_gradient(
         noise.precision,
         doubts,
     )
+
+
+def _some(total: int, count: int, generator: torch.Generator) -> list[int]:
+    found: list[int] = torch.randperm(total, generator=generator)[:count].tolist()
+    return found
 
 
 def _element(line: Line, noise: Noise, coordinate: int) -> tuple[Slope, float]:

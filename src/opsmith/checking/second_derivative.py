@@ -99,7 +99,7 @@ class Gradients:
         count = len(self.sample.flat)
         with torch.enable_grad():
             leaves = [
-                value.detach().clone().requires_grad_(place in self.by) if is_inexact(value) else value
+                value.detach().requires_grad_(place in self.by).clone() if is_inexact(value) else value
                 for place, value in enumerate(self.values)
             ]
             pairs = [

@@ -71,6 +71,8 @@ def slope(moved: Differences, steps: Iterable[float], noise: float, size: float,
     found: list[_Found] = []
     sides = (_Side(), _Side())
     for step in steps:
+        if not step / 2 > 0:  # below the smallest number that there is
+            continue
         far, near = _quotients(moved, step), _quotients(moved, step / 2)
         if far is None or near is None:
             continue

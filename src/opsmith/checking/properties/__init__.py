@@ -23,6 +23,7 @@ from opsmith.checking.properties.second_order import SECOND_ORDER
 from opsmith.checking.properties.serialization import SERIALIZATION
 from opsmith.checking.properties.state import STATE
 from opsmith.checking.properties.surrogate import SURROGATE
+from opsmith.checking.properties.values import VALUES
 from opsmith.checking.properties.vmap import VMAP
 from opsmith.checking.property import Property
 
@@ -32,11 +33,12 @@ PROPERTIES: dict[str, Property] = {
     known.name: known
     for known in (
         FORWARD,
-        LINEARITY,
-        LAYOUTS,
         FAKE,
+        LINEARITY,
         GRADIENT,
         SURROGATE,
+        LAYOUTS,
+        VALUES,
         FORWARD_MODE,
         SECOND_ORDER,
         BATCHING,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -86,8 +87,16 @@ def _against_differences(tangents: Tangents, got: Sequence[Tensor | None]) -> Fi
                     "and reverse mode differ, as they may at a kink"
                 )
         elif not abs(mine - numbers.value) <= numbers.error:
-            yield _failure(tangents, got, mine, numbers.value)
+            alone = [] if len(tangents.places) == 1 else [*_alone(tangents)]
+            yield from alone or [_failure(tangents, got, mine, numbers.value)]
             return
+
+
+def _alone(tangents: Tangents) -> Findings:
+    """The failures of each input alone, which say more than that of all together."""
+    for place in tangents.places:
+        one = replace(tangents, places=(place,))
+        yield from _against_differences(one, one.by_dual_numbers(one.direction))
 
 
 def _as_reverse(tangents: Tangents, got: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> bool:

@@ -45,6 +45,9 @@ def _look(subject: Subject, sample: Sample, places: tuple[int, ...], right: tupl
 def _against_differences(gradients: Gradients) -> Findings:
     weights = gradients.weights()
     found = gradients.differentiated(weights)
+    if not all(bool(each.isfinite().all()) for each in gradients(gradients.values)):
+        yield Note(f"{gradients.sample.brief} was left out: the gradient itself is infinite or nan there")
+        return
     numbers = gradients.numerically(weights)
     for by in numbers.kinked():
         yield Note(

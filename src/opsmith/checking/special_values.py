@@ -1,0 +1,74 @@
+"""Values at which operators go wrong, put in among the ordinary values of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """Values that are tried together.
+
+    Args:
+        name: What they are, in words.
+        values: The values.
+        finite: Whether gradients are held there: arithmetic with infinities and nan differs between
+            implementations that are as good.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    finite: bool = True
+
+
+def groups(dtype: torch.dtype, boundaries: Sequence[float]) -> list[Group]:
+    """The values to try in a dtype.
+
+    Args:
+        dtype: The real dtype.
+        boundaries: Where the operator was seen to change from one piece to another.
+    """
+    info = torch.finfo(dtype)
+    found = [
+        Group("zeros", (0.0, -0.0)),
+        Group("small whole numbers and halves", (1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0)),
+        Group("values further out", (-6.5, 6.5, 11.0, -11.0, 27.0, -27.0)),
+        Group("large values", (100.0, -100.0, 1000.0, -1000.0)),
+        Group("values near overflow", (info.max / 4, -info.max / 4, info.max**0.5, -(info.max**0.5))),
+        Group("tiny values", (info.tiny, -info.tiny, info.tiny**0.5, info.eps, -info.eps)),
+        Group("denormal values", (info.tiny / 8, -info.tiny / 8)),
+        Group("infinities", (torch.inf,), finite=False),
+        Group("infinities", (-torch.inf,), finite=False),
+        Group("nan", (torch.nan,), finite=False),
+    ]
+    if boundaries:
+        found.insert(0, Group("boundaries between its pieces", tuple(boundaries)))
+    return found
+
+
+def placed(
+    value: Tensor, numbers: Sequence[float], generator: torch.Generator
+) -> Iterator[tuple[Tensor, dict[int, float]]]:
+    """A tensor with some numbers in place of at most half of its elements, as often as that takes.
+
+    Args:
+        value: The tensor; of a complex one the numbers become the real part.
+        numbers: The numbers.
+        generator: Source of the positions.
+
+    Yields:
+        The tensor, and which number stands at which position.
+    """
+    count = value.numel()
+    slots = max(1, count // 2)
+    for start in range(0, len(numbers), slots):
+        some = numbers[start : start + slots]
+        positions: list[int] = torch.randperm(count, generator=generator)[: len(some)].tolist()
+        other = value.clone(memory_format=torch.contiguous_format)
+        for position, number in zip(positions, some, strict=True):
+            other.view(-1)[position] = number
+        yield other, dict(zip(positions, some, strict=True))
