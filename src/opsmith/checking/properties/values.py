@@ -185,7 +185,7 @@ def _results(trial: Trial, got: Sequence[Any]) -> Findings:
     try:
         with torch.no_grad(), quiet():
             right = subject.plain(sample)(trial.fresh())
-            beside = [subject.plain(sample)(_nudged(trial, side)) for side in (1, -1)]
+            beside = [subject.plain(sample)(_nudged(trial, seed)) for seed in NUDGES]
     except Exception:  # the reference rejects what the operator takes: there is nothing to hold it to
         return
     every = zip(subject.results(sample), got, right, *beside, strict=True)
@@ -193,8 +193,10 @@ def _results(trial: Trial, got: Sequence[Any]) -> Findings:
         if not is_inexact(mine) or not is_inexact(theirs) or mine.shape != theirs.shape:
             continue
         spread = torch.maximum((above - theirs).abs(), (below - theirs).abs()).nan_to_num(torch.inf)
-        nonfinite = ~trial.flat[trial.place].isfinite().all()
-        wrong = _differs(mine, theirs, spread, hold_nan=bool(nonfinite))
+        given = trial.flat[trial.place]
+        wrong = _differs(mine, theirs, spread, hold_nan=not bool(given.isfinite().all()))
+        if given.isnan().any():  # nan may spread further than in the reference, but not be hidden
+            wrong &= theirs.isnan()
         if wrong.any():
             yield _failure(trial, result.name, mine, theirs, wrong, f"`{result.name}` is wrong", None)
             return
@@ -220,10 +222,19 @@ def _differs(mine: Tensor, theirs: Tensor, spread: Tensor, *, hold_nan: bool) ->
     return wrong
 
 
-def _nudged(trial: Trial, side: int) -> list[Any]:
-    """The arguments, moved by a few rounding units."""
-    step = side * 16 * torch.finfo(trial.dtype).eps
-    return [value * (1 + step) if is_inexact(value) else value for value in trial.fresh()]
+NUDGES = (1, 2)
+
+
+def _nudged(trial: Trial, seed: int) -> list[Any]:
+    """The arguments, each number moved by a few rounding units up or down."""
+    generator = torch.Generator().manual_seed(seed)
+    step = 16 * torch.finfo(trial.dtype).eps
+
+    def moved(value: Tensor) -> Tensor:
+        signs = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
+        return value * (1 + step * signs)
+
+    return [moved(value) if is_inexact(value) else value for value in trial.fresh()]
 
 
 def _gradients(trial: Trial, results: Sequence[Any], open_: Sequence[int]) -> Findings:
@@ -258,7 +269,7 @@ def _by_reference(
         with quiet():
             first, above, below = (
                 vjp(subject.plain(sample), values, open_, grads)
-                for values in (trial.fresh(), _nudged(trial, 1), _nudged(trial, -1))
+                for values in (trial.fresh(), *(_nudged(trial, seed) for seed in NUDGES))
             )
     except Exception:
         return [None] * len(open_)
@@ -284,6 +295,8 @@ def _suspects(trial: Trial, place: int, got: Tensor, right: tuple[Tensor, Tensor
         special = list(trial.where) if place == trial.place and trial.dtype == torch.float64 else []
     else:
         odd = _differs(got, *right, hold_nan=False).reshape(-1)
+        if trial.dtype != torch.float64:  # digits are held in float64
+            odd &= ~got.isfinite().reshape(-1)
         special = []
     return [*dict.fromkeys([*odd.nonzero().flatten().tolist(), *special])][:MOST_SUSPECTS]
 
@@ -342,13 +355,14 @@ def _failure(
     trial: Trial, name: str, got: Tensor, expected: Tensor, wrong: Tensor, what: str, place: int | None
 ) -> Failure:
     subject, sample = trial.subject, trial.sample
-    at = int(wrong.reshape(-1).nonzero()[0])
+    places = wrong.reshape(-1).nonzero().flatten().tolist()
+    at = places[0]
     index = [int(i) for i in torch.unravel_index(torch.tensor(at), wrong.shape)] if wrong.dim() else []
     nan = not bool(got.reshape(-1)[at].isfinite())
     elementwise = place in (None, trial.place) and wrong.shape == trial.flat[trial.place].shape
-    if elementwise and bool(wrong.sum() <= FEW):
-        at_wrong = trial.flat[trial.place].reshape(-1)[wrong.reshape(-1)].tolist()
-        condition = f"`{trial.label}` is {' or '.join(dict.fromkeys(_shown(value) for value in at_wrong))}"
+    special = [_shown(trial.where[p]) for p in places if p in trial.where]
+    if elementwise and special:
+        condition = f"`{trial.label}` is {' or '.join(dict.fromkeys(special))}"
     else:
         condition = f"`{trial.label}` holds {' or '.join(_shown(value) for value in trial.where.values())}"
     place_words = f"at {index} " if index else ""
@@ -365,10 +379,6 @@ def _failure(
     }
     where = subject.runs_at(trial.flat) if place is None else rule_place(subject, sample.names[place])
     return Failure(NAME, name, cause, message, where, evidence)
-
-
-FEW = 4
-"""Of how many wrong elements a message tells the input."""
 
 
 def _value(trial: Trial, place: int, at: int) -> str:
