@@ -32,35 +32,14 @@ def vjp(
     Returns:
         For each place a gradient, or None where autograd has none; None if no result requires a gradient.
     """
-    try:
-        return _vjp(function, flat, places, grads, copied=False)
-    except RuntimeError as error:
-        if IN_PLACE not in str(error):
-            raise
-        return _vjp(function, flat, places, grads, copied=True)
-
-
-IN_PLACE = "a leaf Variable that requires grad has been used in an in-place operation"
-"""What torch says of a leaf that a Function declares, by `mark_dirty`, to write into."""
-
-
-def _vjp(
-    function: Results,
-    flat: Sequence[Any],
-    places: Sequence[int],
-    grads: Sequence[Tensor | None],
-    *,
-    copied: bool,
-) -> list[Tensor | None] | None:
     with torch.enable_grad():
         leaves = [
             value.detach().requires_grad_(place in places) if is_inexact(value) else value
             for place, value in enumerate(flat)
         ]
-        values = [value.clone() if copied and is_inexact(value) else value for value in leaves]
         pairs = [
             (result, grad)
-            for result, grad in zip(function(values), grads, strict=True)
+            for result, grad in zip(_results(function, leaves), grads, strict=True)
             if grad is not None and with_gradient(result)
         ]
     if not pairs:
@@ -73,3 +52,17 @@ def _vjp(
             allow_unused=True,
         )
     )
+
+
+IN_PLACE = "leaf Variable that requires grad"
+"""What torch says where a function writes into an argument, as it may declare: it takes no leaves."""
+
+
+def _results(function: Results, leaves: Sequence[Any]) -> Sequence[Tensor]:
+    """What a function returns for leaves, or for copies of them that autograd follows."""
+    try:
+        return function(leaves)
+    except RuntimeError as error:
+        if IN_PLACE not in str(error):
+            raise
+    return function([each.clone() if is_inexact(each) and each.requires_grad else each for each in leaves])

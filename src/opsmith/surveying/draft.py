@@ -105,7 +105,7 @@ class Draft:
 
     def check(self, operator: Operator[..., Any]) -> Report:
         """Check it on the guess."""
-        return check(operator, samples=[Call(tuple(self.given(operator)))], seed=self.seed)
+        return check(operator, samples=[Call(tuple(self.given(operator)))], seed=self.seed, effort="quick")
 
     def _say_signature(self) -> None:
         words = signature_text(self.reading, self.guess, self._returned())

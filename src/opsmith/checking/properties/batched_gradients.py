@@ -90,7 +90,7 @@ def _sample(subject: Subject, sample: Sample, compared: list[str], refused: dict
         except Exception as error:
             refuse_own(error)
             refused[f"{words} is refused: {type(error).__name__}: {first_line(error)}"] = None
-            continue
+            return  # what `vmap` refuses, as `grad.data`, can kill the process by `is_grads_batched`
         compared.append(words)
         for position, (place, got) in enumerate(zip(places, found, strict=True)):
             label = sample.labels[place]
@@ -137,8 +137,8 @@ def _ways(
         found = iter(torch.func.vmap(one)(*batch))
         return _without_none([None if each is None else next(found) for each in used], inputs)
 
-    yield "with `is_grads_batched=True`", batched
     yield "with `vmap` over a backward", mapped
+    yield "with `is_grads_batched=True`", batched
 
 
 def _leaves(flat: Sequence[Any], places: Sequence[int]) -> list[Any]:
