@@ -28,6 +28,10 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
+DOCUMENTED = {"os._exit"}
+"""Names with an underscore that are in Python's manual."""
+
+
 def private_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Private names of other modules and objects that a source uses, also within text that becomes source."""
     for node in ast.walk(tree):
@@ -42,7 +46,8 @@ def private_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
                     yield full, node.lineno
         elif isinstance(node, ast.Attribute) and is_private(node.attr):
             base = ast.unparse(node.value)
-            if base not in OWN and base != "type(self)":
+            full = f"{base}.{node.attr}"
+            if base not in OWN and base != "type(self)" and full not in DOCUMENTED:
                 yield f"{base}.{node.attr}", node.lineno
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             for found in IN_TEXT.finditer(node.value):

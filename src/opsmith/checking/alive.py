@@ -9,13 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.derivative import with_gradient
+from opsmith.checking.derivative import IN_PLACE, with_gradient
 from opsmith.checking.layouts import incoming
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
-
-IN_PLACE = "leaf Variable that requires grad"
-"""What torch says where a class marks an argument as dirty: it takes no leaves."""
 
 
 @dataclass

@@ -39,7 +39,7 @@ def vjp(
         ]
         pairs = [
             (result, grad)
-            for result, grad in zip(function(leaves), grads, strict=True)
+            for result, grad in zip(_results(function, leaves), grads, strict=True)
             if grad is not None and with_gradient(result)
         ]
     if not pairs:
@@ -52,3 +52,17 @@ def vjp(
             allow_unused=True,
         )
     )
+
+
+IN_PLACE = "leaf Variable that requires grad"
+"""What torch says where a function writes into an argument, as it may declare: it takes no leaves."""
+
+
+def _results(function: Results, leaves: Sequence[Any]) -> Sequence[Tensor]:
+    """What a function returns for leaves, or for copies of them that autograd follows."""
+    try:
+        return function(leaves)
+    except RuntimeError as error:
+        if IN_PLACE not in str(error):
+            raise
+    return function([each.clone() if is_inexact(each) and each.requires_grad else each for each in leaves])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from opsmith.checking.derivative import IN_PLACE
 from opsmith.checking.differentiated import Differentiated, differentiated
 from opsmith.checking.property import Findings, Note, Skipped, each_sample, first_line
 from opsmith.checking.report import Failure
@@ -66,4 +67,6 @@ def each_subset(name: str, subject: Subject, look: Look) -> Findings:
 
 def refuses(error: Exception) -> bool:
     """Whether an exception says that there is no such derivative, on purpose."""
-    return isinstance(error, REFUSALS) or (isinstance(error, RuntimeError) and ONCE in str(error))
+    return isinstance(error, REFUSALS) or (
+        isinstance(error, RuntimeError) and (ONCE in str(error) or IN_PLACE in str(error))
+    )

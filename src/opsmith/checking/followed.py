@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from opsmith.checking.alive import IN_PLACE
+from opsmith.checking.derivative import IN_PLACE
 from opsmith.checking.sample import replica
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from opsmith.checking.derivative import vjp, with_gradient
 from opsmith.checking.numerical_gradient import NumericalGradient, numerical_gradient
 from opsmith.checking.probes import Probe
-from opsmith.checking.sample import Sample
+from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 
 Grads = Sequence[Tensor | None]
@@ -52,7 +52,20 @@ class RightGradient:
             flat = self.sample.at(torch.float64)
             for place in self.places:
                 flat[place].requires_grad_()
-            return any(with_gradient(result) for result in self.subject.plain(self.sample)(flat))
+            if not any(with_gradient(result) for result in self.subject.plain(self.sample)(flat)):
+                return False
+        return not self.subject.own_code or self._runs_under_autograd()
+
+    def _runs_under_autograd(self) -> bool:
+        """Whether autograd goes through a forward that nobody wrote for it: it may work in place."""
+        with torch.no_grad():
+            results = self.subject.plain(self.sample)(self.sample.at(torch.float64))
+        grads = [torch.ones_like(result) if is_inexact(result) else None for result in results]
+        try:
+            self.by_reference(self.sample.at(torch.float64), grads)
+        except RuntimeError:
+            return False
+        return True
 
     def by_reference(self, flat: Sequence[Any], grads: Grads) -> list[Tensor]:
         """Autograd's gradients through the reference, by every place; zeros where it has none."""

@@ -16,6 +16,7 @@ from opsmith.checking.isolation import isolated, limit_of, refuse_isolation
 from opsmith.checking.merging import merged, referred
 from opsmith.checking.properties import GROUPS, PROPERTIES
 from opsmith.checking.property import Note, Property, Skipped, raised, refuse_own
+from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure, Outcome, Report, Status
 from opsmith.checking.subject import Subject
 from opsmith.checking.subjects import Samples, subject_of
@@ -166,13 +167,14 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
     reasons: list[str] = []
     start = time.perf_counter()
     try:
-        for finding in known.run(subject):
-            if isinstance(finding, Failure):
-                failures.append(finding)
-            elif isinstance(finding, Note):
-                notes[finding.text] = None
-            elif isinstance(finding, Skipped):
-                reasons.append(finding.reason)
+        with quiet():  # what an operator warns of, it would warn of hundreds of times
+            for finding in known.run(subject):
+                if isinstance(finding, Failure):
+                    failures.append(finding)
+                elif isinstance(finding, Note):
+                    notes[finding.text] = None
+                elif isinstance(finding, Skipped):
+                    reasons.append(finding.reason)
     except Exception as error:
         refuse_own(error)
         failures.append(raised(known.name, subject, error, "all samples"))

@@ -127,7 +127,7 @@ def _about_reference(right: RightGradient, probe: Probe) -> Findings:
     if specification.opaque:
         return
     if not right.followed:
-        yield Note(NOT_FOLLOWED)
+        yield Note(FORWARD_NOT_FOLLOWED if subject.own_code else NOT_FOLLOWED)
         return
     for place in right.places:
         if right.trusted(place, probe):
@@ -141,6 +141,10 @@ def _about_reference(right: RightGradient, probe: Probe) -> Findings:
 NOT_FOLLOWED = (
     "the reference was left out: autograd does not follow it, so finite differences alone decide; if it is "
     "not made of torch operations, declare it with `opaque=True`"
+)
+
+FORWARD_NOT_FOLLOWED = (
+    "autograd through the forward was left out, since it does not go through it: finite differences decide"
 )
 
 FORWARD_IS_NO_TRUTH = (
@@ -214,7 +218,8 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     difference = case.truth.judge(position, mine)
     if difference is not None:  # at a kink, what lies between its sides is as right
         kinks = right.numerical(place, attempt.probe).kinks.to(mine.device)
-        difference = case.truth.judge(position, torch.where(kinks, expected.to(mine), mine))
+        either = torch.where(kinks & mine.isfinite(), expected.to(mine), mine)
+        difference = case.truth.judge(position, either)
     return replace(attempt, difference=difference, expected=expected)
 
 

@@ -14,7 +14,7 @@ from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.difference import Difference
 from opsmith.checking.differentiated import rule_place
 from opsmith.checking.differentiating import each_subset
-from opsmith.checking.property import Findings, Note, Property
+from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.second_derivative import Gradients
@@ -25,6 +25,12 @@ NAME = "second_order"
 
 def run(subject: Subject) -> Findings:
     """Differentiate the gradients of every sample, by all inputs together and by each alone."""
+    adopted = subject.specification.adopted
+    if subject.apply is not None and adopted is not None and adopted.once_differentiable:
+        yield Skipped(
+            "its backward is marked with `once_differentiable`: torch refuses to differentiate it again"
+        )
+        return
     yield from each_subset(NAME, subject, _look)
 
 

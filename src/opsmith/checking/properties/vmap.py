@@ -66,6 +66,12 @@ class Seen:
 
 def run(subject: Subject) -> Findings:
     """Map every sample in several ways, and compare with calls for each example."""
+    own = subject.specification.own
+    if subject.foreign and (own is None or not own.vmap):
+        yield Skipped(
+            "it has no rule for `vmap`: torch calls it for each example; `register_vmap` gives it one"
+        )
+        return
     seen = Seen()
     failed = False
 
