@@ -64,7 +64,7 @@ def test_a_backward_that_is_wrong_for_a_batch_is_found() -> None:
 def test_a_refusal_is_no_fault() -> None:
     found = batched(Asks, (X,))
     assert found.status == "skipped", found
-    assert "with `is_grads_batched=True` is refused: RuntimeError" in found.reason
+    assert "with `vmap` over a backward is refused: RuntimeError" in found.reason
 
 
 @pytest.mark.parametrize("effort", ["quick", "thorough"])

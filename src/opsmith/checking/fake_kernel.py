@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +43,7 @@ def compare_fake(
     mode = capabilities.fake_mode()
     faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
     try:
-        with mode:
+        with _silent(), mode:
             fakes = subject.call(sample, faked)
     except WrongCountError as error:
         message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
@@ -132,7 +134,7 @@ def compare_symbolic(
         return
     faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
     try:
-        with mode:
+        with _silent(), mode:
             fakes = subject.call(sample, faked)
     except Exception as error:
         yield Note(
@@ -167,6 +169,17 @@ def compare_symbolic(
                 f"it fixes the size of `{label}` in dimension {dimensions}: code is compiled anew for each "
                 "other size"
             )
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """A region in which torch does not log what it then raises."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def fake_place(subject: Subject) -> str:

@@ -126,23 +126,18 @@ def _ways(
 
     def mapped() -> list[Tensor]:
         results, inputs = graph()
+        used: list[bool] = []
 
         def one(*grads: Tensor) -> tuple[Tensor, ...]:
-            return tuple(tensors_in(gradients(*grads)))
+            found = list(torch.autograd.grad(results, inputs, grads, allow_unused=True))
+            used[:] = [bool(tensors_in([each])) for each in found]
+            return tuple(tensors_in(found))
 
-        def gradients(*grads: Tensor) -> list[Tensor | None]:
-            return list(torch.autograd.grad(results, inputs, grads, retain_graph=True, allow_unused=True))
-
-        used = gradients(*(each[0] for each in batch))
         found = iter(torch.func.vmap(one)(*batch))
-        return _without_none([None if each is None else next(found) for each in used], inputs)
+        return _without_none([next(found) if each else None for each in used], inputs)
 
     yield "with `vmap` over a backward", mapped
     yield "with `is_grads_batched=True`", batched
-
-
-def _leaves(flat: Sequence[Any], places: Sequence[int]) -> list[Any]:
-    return [value.detach().requires_grad_() if place in places else value for place, value in enumerate(flat)]
 
 
 def _without_none(found: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -66,6 +66,12 @@ class Seen:
 
 def run(subject: Subject) -> Findings:
     """Map every sample in several ways, and compare with calls for each example."""
+    own = subject.specification.own
+    if subject.foreign and (own is None or not own.vmap):
+        yield Skipped(
+            "it has no rule for `vmap`: torch calls it for each example; `register_vmap` gives it one"
+        )
+        return
     seen = Seen()
     failed = False
 
@@ -255,10 +261,22 @@ class Trial:
             if got is None or one is None or list(got.shape) == [0, *one.shape]:
                 continue
             fault = Fault("shape", str(list(got.shape)), str([0, *one.shape]))
-            if own_rule(self.subject):
+            if own_rule(self.subject) and not self._torch_loses_form(none, flat):
                 yield self._failure(none, result.name, f"`{result.name}`", fault)
             else:
                 yield Note(f"for a batch of no examples, torch's rules do not keep the form: {fault}")
+
+    def _torch_loses_form(self, way: Way, flat: Sequence[Any]) -> bool:
+        """Whether `vmap` of the reference, as the plain function that it is, gives another form as well."""
+        if self.reference is None:
+            return False
+        try:
+            with quiet():
+                found = map_over(self.reference, without_examples(flat, way.dims), way.dims)
+        except Exception:  # then it is refused, and no form is lost
+            return False
+        pairs = zip(found, self.reference([*flat]), strict=True)
+        return any(g is not None and o is not None and list(g.shape) != [0, *o.shape] for g, o in pairs)
 
     def drawing(self, way: Way) -> Findings:
         """Hold an operator that draws to the form, and to equal results where `vmap` is told `same`."""
@@ -337,4 +355,4 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.nan_to_num(), other.nan_to_num()) if is_inexact(one) else torch.equal(one, other)
 
 
-VMAP = Property(NAME, "`torch.func.vmap` gives what a loop gives, wherever the batch lies", run)
+VMAP = Property(NAME, "a batch under torch.func.vmap gives what a loop gives, wherever it lies", run)
