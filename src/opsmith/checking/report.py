@@ -203,7 +203,7 @@ class Report:
     def __str__(self) -> str:
         lines = [self.verdict(), *(f"  note: {remark}" for remark in self.remarks)]
         for outcome in sorted(self.outcomes, key=lambda outcome: outcome.apart):
-            row = f"  {outcome.property:<13} {outcome.status:<8} {outcome.seconds:6.2f} s"
+            row = f"  {outcome.property:<17} {outcome.status:<8} {outcome.seconds:6.2f} s"
             lines.append(f"{row}  {outcome.reason}".rstrip())
             lines += [f"    {note}" for note in outcome.notes]
         lines.append(f"  {self.times()}")
