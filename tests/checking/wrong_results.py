@@ -86,7 +86,7 @@ def fake_shape() -> Any:
     "fake",
     "fake-mismatch",
     "result",
-    "the fake kernel gives `result` the dtype torch.float32, and the real one torch.float64",
+    "the fake kernel gives `result` the dtype torch.float32, and the real one",
 )
 def fake_dtype() -> Any:
     operator = square("fake_dtype")

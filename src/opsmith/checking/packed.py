@@ -38,8 +38,8 @@ class Packed:
         values = list(self.values)
         for place, piece in zip(self.places, row.split(self.sizes), strict=True):
             like = values[place]
-            # A row of both kinds may hold a pair at an odd place, which is no complex number in memory.
-            shaped = torch.view_as_complex(piece.clone().view(-1, 2)) if like.is_complex() else piece
+            own = piece.clone()  # a part of a row begins inside of its memory, and layouts are another matter
+            shaped = torch.view_as_complex(own.view(-1, 2)) if like.is_complex() else own
             values[place] = shaped.view(like.shape)
         return values
 

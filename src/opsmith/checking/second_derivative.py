@@ -99,12 +99,13 @@ class Gradients:
         count = len(self.sample.flat)
         with torch.enable_grad():
             leaves = [
-                value.detach().requires_grad_(place in self.by).clone() if is_inexact(value) else value
+                value.detach().requires_grad_(place in self.by) if is_inexact(value) else value
                 for place, value in enumerate(self.values)
             ]
+            copies = [value.clone() if is_inexact(value) else value for value in leaves]
             pairs = [
                 (result, grad)
-                for result, grad in zip(self._call(leaves[:count]), leaves[count:], strict=True)
+                for result, grad in zip(self._call(copies[:count]), copies[count:], strict=True)
                 if grad is not None and with_gradient(result)
             ]
             if not pairs:
@@ -122,7 +123,12 @@ class Gradients:
         if not again:
             return dict.fromkeys(self.by)
         first, second = zip(*again, strict=True)
-        found = torch.autograd.grad(first, [leaves[place] for place in self.by], second, allow_unused=True)
+        inputs = [leaves[place] for place in self.by]
+        found = torch.autograd.grad(first, inputs, second, allow_unused=True, retain_graph=True)
+        if any(each is None for each in found):
+            # What `once_differentiable` refuses, it refuses in `backward()` alone: asked for some inputs,
+            # torch does not come by its refusal, and finds them unused.
+            torch.autograd.backward(first, second)
         return dict(zip(self.by, found, strict=True))
 
     def numerically(self, weights: Sequence[Tensor | None]) -> Numbers:

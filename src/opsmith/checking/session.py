@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -160,6 +161,20 @@ def _fallen(operator: Any, samples: Samples, seed: int, level: Effort, limit_s: 
 FALLEN = "it could not be run at all: see `forward`"
 
 
+@contextmanager
+def _threads(effort: Effort) -> Iterator[None]:
+    """A region with one thread: on tensors of a few elements torch's threads wait longer than they compute.
+
+    A thorough check leaves them as they are, since a kernel may be wrong with several alone.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if effort.name == "thorough" else 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _outcome(known: Property, subject: Subject) -> Outcome:
     """Run one property, and sort what it finds."""
     failures: list[Failure] = []
@@ -167,7 +182,8 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
     reasons: list[str] = []
     start = time.perf_counter()
     try:
-        with quiet():  # what an operator warns of, it would warn of hundreds of times
+        # What an operator warns of, it would warn of hundreds of times.
+        with quiet(), _threads(subject.effort):
             for finding in known.run(subject):
                 if isinstance(finding, Failure):
                     failures.append(finding)

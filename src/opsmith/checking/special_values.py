@@ -16,8 +16,8 @@ class Group:
     Args:
         name: What they are, in words.
         values: The values.
-        finite: Whether gradients are held there: arithmetic with infinities and nan differs between
-            implementations that are as good.
+        finite: Whether gradients are held there: arithmetic with infinities and nan, and where squares or
+            their reciprocals overflow, differs between implementations that are as good.
     """
 
     name: str
@@ -38,9 +38,10 @@ def groups(dtype: torch.dtype, boundaries: Sequence[float]) -> list[Group]:
         Group("small whole numbers and halves", (1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0)),
         Group("values further out", (-6.5, 6.5, 11.0, -11.0, 27.0, -27.0)),
         Group("large values", (100.0, -100.0, 1000.0, -1000.0)),
-        Group("values near overflow", (info.max / 4, -info.max / 4, info.max**0.5, -(info.max**0.5))),
-        Group("tiny values", (info.tiny, -info.tiny, info.tiny**0.5, info.eps, -info.eps)),
-        Group("denormal values", (info.tiny / 8, -info.tiny / 8)),
+        Group("values near overflow", (info.max / 4, -info.max / 4, info.max**0.5), finite=False),
+        Group("small values", (info.eps, -info.eps, info.eps**2)),
+        Group("tiny values", (info.tiny, -info.tiny), finite=False),
+        Group("denormal values", (info.tiny / 8, -info.tiny / 8), finite=False),
         Group("infinities", (torch.inf,), finite=False),
         Group("infinities", (-torch.inf,), finite=False),
         Group("nan", (torch.nan,), finite=False),

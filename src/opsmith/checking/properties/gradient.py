@@ -95,7 +95,7 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
     seen.refused.update(inputs.refused)
     for name, given in given_instead(subject, sample).items():
         seen.instead[name] = given
-        if given != "None":
+        if given != "None" and not sample.origin:
             yield Note(f"sample {sample.position} does not differentiate `{name}`, which is {given}")
     if not inputs.places:
         return

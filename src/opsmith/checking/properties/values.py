@@ -8,7 +8,7 @@ reference itself gives as infinite or nan for finite numbers, and what the opera
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact, replica
 from opsmith.checking.special_values import Group, groups, placed
 from opsmith.checking.subject import CPU, Subject
+from opsmith.checking.trial import Trial, differs
 
 NAME = "values"
 ORDINARY = 4
@@ -67,26 +68,38 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
     seen.samples += 1
     surrogate = subject.specification.gradients.surrogate
     open_: tuple[int, ...] = () if surrogate else differentiated(subject, sample).places
-    if open_:
-        flat = sample.at(torch.float64)
-        some = {at: float(value.real) for at, value in enumerate(flat[open_[0]].reshape(-1)[:ORDINARY])}
-        ordinary = Trial(subject, sample, open_[0], flat, some, ORDINARY_VALUES, torch.float64)
-        failures = [finding for finding in _trial(ordinary, open_) if isinstance(finding, Failure)]
+    dtypes: list[torch.dtype] = []
+    for dtype in (torch.float64,) if subject.single_precision else (torch.float64, torch.float32):
+        failures = [*_ordinary(subject, sample, usable[0], open_, dtype)]
+        if not any(
+            failure.input in {result.name for result in subject.results(sample)} for failure in failures
+        ):
+            dtypes.append(dtype)
         yield from (failure for failure in failures if failure.cause == "nan")
         wrong = {failure.input for failure in failures}
         for label in sorted(label for label in wrong if label):
             yield Note(f"`{label}` was left out in {sample.brief}: it is wrong at ordinary values as well")
         open_ = tuple(place for place in open_ if sample.labels[place] not in wrong)
-        if wrong & {result.name for result in subject.results(sample)}:
-            return
     for place in usable:
         try:
             found = _boundaries(subject, sample, place) if place in open_ else []
         except Exception:  # what it rejects, or cannot differentiate, other properties report
             found = []
-        for dtype in (torch.float64,) if subject.single_precision else (torch.float64, torch.float32):
+        for dtype in dtypes:
             for group in groups(dtype, found):
                 yield from _group(subject, sample, place, open_, group, dtype, seen)
+
+
+def _ordinary(
+    subject: Subject, sample: Sample, place: int, open_: Sequence[int], dtype: torch.dtype
+) -> Iterator[Failure]:
+    """What is wrong at the sample's own values; the digits of gradients are held in float64."""
+    flat = sample.at(dtype)
+    place = open_[0] if open_ else place
+    some = {at: float(value.real) for at, value in enumerate(flat[place].reshape(-1)[:ORDINARY])}
+    trial = Trial(subject, sample, place, flat, some, ORDINARY_VALUES, dtype)
+    held = open_ if dtype == torch.float64 else ()
+    yield from (finding for finding in _trial(trial, held) if isinstance(finding, Failure))
 
 
 def _boundaries(subject: Subject, sample: Sample, place: int) -> list[float]:
@@ -106,38 +119,6 @@ def _boundaries(subject: Subject, sample: Sample, place: int) -> list[float]:
         return float(found[0].reshape(-1)[position].real)
 
     return boundaries(derivative)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A sample with special values in one of its inputs.
-
-    Args:
-        subject: What is under check.
-        sample: The sample.
-        place: The input.
-        flat: The arguments.
-        where: Which value stands at which position.
-        group: What the values are.
-        dtype: dtype of the arguments.
-    """
-
-    subject: Subject
-    sample: Sample
-    place: int
-    flat: list[Any]
-    where: dict[int, float]
-    group: Group
-    dtype: torch.dtype
-
-    @property
-    def label(self) -> str:
-        """How messages call the input."""
-        return self.sample.labels[self.place]
-
-    def fresh(self) -> list[Any]:
-        """The arguments, which a call may write into."""
-        return [value.clone() if isinstance(value, Tensor) else value for value in self.flat]
 
 
 def _group(
@@ -185,7 +166,7 @@ def _results(trial: Trial, got: Sequence[Any]) -> Findings:
     try:
         with torch.no_grad(), quiet():
             right = subject.plain(sample)(trial.fresh())
-            beside = [subject.plain(sample)(_nudged(trial, side)) for side in (1, -1)]
+            beside = [subject.plain(sample)(values) for values in trial.nudged()]
     except Exception:  # the reference rejects what the operator takes: there is nothing to hold it to
         return
     every = zip(subject.results(sample), got, right, *beside, strict=True)
@@ -193,37 +174,13 @@ def _results(trial: Trial, got: Sequence[Any]) -> Findings:
         if not is_inexact(mine) or not is_inexact(theirs) or mine.shape != theirs.shape:
             continue
         spread = torch.maximum((above - theirs).abs(), (below - theirs).abs()).nan_to_num(torch.inf)
-        nonfinite = ~trial.flat[trial.place].isfinite().all()
-        wrong = _differs(mine, theirs, spread, hold_nan=bool(nonfinite))
+        given = trial.flat[trial.place]
+        wrong = differs(mine, theirs, spread, hold_nan=not bool(given.isfinite().all()))
+        if given.isnan().any():  # nan may spread further than in the reference, but not be hidden
+            wrong &= theirs.isnan()
         if wrong.any():
             yield _failure(trial, result.name, mine, theirs, wrong, f"`{result.name}` is wrong", None)
             return
-
-
-def _differs(mine: Tensor, theirs: Tensor, spread: Tensor, *, hold_nan: bool) -> Tensor:
-    """Elements that are not what they should be, but for rounding.
-
-    Args:
-        mine: What came.
-        theirs: What the reference gives.
-        spread: How far that moves when its input moves by some rounding units.
-        hold_nan: Whether nan must be nan: it comes from what went in, and not from overflow.
-    """
-    mine = mine.to(theirs.dtype)
-    coarse = torch.finfo(theirs.dtype).eps ** 0.5
-    same = (mine == theirs) | (mine.isnan() & theirs.isnan())
-    usual = theirs.abs()[theirs.isfinite() & (theirs != 0)]
-    size = theirs.abs() + (usual.median() if usual.numel() else 0)
-    near = (mine - theirs).abs() <= coarse * size + 4 * spread + torch.finfo(theirs.dtype).tiny / coarse
-    judged = theirs.isfinite() | (theirs.isnan() if hold_nan else torch.zeros_like(same))
-    wrong: Tensor = judged & ~same & ~near
-    return wrong
-
-
-def _nudged(trial: Trial, side: int) -> list[Any]:
-    """The arguments, moved by a few rounding units."""
-    step = side * 16 * torch.finfo(trial.dtype).eps
-    return [value * (1 + step) if is_inexact(value) else value for value in trial.fresh()]
 
 
 def _gradients(trial: Trial, results: Sequence[Any], open_: Sequence[int]) -> Findings:
@@ -258,7 +215,7 @@ def _by_reference(
         with quiet():
             first, above, below = (
                 vjp(subject.plain(sample), values, open_, grads)
-                for values in (trial.fresh(), _nudged(trial, 1), _nudged(trial, -1))
+                for values in (trial.fresh(), *trial.nudged())
             )
     except Exception:
         return [None] * len(open_)
@@ -283,7 +240,9 @@ def _suspects(trial: Trial, place: int, got: Tensor, right: tuple[Tensor, Tensor
         odd = ~got.isfinite().reshape(-1)
         special = list(trial.where) if place == trial.place and trial.dtype == torch.float64 else []
     else:
-        odd = _differs(got, *right, hold_nan=False).reshape(-1)
+        odd = differs(got, *right, hold_nan=False).reshape(-1)
+        if trial.dtype != torch.float64:  # digits are held in float64
+            odd &= ~got.isfinite().reshape(-1)
         special = []
     return [*dict.fromkeys([*odd.nonzero().flatten().tolist(), *special])][:MOST_SUSPECTS]
 
@@ -342,13 +301,14 @@ def _failure(
     trial: Trial, name: str, got: Tensor, expected: Tensor, wrong: Tensor, what: str, place: int | None
 ) -> Failure:
     subject, sample = trial.subject, trial.sample
-    at = int(wrong.reshape(-1).nonzero()[0])
+    places = wrong.reshape(-1).nonzero().flatten().tolist()
+    at = places[0]
     index = [int(i) for i in torch.unravel_index(torch.tensor(at), wrong.shape)] if wrong.dim() else []
     nan = not bool(got.reshape(-1)[at].isfinite())
     elementwise = place in (None, trial.place) and wrong.shape == trial.flat[trial.place].shape
-    if elementwise and bool(wrong.sum() <= FEW):
-        at_wrong = trial.flat[trial.place].reshape(-1)[wrong.reshape(-1)].tolist()
-        condition = f"`{trial.label}` is {' or '.join(dict.fromkeys(_shown(value) for value in at_wrong))}"
+    special = [_shown(trial.where[p]) for p in places if p in trial.where]
+    if elementwise and special:
+        condition = f"`{trial.label}` is {' or '.join(dict.fromkeys(special))}"
     else:
         condition = f"`{trial.label}` holds {' or '.join(_shown(value) for value in trial.where.values())}"
     place_words = f"at {index} " if index else ""
@@ -365,10 +325,6 @@ def _failure(
     }
     where = subject.runs_at(trial.flat) if place is None else rule_place(subject, sample.names[place])
     return Failure(NAME, name, cause, message, where, evidence)
-
-
-FEW = 4
-"""Of how many wrong elements a message tells the input."""
 
 
 def _value(trial: Trial, place: int, at: int) -> str:

@@ -1,0 +1,205 @@
+"""The properties `second_order` and `forward_mode` on classes and operators as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+import opsmith
+
+
+def outcome(checked: Any, name: str, *samples: tuple[Any, ...], **options: Any) -> Any:
+    report = opsmith.check(checked, samples=samples or None, only=[name], **options)
+    return next(each for each in report.outcomes if each.property == name)
+
+
+def matrix(seed: int = 0) -> Tensor:
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Swish(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return grad * s * (1 + x * (1 - s))
+
+
+class KeptOnContext(Swish):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.x, ctx.s = x.detach(), torch.sigmoid(x.detach())
+        return x * ctx.s
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.s * (1 + ctx.x * (1 - ctx.s))
+
+
+class WithoutGraph(Swish):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        with torch.no_grad():
+            return Swish.backward(ctx, grad)
+
+
+class Once(Swish):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return torch.from_numpy((grad * s * (1 + x * (1 - s))).numpy().copy())
+
+
+class DetachedHalf(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = ctx.saved_tensors
+        return grad * y.detach(), grad * x
+
+
+class Doubled(Function):
+    """It declares that it writes into its argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+@pytest.mark.parametrize("effort", ["quick", "default"])
+def test_a_backward_of_torch_operations_passes(effort: Any) -> None:
+    assert outcome(Swish, "second_order", (matrix(),), effort=effort).status == "passed"
+
+
+def test_what_was_kept_on_ctx_is_missing_from_the_second_order() -> None:
+    (failure,) = outcome(KeptOnContext, "second_order", (matrix(),)).failures
+    assert (failure.input, failure.cause) == ("x", "second-order")
+    assert (
+        "the second order by `x` is wrong: it lacks what flows through `x` (by `x`, at [" in failure.message
+    )
+    assert failure.evidence["by x"] == "missing"
+    assert failure.evidence["by grad"] == "right"
+
+
+def test_a_gradient_that_is_silently_cut_off_is_found() -> None:
+    (failure,) = outcome(WithoutGraph, "second_order", (matrix(),)).failures
+    assert (failure.input, failure.cause) == ("x", "second-order")
+    assert "cannot be differentiated again at all, as if it were a constant" in failure.message
+
+
+def test_once_differentiable_is_a_refusal() -> None:
+    found = outcome(Once, "second_order", (matrix(),))
+    assert found.status == "skipped"
+    assert "once_differentiable" in found.reason
+
+
+def test_the_gradient_that_lacks_something_is_named_and_the_other_is_not() -> None:
+    (failure,) = outcome(DetachedHalf, "second_order", (matrix(), matrix(1))).failures
+    assert failure.input == "x"
+    assert "it lacks what flows through `y`" in failure.message
+    assert {failure.evidence[f"by {each}"] for each in ("x", "grad")} == {"right"}
+
+
+def test_a_large_sample_is_seen_whole_by_random_directions() -> None:
+    large = torch.randn(50, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for effort in ("quick", "default"):
+        assert outcome(Swish, "second_order", (large,), effort=effort).status == "passed"
+        (failure,) = outcome(KeptOnContext, "second_order", (large,), effort=effort).failures
+        assert failure.cause == "second-order"
+
+
+def test_a_class_that_writes_into_its_argument_and_says_so_is_differentiated() -> None:
+    for name in ("gradient", "second_order"):
+        assert outcome(Doubled, name, (matrix(),)).status == "passed"
+
+
+class TangentGiven(Swish):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_forward(x)
+        return Swish.forward(ctx, x)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return Swish.backward(ctx, tangent)
+
+
+class TangentHalved(TangentGiven):
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return Swish.backward(ctx, tangent) / 2
+
+
+def test_a_class_without_a_tangent_refuses_forward_mode() -> None:
+    found = outcome(Swish, "forward_mode", (matrix(),))
+    assert found.status == "skipped"
+    assert found.reason.startswith("You must implement the jvp function")
+
+
+def test_the_tangent_of_a_class_is_held_to_differences_and_to_reverse_mode() -> None:
+    assert outcome(TangentGiven, "forward_mode", (matrix(),)).status == "passed"
+    (failure,) = outcome(TangentHalved, "forward_mode", (matrix(),)).failures
+    assert (failure.input, failure.cause) == ("x", "forward-mode")
+    assert "reverse mode is right" in failure.message
+    assert failure.evidence["reverse mode"] == "right"
+    assert failure.evidence["looks like"] == "scale"
+
+
+def test_a_gradient_that_is_wrong_at_first_order_may_be_consistent_at_second() -> None:
+    @opsmith.operator("second_order::wrong_by_two")
+    def square(x: Tensor) -> Tensor:
+        return x * x
+
+    square.samples(lambda make: [(make(3),)])
+    square.gradients(x=lambda grad, x: grad * x)
+    assert outcome(square, "second_order").status == "passed"
+    (failure,) = outcome(square, "forward_mode").failures
+    assert failure.cause == "scale"  # it is what the gradient is, and not forward mode, that is wrong
+
+
+def test_a_gradient_that_is_nan_is_left_to_first_order() -> None:
+    @opsmith.operator("second_order::nan_at_zero")
+    def magnitude(x: Tensor) -> Tensor:
+        return x.abs()
+
+    magnitude.samples(lambda make: [(torch.tensor([1.0, 0.0]),)])
+    magnitude.gradients(x=lambda grad, x: grad * x / x.abs())
+    found = outcome(magnitude, "second_order")
+    assert found.status == "passed"
+    assert found.notes == ("sample 0 was left out: the gradient itself is infinite or nan there",)
+
+
+def test_a_formula_in_numpy_says_that_it_cuts_the_graph() -> None:
+    @opsmith.operator("second_order::numpy")
+    def square(x: Tensor) -> Tensor:
+        return x * x
+
+    square.samples(lambda make: [(make(3),)])
+    square.gradients(
+        x=lambda grad, x: torch.from_numpy(np.multiply(2 * x.detach().numpy(), grad.detach().numpy()))
+    )
+    (failure,) = outcome(square, "second_order").failures
+    assert (failure.input, failure.cause) == ("x", "second-order")
+    assert "does not depend on `grad` as far as torch can see" in failure.message
