@@ -157,7 +157,9 @@ def test_a_class_that_leaves_torch_is_noted(leaving: Any) -> None:
 
 
 def test_a_class_with_another_form_on_fake_tensors_is_found() -> None:
-    (failure,) = fake(KnowsFakes, (X,)).failures
+    found = fake(KnowsFakes, (X,))
+    assert found.status == "failed"
+    (failure,) = found.failures
     assert (failure.cause, failure.input) == ("fake-mismatch", "result")
 
 

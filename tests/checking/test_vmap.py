@@ -190,7 +190,9 @@ def test_a_batching_claim_that_mixes_examples_is_found() -> None:
         return x * 2 + (x.sum() if x.dim() > 2 else 0)
 
     operator = declare(double, shapes="x: ... M -> ... M", batching="...").kernel("cpu", kernel)
-    (failure, *_) = vmap(operator, (X,)).failures
+    found = vmap(operator, (X,))
+    assert found.status == "failed"
+    failure = found.failures[0]
     assert (failure.cause, failure.input) == ("kernel-mismatch", "result")
     assert failure.message.startswith("the rule for `vmap` that batching='...' makes is wrong")
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from opsmith.checking.diagnosis.comparable import alike
-from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Report
 from opsmith.core.operator import Operator
 from opsmith.surveying.guessing import Guess
@@ -31,6 +30,9 @@ def abilities(
         guess: The arguments to try on.
     """
     passed = {outcome.property for outcome in report.outcomes if outcome.status == "passed"}
+    complete = {
+        outcome.property for outcome in report.outcomes if outcome.property in passed and not outcome.notes
+    }
     apply: Callable[..., Any] = function_class.apply
     found: dict[str, str] = {}
     if "second_order" in passed:
@@ -39,7 +41,7 @@ def abilities(
         found["jvp"] = _kept(lambda: _jvp(apply, guess))
     if not operator.specification.random and _succeeds(lambda: _vmap(operator, guess)):
         found["vmap"] = _kept(lambda: _vmap(apply, guess))
-    if "opcheck" in passed and _succeeds(lambda: _traced(operator, guess)):
+    if "opcheck" in complete:
         found["torch.compile"] = "kept"
     return found
 
@@ -85,19 +87,6 @@ def _second_order(function: Callable[..., Any], guess: Guess) -> None:
     first: Sequence[Tensor | None] = torch.autograd.grad(total, inputs, create_graph=True, allow_unused=True)
     squares = [each.square().sum() for each in first if each is not None]
     torch.autograd.grad(torch.stack(squares).sum(), inputs, allow_unused=True)
-
-
-def _traced(operator: Operator[..., Any], guess: Guess) -> None:
-    """Traced code gives what a call gives, forward and backward."""
-    adopted = operator.specification.adopted
-    assert adopted is not None
-    values = [each.clone() if isinstance(each, Tensor) else each for each in guess.values]
-    for place in _floating(guess):
-        values[place].requires_grad_()
-    args, kwargs = operator.specification.schema.dispatched(adopted.packed(values))
-    with quiet():
-        test = "test_aot_dispatch_dynamic"
-        torch.library.opcheck(operator.torch_operator, tuple(args), kwargs, test_utils=test)
 
 
 def _jvp(function: Callable[..., Any], guess: Guess) -> None:
