@@ -21,7 +21,7 @@ def sine(x: Tensor, by: float = 2.0) -> Tensor:
 
 
 def numpy_sine(x: Tensor, by: float = 2.0) -> Tensor:
-    return torch.from_numpy(np.sin(x.detach().numpy() * by))
+    return torch.from_numpy(np.asarray(np.sin(x.detach().numpy() * by)))
 
 
 @dataclass

@@ -96,10 +96,10 @@ def test_a_report_in_text() -> None:
     lines = str(Report("demo::op", outcomes, seed=0)).splitlines()
     assert lines[:5] == [
         "demo::op: FAILED: gradient",
-        "  forward       passed     0.25 s",
+        "  forward           passed     0.25 s",
         "    bfloat16 was left out",
-        "  gradient      failed     1.00 s",
-        "  second_order  skipped    0.00 s  nobody needed it",
+        "  gradient          failed     1.00 s",
+        "  second_order      skipped    0.00 s  nobody needed it",
     ]
     assert lines[5:7] == ["  1.25 s; seed 0, default effort", ""]
     assert lines[7:] == str(FAILURE).splitlines()

@@ -35,7 +35,7 @@ def check(
     only: Iterable[str] | None = None,
     skip: Iterable[str] | None = None,
     seed: int = 0,
-    effort: Level = "default",
+    effort: Level | Effort = "default",
     progress: Progress | None = None,
     isolate: bool | float = False,
 ) -> Report:
@@ -50,7 +50,7 @@ def check(
             by default.
         skip: Names of properties to leave out.
         seed: Seed of samples and probes: the same seed gives the same report.
-        effort: How much to look at: `quick`, `default` or `thorough`.
+        effort: How much to look at: `quick`, `default` or `thorough`; or an `Effort` of one's own.
         progress: Called with a property's name before it runs, how many are done, and how many there are.
         isolate: Whether each property runs in a forked child process, so that the death of one is a failure
             and not the end; a number is how many seconds each may take.
@@ -66,7 +66,7 @@ def check(
         True
     """
     chosen, unwanted = _known(only), _known(skip) or frozenset()
-    level = effort_named(effort)
+    level = effort if isinstance(effort, Effort) else effort_named(effort)
     limit_s = limit_of(isolate)
     if limit_s:
         fallen = _fallen(operator, samples, seed, level, limit_s)

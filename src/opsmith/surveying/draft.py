@@ -13,6 +13,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.adopting.functions import adopt_function
 from opsmith.checking import Report, check
+from opsmith.checking.effort import EFFORTS
 from opsmith.checking.function_class import throwaway_name
 from opsmith.core.calls import Call
 from opsmith.core.operator import Operator
@@ -24,6 +25,10 @@ NAMESPACE = "surveyed"
 
 TRACED = "opcheck"
 """The property that traces an operator once."""
+
+
+ON_THE_GUESS = replace(EFFORTS["quick"], variations=0)
+"""Little effort, and no other inputs: what is guessed may well be all that a class is meant to take."""
 
 
 @dataclass
@@ -109,7 +114,7 @@ class Draft:
     def check(self, operator: Operator[..., Any]) -> Report:
         """Check it on the guess: with little effort, and traced once, which a quick check leaves out."""
         samples = [Call(tuple(self.given(operator)))]
-        report = check(operator, samples=samples, seed=self.seed, effort="quick")
+        report = check(operator, samples=samples, seed=self.seed, effort=ON_THE_GUESS)
         looked = {outcome.property for outcome in report.outcomes if outcome.status != "skipped"}
         if TRACED not in looked:
             return report

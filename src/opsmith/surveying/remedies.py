@@ -67,7 +67,7 @@ def _on_purpose(draft: Draft, failures: list[Failure]) -> str | None:
         return None
     for failure in failures:
         place = _place(draft, failure)
-        if failure.check != "gradient" or failure.cause in OTHER or place is None:
+        if failure.check not in ("gradient", "linearity") or failure.cause in OTHER or place is None:
             continue
         function_class = draft.reading.function_class
         if is_nonlinear(function_class, draft.guess, draft.seed):
