@@ -75,8 +75,8 @@ def test_the_report_has_a_block_for_each_class(mixed: Result, blocks: dict[str, 
 
 
 IN_PLACE = pytest.mark.xfail(
-    reason="the check finds a circle of memory in the adopted form of a class that marks its input dirty, and "
-    "a tangent that differs: whose fault it is, is still to be looked into",
+    reason="the check finds a circle of memory, and a tangent that differs, in the adopted form of a class "
+    "that marks its input dirty: whose fault it is, is still to be looked into",
     strict=True,
 )
 

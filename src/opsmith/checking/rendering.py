@@ -17,7 +17,7 @@ try:
 except ModuleNotFoundError as error:
     raise errors.MissingExtraError(
         "reports in colour need the package `rich`",
-        got=f"no module named {error.name!r}",
+        got="no module named 'rich'",
         mend=f"{install('cli')}; or print(report), which needs nothing",
     ) from error
 
