@@ -31,7 +31,7 @@ import opsmith
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "checking"))
 from corpora import corpora, corpus_of, rightly_named, told
-from corpus import PLANTED, SOUND, Planted, Sound
+from entries import PLANTED, SOUND, Planted, Sound
 from torch_tools import Verdict, by_gradcheck, by_gradgradcheck, by_opcheck
 
 TOOLS = ("opsmith", "gradcheck", "gradcheck fast", "gradcheck + opcheck", "all of torch")

@@ -10,7 +10,7 @@ import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from corpus import PLANTED, SOUND, Planted, Sound
+from entries import PLANTED, SOUND, Planted, Sound
 
 from opsmith import Report
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from corpus import planted
+from entries import planted
 from torch import Tensor
 
 import opsmith

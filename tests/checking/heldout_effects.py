@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from corpus import planted
+from entries import planted
 from heldout_numbers import normal, uniform
 from torch import Tensor
 from torch.autograd import Function

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from corpus import planted
+from entries import planted
 from heldout_numbers import normal, uniform, whole
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable

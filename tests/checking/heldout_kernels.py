@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from corpus import planted
+from entries import planted
 from torch import Tensor
 
 import opsmith

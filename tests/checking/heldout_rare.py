@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import torch
-from corpus import planted
+from entries import planted
 from heldout_numbers import normal
 from torch import Tensor
 from torch.autograd import Function

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from corpus import sound
+from entries import sound
 from heldout_numbers import normal, uniform
 from torch import Tensor
 from torch.autograd import Function

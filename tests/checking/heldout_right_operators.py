@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from corpus import sound
+from entries import sound
 from torch import Tensor
 
 import opsmith

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from corpus import planted
+from entries import planted
 from heldout_numbers import normal
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable

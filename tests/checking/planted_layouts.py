@@ -7,7 +7,7 @@ import sound_activations as activations
 import sound_normalisation as normalisation
 import torch
 import torch.nn.functional as F
-from corpus import planted
+from entries import planted
 from heldout_numbers import normal
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable

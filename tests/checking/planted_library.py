@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 import torch
-from corpus import planted
+from entries import planted
 from heldout_numbers import normal, whole
 from torch import Tensor
 

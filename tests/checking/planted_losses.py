@@ -5,7 +5,7 @@ from typing import Any
 import sound_losses as right
 import torch
 import torch.nn.functional as F
-from corpus import planted
+from entries import planted
 from heldout_numbers import normal, whole
 from torch.autograd import Function
 

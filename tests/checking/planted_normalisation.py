@@ -4,7 +4,7 @@ from typing import Any
 
 import sound_normalisation as right
 import torch
-from corpus import planted
+from entries import planted
 from heldout_numbers import normal
 from torch.autograd import Function
 

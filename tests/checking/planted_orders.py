@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from corpus import planted
+from entries import planted
 from heldout_numbers import normal, uniform
 from sound_dense import Linear
 from torch.autograd import Function

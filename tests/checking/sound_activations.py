@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import torch
-from corpus import sound
+from entries import sound
 from heldout_numbers import normal
 from torch.autograd import Function
 

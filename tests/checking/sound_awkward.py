@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from corpus import sound
+from entries import sound
 from heldout_numbers import normal, uniform, whole
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable

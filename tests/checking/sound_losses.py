@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from corpus import sound
+from entries import sound
 from heldout_numbers import normal, whole
 from torch.autograd import Function
 

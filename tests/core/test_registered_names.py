@@ -100,14 +100,19 @@ def test_registrations(library: Any) -> None:
 
 def test_custom_parts(library: Any) -> None:
     operator, overload = custom()
-    assert capabilities.custom_parts(overload) == capabilities.CustomParts(None, None, None)
+    parts = capabilities.custom_parts(overload)
+    assert parts is not None
+    assert parts.function.__name__ == "operator"
+    assert parts == capabilities.CustomParts(parts.function, None, None, None)
 
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
 
     operator.register_autograd(backward)
     operator.register_fake(torch.empty_like)
-    assert capabilities.custom_parts(overload) == capabilities.CustomParts(backward, None, torch.empty_like)
+    assert capabilities.custom_parts(overload) == capabilities.CustomParts(
+        parts.function, backward, None, torch.empty_like
+    )
     library.define("no_custom(Tensor x) -> Tensor")
     assert capabilities.custom_parts(torch.ops.registered_names.no_custom.default) is None
 

@@ -71,7 +71,7 @@ def layouts_for(x: Tensor) -> tuple[Layout, ...]:
     Example:
         >>> import torch
         >>> [layout.name for layout in layouts_for(torch.ones(()))]
-        ['expanded from one number', 'sliced with a step', 'one element into its memory', 'a negated view']
+        ['expanded from one number', 'one element into its memory', 'sliced with a step', 'a negated view']
     """
     return tuple(_layouts(x))
 
@@ -82,14 +82,17 @@ def _layouts(x: Tensor) -> Iterator[Layout]:
     guard = _guard(x)
     if x.numel():
         yield Layout("expanded from one number", f"x.flatten()[0].expand({shape})", "`.sum()`", repeats=True)
-    if rank >= 2 and {rank - 2, rank - 1} <= set(long):
-        yield Layout("transposed", "x.mT.contiguous().mT", "`.mT`")
-    yield Layout("sliced with a step", f"torch.stack([{guard}, x], -1)[..., 1]", "`torch.stack`")
     if rank in (4, 5) and len(long) > 1:
         form = "torch.channels_last" if rank == 4 else "torch.channels_last_3d"
         yield Layout(
             "channels last", f"x.contiguous(memory_format={form})", "a convolution with channels last"
         )
+    if rank >= 2 and {rank - 2, rank - 1} <= set(long):
+        yield Layout("transposed", "x.mT.contiguous().mT", "`.mT`")
+    if x.numel():
+        code = f"torch.cat([{guard}.flatten()[:1], x.flatten()])[1:].view({shape})"
+        yield Layout("one element into its memory", code, "`torch.cat`", undone=".clone()")
+    yield Layout("sliced with a step", f"torch.stack([{guard}, x], -1)[..., 1]", "`torch.stack`")
     if rank >= 2 and x.numel():
         yield Layout(
             "expanded along the first dimension", f"x[:1].expand({shape})", "`.sum(0)`", repeats=True
@@ -102,9 +105,6 @@ def _layouts(x: Tensor) -> Iterator[Layout]:
         yield Layout(
             "a chunk of a larger tensor", f"torch.cat([{guard}, x], -1).chunk(2, -1)[1]", "`torch.cat`"
         )
-    if x.numel():
-        code = f"torch.cat([{guard}.flatten()[:1], x.flatten()])[1:].view({shape})"
-        yield Layout("one element into its memory", code, "`torch.cat`", undone=".clone()")
     if rank >= 3 and len(long) > 2:
         turned = tuple(reversed(range(rank)))
         yield Layout(

@@ -89,7 +89,31 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
         yield Note(f"{short(case.dtype)} was left out on {case.device.type}: {words}")
         return
     visible = subject.places(case.sample)
+    yield from _narrowed(case, results, visible)
     yield from _compare(case, results, visible, "the operator", subject.specification.where)
+
+
+def _narrowed(case: Case, results: Sequence[Tensor | None], positions: Sequence[int]) -> Findings:
+    """Results in another dtype than all that came in: half of the digits of float64, silently.
+
+    A reference says which dtype is meant, and so does a class that was declared to compute in float32.
+    """
+    subject = case.subject
+    adopted = subject.specification.adopted
+    if not (subject.own_code or subject.foreign) or (adopted is not None and "float32" in adopted.kinds):
+        return
+    if case.dtype != torch.float64:
+        return
+    for got, position in zip(results, positions, strict=True):
+        if got is None or got.dtype not in (torch.float32, torch.complex64, *NARROW):
+            continue
+        name, mine = subject.every(case.sample)[position].name, str(got.dtype)
+        message = (
+            f"`{name}` is {mine} for arguments in torch.float64, and has half of their digits; make it in the "
+            "dtype of the arguments, or cast it back"
+        )
+        evidence = {"sample": str(case), "got": mine, "expected": "torch.float64"}
+        yield Failure(NAME, name, "dtype", message, subject.specification.where, evidence)
 
 
 def _lacks_dtype(error: Exception) -> bool:
