@@ -109,8 +109,8 @@ def _narrowed(case: Case, results: Sequence[Tensor | None], positions: Sequence[
             continue
         name, mine = subject.every(case.sample)[position].name, str(got.dtype)
         message = (
-            f"`{name}` is {mine} for arguments in torch.float64, and has half of their digits; make it in the "
-            "dtype of the arguments, or cast it back"
+            f"`{name}` is {mine} for arguments in torch.float64, and has half of their digits; make it in "
+            "the dtype of the arguments, or cast it back"
         )
         evidence = {"sample": str(case), "got": mine, "expected": "torch.float64"}
         yield Failure(NAME, name, "dtype", message, subject.specification.where, evidence)
