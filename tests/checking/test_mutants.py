@@ -40,7 +40,7 @@ ALSO: dict[str, set[Reason]] = {
 
 
 def others(wrong: Wrong, report: opsmith.Report) -> set[Reason]:
-    """What a report finds beside a fault: of another cause, or another argument, and following from nothing."""
+    """What a report finds beside a fault: another cause, or argument, that follows from nothing."""
     return {
         (failure.check, failure.cause, failure.input)
         for failure in report.failures
