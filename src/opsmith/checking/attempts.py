@@ -17,6 +17,7 @@ from opsmith.checking.difference import Difference
 from opsmith.checking.differentiated import rule_place
 from opsmith.checking.exceptions import named_by
 from opsmith.checking.gradient_failure import gradient_replay
+from opsmith.checking.modes import result_by_need
 from opsmith.checking.probes import Probe
 from opsmith.checking.property import Findings, Note, raised
 from opsmith.checking.report import Failure
@@ -211,6 +212,10 @@ def _diagnosis(right: RightGradient, shown: Attempt, attempts: Sequence[Attempt]
     wrong = [each.subset for each in alike if each.wrong]
     fine = [each.subset for each in alike if not each.wrong]
     found = diagnose(_observed(right, shown))
+    changed = result_by_need(right.subject, right.sample, shown.subset, shown.dtype, shown.device)
+    if changed is not None:
+        reason = f"it is the gradient of another result, when {_needing(right, [shown.subset])}: {changed}"
+        return Diagnosis("input-needs-grad", reason, evidence=found.evidence)
     if fine:
         reason = f"it is wrong when {_needing(right, wrong)}, and right when {_needing(right, fine)}"
         also = {found.cause: found.reason, **found.also_fits}
