@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -33,6 +34,7 @@ def run(subject: Subject) -> Findings:
         reason = missing_device(kernel.device)
         if reason is not None:
             yield Note(f"the kernel for {kernel.device}, {kernel.where}, did not run: {reason}")
+    yield from _narrowed(subject)
     ran: set[Kernel] = set()
     yield from each_sample(NAME, subject, partial(_sample, ran=ran))
     yield from _idle(subject, ran)
@@ -89,31 +91,31 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
         yield Note(f"{short(case.dtype)} was left out on {case.device.type}: {words}")
         return
     visible = subject.places(case.sample)
-    yield from _narrowed(case, results, visible)
     yield from _compare(case, results, visible, "the operator", subject.specification.where)
 
 
-def _narrowed(case: Case, results: Sequence[Tensor | None], positions: Sequence[int]) -> Findings:
+def _narrowed(subject: Subject) -> Findings:
     """Results in another dtype than all that came in: half of the digits of float64, silently.
 
     A reference says which dtype is meant, and so does a class that was declared to compute in float32.
     """
-    subject = case.subject
     adopted = subject.specification.adopted
     if not (subject.own_code or subject.foreign) or (adopted is not None and "float32" in adopted.kinds):
         return
-    if case.dtype != torch.float64:
-        return
-    for got, position in zip(results, positions, strict=True):
-        if got is None or got.dtype not in (torch.float32, torch.complex64, *NARROW):
-            continue
-        name, mine = subject.every(case.sample)[position].name, str(got.dtype)
-        message = (
-            f"`{name}` is {mine} for arguments in torch.float64, and has half of their digits; make it in "
-            "the dtype of the arguments, or cast it back"
-        )
-        evidence = {"sample": str(case), "got": mine, "expected": "torch.float64"}
-        yield Failure(NAME, name, "dtype", message, subject.specification.where, evidence)
+    for sample in subject.samples:
+        results: Sequence[Tensor | None] = []
+        with torch.no_grad(), suppress(Exception):  # it may take one dtype alone, and what it raises is told
+            results = subject.call(sample, sample.at(torch.float64)) if sample.inexact else ()
+        for got, position in zip(results, subject.places(sample) if results else (), strict=True):
+            if got is None or got.dtype not in (torch.float32, torch.complex64, *NARROW):
+                continue
+            name, mine = subject.every(sample)[position].name, str(got.dtype)
+            message = (
+                f"`{name}` is {mine} for arguments in torch.float64, and has half of their digits; make it "
+                "in the dtype of the arguments, or cast it back"
+            )
+            evidence = {"sample": str(sample), "got": mine, "expected": "torch.float64"}
+            yield Failure(NAME, name, "dtype", message, subject.specification.where, evidence)
 
 
 def _lacks_dtype(error: Exception) -> bool:
