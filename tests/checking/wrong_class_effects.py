@@ -372,10 +372,9 @@ def returns_two_of_one() -> Any:
 
 @mutant(
     "effects",
-    "aliases-input",
-    "result",
-    "two calls return the same memory as `result`",
     "stale-state",
+    "result",
+    "two calls return the same memory as `result`, which it keeps: the second overwrites what the first",
     "leak",
 )
 def returns_a_buffer_again() -> Any:

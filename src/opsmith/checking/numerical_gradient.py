@@ -75,6 +75,12 @@ class NumericalGradient:
         return self.looked & self.errors.isfinite()
 
     @property
+    def known(self) -> Tensor:
+        """The gradient, with nan wherever differences do not tell it; at a kink, what lies in its middle."""
+        untold = _of_elements(~(self.told | self._kinked), self.values)
+        return self.values.masked_fill(untold, torch.nan)
+
+    @property
     def kinks(self) -> Tensor:
         """Elements at which both one-sided derivatives exist, and differ."""
         return _of_elements(self._kinked, self.values)

@@ -111,9 +111,9 @@ class RightGradient:
         return self.by_reference(self.sample.at(torch.float64), grads)[self.places.index(place)]
 
     def gradient(self, place: int, probe: Probe) -> Tensor:
-        """The right gradient by one input, in float64."""
+        """The right gradient by one input, in float64; nan where it cannot be told."""
         if not self.trusted(place, probe):
-            return self.numerical(place, probe).values
+            return self.numerical(place, probe).known
         return self.through_reference(place, probe)
 
 
@@ -122,7 +122,7 @@ def by_differences(
 ) -> list[Tensor | None]:
     """Gradients by finite differences, where nothing else is right; nan where they cannot be told."""
     with torch.no_grad():
-        return [_numerical(subject, sample, flat, place, grads).values for place in places]
+        return [_numerical(subject, sample, flat, place, grads).known for place in places]
 
 
 def _numerical(

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opsmith.checking.attempts import Attempt, conclude, reference_failure
 from opsmith.checking.case import WIDE, Case, cases
@@ -20,6 +21,7 @@ from opsmith.checking.differentiated import (
     nothing_to_differentiate,
     rule_place,
 )
+from opsmith.checking.numerical_gradient import NumericalGradient
 from opsmith.checking.probes import Probe, probes
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, refuse_own
 from opsmith.checking.report import Failure
@@ -209,7 +211,7 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     mine = torch.zeros_like(like) if attempt.got is None else attempt.got
     if not believed and attempt.dtype == torch.float64:
         numerical = right.numerical(place, attempt.probe)
-        return replace(attempt, difference=numerical.judge(mine.cpu()), expected=numerical.values)
+        return replace(attempt, difference=numerical.judge(mine.cpu()), expected=numerical.known)
     if case is None:
         return attempt
     position = right.places.index(place)
@@ -217,10 +219,18 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     assert expected is not None
     difference = case.truth.judge(position, mine)
     if difference is not None:  # at a kink, what lies between its sides is as right
-        kinks = right.numerical(place, attempt.probe).kinks.to(mine.device)
-        either = torch.where(kinks & mine.isfinite(), expected.to(mine), mine)
+        between = _between(right.numerical(place, attempt.probe), mine.cpu(), expected.cpu())
+        either = torch.where(between.to(mine.device), expected.to(mine), mine)
         difference = case.truth.judge(position, either)
     return replace(attempt, difference=difference, expected=expected)
+
+
+def _between(numerical: NumericalGradient, mine: Tensor, expected: Tensor) -> Tensor:
+    """Elements at a kink that are as right as what is expected there: none outside of both of its sides."""
+    kinks = numerical.kinks & mine.isfinite()
+    if not bool(kinks.any()):
+        return kinks
+    return kinks & ~numerical.wrong(torch.where(kinks, mine.to(expected.dtype), expected))
 
 
 GRADIENT = Property(
