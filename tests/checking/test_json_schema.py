@@ -103,7 +103,7 @@ def test_every_key_of_a_report_is_described_and_no_other_is() -> None:
 
 
 def run_apart(example: str, *arguments: str) -> dict[str, Any]:
-    """What the command prints in a process of its own: other tests declare the examples' operators in this one."""
+    """What the command prints in a process of its own: other tests declare the examples' operators here."""
     start = "from opsmith.cli import main; main()"
     command = [sys.executable, "-c", start, "check", str(EXAMPLES / f"{example}.py"), "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

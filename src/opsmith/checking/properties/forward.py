@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.case import NARROW, WIDE, Case, cases, short
+from opsmith.checking.case import NARROW, WIDE, Case, cases, named, short
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.difference import form_fault
@@ -17,7 +18,7 @@ from opsmith.checking.property import Findings, Note, Property, each_sample, fir
 from opsmith.checking.replay import result_replay
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact
-from opsmith.checking.subject import Subject, missing_device
+from opsmith.checking.subject import CPU, Subject, missing_device
 from opsmith.checking.truth import Measure
 from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import Kernel, Rejected, choose
@@ -57,6 +58,8 @@ def _sample(subject: Subject, sample: Sample, ran: set[Kernel]) -> Findings:
                 wrong.add(kernel)
                 yield failure
         yield from _call(case, wrong)
+    if subject.single_precision and sample.inexact:
+        yield from _narrowed_though_single(subject, sample)
 
 
 def _kernel(case: Case, kernel: Kernel) -> Findings:
@@ -89,30 +92,38 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
         yield Note(f"{short(case.dtype)} was left out on {case.device.type}: {words}")
         return
     visible = subject.places(case.sample)
-    yield from _narrowed(case, results, visible)
+    yield from _narrowed(subject, case.sample, case.dtype, results)
     yield from _compare(case, results, visible, "the operator", subject.specification.where)
 
 
-def _narrowed(case: Case, results: Sequence[Tensor | None], positions: Sequence[int]) -> Findings:
+def _narrowed_though_single(subject: Subject, sample: Sample) -> Findings:
+    """The same of what was seen to compute in float32, and is looked at in that alone."""
+    with torch.no_grad(), suppress(Exception):  # it may not take anything else
+        results = subject.call(sample, sample.at(torch.float64))
+        yield from _narrowed(subject, sample, torch.float64, results)
+
+
+def _narrowed(
+    subject: Subject, sample: Sample, dtype: torch.dtype, results: Sequence[Tensor | None]
+) -> Findings:
     """Results in another dtype than all that came in: half of the digits of float64, silently.
 
     A reference says which dtype is meant, and so does a class that was declared to compute in float32.
     """
-    subject = case.subject
     adopted = subject.specification.adopted
     if not (subject.own_code or subject.foreign) or (adopted is not None and "float32" in adopted.kinds):
         return
-    if case.dtype != torch.float64:
+    if dtype != torch.float64:
         return
-    for got, position in zip(results, positions, strict=True):
+    for result, got in zip(subject.results(sample), results, strict=True):
         if got is None or got.dtype not in (torch.float32, torch.complex64, *NARROW):
             continue
-        name, mine = subject.every(case.sample)[position].name, str(got.dtype)
+        name, mine = result.name, str(got.dtype)
         message = (
-            f"`{name}` is {mine} for arguments in torch.float64, and has half of their digits; make it in the "
-            "dtype of the arguments, or cast it back"
+            f"`{name}` is {mine} for arguments in torch.float64, and has half of their digits; make it in "
+            "the dtype of the arguments, or cast it back"
         )
-        evidence = {"sample": str(case), "got": mine, "expected": "torch.float64"}
+        evidence = {"sample": named(sample, dtype, CPU), "got": mine, "expected": "torch.float64"}
         yield Failure(NAME, name, "dtype", message, subject.specification.where, evidence)
 
 
