@@ -59,7 +59,7 @@ LARGE_SIZES = (33, 129, 65)
 def _sizes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
     """All sizes that may vary at once, no two the same; then one alone."""
     sizes = sizes_of(subject, sample)
-    varied = [symbol for symbol in sizes.symbols if _varies(subject, sizes, symbol)]
+    varied = [symbol for symbol in sizes.symbols if varies(subject, sizes, symbol)]
     several = {symbol.name: PRIMES[at % len(PRIMES)] for at, symbol in enumerate(varied)}
     if len(varied) > 1:
         yield from resized(sizes, several, generator, silent=True)
@@ -71,14 +71,14 @@ def _ones(subject: Subject, sample: Sample, generator: torch.Generator) -> Itera
     """One size that may vary at 1."""
     sizes = sizes_of(subject, sample)
     for symbol in sizes.symbols:
-        if _varies(subject, sizes, symbol):
+        if varies(subject, sizes, symbol):
             yield from resized(sizes, {symbol.name: 1}, generator, silent=True)
 
 
 def _large_sizes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
     sizes = sizes_of(subject, sample)
     for symbol in sizes.symbols:
-        if _varies(subject, sizes, symbol):
+        if varies(subject, sizes, symbol):
             first = sample.position % len(LARGE_SIZES)
             for size in (*LARGE_SIZES[first:], *LARGE_SIZES[:first]):
                 yield from resized(sizes, {symbol.name: size}, generator, silent=True)
@@ -92,7 +92,8 @@ def _empties(subject: Subject, sample: Sample, generator: torch.Generator) -> It
             yield replace(change, without=symbol)
 
 
-def _varies(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
+def varies(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
+    """Whether a size may be another: samples or the author show it, or each place stands for itself."""
     return symbol.varies or free(subject, sizes, symbol)
 
 

@@ -69,7 +69,7 @@ def variations(subject: Subject) -> Variations:
         if _too_large(sample, change.of) or (form in seen and not change.fresh_numbers):
             continue
         trials -= 1
-        reason = _refusal(subject, sample, change)
+        reason = refusal(subject, sample, change)
         if reason is None:
             accepted.append(sample)
             seen.add(form)
@@ -115,7 +115,7 @@ def _elements(sample: Sample) -> int:
     return sum(value.numel() for value in tensors_in(list(sample.flat)))
 
 
-def _refusal(subject: Subject, sample: Sample, change: Change) -> str | Unserved | None:
+def refusal(subject: Subject, sample: Sample, change: Change) -> str | Unserved | None:
     """Why a variation is no input of the operator, as its reference says in float64; None where it is one."""
     for dtype in (torch.float64, None):  # a class may take the dtype that its author gave, and no other
         try:
