@@ -103,9 +103,10 @@ def test_every_key_of_a_report_is_described_and_no_other_is() -> None:
 
 
 def run_apart(example: str, *arguments: str) -> dict[str, Any]:
-    """What the command prints in a process of its own: other tests declare the examples' operators here."""
+    """What the command prints in a process of its own: other tests declare its operators in this one."""
     start = "from opsmith.cli import main; main()"
-    command = [sys.executable, "-c", start, "check", str(EXAMPLES / f"{example}.py"), "--json", *arguments]
+    target = str(EXAMPLES / f"{example}.py")
+    command = [sys.executable, "-c", start, "check", target, "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     read: dict[str, Any] = json.loads(done.stdout)

@@ -72,7 +72,7 @@ def expanded_alone() -> Any:
     return square("expanded_alone").gradients(x=formula)
 
 
-@wrong("layouts", "layout", "x", "wrong for one that is sliced with a step")
+@wrong("layouts", "layout", "x", "wrong for one that is one element into its memory")
 def offset_forgotten() -> Any:
     def formula(grad: Tensor, x: Tensor) -> Tensor:
         return 2 * x * torch.as_strided(grad, grad.shape, grad.stride(), 0)

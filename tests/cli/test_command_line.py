@@ -108,7 +108,9 @@ def test_ctrl_c_in_a_real_run_has_status_130_and_no_traceback(write: Write, tmp_
         f"    pathlib.Path({str(started)!r}).touch()\n    time.sleep(30)\n    return x + 1\n"
         "slow.samples(lambda make: [(make(2),)])\n"
     )
-    running = process("check", str(file))
+    # What a shell puts in the background ignores SIGINT from its start, and so does what it starts in turn.
+    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    running = process("check", str(file), before=heeds)
     deadline = time.monotonic() + 60
     while not started.exists() and time.monotonic() < deadline:
         time.sleep(0.05)

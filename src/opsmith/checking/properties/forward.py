@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.case import NARROW, WIDE, Case, cases, named, short
+from opsmith.checking.case import NARROW, WIDE, Case, cases, short
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.difference import form_fault
@@ -20,7 +20,7 @@ from opsmith.checking.property import Findings, Note, Property, each_sample, fir
 from opsmith.checking.replay import result_replay
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact
-from opsmith.checking.subject import CPU, Subject, missing_device
+from opsmith.checking.subject import Subject, missing_device
 from opsmith.checking.truth import Measure
 from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import Kernel, Rejected, choose
@@ -36,6 +36,7 @@ def run(subject: Subject) -> Findings:
         reason = missing_device(kernel.device)
         if reason is not None:
             yield Note(f"the kernel for {kernel.device}, {kernel.where}, did not run: {reason}")
+    yield from _narrowed(subject)
     ran: set[Kernel] = set()
     more = replace(subject, samples=(*subject.samples, *kernel_sizes(subject)))
     yield from each_sample(NAME, more, partial(_sample, ran=ran))
@@ -61,8 +62,6 @@ def _sample(subject: Subject, sample: Sample, ran: set[Kernel]) -> Findings:
                 wrong.add(kernel)
                 yield failure
         yield from _call(case, wrong)
-    if subject.single_precision and sample.inexact:
-        yield from _narrowed_though_single(subject, sample)
 
 
 def _kernel(case: Case, kernel: Kernel) -> Findings:
@@ -95,20 +94,10 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
         yield Note(f"{short(case.dtype)} was left out on {case.device.type}: {words}")
         return
     visible = subject.places(case.sample)
-    yield from _narrowed(subject, case.sample, case.dtype, results)
     yield from _compare(case, results, visible, "the operator", subject.specification.where)
 
 
-def _narrowed_though_single(subject: Subject, sample: Sample) -> Findings:
-    """The same of what was seen to compute in float32, and is looked at in that alone."""
-    with torch.no_grad(), suppress(Exception):  # it may not take anything else
-        results = subject.call(sample, sample.at(torch.float64))
-        yield from _narrowed(subject, sample, torch.float64, results)
-
-
-def _narrowed(
-    subject: Subject, sample: Sample, dtype: torch.dtype, results: Sequence[Tensor | None]
-) -> Findings:
+def _narrowed(subject: Subject) -> Findings:
     """Results in another dtype than all that came in: half of the digits of float64, silently.
 
     A reference says which dtype is meant, and so does a class that was declared to compute in float32.
@@ -116,18 +105,20 @@ def _narrowed(
     adopted = subject.specification.adopted
     if not (subject.own_code or subject.foreign) or (adopted is not None and "float32" in adopted.kinds):
         return
-    if dtype != torch.float64:
-        return
-    for result, got in zip(subject.results(sample), results, strict=True):
-        if got is None or got.dtype not in (torch.float32, torch.complex64, *NARROW):
-            continue
-        name, mine = result.name, str(got.dtype)
-        message = (
-            f"`{name}` is {mine} for arguments in torch.float64, and has half of their digits; make it in "
-            "the dtype of the arguments, or cast it back"
-        )
-        evidence = {"sample": named(sample, dtype, CPU), "got": mine, "expected": "torch.float64"}
-        yield Failure(NAME, name, "dtype", message, subject.specification.where, evidence)
+    for sample in subject.samples:
+        results: Sequence[Tensor | None] = []
+        with torch.no_grad(), suppress(Exception):  # it may take one dtype alone, and what it raises is told
+            results = subject.call(sample, sample.at(torch.float64)) if sample.inexact else ()
+        for got, position in zip(results, subject.places(sample) if results else (), strict=True):
+            if got is None or got.dtype not in (torch.float32, torch.complex64, *NARROW):
+                continue
+            name, mine = subject.every(sample)[position].name, str(got.dtype)
+            message = (
+                f"`{name}` is {mine} for arguments in torch.float64, and has half of their digits; make it "
+                "in the dtype of the arguments, or cast it back"
+            )
+            evidence = {"sample": str(sample), "got": mine, "expected": "torch.float64"}
+            yield Failure(NAME, name, "dtype", message, subject.specification.where, evidence)
 
 
 def _lacks_dtype(error: Exception) -> bool:
