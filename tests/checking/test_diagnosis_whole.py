@@ -175,7 +175,7 @@ def test_what_explains_all_is_named(
     ("formula", "words"),
     [
         (lambda grad, x: 2 * x * grad + 0.1, "plus the same number everywhere"),
-        (lambda grad, x: 2 * x * grad * (1 + 0.1 * x), "it still looks like the right one"),
+        (lambda grad, x: 2 * x * grad * (1 + 0.1 * x), "it is roughly proportional to the right one"),
         (lambda grad, x: -2 * x * grad * (1 + 1e-3 * x), "by up to 2"),
         (lambda grad, x: grad, "with the factor `x` once too few, and times 1/2"),
         (lambda grad, x: 2 * x * grad * x, "with the factor `x` once too often"),

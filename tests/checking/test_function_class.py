@@ -366,3 +366,42 @@ class Halved(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         return grad
+
+
+class Product(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, y: Any) -> Any:
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, y = ctx.saved_tensors
+        return grad * y, grad * x
+
+
+class ProductOfOne(Product):
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, _ = ctx.saved_tensors
+        return grad * x, grad * x
+
+
+@pytest.mark.parametrize(
+    "given", [torch.arange(3), torch.tensor([True]), torch.zeros(0)], ids=["whole", "bool", "empty"]
+)
+def test_a_backward_that_no_sample_reaches_is_not_passed(given: Tensor) -> None:
+    report = opsmith.check(ProductOfOne, samples=[(given, given)], effort="quick")
+    assert outcome(report, "gradient").status == "skipped"
+    assert "add one with floating tensors" in outcome(report, "gradient").reason or not given.numel()
+    assert not report.passed
+
+
+def test_nan_in_a_sample_is_no_fault_of_the_gradient() -> None:
+    some = torch.tensor([1.0, 2.0, 3.0])
+    for holds in (torch.full((3,), torch.nan), torch.tensor([1.0, torch.nan, 2.0])):
+        report = opsmith.check(Product, samples=[(holds, some), (some, some)], effort="quick")
+        assert not report.failures, report
+        assert not opsmith.check(
+            ProductOfOne, samples=[(holds, some), (some + 1, some)], effort="quick"
+        ).passed

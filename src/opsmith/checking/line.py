@@ -49,6 +49,8 @@ class Line:
         self._values = _joined([value for _, value, _, _ in kept])
         self._weights = _joined([weight for _, _, weight, _ in kept])
         self._steady = bool(self._values.isfinite().all())
+        self.has_nan = bool(self._values.isnan().any())
+        """Whether a result is nan at the point itself: through it, nan flows into gradients."""
         self.weighed = (self._values * self._weights).nan_to_num(0.0, 0.0, 0.0)
         """The weighed results at the point itself; 0 where they are not finite."""
         self.rounding = _joined([torch.full_like(v, torch.finfo(dtype).eps / 2) for _, v, _, dtype in kept])

@@ -56,6 +56,7 @@ class NumericalGradient:
         right: The derivative from above, likewise.
         along: Derivatives along random directions, where not every element was moved.
         doubts: Takes a second look at a coordinate whose answer differs: whether it may be right after all.
+        beside_nan: Whether a result is nan, so that a gradient may be, too.
         precision: The precision that the function was seen to compute in: half of its eps.
     """
 
@@ -68,6 +69,7 @@ class NumericalGradient:
     along: tuple[Along, ...]
     precision: float
     doubts: Doubts
+    beside_nan: bool = False
 
     @property
     def told(self) -> Tensor:
@@ -110,7 +112,8 @@ class NumericalGradient:
         kinked = self._kinked
         off = torch.where(kinked, outside, off)
         bounds = torch.where(kinked, KINK * (high - low) + self.rounding, bounds)
-        units = torch.where(mine.isfinite(), off / bounds, torch.inf)
+        natural = mine.isfinite() | (mine.isnan() & self.beside_nan)
+        units = torch.where(natural, off / bounds, torch.inf)
         return torch.where((self.told | kinked) & bounds.isfinite(), units.nan_to_num(0.0, torch.inf), 0.0)
 
     def judge(self, got: Tensor | None) -> Difference | None:
@@ -279,6 +282,7 @@ def numerical_gradient(
         tuple(each for each in along if each is not None),
         noise.precision,
         doubts,
+        line.has_nan,
     )
 
 

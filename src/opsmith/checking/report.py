@@ -186,7 +186,7 @@ class Report:
 
     def rejections(self) -> str:
         """Which derived inputs it rejects, in a line; empty where there is none."""
-        return f"it rejects, which is no fault: {'; '.join(self.rejected)}" if self.rejected else ""
+        return f"not used as inputs: {'; '.join(self.rejected)}" if self.rejected else ""
 
     def verdict(self) -> str:
         """One line: what the whole check says, and why it is no success where nothing failed."""

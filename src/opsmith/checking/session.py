@@ -84,8 +84,8 @@ def check(
             progress(name, len(found), len(PROPERTIES))
         if name in unwanted or (chosen is not None and name not in chosen):
             found[name] = Outcome(name, "skipped", "left out, as asked", left_out=True)
-        elif _unsteady(found) and (name not in FIRST or name == "state"):
-            found[name] = Outcome(name, "skipped", UNSTEADY)
+        elif (unsteady := _unsteady(found)) and (name not in FIRST or name == "state"):
+            found[name] = Outcome(name, "skipped", unsteady)
         else:
             known = PROPERTIES[name]
             found[name] = _run(known, every if known.varied else subject, limit_s)
@@ -107,19 +107,17 @@ FIRST = ("randomness", "determinism", "effects", "state")
 """What these find can make every comparison meaningless, so they run first."""
 
 
-UNSTEADY = (
-    "two runs of it differ, so that comparing them with anything says nothing: see `randomness`, "
-    "`determinism` and `effects`"
-)
-
-
 UNSTEADYING = ("nondeterministic", "mutates-input", "mutates-grad-output", "stale-state")
 
 
-def _unsteady(found: Mapping[str, Outcome]) -> bool:
-    causes = {(name, each.cause) for name, outcome in found.items() for each in outcome.failures}
-    # Results that lie in the same memory, as `effects` tells, need not be others: `state` looks at that.
-    return any(cause in UNSTEADYING for name, cause in causes - {("effects", "stale-state")})
+def _unsteady(found: Mapping[str, Outcome]) -> str | None:
+    """Why two runs may differ, so that comparing them says nothing; None where they are the same."""
+    for name, outcome in found.items():
+        for failure in outcome.failures:
+            # Results that lie in the same memory, as `effects` tells, need not be others: `state` looks.
+            if failure.cause in UNSTEADYING and (name, failure.cause) != ("effects", "stale-state"):
+                return f"not compared: two runs give different numbers (see `{name}`)"
+    return None
 
 
 def _run(known: Property, subject: Subject, limit_s: float) -> Outcome:

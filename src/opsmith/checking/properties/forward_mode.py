@@ -173,7 +173,7 @@ def _failure(tangents: Tangents, got: Sequence[Tensor | None], mine: float, righ
         evidence.update({"index": index, "got": value, "expected": truth, "looks like": cause})
         break
     said = "; reverse mode is right" if reverse else ""
-    message = f"the tangent{name} by `{names}` is not what finite differences say: {shown}{said}"
+    message = f"the tangent{name} by `{names}` differs from finite differences: {shown}{said}"
     where = _rule(subject) or rule_place(subject, sample.names[tangents.places[0]])
     return Failure(NAME, names, "forward-mode" if reverse else cause, message, where, evidence)
 

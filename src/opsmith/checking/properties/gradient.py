@@ -18,7 +18,9 @@ from opsmith.checking.differentiated import (
     adopted_takes,
     differentiated,
     given_instead,
+    lacks_floats,
     nothing_to_differentiate,
+    promises_gradients,
     rule_place,
 )
 from opsmith.checking.numerical_gradient import NumericalGradient
@@ -80,11 +82,13 @@ def run(subject: Subject) -> Findings:
             f"floating tensor in at least one sample, got {given}"
         )
         yield Failure(NAME, name, "not-exercised", message, rule_place(subject, name))
-    if seen.differentiated or seen.failed:
+    if seen.differentiated and not seen.failed and lacks_floats(subject):
+        yield Skipped("no sample has a floating tensor with elements: its gradient was looked at nowhere")
+    elif seen.differentiated or seen.failed:
         yield from (Note(reason) for reason in seen.refused.values())
     elif seen.refused:
         yield Skipped("; ".join(seen.refused.values()))
-    elif nothing_to_differentiate(subject):
+    elif not (promises_gradients(subject) and lacks_floats(subject)) and nothing_to_differentiate(subject):
         yield Note("nothing to differentiate: no result requires a gradient in any sample")
     else:
         yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
