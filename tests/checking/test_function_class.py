@@ -405,3 +405,33 @@ def test_nan_in_a_sample_is_no_fault_of_the_gradient() -> None:
         assert not opsmith.check(
             ProductOfOne, samples=[(holds, some), (some + 1, some)], effort="quick"
         ).passed
+
+
+class Dropout(Function):
+    """It draws from torch's random state, and keeps what it drew."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, p: float) -> Any:
+        kept = (torch.rand_like(x) >= p) / (1 - p)
+        ctx.save_for_backward(kept)
+        return x * kept
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * ctx.saved_tensors[0], None
+
+
+class DropoutDrawnAgain(Dropout):
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * (torch.rand_like(grad) >= 0.5) * 2, None
+
+
+def test_a_class_may_draw_in_its_forward_and_not_again_in_its_backward() -> None:
+    right = opsmith.check(Dropout, samples=[(matrix(), 0.5)], effort="quick")
+    assert right.passed, right
+    assert 'kind="stochastic"' in " ".join(outcome(right, "randomness").notes)
+    wrong = opsmith.check(DropoutDrawnAgain, samples=[(matrix(), 0.5)], effort="quick").failures[0]
+    assert (wrong.check, wrong.cause) == ("randomness", "nondeterministic")
+    assert "save what the forward drew" in wrong.message
+    assert wrong.where.startswith(__file__)
