@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -123,7 +123,7 @@ def _of_a_class(subject: Subject, sample: Sample) -> Failure | Note:
             grads = plain_probe(subject, sample, subject.call(sample, sample.at())).grads
         drawn: list[torch.Tensor] = []
 
-        def function(flat: list[Any]) -> Any:
+        def function(flat: Sequence[Any]) -> Sequence[torch.Tensor]:
             results = subject.call(sample, flat)
             drawn.append(torch.get_rng_state())
             return results
