@@ -20,6 +20,7 @@ from opsmith.checking.merging import merged, referred
 from opsmith.checking.properties import GROUPS, PROPERTIES
 from opsmith.checking.property import Note, Property, Skipped, raised, refuse_own
 from opsmith.checking.quiet import quiet
+from opsmith.checking.replaying import replayed
 from opsmith.checking.report import Failure, Outcome, Report, Status
 from opsmith.checking.subject import Subject
 from opsmith.checking.subjects import Samples, subject_of
@@ -98,7 +99,8 @@ def check(
     before = found["forward"]
     if deaths and not before.left_out and not any(each.cause == "raises" for each in before.failures):
         found["forward"] = replace(before, status="failed", failures=(*before.failures, *deaths))
-    outcomes = tuple(referred([found[name] for name in PROPERTIES]))
+    with quiet(), _threads(level):
+        outcomes = tuple(replayed(referred([found[name] for name in PROPERTIES]), every, run=not limit_s))
     inputs = tuple(map(str, every.samples))
     ran = [name for name in PROPERTIES if found[name].status != "skipped"]
     about = {"inputs": inputs, "rejected": derived.rejected, "remarks": remarks(subject, ran)}
