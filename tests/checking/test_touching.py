@@ -3,18 +3,31 @@
 import itertools
 from typing import Any
 
+import class_mutants
 import pytest
 import torch
 import wrong_again
 import wrong_class_effects
+import wrong_fresh_memory
 import wrong_memory
+import wrong_sharing
 import wrong_state
+import wrong_writes
 from class_mutants import MUTANTS, TWINS
 from torch.autograd import Function
 
 import opsmith
 
-MODULES = (wrong_again, wrong_class_effects, wrong_memory, wrong_state)
+MODULES = (
+    class_mutants,
+    wrong_again,
+    wrong_class_effects,
+    wrong_fresh_memory,
+    wrong_memory,
+    wrong_sharing,
+    wrong_state,
+    wrong_writes,
+)
 ONLY = ["determinism", "effects", "state", "backward_again", "memory"]
 
 

@@ -78,9 +78,7 @@ def conclude(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> F
         if any(each.wrong for each in mine):
             failure = _wrong(check, right, mine)
             yield _rounding(right, mine, failure) if _is_rounding(right, mine, failure.cause) else failure
-        elif not right.borne_out and any(
-            right.numerical(place, probe).kinks.any() for probe in _probes(mine)
-        ):
+        elif not right.borne_out and any(right.glance(place, probe).kinks.any() for probe in _probes(mine)):
             label = right.sample.labels[place]
             yield Note(
                 f"the gradient of `{label}` has a kink in {right.sample.brief}: whatever lies between its "

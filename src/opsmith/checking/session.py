@@ -12,13 +12,16 @@ from typing import Any
 import torch
 
 from opsmith import errors
+from opsmith.checking.brevity import BRIEF, briefly, remarks
 from opsmith.checking.effort import Effort, Level, effort_named
 from opsmith.checking.empties import failure_of
 from opsmith.checking.isolation import isolated, limit_of, refuse_isolation
+from opsmith.checking.loading import load_compiler
 from opsmith.checking.merging import merged, referred
 from opsmith.checking.properties import GROUPS, PROPERTIES
 from opsmith.checking.property import Note, Property, Skipped, raised, refuse_own
 from opsmith.checking.quiet import quiet
+from opsmith.checking.replaying import replayed
 from opsmith.checking.report import Failure, Outcome, Report, Status
 from opsmith.checking.subject import Subject
 from opsmith.checking.subjects import Samples, subject_of
@@ -69,6 +72,7 @@ def check(
     chosen, unwanted = _known(only), _known(skip) or frozenset()
     level = effort if isinstance(effort, Effort) else effort_named(effort)
     limit_s = limit_of(isolate)
+    loading = load_compiler() if chosen is None else 0.0  # one property alone may need none of it
     if limit_s:
         fallen = _fallen(operator, samples, seed, level, limit_s)
         if fallen is not None:
@@ -76,7 +80,8 @@ def check(
     subject = subject_of(operator, samples, seed, level)
     if limit_s and subject.devices:  # looking at the devices is what wakes an accelerator up
         refuse_isolation()
-    derived, deaths = _derived(subject, limit_s)
+    with _threads(level):
+        derived, deaths = _derived(subject, limit_s)
     every = replace(subject, samples=(*subject.samples, *derived.samples))
     found: dict[str, Outcome] = {}
     for name in sorted(PROPERTIES, key=lambda name: name not in FIRST):
@@ -88,7 +93,8 @@ def check(
             found[name] = Outcome(name, "skipped", unsteady)
         else:
             known = PROPERTIES[name]
-            found[name] = _run(known, every if known.varied else subject, limit_s)
+            some = every if known.varied else briefly(subject) if name in BRIEF else subject
+            found[name] = _run(known, some, limit_s)
     if progress is not None:
         progress("", len(found), len(PROPERTIES))
     before = found["forward"]
@@ -97,10 +103,12 @@ def check(
         more += deaths
     if more and not before.left_out:
         found["forward"] = replace(before, status="failed", failures=(*before.failures, *more))
-    outcomes = tuple(referred([found[name] for name in PROPERTIES]))
+    with quiet(), _threads(level):
+        outcomes = tuple(replayed(referred([found[name] for name in PROPERTIES]), every, run=not limit_s))
     inputs = tuple(map(str, every.samples))
-    about = {"inputs": inputs, "rejected": derived.rejected}
-    return Report(subject.name, outcomes, seed, environment(), level.name, **about)
+    ran = [name for name in PROPERTIES if found[name].status != "skipped"]
+    about = {"inputs": inputs, "rejected": derived.rejected, "remarks": remarks(subject, ran)}
+    return Report(subject.name, outcomes, seed, environment(), level.name, **about, loading=loading)
 
 
 FIRST = ("randomness", "determinism", "effects", "state")

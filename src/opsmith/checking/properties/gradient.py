@@ -35,6 +35,9 @@ from opsmith.core.formula import Formula
 
 NAME = "gradient"
 
+CLOSELY = 1
+"""On how many samples a quick check moves every element, where random directions do for the others."""
+
 
 @dataclass
 class Seen:
@@ -47,6 +50,7 @@ class Seen:
         failed: Whether anything was wrong.
         wrong: Inputs whose gradient is wrong on a sample of the author's: one of derived ones says no more.
         borne_out: Whether finite differences bear out autograd through the reference on every sample so far.
+        looked: How many samples were looked at.
     """
 
     differentiated: set[str] = field(default_factory=set)
@@ -54,6 +58,7 @@ class Seen:
     instead: dict[str, str] = field(default_factory=dict)
     failed: bool = False
     borne_out: bool = True
+    looked: int = 0
     wrong: set[str] = field(default_factory=set)
 
 
@@ -106,7 +111,14 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
     if not inputs.places:
         return
     seen.differentiated.update(sample.names[place] for place in inputs.places)
-    right = RightGradient(subject, sample, inputs.places, borne_out=bool(sample.origin) and seen.borne_out)
+    right = RightGradient(
+        subject,
+        sample,
+        inputs.places,
+        borne_out=bool(sample.origin) and seen.borne_out,
+        glanced=subject.effort.name == "quick" and seen.looked >= CLOSELY,
+    )
+    seen.looked += 1
     with torch.no_grad():
         results = subject.call(sample, sample.at(torch.float64))
     tried = probes(subject, sample, results)
