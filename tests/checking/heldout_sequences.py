@@ -239,10 +239,12 @@ def h_router_with_an_unused_result() -> Any:
 
 @planted("linear", "dtype", also=("raises",))
 def h_linear_under_autocast() -> Any:
-    """Under autocast the product is of bfloat16, and the backward multiplies it with float32."""
+    """Under autocast, which its forward says that it serves, the product is of bfloat16, and the backward
+    multiplies what comes in with float32: `custom_bwd` is not over it."""
 
     class Linear(Function):
         @staticmethod
+        @torch.amp.custom_fwd(device_type="cpu")
         def forward(ctx, x, weight):
             ctx.save_for_backward(x, weight)
             return x @ weight.mT

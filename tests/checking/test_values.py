@@ -288,3 +288,48 @@ def test_the_values_of_a_dtype_are_numbers_of_it(dtype: torch.dtype) -> None:
         values = torch.tensor(group.values, dtype=dtype)
         assert bool(values.isfinite().all()) or not group.finite
         assert group.name == "zeros" or bool((values != 0).all())
+
+
+class Sinc(Function):
+    """The forward has the limit at 0, through which autograd gives nan, and so does the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return torch.where(x == 0, torch.ones_like(x), x.sin() / x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad * (x.cos() / x - x.sin() / x**2)
+
+
+class SincWithItsLimit(Sinc):
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return torch.where(x == 0, torch.zeros_like(x), Sinc.backward(ctx, grad))
+
+
+class Root(Function):
+    """Its slope at 0 is infinite on both sides: nan is as good an answer as any."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x.abs().sqrt()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad * x.sign() / (2 * x.abs().sqrt())
+
+
+@pytest.mark.parametrize("effort", ["quick", "default"])
+def test_a_classes_nan_is_held_to_differences_where_its_forward_gives_nan_too(effort: Any) -> None:
+    samples = [(torch.linspace(-3.0, 3.0, 8),)]
+    (failure,) = outcome(Sinc, samples=samples, effort=effort).failures
+    assert (failure.input, failure.cause) == ("x", "nan")
+    assert "at [0] it is nan where 0 is right" in failure.message
+    assert outcome(SincWithItsLimit, samples=samples, effort=effort).status == "passed"
+    assert outcome(Root, samples=samples, effort=effort).status == "passed"

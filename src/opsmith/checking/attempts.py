@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -19,6 +19,7 @@ from opsmith.checking.differentiated import rule_place
 from opsmith.checking.exceptions import named_by
 from opsmith.checking.gradient_failure import gradient_replay
 from opsmith.checking.modes import result_by_need
+from opsmith.checking.narrow import only_in_backward
 from opsmith.checking.probes import Probe
 from opsmith.checking.property import Findings, Note, raised
 from opsmith.checking.report import Failure
@@ -76,7 +77,7 @@ def conclude(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> F
         mine = [each for each in attempts if each.place == place and each.error is None]
         if any(each.wrong for each in mine):
             failure = _wrong(check, right, mine)
-            yield Note(ROUNDED) if _is_rounding(right, mine, failure.cause) else failure
+            yield _rounding(right, mine, failure) if _is_rounding(right, mine, failure.cause) else failure
         elif not right.borne_out and any(
             right.numerical(place, probe).kinks.any() for probe in _probes(mine)
         ):
@@ -102,6 +103,20 @@ def _is_rounding(right: RightGradient, attempts: Sequence[Attempt], cause: str) 
         return False
     wrong = [each for each in attempts if each.wrong]
     return all(each.dtype == torch.float64 and _near(each) for each in wrong)
+
+
+def _rounding(right: RightGradient, attempts: Sequence[Attempt], failure: Failure) -> Failure | Note:
+    """It is the backward's fault where it alone mixes in fewer digits; else nobody knows whose it is."""
+    shown = min((each for each in attempts if each.wrong), key=_plainness)
+    operation = only_in_backward(right.subject, right.sample, shown.subset, shown.probe)
+    if operation is None:
+        return Note(ROUNDED)
+    message = (
+        f"the gradient of `{failure.input}` loses digits: {shown.difference}; in the backward {operation}, "
+        "where everything else, and all of the forward, has the digits of float64"
+    )
+    evidence = {**failure.evidence, "operation": operation}
+    return replace(failure, cause="precision", message=message, evidence=evidence)
 
 
 def _near(attempt: Attempt) -> bool:

@@ -98,7 +98,7 @@ def raised(check: str, subject: Subject, error: Exception, when: str, input: str
         input=input,
         cause=named.cause,
         message=f"{type(error).__name__}: {_text(error)}" + (f"; {named.reason}" if named.reason else ""),
-        where=where or _innermost(error, subject),
+        where=where or innermost(error, subject),
         evidence=evidence,
     )
 
@@ -114,8 +114,8 @@ def _text(error: Exception) -> str:
     return "\n".join(lines) or "without a message"
 
 
-def _innermost(error: Exception, subject: Subject) -> str:
-    """The last line, in the file that declares the operator, that the exception passed through."""
+def innermost(error: Exception, subject: Subject) -> str:
+    """The last line, in the file that declares the operator, that an exception passed through."""
     place = subject.specification.where
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == place.rpartition(":")[0]]

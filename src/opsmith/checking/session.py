@@ -13,6 +13,7 @@ import torch
 
 from opsmith import errors
 from opsmith.checking.effort import Effort, Level, effort_named
+from opsmith.checking.empties import failure_of
 from opsmith.checking.isolation import isolated, limit_of, refuse_isolation
 from opsmith.checking.merging import merged, referred
 from opsmith.checking.properties import GROUPS, PROPERTIES
@@ -91,8 +92,11 @@ def check(
     if progress is not None:
         progress("", len(found), len(PROPERTIES))
     before = found["forward"]
-    if deaths and not before.left_out and not any(each.cause == "raises" for each in before.failures):
-        found["forward"] = replace(before, status="failed", failures=(*before.failures, *deaths))
+    more = [failure_of("forward", subject, each) for each in derived.unserved]
+    if not any(each.cause == "raises" for each in before.failures):
+        more += deaths
+    if more and not before.left_out:
+        found["forward"] = replace(before, status="failed", failures=(*before.failures, *more))
     outcomes = tuple(referred([found[name] for name in PROPERTIES]))
     inputs = tuple(map(str, every.samples))
     about = {"inputs": inputs, "rejected": derived.rejected}
