@@ -188,6 +188,15 @@ def test_what_only_nearly_explains_it_is_unknown(formula: Any, words: str) -> No
     assert words in found.reason or found.cause == "nonlinear-grad", found
 
 
+def test_a_gradient_where_the_right_one_is_zero_hints_at_surrogates() -> None:
+    def rounded(x: Tensor) -> Tensor:
+        return x.round()
+
+    found = diagnosed(rounded, SQUARES, "x", x=lambda grad, x: grad * 1)
+    assert found.cause == "unknown"
+    assert found.reason.startswith("the right one is zero, since the results do not move with the input")
+
+
 def test_a_factor_of_two_in_one_sample_alone_is_not_told_from_a_size() -> None:
     found = diagnosed(row_means, [(random(3, 2),)], "x", x=lambda grad, x: grad[:, None].expand(x.shape))
     assert found.cause == "scale"
