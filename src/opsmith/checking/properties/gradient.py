@@ -24,6 +24,7 @@ from opsmith.checking.probes import Probe, probes
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, refuse_own
 from opsmith.checking.report import Failure
 from opsmith.checking.right_gradient import RightGradient
+from opsmith.checking.rough import only_rounding
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.checking.truth import Measure
@@ -220,6 +221,10 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
         kinks = right.numerical(place, attempt.probe).kinks.to(mine.device)
         either = torch.where(kinks & mine.isfinite(), expected.to(mine), mine)
         difference = case.truth.judge(position, either)
+    bound = case.truth.bounds[position]
+    if difference is not None and believed and bound is not None:
+        given = (attempt.subset, attempt.probe, mine, bound, difference)
+        difference = None if only_rounding(right, place, *given) else difference
     return replace(attempt, difference=difference, expected=expected)
 
 
