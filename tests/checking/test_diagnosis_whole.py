@@ -175,7 +175,7 @@ def test_what_explains_all_is_named(
     ("formula", "words"),
     [
         (lambda grad, x: 2 * x * grad + 0.1, "plus the same number everywhere"),
-        (lambda grad, x: 2 * x * grad * (1 + 0.1 * x), "it still looks like the right one"),
+        (lambda grad, x: 2 * x * grad * (1 + 0.1 * x), "it is roughly proportional to the right one"),
         (lambda grad, x: -2 * x * grad * (1 + 1e-3 * x), "by up to 2"),
         (lambda grad, x: grad, "with the factor `x` once too few, and times 1/2"),
         (lambda grad, x: 2 * x * grad * x, "with the factor `x` once too often"),
@@ -212,3 +212,19 @@ def _with_eps(x: Tensor) -> Tensor:
 def test_a_linear_gradient_of_few_digits_is_right_for_rounding() -> None:
     found = diagnosed(square, [(torch.tensor([1.0, 2.0, 3.0]),)], "x", x=lambda grad, x: 4 * x * grad)
     assert found.cause == "scale"
+
+
+def splatted(centre: Tensor) -> Tensor:
+    return torch.exp(-0.5 * (torch.arange(6, dtype=centre.dtype) - centre[:, None]).square()).sum(0)
+
+
+def test_a_large_error_that_moves_with_its_inputs_is_no_rounding() -> None:
+    def inside(grad: Tensor, centre: Tensor) -> Tensor:
+        pixels = torch.arange(6, dtype=centre.dtype)
+        offset = pixels - centre[:, None]
+        kept = (pixels > 0) & (pixels < 5)
+        return (grad * kept * torch.exp(-0.5 * offset.square()) * offset).sum(-1)
+
+    centre = torch.tensor([4.85, 3.54, 2.3], dtype=torch.float64)
+    found = diagnosed(splatted, [(centre,)], "centre", centre=inside)
+    assert (found.cause, "precision" in found.also_fits) == ("missing-term", False), found

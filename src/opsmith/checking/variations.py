@@ -59,13 +59,13 @@ def variations(subject: Subject) -> Variations:
     accepted: list[Sample] = []
     rejected: dict[str, None] = {}
     faults: dict[str, Unserved] = {}
-    seen = {_form(sample) for sample in subject.samples}
+    seen = {form_of(sample) for sample in subject.samples}
     trials = 4 * subject.effort.variations
     for change in _in_turn(subject):
         if len(accepted) == subject.effort.variations or not trials:
             break
         sample = change.sample(len(subject.samples) + len(accepted))
-        form = _form(sample)
+        form = form_of(sample)
         if _too_large(sample, change.of) or (form in seen and not change.fresh_numbers):
             continue
         trials -= 1
@@ -99,7 +99,7 @@ def _generator(subject: Subject, kind: int, sample: Sample) -> torch.Generator:
     return torch.Generator().manual_seed((subject.seed * 1009 + kind) * 1009 + sample.position)
 
 
-def _form(sample: Sample) -> tuple[Any, ...]:
+def form_of(sample: Sample) -> tuple[Any, ...]:
     """What tells variations apart: shapes, and values that are no tensors."""
     return tuple(
         (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else repr(value)

@@ -38,8 +38,11 @@ def unknown(seen: Seen) -> Found:
         return Found(UNKNOWN, words, evidence)
     which = "everywhere" if count == total else f"in {count} of {total} elements"
     looks = _correlation(pair)
-    like = f"; it still looks like the right one (correlation {looks:.3f})" if looks > LOOKS else ""
-    return Found(UNKNOWN, f"it is wrong {which}, by up to {size:.2g} of the largest element{like}", evidence)
+    words = f"; it is roughly proportional to the right one (correlation {looks:.3f})"
+    like = words if looks > LOOKS else ""
+    return Found(
+        UNKNOWN, f"it is wrong {which}, by up to {size:.2g} of the largest right element{like}", evidence
+    )
 
 
 def _patterns(seen: Seen) -> Iterator[str]:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opsmith.checking.attempts import Attempt, conclude, reference_failure
 from opsmith.checking.case import WIDE, Case, cases
@@ -17,9 +18,12 @@ from opsmith.checking.differentiated import (
     adopted_takes,
     differentiated,
     given_instead,
+    lacks_floats,
     nothing_to_differentiate,
+    promises_gradients,
     rule_place,
 )
+from opsmith.checking.numerical_gradient import NumericalGradient
 from opsmith.checking.probes import Probe, probes
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, refuse_own
 from opsmith.checking.report import Failure
@@ -31,6 +35,9 @@ from opsmith.checking.truth import Measure
 from opsmith.core.formula import Formula
 
 NAME = "gradient"
+
+CLOSELY = 1
+"""On how many samples a quick check moves every element, where random directions do for the others."""
 
 
 @dataclass
@@ -44,6 +51,7 @@ class Seen:
         failed: Whether anything was wrong.
         wrong: Inputs whose gradient is wrong on a sample of the author's: one of derived ones says no more.
         borne_out: Whether finite differences bear out autograd through the reference on every sample so far.
+        looked: How many samples were looked at.
     """
 
     differentiated: set[str] = field(default_factory=set)
@@ -51,6 +59,7 @@ class Seen:
     instead: dict[str, str] = field(default_factory=dict)
     failed: bool = False
     borne_out: bool = True
+    looked: int = 0
     wrong: set[str] = field(default_factory=set)
 
 
@@ -79,11 +88,13 @@ def run(subject: Subject) -> Findings:
             f"floating tensor in at least one sample, got {given}"
         )
         yield Failure(NAME, name, "not-exercised", message, rule_place(subject, name))
-    if seen.differentiated or seen.failed:
+    if seen.differentiated and not seen.failed and lacks_floats(subject):
+        yield Skipped("no sample has a floating tensor with elements: its gradient was looked at nowhere")
+    elif seen.differentiated or seen.failed:
         yield from (Note(reason) for reason in seen.refused.values())
     elif seen.refused:
         yield Skipped("; ".join(seen.refused.values()))
-    elif nothing_to_differentiate(subject):
+    elif not (promises_gradients(subject) and lacks_floats(subject)) and nothing_to_differentiate(subject):
         yield Note("nothing to differentiate: no result requires a gradient in any sample")
     else:
         yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
@@ -101,7 +112,14 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
     if not inputs.places:
         return
     seen.differentiated.update(sample.names[place] for place in inputs.places)
-    right = RightGradient(subject, sample, inputs.places, borne_out=bool(sample.origin) and seen.borne_out)
+    right = RightGradient(
+        subject,
+        sample,
+        inputs.places,
+        borne_out=bool(sample.origin) and seen.borne_out,
+        glanced=subject.effort.name == "quick" and seen.looked >= CLOSELY,
+    )
+    seen.looked += 1
     with torch.no_grad():
         results = subject.call(sample, sample.at(torch.float64))
     tried = probes(subject, sample, results)
@@ -210,7 +228,7 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     mine = torch.zeros_like(like) if attempt.got is None else attempt.got
     if not believed and attempt.dtype == torch.float64:
         numerical = right.numerical(place, attempt.probe)
-        return replace(attempt, difference=numerical.judge(mine.cpu()), expected=numerical.values)
+        return replace(attempt, difference=numerical.judge(mine.cpu()), expected=numerical.known)
     if case is None:
         return attempt
     position = right.places.index(place)
@@ -218,14 +236,22 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     assert expected is not None
     difference = case.truth.judge(position, mine)
     if difference is not None:  # at a kink, what lies between its sides is as right
-        kinks = right.numerical(place, attempt.probe).kinks.to(mine.device)
-        either = torch.where(kinks & mine.isfinite(), expected.to(mine), mine)
+        between = _between(right.numerical(place, attempt.probe), mine.cpu(), expected.cpu())
+        either = torch.where(between.to(mine.device), expected.to(mine), mine)
         difference = case.truth.judge(position, either)
     bound = case.truth.bounds[position]
     if difference is not None and believed and bound is not None:
         given = (attempt.subset, attempt.probe, mine, bound, difference)
         difference = None if only_rounding(right, place, *given) else difference
     return replace(attempt, difference=difference, expected=expected)
+
+
+def _between(numerical: NumericalGradient, mine: Tensor, expected: Tensor) -> Tensor:
+    """Elements at a kink that are as right as what is expected there: none outside of both of its sides."""
+    kinks = numerical.kinks & mine.isfinite()
+    if not bool(kinks.any()):
+        return kinks
+    return kinks & ~numerical.wrong(torch.where(kinks, mine.to(expected.dtype), expected))
 
 
 GRADIENT = Property(
