@@ -140,6 +140,24 @@ class Depthwise(Function):
         raise NotImplementedError
 
 
+class LowPass(Function):
+    """Torch means to transform a batch of none, and the library that it calls fails."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        waves = torch.fft.rfft(x)
+        gain = torch.linspace(1, 0, waves.shape[-1], dtype=x.dtype, device=x.device)
+        return torch.fft.irfft(waves * gain, n=x.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return LowPass.forward(ctx, grad)
+
+
+def test_a_library_of_torchs_that_fails_is_no_fault_of_the_operator() -> None:
+    assert not derived(LowPass, (rows(),)).unserved
+
+
 def derived(checked: Any, *samples: tuple[Tensor, ...]) -> Variations:
     return variations(subject_of(checked, list(samples), 0, EFFORTS["default"]))
 

@@ -28,6 +28,7 @@ from opsmith.checking.probes import Probe, probes
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, refuse_own
 from opsmith.checking.report import Failure
 from opsmith.checking.right_gradient import RightGradient
+from opsmith.checking.rough import only_rounding
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.checking.truth import Measure
@@ -238,6 +239,10 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
         between = _between(right.numerical(place, attempt.probe), mine.cpu(), expected.cpu())
         either = torch.where(between.to(mine.device), expected.to(mine), mine)
         difference = case.truth.judge(position, either)
+    bound = case.truth.bounds[position]
+    if difference is not None and believed and bound is not None:
+        given = (attempt.subset, attempt.probe, mine, bound, difference)
+        difference = None if only_rounding(right, place, *given) else difference
     return replace(attempt, difference=difference, expected=expected)
 
 
