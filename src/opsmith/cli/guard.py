@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import traceback as tracebacks
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ def guarded(*, traceback: bool = False) -> Iterator[None]:
         Exit: With status 2 for an error of opsmith, 130 for Ctrl-C. Other exceptions are mistakes in opsmith
             itself, and pass.
     """
+    _hear_ctrl_c()
     try:
         yield
     except errors.OpsmithError as error:
@@ -36,6 +38,13 @@ def guarded(*, traceback: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("opsmith: interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _hear_ctrl_c() -> None:
+    """Let Ctrl-C be an exception from here on: the script `opsmith` leaves at once before."""
+    handler = signal.getsignal(signal.SIGINT)
+    if getattr(handler, "__module__", None) == "opsmith_command":
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
