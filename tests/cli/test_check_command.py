@@ -86,6 +86,39 @@ def test_an_operator_without_samples_is_named_and_the_others_are_checked(
     assert [entry["operator"] for entry in read["unchecked"]] == [f"{space}::wrong"]
 
 
+@pytest.mark.parametrize(
+    ("samples", "says"),
+    [
+        ("5", "its samples are no list of calls"),
+        ("1 / 0", "its samples cannot be made: ZeroDivisionError: division by zero"),
+        (
+            "[(make(2), 3)]",
+            "sample 0 does not fit the signature: it takes 1 positional argument and 2 were given",
+        ),
+        ("[torch.empty(2, device='meta')]", "`x` of sample 0 is no tensor to check on"),
+    ],
+)
+def test_bad_samples_of_one_operator_lose_no_report_of_another(
+    opsmith: Run, write: Write, space: str, samples: str, says: str
+) -> None:
+    text = (
+        write()
+        .read_text()
+        .replace("right.samples(lambda make: [(make(3),)])", f"right.samples(lambda make: {samples})")
+    )
+    file = write(text)
+    done = opsmith("check", str(file), "--json", *FAST)
+    assert done.exit_code == 2
+    read = json.loads(done.stdout)
+    assert [report["operator"] for report in read["reports"]] == [f"{space}::wrong"]
+    (entry,) = read["unchecked"]
+    assert entry["operator"] == f"{space}::right"
+    assert says in entry["message"]
+    assert "Traceback" not in done.stderr
+    if "meta" not in samples:
+        assert f"where: {file}:" in entry["message"]
+
+
 def test_an_operator_that_cannot_be_checked_fully_has_status_1(opsmith: Run, write: Write) -> None:
     text = """
 import torch, opsmith
