@@ -182,14 +182,16 @@ def test_a_page_that_can_never_be_written_is_told_before_anything_is_checked(
     assert not (tmp_path / "page.html").exists()
 
 
-@pytest.mark.parametrize("start", ["from opsmith_command import main; main()"])
-def test_ctrl_c_ends_it_at_once_before_anything_is_imported(tmp_path: Path, start: str) -> None:
+SCRIPT = "from opsmith_command import main; main()"
+
+
+def test_ctrl_c_ends_it_at_once_before_anything_is_imported(tmp_path: Path) -> None:
     torch = tmp_path / "torch" / "__init__.py"
     torch.parent.mkdir()
     torch.write_text("import time\nprint('importing', flush=True)\ntime.sleep(100)\n")
     package = Path(__file__).parents[2] / "src"
     process = subprocess.Popen(
-        [sys.executable, "-c", start, "check", "x.py"],
+        [sys.executable, "-c", SCRIPT, "check", "x.py"],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{package}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -201,3 +203,25 @@ def test_ctrl_c_ends_it_at_once_before_anything_is_imported(tmp_path: Path, star
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, "opsmith: interrupted\n")
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["heard", "lost-in-a-finaliser"])
+def test_ctrl_c_in_a_check_prints_what_is_finished(write: Write, lost: bool) -> None:
+    interrupt = "os.kill(os.getpid(), 2)"
+    text = FUNCTIONS.replace("sys.exit(0)", f"{interrupt}; return grad * 2", 1)
+    if lost:
+        text = text.replace(interrupt, "del_ = Dying(); del del_")
+        text += f"\nclass Dying:\n    def __del__(self):\n        {interrupt}\n"
+    file = write(text.partition("class LeavingAtOnce")[0] + text[text.index("X = ") :])
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "check", str(file), "--json", *FAST],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 130, done.stderr
+    read = json.loads(done.stdout)
+    assert [report["operator"] for report in read["reports"]] == ["Fine"]
+    assert [entry["operator"] for entry in read["unchecked"]] == ["Leaving"]
+    assert done.stderr.splitlines()[-1] == "opsmith: interrupted"

@@ -29,7 +29,7 @@ from opsmith.checking.rendering import rendered
 from opsmith.checking.report import Report
 from opsmith.checking.session import selected
 from opsmith.cli.checked import GUESSED, Checked, everything
-from opsmith.cli.guard import complain, guarded, waiting
+from opsmith.cli.guard import complain, guarded, raise_interruption, waiting
 from opsmith.cli.output import Output, page_writer
 from opsmith.cli.tally import Tally
 from opsmith.cli.watching import Note, watched
@@ -244,6 +244,7 @@ def _progress(name: str, note: Note) -> Iterator[Callable[[str, int, int], None]
         task = bar.add_task(escape(name), total=None)
 
         def advance(check: str, done: int, total: int) -> None:
+            raise_interruption()
             note(f"`{check}` of `{name}`")
             bar.update(task, description=f"{escape(name)} {check}", completed=done, total=total)
 
