@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import traceback as tracebacks
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
+from types import FrameType
 
 import typer
 from rich.console import Console
@@ -27,7 +30,8 @@ def guarded(*, traceback: bool = False) -> Iterator[None]:
             itself, and pass.
     """
     try:
-        yield
+        with _hearing():
+            yield
     except errors.OpsmithError as error:
         if traceback:
             typer.echo(tracebacks.format_exc(), err=True)
@@ -36,6 +40,39 @@ def guarded(*, traceback: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("opsmith: interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+_heard = False
+
+
+def raise_interruption() -> None:
+    """Raise KeyboardInterrupt once more if Ctrl-C was heard: in a finaliser Python ignores exceptions."""
+    if _heard:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _hearing() -> Iterator[None]:
+    """A region in which Ctrl-C is an exception, and remembered; before, the script `opsmith` leaves."""
+    global _heard
+    _heard = False
+    handler = signal.getsignal(signal.SIGINT)
+    ours = getattr(handler, "__module__", None) == "opsmith_command"
+    if not (ours or handler is signal.default_int_handler) or current_thread() is not main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _heard = False
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    global _heard
+    _heard = True
+    raise KeyboardInterrupt
 
 
 @contextmanager
