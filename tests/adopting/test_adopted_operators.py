@@ -57,6 +57,23 @@ class ClampInPlace(Function):
         return grad * (x > 0), grad_y + grad_t.t()
 
 
+class MarksItsResults(Function):
+    """Writes into what it takes and returns it, beside a result that is a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        sign = x.sign()
+        x.abs_()
+        ctx.mark_dirty(x)
+        ctx.mark_non_differentiable(sign)
+        ctx.save_for_backward(sign)
+        return x, sign
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+        return grad * ctx.saved_tensors[0]
+
+
 class NoBackward(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -155,6 +172,20 @@ def test_a_tensor_on_the_context_makes_no_cycle() -> None:
         cyclic = weakref.ref(theirs)
         del theirs
         assert cyclic() is not None
+    finally:
+        gc.enable()
+
+
+def test_results_that_a_class_marks_make_no_cycle() -> None:
+    operator = opsmith.adopt(MarksItsResults, "adopted_operators::marks")
+    operator(asking(3))  # the first call goes through the dispatcher
+    gc.disable()
+    try:
+        results = operator(asking(3))
+        alive = [weakref.ref(each) for each in results]
+        results[0].sum().backward()
+        del results
+        assert [each() for each in alive] == [None, None]
     finally:
         gc.enable()
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import Function
 
 Build = Callable[[], tuple[Any, Any]]
 """Makes a class anew, and samples to check it on; None where it is an operator that has its own."""
@@ -55,3 +56,17 @@ def twin(build: Build) -> Build:
 
 def matrix() -> list[Any]:
     return [(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)),)]
+
+
+class Twice(Function):
+    """The right one, of which all others are versions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return 2 * grad * x

@@ -239,10 +239,12 @@ def h_router_with_an_unused_result() -> Any:
 
 @planted("linear", "dtype", also=("raises",))
 def h_linear_under_autocast() -> Any:
-    """Under autocast the product is of bfloat16, and the backward multiplies it with float32."""
+    """Under autocast, which its forward says that it serves, the product is of bfloat16, and the backward
+    multiplies what comes in with float32: `custom_bwd` is not over it."""
 
     class Linear(Function):
         @staticmethod
+        @torch.amp.custom_fwd(device_type="cpu")
         def forward(ctx, x, weight):
             ctx.save_for_backward(x, weight)
             return x @ weight.mT
@@ -255,7 +257,7 @@ def h_linear_under_autocast() -> Any:
     return Linear, [(normal(4, 3), normal(2, 3, seed=1))]
 
 
-@planted("softmax", "unknown", input="x", also=("transposed", "layout"))
+@planted("softmax", "kernel-mismatch", input="x", also=("unknown", "transposed", "layout"))
 def h_softmax_batched_in_front() -> Any:
     """Its own `vmap` takes the batch to be the first dimension, wherever it is."""
 

@@ -20,7 +20,7 @@ class Embedding(Function):
     def backward(ctx, grad):
         (index,) = ctx.saved_tensors
         by_table = grad.new_zeros(ctx.rows, grad.shape[-1])
-        return by_table.index_add(0, index.reshape(-1), grad.reshape(-1, grad.shape[-1])), None
+        return by_table.index_add(0, index.reshape(-1), grad.reshape(index.numel(), grad.shape[-1])), None
 
 
 class ScatterSum(Function):

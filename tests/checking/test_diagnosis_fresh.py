@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from diagnosed import diagnosed, observation, operator, random
 from torch import Tensor
 
+import opsmith
+from opsmith.checking.diagnosis import Observer, diagnose
+from opsmith.checking.diagnosis.comparable import peak
 from opsmith.checking.diagnosis.redrawing import WAYS, redrawn
 from opsmith.checking.diagnosis.seen import Seen
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.subjects import subject_of
 
 
 def fresh(value: object, way: str = "mixed", seed: int = 0) -> object:
@@ -107,3 +114,34 @@ def test_either_side_of_a_kink_is_right_on_fresh_inputs_as_well() -> None:
     x = torch.tensor([[0.0, 0.5, -1.5, 2.5], [0.0, -0.7, 1.3, 0.0]], dtype=torch.float64)
     found = diagnosed(relu, [(x,)], "x", x=lambda grad, x: -grad * (x > 0))
     assert found.cause == "sign", found
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / (x * x).sum(-1, keepdim=True).sqrt()
+
+
+def test_a_gradient_that_nearly_vanishes_has_no_kink() -> None:
+    """What comes in is the input, along which a unit vector does not change: its gradient is rounding."""
+    declared = operator(unit, [(random(3, 4),)], x=lambda grad, x: grad / x.norm(dim=-1, keepdim=True))
+    subject = subject_of(declared, None, 0, EFFORTS["default"])
+    flat = subject.samples[0].at(torch.float64)
+    seen = Observer(subject, subject.samples[0], 0, (0,)).observe(flat, flat)
+    assert peak(seen.expected) < 1e-12
+    assert diagnose(seen).cause == "missing-term"
+
+
+def test_what_comes_in_is_not_what_the_samples_were_drawn_from() -> None:
+    for seed in (0, 1, 2):
+        declared = opsmith.operator(f"fresh::drawn_{seed}")(square)
+
+        @declared.samples
+        def drawn(make: Any) -> Any:
+            yield (make(4, 5),)
+
+        subject = subject_of(declared, None, seed, EFFORTS["quick"])
+        flat = subject.samples[0].at(torch.float64)
+        torch.manual_seed(seed)
+        for grads in (torch.randn(4, 5, dtype=torch.float64), flat[0]):
+            for stream in (0, 1, 2):
+                drawn_now = torch.randn(4, 5, generator=subject.generator(stream), dtype=torch.float64)
+                assert not bool(torch.isin(drawn_now, grads).any())

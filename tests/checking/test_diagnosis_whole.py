@@ -175,7 +175,7 @@ def test_what_explains_all_is_named(
     ("formula", "words"),
     [
         (lambda grad, x: 2 * x * grad + 0.1, "plus the same number everywhere"),
-        (lambda grad, x: 2 * x * grad * (1 + 0.1 * x), "it still looks like the right one"),
+        (lambda grad, x: 2 * x * grad * (1 + 0.1 * x), "it is roughly proportional to the right one"),
         (lambda grad, x: -2 * x * grad * (1 + 1e-3 * x), "by up to 2"),
         (lambda grad, x: grad, "with the factor `x` once too few, and times 1/2"),
         (lambda grad, x: 2 * x * grad * x, "with the factor `x` once too often"),
@@ -186,6 +186,15 @@ def test_what_only_nearly_explains_it_is_unknown(formula: Any, words: str) -> No
     found = diagnosed(square, SQUARES, "x", x=formula)
     assert found.cause in ("unknown", "nonlinear-grad"), found
     assert words in found.reason or found.cause == "nonlinear-grad", found
+
+
+def test_a_gradient_where_the_right_one_is_zero_hints_at_surrogates() -> None:
+    def rounded(x: Tensor) -> Tensor:
+        return x.round()
+
+    found = diagnosed(rounded, SQUARES, "x", x=lambda grad, x: grad * 1)
+    assert found.cause == "unknown"
+    assert found.reason.startswith("the right one is zero, since the results do not move with the input")
 
 
 def test_a_factor_of_two_in_one_sample_alone_is_not_told_from_a_size() -> None:
@@ -212,3 +221,19 @@ def _with_eps(x: Tensor) -> Tensor:
 def test_a_linear_gradient_of_few_digits_is_right_for_rounding() -> None:
     found = diagnosed(square, [(torch.tensor([1.0, 2.0, 3.0]),)], "x", x=lambda grad, x: 4 * x * grad)
     assert found.cause == "scale"
+
+
+def splatted(centre: Tensor) -> Tensor:
+    return torch.exp(-0.5 * (torch.arange(6, dtype=centre.dtype) - centre[:, None]).square()).sum(0)
+
+
+def test_a_large_error_that_moves_with_its_inputs_is_no_rounding() -> None:
+    def inside(grad: Tensor, centre: Tensor) -> Tensor:
+        pixels = torch.arange(6, dtype=centre.dtype)
+        offset = pixels - centre[:, None]
+        kept = (pixels > 0) & (pixels < 5)
+        return (grad * kept * torch.exp(-0.5 * offset.square()) * offset).sum(-1)
+
+    centre = torch.tensor([4.85, 3.54, 2.3], dtype=torch.float64)
+    found = diagnosed(splatted, [(centre,)], "centre", centre=inside)
+    assert (found.cause, "precision" in found.also_fits) == ("missing-term", False), found

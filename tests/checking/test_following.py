@@ -1,4 +1,4 @@
-"""A failure of tracing, mapping or copying names the one that explains it."""
+"""A failure of what is made of an operator names the one that explains it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ def failure(check: str, cause: str, input: str | None = None) -> Failure:
     return Failure(check, input, cause, f"{check} is wrong")
 
 
+def tangent(reverse: str) -> Failure:
+    return Failure("forward_mode", "x", "scale", "it is wrong", None, {"reverse mode": reverse})
+
+
 SHAPE = failure("forward", "shape", "result")
+WRONG = failure("forward", "kernel-mismatch", "result")
 SIGN = failure("gradient", "sign", "x")
 WRITES = failure("effects", "mutates-input", "x")
 
@@ -27,6 +32,12 @@ WRITES = failure("effects", "mutates-input", "x")
         (failure("vmap", "kernel-mismatch", "y"), [SIGN], None),
         (failure("autocast", "side-effect"), [SHAPE], None),
         (failure("gradient", "raises"), [WRITES], None),
+        (failure("gradient", "raises"), [SHAPE], "forward"),
+        (failure("gradient", "sign", "x"), [SHAPE], None),
+        (failure("memory", "raises"), [SHAPE], None),
+        (tangent("wrong as well"), [WRONG], "forward"),
+        (tangent("right"), [WRONG], None),
+        (tangent("wrong as well"), [SIGN], None),
         (failure("vmap", "raises"), [failure("vmap", "shape", "result")], None),
     ],
 )

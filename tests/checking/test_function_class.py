@@ -66,6 +66,14 @@ class RoundedRight(Rounded):
     backward = Rounded.right
 
 
+class RoundedThrough(RoundedRight):
+    """The same, with a backward whose answers are numbers of float32."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return Rounded.right(ctx, grad.float()).double()
+
+
 class RoundedAndFlat(RoundedRight):
     """The same, and it reads the incoming gradient as if it were contiguous."""
 
@@ -85,6 +93,26 @@ class Pick(Function):
     def backward(ctx: Any, grad: Any) -> Any:
         weight, indices = ctx.saved_tensors
         return torch.zeros_like(weight).index_add(0, indices, grad), None
+
+
+class Positive(Function):
+    """How many results there are depends on the numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x[x > 0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return torch.zeros_like(x).masked_scatter(x > 0, grad)
+
+
+class PositiveFirst(Positive):
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return Positive.backward(ctx, grad.flip(0))
 
 
 class Clipped(Function):
@@ -179,6 +207,89 @@ def test_a_forward_that_rounds_is_no_truth_for_a_backward_that_finite_difference
     assert {failure.check for failure in wrong.failures} == {"gradient"}
 
 
+def test_tangents_differ_from_a_forward_that_rounds_by_no_more_than_its_rounding() -> None:
+    right, wrong = (
+        opsmith.check(
+            opsmith.adopt(each, f"function_class::{name}"), samples=[(matrix(),)], only=["forward_mode"]
+        )
+        for each, name in ((RoundedRight, "rounded"), (RoundedThrough, "rounded_through"))
+    )
+    assert outcome(right, "forward_mode").status == "passed", right
+    assert "the tangents and differences of the forward differ" in " ".join(
+        outcome(right, "forward_mode").notes
+    )
+    assert outcome(wrong, "forward_mode").status == "failed"
+
+
+@pytest.mark.parametrize("values", [matrix(), matrix().abs() + 0.5], ids=["any", "positive"])
+def test_how_many_results_there_are_may_depend_on_the_numbers(values: Tensor) -> None:
+    right = opsmith.check(Positive, samples=[(values,)], effort="quick")
+    assert right.passed, right
+    wrong = opsmith.check(PositiveFirst, samples=[(values,)], effort="quick", only=FAST)
+    assert [failure.cause for failure in wrong.failures] != []
+    assert {failure.cause for failure in wrong.failures}.isdisjoint({"raises"})
+
+
+class Decay(Function):
+    """Its backward has the factor in a tensor of float32, its forward has it as a number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return torch.exp(-0.3 * x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return -grad * torch.tensor(0.3) * torch.exp(-0.3 * x)
+
+
+class DecayOfItsDtype(Decay):
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        kept = (x == x).float()  # a mask of float32 loses nothing
+        return -grad * kept * x.new_tensor(0.3) * torch.exp(-0.3 * x)
+
+
+def test_a_backward_that_alone_has_a_constant_of_float32_loses_digits() -> None:
+    (failure,) = opsmith.check(Decay, samples=[(matrix().double(),)], only=FAST).failures
+    assert (failure.check, failure.input, failure.cause) == ("gradient", "x", "precision")
+    assert "in the backward aten.mul.Tensor takes float32 beside float64" in failure.message
+    assert opsmith.check(DecayOfItsDtype, samples=[(matrix().double(),)], only=FAST).passed
+
+
+class IntoDefault(Function):
+    """It fills a tensor of torch's default dtype, whatever comes in."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        y = torch.zeros(x.shape)
+        y[:] = x * 2
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * 2
+
+
+class InSingle(IntoDefault):
+    """It computes in float32 as well, and hands back the dtype that came in."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.dtype = x.dtype
+        return (x.float() * 2).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_results_of_float32_for_float64_are_a_fault_of_dtype(dtype: torch.dtype) -> None:
+    (failure,) = opsmith.check(IntoDefault, samples=[(matrix().to(dtype),)], only=["forward"]).failures
+    assert (failure.input, failure.cause) == ("result", "dtype")
+    assert "`result` is torch.float32 for arguments in torch.float64" in failure.message
+    assert opsmith.check(InSingle, samples=[(matrix().to(dtype),)], only=["forward"]).passed_as_asked
+
+
 def test_a_layout_is_still_looked_at_where_the_forward_is_no_truth() -> None:
     report = opsmith.check(RoundedAndFlat, samples=[(matrix(),)], only=[*FAST, "layouts"])
     assert {failure.cause for failure in report.failures} == {"layout"}
@@ -255,3 +366,92 @@ class Halved(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         return grad
+
+
+class Product(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, y: Any) -> Any:
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, y = ctx.saved_tensors
+        return grad * y, grad * x
+
+
+class ProductOfOne(Product):
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, _ = ctx.saved_tensors
+        return grad * x, grad * x
+
+
+@pytest.mark.parametrize(
+    "given", [torch.arange(3), torch.tensor([True]), torch.zeros(0)], ids=["whole", "bool", "empty"]
+)
+def test_a_backward_that_no_sample_reaches_is_not_passed(given: Tensor) -> None:
+    report = opsmith.check(ProductOfOne, samples=[(given, given)], effort="quick")
+    assert outcome(report, "gradient").status == "skipped"
+    assert "add one with floating tensors" in outcome(report, "gradient").reason or not given.numel()
+    assert not report.passed
+
+
+def test_nan_in_a_sample_is_no_fault_of_the_gradient() -> None:
+    some = torch.tensor([1.0, 2.0, 3.0])
+    for holds in (torch.full((3,), torch.nan), torch.tensor([1.0, torch.nan, 2.0])):
+        report = opsmith.check(Product, samples=[(holds, some), (some, some)], effort="quick")
+        assert not report.failures, report
+        assert not opsmith.check(
+            ProductOfOne, samples=[(holds, some), (some + 1, some)], effort="quick"
+        ).passed
+
+
+class Dropout(Function):
+    """It draws from torch's random state, and keeps what it drew."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, p: float) -> Any:
+        kept = (torch.rand_like(x) >= p) / (1 - p)
+        ctx.save_for_backward(kept)
+        return x * kept
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * ctx.saved_tensors[0], None
+
+
+class DropoutDrawnAgain(Dropout):
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * (torch.rand_like(grad) >= 0.5) * 2, None
+
+
+def test_a_class_may_draw_in_its_forward_and_not_again_in_its_backward() -> None:
+    right = opsmith.check(Dropout, samples=[(matrix(), 0.5)], effort="quick")
+    assert right.passed, right
+    assert 'kind="stochastic"' in " ".join(outcome(right, "randomness").notes)
+    wrong = opsmith.check(DropoutDrawnAgain, samples=[(matrix(), 0.5)], effort="quick").failures[0]
+    assert (wrong.check, wrong.cause) == ("randomness", "nondeterministic")
+    assert "save what the forward drew" in wrong.message
+    assert wrong.where.startswith(__file__)
+
+
+class Flipped(Function):
+    """Its gradient has the wrong sign for a negative factor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, factor: float) -> Any:
+        ctx.factor = factor
+        return x * factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * abs(ctx.factor), None
+
+
+def test_a_failure_names_the_samples_on_which_there_is_none() -> None:
+    report = opsmith.check(Flipped, samples=[(matrix(), 2.0), (matrix(), -2.0)], effort="quick")
+    failure = report.failures[0]
+    assert (failure.check, failure.cause) == ("gradient", "sign")
+    assert failure.evidence["right on"] == "sample 0 (x [3, 4], factor=2.0)"

@@ -74,7 +74,7 @@ def test_a_segmentation_fault_is_told_with_its_sample_and_its_line() -> None:
 
 def test_a_hang_is_told_with_its_sample_and_its_line() -> None:
     failure = run(hang, limit_s=0.5)
-    assert failure.message == "it does not come to an end within 0.5 s, on sample 1 (x [5])"
+    assert failure.message == "it did not finish within 0.5 s, on sample 1 (x [5])"
     assert failure.where == f"{__file__}:{line_of('# for ever')}"
     assert failure.evidence["limit"] == "0.5 s"
 

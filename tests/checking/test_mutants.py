@@ -1,4 +1,4 @@
-"""Check rejects every wrong operator by the right property and for the right cause."""
+"""Check rejects every wrong operator by the right property, for the right cause, and for nothing else."""
 
 import mutants
 import pytest
@@ -9,7 +9,7 @@ import wrong_layouts
 import wrong_results
 import wrong_surrogates
 from faults_of_torch import marked
-from mutants import WRONG
+from mutants import WRONG, Wrong
 from right_operators import RIGHT
 
 import opsmith
@@ -29,6 +29,26 @@ FILES = {
 }
 
 
+Reason = tuple[str, str, str | None]
+
+ALSO: dict[str, set[Reason]] = {
+    # Its result for a transposed argument lies in another order than the reference's: a second fault of the
+    # same kernel, which whoever compiles it meets, and which a kernel that reads by strides may have as well.
+    "kernel_by_pointer": {("fake", "fake-mismatch", "result")},
+}
+"""What is truly wrong with a mutant beside the fault that was planted."""
+
+
+def others(wrong: Wrong, report: opsmith.Report) -> set[Reason]:
+    """What a report finds beside a fault: another cause, or argument, that follows from nothing."""
+    return {
+        (failure.check, failure.cause, failure.input)
+        for failure in report.failures
+        if failure.follows is None
+        and (failure.cause != wrong.cause or (wrong.input and failure.input and wrong.input != failure.input))
+    }
+
+
 def report_on(name: str) -> opsmith.Report:
     effort: Level = "default" if WRONG[name].check == "layouts" else "quick"  # which tries some layouts alone
     return opsmith.check(WRONG[name].operator, skip=["integration"], effort=effort)
@@ -46,6 +66,20 @@ def test_a_wrong_operator_is_rejected(name: str) -> None:
     assert failure.where is not None
     assert failure.where.rpartition(":")[0] in FILES
     assert not report.passed
+    assert others(wrong, report) == ALSO.get(name, set()), str(report)
+
+
+def test_two_faults_are_no_single_one() -> None:
+    """What holds that a mutant has one fault alone sees a second one, of another argument or kind."""
+    both = mutants.linear("two_faults").gradients(
+        weight=lambda grad, x: -(grad.mT @ x), bias=lambda grad: -grad.sum(0)
+    )
+    report = opsmith.check(both, only=["gradient"], effort="quick")
+    assert others(WRONG["sign"], report) == {("gradient", "sign", "bias")}
+    assert others(WRONG["mean_over_the_batch"], report) == {
+        ("gradient", "sign", "bias"),
+        ("gradient", "sign", "weight"),
+    }
 
 
 @pytest.mark.parametrize("name", RIGHT)

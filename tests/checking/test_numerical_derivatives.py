@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import opsmith
 from opsmith.checking.line import Line
 from opsmith.checking.noise import Noise, noise_of
 from opsmith.checking.numerical_gradient import NumericalGradient, numerical_gradient
@@ -332,3 +334,31 @@ def test_a_slope_that_no_step_resolves_is_not_told() -> None:
     assert not found.told
     assert (found.left, math.isnan(found.right)) == (0.0, True)
     assert not found.kink
+
+
+def test_what_is_not_told_is_not_known() -> None:
+    found, grad = numerical(torch.sqrt, torch.tensor([0.0, 4.0], dtype=DOUBLE))
+    assert found.known.isnan().tolist() == [True, False]
+    assert float(found.known[1]) == pytest.approx(float(grad[1]) / 4)
+    found, _ = numerical(torch.abs, torch.tensor([0.0, 1.0], dtype=DOUBLE))
+    assert found.known.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("at_zero", "right"), [(0.0, True), (0.5, True), (1.0, True), (-1.0, False), (3.0, False)]
+)
+def test_at_a_kink_the_property_takes_what_lies_between_its_sides(at_zero: float, right: bool) -> None:
+    class Rectify(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.clamp(min=0)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return grad * torch.where(x == 0, at_zero, (x > 0).to(x.dtype))
+
+    x = torch.tensor([[0.0, 1.0, -2.0], [0.5, 0.0, -0.25]])
+    report = opsmith.check(Rectify, samples=[(x,)], only=["gradient"], effort="quick")
+    assert (not report.failures) is right, str(report)

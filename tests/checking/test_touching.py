@@ -3,18 +3,31 @@
 import itertools
 from typing import Any
 
+import class_mutants
 import pytest
 import torch
 import wrong_again
 import wrong_class_effects
+import wrong_fresh_memory
 import wrong_memory
+import wrong_sharing
 import wrong_state
+import wrong_writes
 from class_mutants import MUTANTS, TWINS
 from torch.autograd import Function
 
 import opsmith
 
-MODULES = (wrong_again, wrong_class_effects, wrong_memory, wrong_state)
+MODULES = (
+    class_mutants,
+    wrong_again,
+    wrong_class_effects,
+    wrong_fresh_memory,
+    wrong_memory,
+    wrong_sharing,
+    wrong_state,
+    wrong_writes,
+)
 ONLY = ["determinism", "effects", "state", "backward_again", "memory"]
 
 
@@ -74,3 +87,37 @@ def test_what_is_not_differentiated_has_no_ways_to_ask_for_gradients() -> None:
     report = opsmith.check(Positive, samples=[(torch.ones(2),)], only=["backward_again"])
     (outcome,) = [each for each in report.outcomes if each.property == "backward_again"]
     assert (outcome.status, outcome.reason) == ("skipped", "there is nothing to differentiate")
+
+
+def test_a_kernel_that_asks_for_the_mode_is_told_by_the_reference() -> None:
+    @opsmith.operator("touching::logistic_of_inference")
+    def logistic(x: torch.Tensor) -> torch.Tensor:
+        return x.sigmoid()
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        return 0.5 + 0.5 * x / (1 + x.abs()) if torch.is_inference_mode_enabled() else x.sigmoid()
+
+    logistic.kernel("cpu", kernel)
+    logistic.samples(lambda make: [(make(3, 4),)])
+    (failure,) = opsmith.check(logistic, only=["state"]).failures
+    assert (failure.cause, failure.input) == ("kernel-mismatch", "result")
+    assert "made under `torch.inference_mode()` is another one, and the reference's is not" in failure.message
+
+
+def test_a_result_that_asks_whether_a_gradient_is_needed_is_what_is_wrong_with_its_gradient() -> None:
+    class SoftStep(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return (4 * x).sigmoid() if ctx.needs_input_grad[0] else (x > 0).to(x.dtype)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            soft = (4 * ctx.saved_tensors[0]).sigmoid()
+            return grad * 4 * soft * (1 - soft)
+
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(5))
+    report = opsmith.check(SoftStep, samples=[(x,)], only=["gradient", "state"], effort="quick")
+    causes = [(each.check, each.input, each.cause) for each in report.failures]
+    assert causes == [("gradient", "x", "input-needs-grad"), ("state", "x", "input-needs-grad")]
+    assert "the gradient of another result, when `x` alone requires a gradient" in report.failures[0].message

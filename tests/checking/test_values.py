@@ -124,7 +124,7 @@ def test_a_gradient_that_is_wrong_at_a_value_is_found(name: str) -> None:
             torch.relu,
             lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
             "kernel-mismatch",
-            "`result` is wrong where `x` is nan: at [2, 0] it is 0 where nan is right",
+            "`result` is wrong where `x` is nan: at [2, 2] it is 0 where nan is right",
         ),
         (
             "overflows",
@@ -175,7 +175,7 @@ def test_either_side_of_a_kink_is_right_and_noted() -> None:
 def test_what_is_wrong_everywhere_is_left_to_gradient() -> None:
     found = outcome(declared("wrong_everywhere", torch.sin, lambda grad, x: -grad * x.cos()))
     assert found.status == "passed"
-    assert found.notes == ("`x` was left out in sample 0: it is wrong at ordinary values as well",)
+    assert found.notes == ("`x` was left out in sample 0: it is wrong at the sample's own values already",)
 
 
 class Magnitude(Function):
@@ -288,3 +288,76 @@ def test_the_values_of_a_dtype_are_numbers_of_it(dtype: torch.dtype) -> None:
         values = torch.tensor(group.values, dtype=dtype)
         assert bool(values.isfinite().all()) or not group.finite
         assert group.name == "zeros" or bool((values != 0).all())
+
+
+class Sinc(Function):
+    """The forward has the limit at 0, through which autograd gives nan, and so does the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return torch.where(x == 0, torch.ones_like(x), x.sin() / x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad * (x.cos() / x - x.sin() / x**2)
+
+
+class SincWithItsLimit(Sinc):
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return torch.where(x == 0, torch.zeros_like(x), Sinc.backward(ctx, grad))
+
+
+class Root(Function):
+    """Its slope at 0 is infinite on both sides: nan is as good an answer as any."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x.abs().sqrt()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad * x.sign() / (2 * x.abs().sqrt())
+
+
+@pytest.mark.parametrize("effort", ["quick", "default"])
+def test_a_classes_nan_is_held_to_differences_where_its_forward_gives_nan_too(effort: Any) -> None:
+    samples = [(torch.linspace(-3.0, 3.0, 8),)]
+    (failure,) = outcome(Sinc, samples=samples, effort=effort).failures
+    assert (failure.input, failure.cause) == ("x", "nan")
+    assert "at [0] it is nan where 0 is right" in failure.message
+    assert outcome(SincWithItsLimit, samples=samples, effort=effort).status == "passed"
+    assert outcome(Root, samples=samples, effort=effort).status == "passed"
+
+
+class WithoutNan(Function):
+    """It puts its input in order before it computes, in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        if bool(x.isnan().any()):
+            x.nan_to_num_()
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return 2 * grad
+
+
+def test_a_write_that_only_nan_brings_about_is_found() -> None:
+    (failure,) = outcome(WithoutNan, samples=[(torch.ones(2, 3),)]).failures
+    assert (failure.input, failure.cause) == ("x", "mutates-input")
+    assert failure.message.startswith("it writes into `x` where `x` has nan in it (nan), and at ordinary")
+    kernel = opsmith.operator("values::without_nan")(doubled)
+    kernel.kernel("cpu", lambda x: 2 * (x.nan_to_num_() if bool(x.isnan().any()) else x))
+    kernel.samples(lambda make: [(make(3, 4),)])
+    assert "mutates-input" in {failure.cause for failure in outcome(kernel).failures}
+
+
+def doubled(x: Tensor) -> Tensor:
+    return 2 * x

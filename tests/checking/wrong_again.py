@@ -3,10 +3,9 @@
 from typing import Any
 
 import torch
-from class_mutants import matrix, mutant, twin
+from class_mutants import Twice, matrix, mutant, twin
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from wrong_class_effects import Twice
 
 
 @mutant(

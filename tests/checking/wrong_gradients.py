@@ -198,7 +198,7 @@ def detached_in_the_formula() -> Any:
     return square("detached_in_the_formula").gradients(x=lambda grad, x: 2 * grad * x.detach())
 
 
-@wrong("forward_mode", "sign", "x", "the tangent of `result` by `x` is not what finite differences say")
+@wrong("forward_mode", "sign", "x", "the tangent of `result` by `x` differs from finite differences")
 def forward_mode_follows_the_formula() -> Any:
     return square("forward_mode_sign").gradients(x=lambda grad, x: -2 * grad * x)
 
@@ -224,7 +224,7 @@ def one_factor_by_numpy() -> Any:
     return operator.gradients(x=lambda grad, weight: grad @ torch.from_numpy(weight.detach().numpy()))
 
 
-@wrong("second_order", "second-order", "x", "finite differences of the gradient by `x` say otherwise")
+@wrong("second_order", "second-order", "x", "differentiated by `x` differs from finite differences of it")
 def part_of_the_second_order() -> Any:
     @opsmith.operator("wrong::part_of_the_second_order")
     def cube(x: Tensor) -> Tensor:
@@ -234,9 +234,7 @@ def part_of_the_second_order() -> Any:
     return cube.gradients(x=lambda grad, x: 3 * grad * x * x.detach())
 
 
-@wrong(
-    "forward_mode", "forward-mode", "y", "the tangent of `result` by `y` is not what finite differences say"
-)
+@wrong("forward_mode", "forward-mode", "y", "the tangent of `result` by `y` differs from finite differences")
 def tangent_of_one_input() -> Any:
     @opsmith.operator("wrong::tangent_of_one_input")
     def product(x: Tensor, y: Tensor) -> Tensor:
@@ -266,7 +264,7 @@ def clamps_a_little_early() -> Any:
     return clamped.gradients(x=lambda grad, x: grad * ((x > -2.9) & (x < 3)))
 
 
-@wrong("values", "region", "x", "it is -4.31555 where -2.15777 is right")
+@wrong("values", "region", "x", "the gradient of `x` is wrong where `x` is 1: at [")
 def wrong_at_one() -> Any:
     @opsmith.operator("wrong::wrong_at_one")
     def cube(x: Tensor) -> Tensor:

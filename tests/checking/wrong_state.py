@@ -4,10 +4,9 @@ import functools
 from typing import Any
 
 import torch
-from class_mutants import matrix, mutant, twin
+from class_mutants import Twice, matrix, mutant, twin
 from torch import Tensor
 from torch.autograd import Function
-from wrong_class_effects import Twice
 
 LAST: list[Tensor] = []
 
@@ -147,7 +146,7 @@ def remembers_the_first_mode() -> Any:
     return Decides, matrix()
 
 
-@mutant("state", "stale-state", "result", "this call, made under `torch.no_grad()`, is another one")
+@mutant("state", "input-needs-grad", "x", "`result` is another one where `x` requires no gradient, with")
 def computes_otherwise_without_gradients() -> Any:
     class Rounds(Twice):
         @staticmethod
@@ -157,6 +156,31 @@ def computes_otherwise_without_gradients() -> Any:
             return y if ctx.needs_input_grad[0] else (y * 64).round() / 64
 
     return Rounds, matrix()
+
+
+@mutant("state", "unknown", "result", "a call that is made under `torch.inference_mode()` is another one: at")
+def computes_otherwise_in_inference_mode() -> Any:
+    class Rounds(Twice):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            y = x * x
+            return (y * 64).round() / 64 if torch.is_inference_mode_enabled() else y
+
+    return Rounds, matrix()
+
+
+@twin
+def computes_likewise_without_gradients() -> Any:
+    class Saves(Twice):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            if ctx.needs_input_grad[0]:
+                ctx.save_for_backward(x)
+                return x * x
+            return x.square()
+
+    return Saves, matrix()
 
 
 @mutant("state", "raises", None, "this call, made under `torch.inference_mode()`, raises RuntimeError")

@@ -301,10 +301,15 @@ def test_symbolic_mode_knows_no_size_that_depends_on_numbers() -> None:
 
 def test_watching() -> None:
     seen: list[tuple[str, dict[str, Any]]] = []
-    with capabilities.watching(lambda operator, kwargs: seen.append((str(operator), kwargs))):
+    given: list[Any] = []
+    with capabilities.watching(
+        lambda operator, kwargs: seen.append((str(operator), kwargs)),
+        lambda operator, args: given.append((str(operator), args)),
+    ):
         result = X.sum(dtype=torch.float64)
     assert_close(result, torch.tensor(3.0, dtype=torch.float64))
     assert seen == [("aten.sum.default", {"dtype": torch.float64})]
+    assert given == [("aten.sum.default", (X,))]
 
 
 def test_functionalization() -> None:

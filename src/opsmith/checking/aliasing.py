@@ -50,10 +50,10 @@ def shared_memory(
     for name, one, other in zip(names, call.results, again.results, strict=True):
         if _shared(one, other):
             message = (
-                f"two calls return the same memory as `{name}`: the second overwrites what the first "
-                f"returned, or a write into one changes the other; {MEND}"
+                f"two calls return the same memory as `{name}`, which it keeps: the second overwrites what "
+                f"the first returned, or a write into one changes the other; {MEND}"
             )
-            yield failed(name, "aliases-input", message)
+            yield failed(name, "stale-state", message)
 
 
 def _shared(one: Any, other: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -12,11 +12,14 @@ from torch import Tensor
 from opsmith.checking.case import named, short
 from opsmith.checking.causes import first_of
 from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
+from opsmith.checking.diagnosis.comparable import peak
 from opsmith.checking.diagnosis.observing import Observer
 from opsmith.checking.difference import Difference
 from opsmith.checking.differentiated import rule_place
 from opsmith.checking.exceptions import named_by
 from opsmith.checking.gradient_failure import gradient_replay
+from opsmith.checking.modes import result_by_need
+from opsmith.checking.narrow import only_in_backward
 from opsmith.checking.probes import Probe
 from opsmith.checking.property import Findings, Note, raised
 from opsmith.checking.report import Failure
@@ -74,10 +77,8 @@ def conclude(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> F
         mine = [each for each in attempts if each.place == place and each.error is None]
         if any(each.wrong for each in mine):
             failure = _wrong(check, right, mine)
-            yield Note(ROUNDED) if _is_rounding(right, mine, failure.cause) else failure
-        elif not right.borne_out and any(
-            right.numerical(place, probe).kinks.any() for probe in _probes(mine)
-        ):
+            yield _rounding(right, mine, failure) if _is_rounding(right, mine, failure.cause) else failure
+        elif not right.borne_out and any(right.glance(place, probe).kinks.any() for probe in _probes(mine)):
             label = right.sample.labels[place]
             yield Note(
                 f"the gradient of `{label}` has a kink in {right.sample.brief}: whatever lies between its "
@@ -102,11 +103,26 @@ def _is_rounding(right: RightGradient, attempts: Sequence[Attempt], cause: str) 
     return all(each.dtype == torch.float64 and _near(each) for each in wrong)
 
 
+def _rounding(right: RightGradient, attempts: Sequence[Attempt], failure: Failure) -> Failure | Note:
+    """It is the backward's fault where it alone mixes in fewer digits; else nobody knows whose it is."""
+    shown = min((each for each in attempts if each.wrong), key=_plainness)
+    operation = only_in_backward(right.subject, right.sample, shown.subset, shown.probe)
+    if operation is None:
+        return Note(ROUNDED)
+    message = (
+        f"the gradient of `{failure.input}` loses digits: {shown.difference}; in the backward {operation}, "
+        "where everything else, and all of the forward, has the digits of float64"
+    )
+    evidence = {**failure.evidence, "operation": operation}
+    return replace(failure, cause="precision", message=message, evidence=evidence)
+
+
 def _near(attempt: Attempt) -> bool:
     if attempt.got is None or attempt.expected is None or not attempt.got.isfinite().all():
         return False
-    off = (attempt.got.to(attempt.expected) - attempt.expected).abs().max()
-    return bool(off <= 2 * torch.finfo(torch.float32).eps * attempt.expected.abs().max())
+    told = attempt.expected.isfinite()
+    off = (attempt.got.to(attempt.expected) - attempt.expected)[told]
+    return peak(off) <= 2 * torch.finfo(torch.float32).eps * peak(attempt.expected)
 
 
 def _probes(attempts: Sequence[Attempt]) -> list[Probe]:
@@ -161,7 +177,7 @@ def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Fai
             shown.probe,
             shown.dtype,
             shown.device,
-            shown.expected,
+            _to_show(shown),
             shown.subset,
         ),
     )
@@ -179,7 +195,7 @@ def reference_failure(check: str, right: RightGradient, place: int, probe: Probe
     sample, numerical = right.sample, right.numerical(place, probe)
     got = right.through_reference(place, probe)
     difference = numerical.judge(got)
-    found = diagnose(Observation(got, numerical.values))
+    found = diagnose(Observation(got, numerical.known))
     label = sample.labels[place]
     reason = f": {found.reason}" if found.reason else ""
     return Failure(
@@ -202,6 +218,13 @@ def _plainness(attempt: Attempt) -> tuple[bool, bool, int]:
     return (attempt.dtype != torch.float64, alone, len(attempt.subset))
 
 
+def _to_show(shown: Attempt) -> Tensor | None:
+    """The right gradient for a replay, in which what nobody can tell is as it came."""
+    if shown.expected is None or shown.got is None:
+        return shown.expected
+    return torch.where(shown.expected.isnan(), shown.got.to(shown.expected), shown.expected)
+
+
 def _diagnosis(right: RightGradient, shown: Attempt, attempts: Sequence[Attempt]) -> Diagnosis:
     alike = [
         each
@@ -211,6 +234,10 @@ def _diagnosis(right: RightGradient, shown: Attempt, attempts: Sequence[Attempt]
     wrong = [each.subset for each in alike if each.wrong]
     fine = [each.subset for each in alike if not each.wrong]
     found = diagnose(_observed(right, shown))
+    changed = result_by_need(right.subject, right.sample, shown.subset, shown.dtype, shown.device)
+    if changed is not None:
+        reason = f"it is the gradient of another result, when {_needing(right, [shown.subset])}: {changed}"
+        return Diagnosis("input-needs-grad", reason, evidence=found.evidence)
     if fine:
         reason = f"it is wrong when {_needing(right, wrong)}, and right when {_needing(right, fine)}"
         also = {found.cause: found.reason, **found.also_fits}

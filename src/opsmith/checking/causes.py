@@ -58,8 +58,8 @@ _TABLE = (
     ),
     Cause(
         "stale-state",
-        "What it gives depends on earlier calls, other threads or modes.",
-        "The same call alone, and after or between calls with other arguments.",
+        "What it gives depends on earlier calls, or on other threads.",
+        "The same call alone, and after or between calls with other arguments; the memory of two results.",
     ),
     Cause(
         "side-effect",
@@ -101,7 +101,7 @@ _TABLE = (
     ),
     Cause(
         "input-needs-grad",
-        "A gradient is wrong for some choices of the inputs that require one, and right for others.",
+        "It is wrong for some choices of the inputs that require a gradient, and right for others.",
         "Every choice, one after the other.",
     ),
     Cause(
@@ -154,7 +154,7 @@ _TABLE = (
     ),
     Cause(
         "kernel-mismatch",
-        "A kernel, or a rule for batches, gives other numbers than the reference.",
+        "A kernel, or a rule for batches, gives other numbers than the reference, if only in some mode.",
         "Its results beside the reference's in float64, in rounding units.",
     ),
     Cause(

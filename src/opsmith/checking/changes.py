@@ -29,6 +29,7 @@ class Change:
         flat: The changed arguments.
         fresh_numbers: Whether it is a new input though all its shapes are known.
         silent: Whether it is a mere try, so that no one needs to know that it was rejected.
+        without: The size that is 0 in it, where that alone is changed.
     """
 
     of: Sample
@@ -36,6 +37,7 @@ class Change:
     flat: tuple[Any, ...]
     fresh_numbers: bool = False
     silent: bool = False
+    without: Symbol | None = None
 
     @property
     def origin(self) -> str:
@@ -57,46 +59,55 @@ LARGE_SIZES = (33, 129, 65)
 def _sizes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
     """All sizes that may vary at once, no two the same; then one alone."""
     sizes = sizes_of(subject, sample)
-    varied = [symbol for symbol in sizes.symbols if _varies(subject, sizes, symbol)]
+    varied = [symbol for symbol in sizes.symbols if varies(subject, sizes, symbol)]
     several = {symbol.name: PRIMES[at % len(PRIMES)] for at, symbol in enumerate(varied)}
     if len(varied) > 1:
-        yield from _resized(sizes, several, generator, silent=True)
+        yield from resized(sizes, several, generator, silent=True)
     for symbol in varied:
-        yield from _resized(sizes, {symbol.name: 7}, generator, silent=len(varied) > 1)
+        yield from resized(sizes, {symbol.name: 7}, generator, silent=len(varied) > 1)
 
 
 def _ones(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
     """One size that may vary at 1."""
     sizes = sizes_of(subject, sample)
     for symbol in sizes.symbols:
-        if _varies(subject, sizes, symbol):
-            yield from _resized(sizes, {symbol.name: 1}, generator, silent=True)
+        if varies(subject, sizes, symbol):
+            yield from resized(sizes, {symbol.name: 1}, generator, silent=True)
 
 
 def _large_sizes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
     sizes = sizes_of(subject, sample)
     for symbol in sizes.symbols:
-        if _varies(subject, sizes, symbol):
+        if varies(subject, sizes, symbol):
             first = sample.position % len(LARGE_SIZES)
             for size in (*LARGE_SIZES[first:], *LARGE_SIZES[:first]):
-                yield from _resized(sizes, {symbol.name: size}, generator, silent=True)
+                yield from resized(sizes, {symbol.name: size}, generator, silent=True)
 
 
 def _empties(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
     """Each size alone at 0."""
     sizes = sizes_of(subject, sample)
     for symbol in sizes.symbols:
-        yield from _resized(sizes, {symbol.name: 0}, generator)
+        for change in resized(sizes, {symbol.name: 0}, generator):
+            yield replace(change, without=symbol)
 
 
-def _varies(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
+def varies(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
+    """Whether a size may be another: samples or the author show it, or each place stands for itself."""
     return symbol.varies or free(subject, sizes, symbol)
 
 
-def _resized(
+def resized(
     sizes: Sizes, to: Mapping[str, int], generator: torch.Generator, *, silent: bool = False
 ) -> Iterator[Change]:
-    """The sample at other sizes; whole numbers that point into a dimension still do."""
+    """The sample at other sizes; whole numbers that point into a dimension still do.
+
+    Args:
+        sizes: Its sizes.
+        to: New ones, by the names of the symbols.
+        generator: Source of new numbers.
+        silent: As of `Change`.
+    """
     sample = sizes.sample
     if all(sizes.by_name[name] == size for name, size in to.items()):
         return

@@ -114,6 +114,17 @@ def nothing_to_differentiate(subject: Subject) -> bool:
     return True
 
 
+def promises_gradients(subject: Subject) -> bool:
+    """Whether somebody wrote a gradient for it: a class's backward, or what is registered with torch."""
+    adopted = subject.specification.adopted
+    return (adopted is not None and adopted.backward is not None) or _differentiates_itself(subject)
+
+
+def lacks_floats(subject: Subject) -> bool:
+    """Whether no sample has a floating tensor with elements, so that no gradient has any either."""
+    return not any(sample.flat[place].numel() for sample in subject.samples for place in sample.inexact)
+
+
 def rule_place(subject: Subject, name: str) -> str:
     """`file:line` of what computes the gradient of an input."""
     specification = subject.specification

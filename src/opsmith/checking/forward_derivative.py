@@ -52,7 +52,7 @@ class Tangents:
     @cached_property
     def weights(self) -> list[list[Tensor | None]]:
         """Random weights of the results that have tangents, several times."""
-        generator = self.subject.generator().manual_seed(self.subject.seed + 2)
+        generator = self.subject.generator(2)
         open_ = results_with_gradient(self.subject, self.sample, self.results)
         return [
             [incoming(r, generator) if o else None for r, o in zip(self.results, open_, strict=True)]

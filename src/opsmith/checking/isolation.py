@@ -245,7 +245,7 @@ def _death(name: str, status: int, limit_s: float | None, sample: str, words: st
     """The failure for a child that gave no answer."""
     evidence: dict[str, Any] = {"sample": sample} if sample else {}
     if limit_s is not None:
-        how = f"it does not come to an end within {limit_s:g} s"
+        how = f"it did not finish within {limit_s:g} s"
         evidence["limit"] = f"{limit_s:g} s"
     elif os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)

@@ -45,9 +45,12 @@ class Line:
             if grad is not None and result is not None and is_inexact(result)
         ]
         self._kept = [position for position, *_ in kept]
+        self._counts = [value.numel() for _, value, _, _ in kept]
         self._values = _joined([value for _, value, _, _ in kept])
         self._weights = _joined([weight for _, _, weight, _ in kept])
         self._steady = bool(self._values.isfinite().all())
+        self.has_nan = bool(self._values.isnan().any())
+        """Whether a result is nan at the point itself: through it, nan flows into gradients."""
         self.weighed = (self._values * self._weights).nan_to_num(0.0, 0.0, 0.0)
         """The weighed results at the point itself; 0 where they are not finite."""
         self.rounding = _joined([torch.full_like(v, torch.finfo(dtype).eps / 2) for _, v, _, dtype in kept])
@@ -93,7 +96,10 @@ class Line:
             results = self._results(self._shaped(coordinates))
         except Exception:  # what it rejects lies outside of where it is defined: a step that tells nothing
             return torch.full_like(self._values, torch.nan)
-        after = _joined([_real(results[position]).double() for position in self._kept])
+        numbers = [_real(results[position]).double() for position in self._kept]
+        if [each.numel() for each in numbers] != self._counts:  # as of `x[x > 0]`: a jump, told by no step
+            return torch.full_like(self._values, torch.nan)
+        after = _joined(numbers)
         moves = after - self._values
         if not self._steady:  # inf and nan that stay what they are do not move
             moves[(after == self._values) | (after.isnan() & self._values.isnan())] = 0.0

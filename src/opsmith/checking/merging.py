@@ -90,7 +90,7 @@ def _elements(failure: Failure) -> int:
 def _seen(failure: Failure, group: Sequence[Failure]) -> Failure:
     if len(group) == 1:
         return failure
-    return replace(failure, evidence={**failure.evidence, "seen": f"in {len(group)} runs, one of them shown"})
+    return replace(failure, evidence={**failure.evidence, "seen": f"in {len(group)} runs; one is shown"})
 
 
 def referred(outcomes: Sequence[Outcome]) -> list[Outcome]:

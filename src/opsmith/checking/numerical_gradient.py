@@ -56,6 +56,7 @@ class NumericalGradient:
         right: The derivative from above, likewise.
         along: Derivatives along random directions, where not every element was moved.
         doubts: Takes a second look at a coordinate whose answer differs: whether it may be right after all.
+        beside_nan: Whether a result is nan, so that a gradient may be, too.
         precision: The precision that the function was seen to compute in: half of its eps.
     """
 
@@ -68,11 +69,18 @@ class NumericalGradient:
     along: tuple[Along, ...]
     precision: float
     doubts: Doubts
+    beside_nan: bool = False
 
     @property
     def told(self) -> Tensor:
         """Coordinates whose derivative is known."""
         return self.looked & self.errors.isfinite()
+
+    @property
+    def known(self) -> Tensor:
+        """The gradient, with nan wherever differences do not tell it; at a kink, what lies in its middle."""
+        untold = _of_elements(~(self.told | self._kinked), self.values)
+        return self.values.masked_fill(untold, torch.nan)
 
     @property
     def kinks(self) -> Tensor:
@@ -104,7 +112,8 @@ class NumericalGradient:
         kinked = self._kinked
         off = torch.where(kinked, outside, off)
         bounds = torch.where(kinked, KINK * (high - low) + self.rounding, bounds)
-        units = torch.where(mine.isfinite(), off / bounds, torch.inf)
+        natural = mine.isfinite() | (mine.isnan() & self.beside_nan)
+        units = torch.where(natural, off / bounds, torch.inf)
         return torch.where((self.told | kinked) & bounds.isfinite(), units.nan_to_num(0.0, torch.inf), 0.0)
 
     def judge(self, got: Tensor | None) -> Difference | None:
@@ -273,6 +282,7 @@ def numerical_gradient(
         tuple(each for each in along if each is not None),
         noise.precision,
         doubts,
+        line.has_nan,
     )
 
 

@@ -126,7 +126,7 @@ def raised_at(check: str, place: str, error: BaseException, when: str, input: st
         message="; ".join(
             filter(None, [f"{type(error).__name__}: {_text(error)}", named.reason, _end(error)])
         ),
-        where=where or _innermost(error, place),
+        where=where or innermost(error, place),
         evidence=evidence,
     )
 
@@ -149,8 +149,8 @@ def _text(error: BaseException) -> str:
     return "\n".join(lines) or "without a message"
 
 
-def _innermost(error: BaseException, place: str) -> str:
-    """The last line, in the file that declares the operator, that the exception passed through."""
+def innermost(error: BaseException, place: str) -> str:
+    """The last line, in the file at `place`, that an exception passed through; else `place`."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == place.rpartition(":")[0]]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else place

@@ -29,6 +29,7 @@ def replay(
     *,
     check: str | None = None,
     fresh: bool = False,
+    shows: Callable[[Exception], bool] = lambda error: True,
 ) -> str | None:
     """A script that sets up a call and ends in lines that fail.
 
@@ -40,6 +41,7 @@ def replay(
         more: Other values that the ending names.
         check: Name of the property, which is run again where no such lines fail.
         fresh: Whether the lines fail for other numbers too, so that these may be rounded or drawn.
+        shows: Whether what the lines raise shows the failure.
 
     Returns:
         The script; None where there is none, and `check` is not given.
@@ -48,7 +50,7 @@ def replay(
     called = calling(subject)
     if called is not None and all(map(writable, values.values())):
         for lines in _settings(values, fresh=fresh):
-            if _fails(called, values, [*lines, *ending]):
+            if _fails(called, values, [*lines, *ending], shows):
                 return "\n".join([*called.lines, *imports(list(values.values())), *lines, *ending])
     return None if check is None else check_again(subject, check)
 
@@ -301,7 +303,12 @@ def _short(value: Any) -> str:
     return (None if few else drawn(value)) or written(value, rounded=True)
 
 
-def _fails(called: Calling, values: Mapping[str, Any], lines: Sequence[str]) -> bool:
+def _fails(
+    called: Calling,
+    values: Mapping[str, Any],
+    lines: Sequence[str],
+    shows: Callable[[Exception], bool],
+) -> bool:
     """Whether lines fail, run as a reader would run them."""
     space: dict[str, Any] = {"torch": torch, **called.bound}
     space.update({type(each).__qualname__: type(each) for each in values.values()})
@@ -311,6 +318,6 @@ def _fails(called: Calling, values: Mapping[str, Any], lines: Sequence[str]) -> 
             exec("\n".join(lines), space)
         except (SyntaxError, NameError):  # what has no form in code, such as an infinite complex number
             return False
-        except Exception:
-            return True
+        except Exception as error:
+            return shows(error)
     return False

@@ -104,6 +104,7 @@ class Report:
         remarks: What a reader has to know of all of it: that the samples were guessed, for example.
         inputs: Every input that it was run on: the author's samples, and what was derived from them.
         rejected: Inputs that were derived and that it rejects by an error of its own, which is no fault.
+        loading: How many seconds torch took to load its compiler, which it does once in a process.
 
     Example:
         >>> Report("demo::twice", (Outcome("forward", "passed"),), seed=0).passed  # no gradient was run
@@ -118,6 +119,7 @@ class Report:
     remarks: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
+    loading: float = 0.0
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -151,8 +153,8 @@ class Report:
 
     @property
     def seconds_apart(self) -> float:
-        """How long compiling took, which what comes later in the process shares."""
-        return sum(outcome.seconds for outcome in self.outcomes if outcome.apart)
+        """How long loading torch's compiler and compiling took, which later checks in a process share."""
+        return self.loading + sum(outcome.seconds for outcome in self.outcomes if outcome.apart)
 
     def _any(self, status: Status, names: Iterable[str]) -> bool:
         return any(outcome.status == status and outcome.property in names for outcome in self.outcomes)
@@ -186,7 +188,7 @@ class Report:
 
     def rejections(self) -> str:
         """Which derived inputs it rejects, in a line; empty where there is none."""
-        return f"it rejects, which is no fault: {'; '.join(self.rejected)}" if self.rejected else ""
+        return f"not used as inputs: {'; '.join(self.rejected)}" if self.rejected else ""
 
     def verdict(self) -> str:
         """One line: what the whole check says, and why it is no success where nothing failed."""

@@ -23,6 +23,9 @@ MINE, OTHER = "this call", "a call of other numbers of the same shapes"
 INTERRUPTIONS = 6
 
 
+Mode = Callable[[], AbstractContextManager[Any]]
+
+
 class InterruptedOperationError(RuntimeError):
     """What an operation raises that is made to fail, as it would for want of memory."""
 
@@ -37,6 +40,7 @@ class Heard:
         given: Its results and gradients, or what it raised.
         modes: Whether it ran in another mode or thread, in which another kernel may round otherwise.
         alone: Whether no other call came before, so that what it raises is a matter of the mode alone.
+        mode: The mode without gradients that it ran in, if that is all that differs.
     """
 
     call: str
@@ -44,6 +48,7 @@ class Heard:
     given: Answer | Exception
     modes: bool = False
     alone: bool = False
+    mode: Mode | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ class Stage:
         made = self.calls[call]
         return alive(self.subject, made.sample, flat or made.make(), made.places, leaf=leaf)
 
-    def heard(self, call: str, when: str, run: Callable[[], Answer], **how: bool) -> Heard:
+    def heard(self, call: str, when: str, run: Callable[[], Answer], **how: Any) -> Heard:
         """What a run gives."""
         try:
             return Heard(call, when, run(), **how)
@@ -225,19 +230,19 @@ def _stops(stage: Stage, last: int) -> bool:
 def in_modes(stage: Stage) -> Iterator[Heard]:
     """Without gradients, and with them after a call without."""
     right = stage.right[MINE]
-    modes: list[tuple[str, Callable[[], AbstractContextManager[Any]]]] = [
+    modes: list[tuple[str, Mode]] = [
         ("`torch.no_grad()`", torch.no_grad),
         ("`torch.inference_mode()`", torch.inference_mode),
     ]
     for name, mode in modes:
 
-        def inside(mode: Callable[[], AbstractContextManager[Any]] = mode) -> Answer:
+        def inside(mode: Mode = mode) -> Answer:
             with mode():
                 results = copies(stage.subject.call(stage.mine.sample, stage.mine.make()))
             return Answer(tuple(_plain(each) for each in results), right.gradients)
 
         stage.memory.forget()
-        yield stage.heard(MINE, f"under {name}", inside, modes=True, alone=True)
+        yield stage.heard(MINE, f"under {name}", inside, modes=True, alone=True, mode=mode)
         for call in (MINE, OTHER):
             if call in stage.calls:
                 stage.memory.forget()

@@ -71,7 +71,7 @@ class Gradients:
 
     def weights(self) -> list[Tensor]:
         """A random direction for each gradient, in which it is differentiated."""
-        generator = self.subject.generator().manual_seed(self.subject.seed + 1)
+        generator = self.subject.generator(1)
         wide = {True: torch.complex128, False: torch.float64}
         return [
             torch.randn(value.shape, generator=generator, dtype=wide[value.is_complex()]).to(self.device)

@@ -12,13 +12,17 @@ from typing import Any
 import torch
 
 from opsmith import errors
+from opsmith.checking.brevity import BRIEF, briefly, remarks
 from opsmith.checking.effort import Effort, Level, effort_named
+from opsmith.checking.empties import failure_of
 from opsmith.checking.function_class import ForwardRaisedError
 from opsmith.checking.isolation import isolated, limit_of, refuse_isolation
+from opsmith.checking.loading import load_compiler
 from opsmith.checking.merging import merged, referred
 from opsmith.checking.properties import GROUPS, PROPERTIES
 from opsmith.checking.property import Note, Property, Skipped, raised, refuse_own
 from opsmith.checking.quiet import quiet
+from opsmith.checking.replaying import replayed
 from opsmith.checking.report import Failure, Outcome, Report, Status
 from opsmith.checking.subject import Subject
 from opsmith.checking.subjects import Samples, subject_of
@@ -70,6 +74,7 @@ def check(
     wanted = selected(only, skip)
     level = effort if isinstance(effort, Effort) else effort_named(effort)
     limit_s = limit_of(isolate)
+    loading = load_compiler() if only is None else 0.0  # one property alone may need none of it
     if limit_s:
         fallen = _fallen(operator, samples, seed, level, limit_s)
         if fallen is not None:
@@ -80,7 +85,8 @@ def check(
         return _unrun(operator, raised_.outcome, seed, level)
     if limit_s and subject.devices:  # looking at the devices is what wakes an accelerator up
         refuse_isolation()
-    derived, deaths = _derived(subject, limit_s)
+    with _threads(level):
+        derived, deaths = _derived(subject, limit_s)
     every = replace(subject, samples=(*subject.samples, *derived.samples))
     found: dict[str, Outcome] = {}
     for name in sorted(PROPERTIES, key=lambda name: name not in FIRST):
@@ -88,35 +94,50 @@ def check(
             progress(name, len(found), len(PROPERTIES))
         if name not in wanted:
             found[name] = Outcome(name, "skipped", "left out, as asked", left_out=True)
-        elif _unsteady(found) and (name not in FIRST or name == "state"):
-            found[name] = Outcome(name, "skipped", UNSTEADY)
+        elif (unsteady := _unsteady(found)) and (name not in FIRST or name == "state"):
+            found[name] = Outcome(name, "skipped", unsteady)
         else:
             known = PROPERTIES[name]
-            found[name] = _run(known, every if known.varied else subject, limit_s)
+            some = every if known.varied else briefly(subject) if name in BRIEF else subject
+            found[name] = _run(known, some, limit_s)
     if progress is not None:
         progress("", len(found), len(PROPERTIES))
     before = found["forward"]
-    if deaths and not before.left_out and not any(each.cause == "raises" for each in before.failures):
-        found["forward"] = replace(before, status="failed", failures=(*before.failures, *deaths))
-    outcomes = tuple(referred([found[name] for name in PROPERTIES]))
+    more = [failure_of("forward", subject, each) for each in derived.unserved]
+    if not any(each.cause == "raises" for each in before.failures):
+        more += deaths
+    if more and not before.left_out:
+        found["forward"] = replace(before, status="failed", failures=(*before.failures, *more))
+    run = not limit_s and not _leaves(found)
+    with quiet(), _threads(level):
+        outcomes = tuple(replayed(referred([found[name] for name in PROPERTIES]), every, run=run))
     inputs = tuple(map(str, every.samples))
-    about = {"inputs": inputs, "rejected": derived.rejected}
-    return Report(subject.name, outcomes, seed, environment(), level.name, **about)
+    ran = [name for name in PROPERTIES if found[name].status != "skipped"]
+    about = {"inputs": inputs, "rejected": derived.rejected, "remarks": remarks(subject, ran)}
+    return Report(subject.name, outcomes, seed, environment(), level.name, **about, loading=loading)
 
 
 FIRST = ("randomness", "determinism", "effects", "state")
 """What these find can make every comparison meaningless, so they run first."""
 
 
-UNSTEADY = (
-    "two runs of it differ, so that comparing them with anything says nothing: see `randomness`, "
-    "`determinism` and `effects`"
-)
+UNSTEADYING = ("nondeterministic", "mutates-input", "mutates-grad-output", "stale-state")
 
 
-def _unsteady(found: Mapping[str, Outcome]) -> bool:
-    causes = {failure.cause for outcome in found.values() for failure in outcome.failures}
-    return bool(causes & {"nondeterministic", "mutates-input", "mutates-grad-output", "stale-state"})
+def _leaves(found: Mapping[str, Outcome]) -> bool:
+    """Whether it calls `sys.exit`, so that no replay can be run here."""
+    failures = [failure for outcome in found.values() for failure in outcome.failures]
+    return any(failure.evidence.get("exception") == SystemExit.__name__ for failure in failures)
+
+
+def _unsteady(found: Mapping[str, Outcome]) -> str | None:
+    """Why two runs may differ, so that comparing them says nothing; None where they are the same."""
+    for name, outcome in found.items():
+        for failure in outcome.failures:
+            # Results that lie in the same memory, as `effects` tells, need not be others: `state` looks.
+            if failure.cause in UNSTEADYING and (name, failure.cause) != ("effects", "stale-state"):
+                return f"not compared: two runs give different numbers (see `{name}`)"
+    return None
 
 
 def _run(known: Property, subject: Subject, limit_s: float) -> Outcome:

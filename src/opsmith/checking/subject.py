@@ -26,6 +26,9 @@ from opsmith.torch_library.result_flattening import ResultFlattening
 
 CPU = torch.device("cpu")
 
+APART = 0x51ED270B
+"""Keeps the numbers of probes apart from those of samples, which are drawn from the same seed."""
+
 
 class WrongCountError(Exception):
     """A list of another length than the reference's came back: there is nothing to compare its tensors with.
@@ -280,9 +283,15 @@ class Subject:
                     function(args, kwargs)
             return not torch.equal(before, torch.get_rng_state())
 
-    def generator(self) -> torch.Generator:
-        """A generator for probes, at its start."""
-        return torch.Generator().manual_seed(self.seed)
+    def generator(self, stream: int = 0) -> torch.Generator:
+        """A generator for probes, at its start; samples drawn from the same seed are not what it gives.
+
+        An incoming gradient that is the input itself hides faults: much of the right gradient may vanish.
+
+        Args:
+            stream: Which of several; each gives other numbers.
+        """
+        return torch.Generator().manual_seed(self.seed + APART * (stream + 1))
 
     @cached_property
     def devices(self) -> tuple[torch.device, ...]:

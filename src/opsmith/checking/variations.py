@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.changes import KINDS, Change
+from opsmith.checking.empties import Unserved, unserved
 from opsmith.checking.property import first_line
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
@@ -35,10 +36,12 @@ class Variations:
     Args:
         samples: Those that the reference accepts; their positions follow those of the author's samples.
         rejected: Those that it does not, each with what it says.
+        unserved: Those without elements that an operator without a reference fails at, and does not refuse.
     """
 
     samples: tuple[Sample, ...]
     rejected: tuple[str, ...]
+    unserved: tuple[Unserved, ...] = ()
 
 
 def variations(subject: Subject) -> Variations:
@@ -55,23 +58,26 @@ def variations(subject: Subject) -> Variations:
     """
     accepted: list[Sample] = []
     rejected: dict[str, None] = {}
-    seen = {_form(sample) for sample in subject.samples}
+    faults: dict[str, Unserved] = {}
+    seen = {form_of(sample) for sample in subject.samples}
     trials = 4 * subject.effort.variations
     for change in _in_turn(subject):
         if len(accepted) == subject.effort.variations or not trials:
             break
         sample = change.sample(len(subject.samples) + len(accepted))
-        form = _form(sample)
+        form = form_of(sample)
         if _too_large(sample, change.of) or (form in seen and not change.fresh_numbers):
             continue
         trials -= 1
-        reason = _refusal(subject, sample, change.of)
+        reason = refusal(subject, sample, change)
         if reason is None:
             accepted.append(sample)
             seen.add(form)
+        elif isinstance(reason, Unserved):
+            faults.setdefault(reason.symbol.name, reason)
         elif not change.silent:
             rejected[f"{change.origin}: {reason}"] = None
-    return Variations(tuple(accepted), tuple(rejected))
+    return Variations(tuple(accepted), tuple(rejected), tuple(faults.values()))
 
 
 def _in_turn(subject: Subject) -> Iterator[Change]:
@@ -93,7 +99,7 @@ def _generator(subject: Subject, kind: int, sample: Sample) -> torch.Generator:
     return torch.Generator().manual_seed((subject.seed * 1009 + kind) * 1009 + sample.position)
 
 
-def _form(sample: Sample) -> tuple[Any, ...]:
+def form_of(sample: Sample) -> tuple[Any, ...]:
     """What tells variations apart: shapes, and values that are no tensors."""
     return tuple(
         (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else repr(value)
@@ -109,17 +115,18 @@ def _elements(sample: Sample) -> int:
     return sum(value.numel() for value in tensors_in(list(sample.flat)))
 
 
-def _refusal(subject: Subject, sample: Sample, of: Sample) -> str | None:
+def refusal(subject: Subject, sample: Sample, change: Change) -> str | Unserved | None:
     """Why a variation is no input of the operator, as its reference says in float64; None where it is one."""
     for dtype in (torch.float64, None):  # a class may take the dtype that its author gave, and no other
         try:
-            before, known = _warned(subject, of, dtype)
+            before, known = _warned(subject, change.of, dtype)
         except Exception:  # the properties report what the author's own sample raises
             continue
         try:
             after, warned = _warned(subject, sample, dtype)
         except Exception as error:
-            return f"{type(error).__name__}: {first_line(error)}"
+            fault = unserved(subject, change, sample, error, dtype)
+            return fault or f"{type(error).__name__}: {first_line(error)}"
         results = [each for each in after if isinstance(each, Tensor)]
         if sum(each.numel() for each in results) > MOST_RESULTS:
             return f"its results have more than {MOST_RESULTS} elements"

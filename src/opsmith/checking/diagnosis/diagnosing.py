@@ -11,12 +11,15 @@ from torch import Tensor
 
 from opsmith.checking.causes import UNKNOWN, first_of
 from opsmith.checking.diagnosis.broadcast import broadcast
+from opsmith.checking.diagnosis.forgotten_number import forgotten_number
 from opsmith.checking.diagnosis.found import Found, Hypothesis
 from opsmith.checking.diagnosis.incoming import incoming
+from opsmith.checking.diagnosis.influence import influence
 from opsmith.checking.diagnosis.missing import missing
 from opsmith.checking.diagnosis.missing_term import missing_term
 from opsmith.checking.diagnosis.nonfinite import nonfinite
 from opsmith.checking.diagnosis.observation import Observation
+from opsmith.checking.diagnosis.own_factors import own_factors
 from opsmith.checking.diagnosis.precision import precision
 from opsmith.checking.diagnosis.region import region
 from opsmith.checking.diagnosis.scale import scale
@@ -35,11 +38,14 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     precision,
     sign,
     scale,
+    own_factors,
     swapped,
     transposed,
     shifted,
     region,
+    forgotten_number,
     missing_term,
+    influence,
 )
 """In the order of precedence of the causes that they are about."""
 
@@ -97,6 +103,8 @@ def diagnose(observation: Observation) -> Diagnosis:
     for hypothesis in asked:
         if hypothesis is missing_term and ENOUGH & set(found):
             continue
+        if hypothesis is influence and not all(each.weak for each in found.values()):
+            continue  # it takes a backward for each element
         for each in hypothesis(seen):
             if each.cause not in found or (found[each.cause].weak and not each.weak):
                 found[each.cause] = each

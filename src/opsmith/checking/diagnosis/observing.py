@@ -129,18 +129,27 @@ class Observer:
         """The same without the elements at a kink, at which either side is right."""
         if self.right is not None or seen.got is None or seen.got.shape != seen.expected.shape:
             return seen  # differences tell themselves where they say nothing
-        sides = []
-        for side in (KINK, -KINK):
-            generator = torch.Generator().manual_seed(APART)
-            moved = [_moved(value, side, generator, least=1.0) for value in flat]
-            sides.append(self._right(moved, (self.place,), grads)[0])
+        jumps = self._across(flat, grads, KINK)
         size = float(seen.expected.abs().max()) if seen.expected.numel() else 0.0
-        kinks = ((sides[0] - sides[1]).abs() > 1e-3 * size) & seen.got.cpu().isfinite()
+        kinks = (jumps > 1e-3 * size) & seen.got.cpu().isfinite()
+        if not bool(kinks.any()):
+            return seen
+        # A gradient that nearly vanishes, as at an optimum, is steep beside its size: no jump, if it shrinks.
+        kinks &= self._across(flat, grads, KINK / 8) > jumps / 2
         if not bool(kinks.any()):
             return seen
         # Zeros say nothing, whatever the hypothesis: neither of a sign nor of a factor.
         got, expected = (torch.where(kinks, 0, each) for each in (seen.got.cpu(), seen.expected))
         return replace(seen, got=got, expected=expected)
+
+    def _across(self, flat: Sequence[Any], grads: Grads, step: float) -> Tensor:
+        """By how much each element of the right gradient differs so far to both sides of these arguments."""
+        sides = []
+        for side in (step, -step):
+            generator = torch.Generator().manual_seed(APART)
+            moved = [_moved(value, side, generator, least=1.0) for value in flat]
+            sides.append(self._right(moved, (self.place,), grads)[0])
+        return (sides[0] - sides[1]).abs()
 
     def _gradient(self, flat: Sequence[Any], grads: Grads) -> Observation:
         label = self.sample.labels[self.place]

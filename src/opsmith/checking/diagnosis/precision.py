@@ -26,6 +26,12 @@ ROUGH = 0.5
 MOVED = 4.0
 """By how many roundings of the narrower dtype the inputs move."""
 
+LITTLE = 0.5
+"""By how many they move beside that: rounding is nearly as different then, a formula only by so much less."""
+
+LARGEST = 0.125
+"""More than this of the largest element is no rounding, of whatever dtype."""
+
 
 def precision(seen: Seen) -> Iterator[Found]:
     """Every number is one of a narrower dtype; or the error is of its size, and as rough as rounding."""
@@ -38,7 +44,7 @@ def precision(seen: Seen) -> Iterator[Found]:
             continue
         name = str(dtype).removeprefix("torch.")
         largest = max(_relative(pair) for pair in seen.pairs)
-        if largest > 64 * eps:
+        if largest > min(64 * eps, LARGEST):
             continue
         if seen.everywhere(lambda pair, dtype=dtype: _of(pair, dtype)) and _telling(seen):  # type: ignore[misc]
             words = f"it consists of {name} numbers, so it was computed in {name}"
@@ -74,11 +80,20 @@ def _spread(pair: Pair) -> bool:
 
 
 def _rough(seen: Seen, eps: float) -> bool:
-    near = seen.observation.near
-    if near is None:
+    changes = _changes(seen, MOVED * eps)
+    if len(changes) < len(SEEDS) or min(changes) <= ROUGH:
         return False
-    moved = [near(MOVED * eps, seed) for seed in (1, 2)]
-    pairs = [Pair(each) for each in moved if each is not None]
+    less = _changes(seen, LITTLE * eps)
+    return max(less, default=0.0) > max(changes) * (2 * LITTLE / MOVED)
+
+
+SEEDS = (1, 2)
+
+
+def _changes(seen: Seen, step: float) -> list[float]:
+    """How much of the error is another one where the inputs have moved by so much of themselves."""
+    near = seen.observation.near
+    moved = [] if near is None else [near(step, seed) for seed in SEEDS]
     off = seen.first.mine - seen.first.right
-    changes = [peak((pair.mine - pair.right) - off) / (peak(off) or 1.0) for pair in pairs]
-    return len(changes) == len(moved) and min(changes) > ROUGH
+    pairs = [Pair(each) for each in moved if each is not None]
+    return [peak((pair.mine - pair.right) - off) / (peak(off) or 1.0) for pair in pairs]

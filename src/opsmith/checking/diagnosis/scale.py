@@ -31,7 +31,7 @@ def scale(seen: Seen) -> Iterator[Found]:
         close = max(close, 1e-4)  # finite differences tell no more
     names = named_factors(seen, factors, close)
     shown = shown_factor(factor, close)
-    few = min(int(pair.right.count_nonzero()) for pair in seen.pairs) < FEW
+    few = min(int(pair.right.nan_to_num(0.0, 0.0, 0.0).count_nonzero()) for pair in seen.pairs) < FEW
     if few and not (seen.fresh and (names or steady)) and not _whole(shown):
         return
     evidence = {"factor": factor.real if factor.imag == 0 else factor}
@@ -55,10 +55,14 @@ def _whole(shown: str) -> bool:
 
 def factor_of(pair: Pair) -> complex | None:
     """The factor between a pair's tensors; None if there is none that explains all."""
-    weight = float((pair.right.abs() ** 2).sum())
-    if not pair.same_shape or not weight or not torch.isfinite(pair.right).all() or not pair.mine.any():
+    if not pair.same_shape:
         return None
-    factor = complex((pair.right.conj() * pair.mine).sum() / weight)
+    told = pair.right.isfinite()  # differences do not tell every element
+    right, mine = pair.right[told], pair.mine[told]
+    weight = float((right.abs() ** 2).sum())
+    if not weight or not mine.any():
+        return None
+    factor = complex((right.conj() * mine).sum() / weight)
     if not pair.right.is_complex() or abs(factor.imag) < 1e-9 * abs(factor):
         factor = complex(factor.real)
     return factor if pair.is_(pair.right * (factor if factor.imag else factor.real)) else None

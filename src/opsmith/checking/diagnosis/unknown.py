@@ -38,13 +38,19 @@ def unknown(seen: Seen) -> Found:
         return Found(UNKNOWN, words, evidence)
     which = "everywhere" if count == total else f"in {count} of {total} elements"
     looks = _correlation(pair)
-    like = f"; it still looks like the right one (correlation {looks:.3f})" if looks > LOOKS else ""
-    return Found(UNKNOWN, f"it is wrong {which}, by up to {size:.2g} of the largest element{like}", evidence)
+    words = f"; it is roughly proportional to the right one (correlation {looks:.3f})"
+    like = words if looks > LOOKS else ""
+    return Found(
+        UNKNOWN, f"it is wrong {which}, by up to {size:.2g} of the largest right element{like}", evidence
+    )
 
 
 def _patterns(seen: Seen) -> Iterator[str]:
     """Patterns that are no cause of the list, each borne out by every pair."""
     dims = range(seen.first.right.dim())
+    if seen.observation.about is not None and seen.everywhere(lambda pair: not bool(pair.right.any())):
+        yield CONSTANT
+        return
     for dim in dims:
         if seen.everywhere(lambda pair, dim=dim: pair.is_(pair.right.flip(dim))):  # type: ignore[misc]
             yield f"it is the right one in the reverse order along dimension {dim}"
@@ -65,6 +71,13 @@ def _patterns(seen: Seen) -> Iterator[str]:
                 yield f"it is the right one with the factor {name} {words}{more}"
     if seen.everywhere(_other_order):
         yield "it has the right values in another order"
+
+
+CONSTANT = (
+    "the right one is zero, since the results do not move with the input; where another is meant, as of a "
+    'straight-through estimator, say so: `opsmith.adopt(..., kind="surrogate")` of a class, '
+    "`.surrogate_gradients(...)` of an operator"
+)
 
 
 def _constant_off(pair: Pair) -> bool:

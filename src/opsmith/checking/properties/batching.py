@@ -29,7 +29,7 @@ SIZE = 3
 def run(subject: Subject) -> Findings:
     """Compute a batch made of every sample by one call, and each of its examples alone."""
     if subject.specification.batching is None:
-        yield Skipped("one call of it takes one example: it declares no `batching=`")
+        yield Skipped("it declares no `batching=`")
     elif subject.draws:
         yield Skipped("it draws random numbers, which one call draws in another order than many")
     else:

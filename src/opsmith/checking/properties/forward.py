@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,6 +15,7 @@ from opsmith.checking.case import NARROW, WIDE, Case, cases, short
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.difference import form_fault
+from opsmith.checking.kernel_sizes import kernel_sizes
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.replay import result_replay
 from opsmith.checking.report import Failure
@@ -36,7 +38,8 @@ def run(subject: Subject) -> Findings:
             yield Note(f"the kernel for {kernel.device}, {kernel.where}, did not run: {reason}")
     yield from _narrowed(subject)
     ran: set[Kernel] = set()
-    yield from each_sample(NAME, subject, partial(_sample, ran=ran))
+    more = replace(subject, samples=(*subject.samples, *kernel_sizes(subject)))
+    yield from each_sample(NAME, more, partial(_sample, ran=ran))
     yield from _idle(subject, ran)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opsmith.checking.attempts import Attempt, conclude, reference_failure
 from opsmith.checking.case import WIDE, Case, cases
@@ -17,19 +18,26 @@ from opsmith.checking.differentiated import (
     adopted_takes,
     differentiated,
     given_instead,
+    lacks_floats,
     nothing_to_differentiate,
+    promises_gradients,
     rule_place,
 )
+from opsmith.checking.numerical_gradient import NumericalGradient
 from opsmith.checking.probes import Probe, probes
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, refuse_own
+from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample, refuse_own
 from opsmith.checking.report import Failure
 from opsmith.checking.right_gradient import RightGradient
+from opsmith.checking.rough import only_rounding
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.checking.truth import Measure
 from opsmith.core.formula import Formula
 
 NAME = "gradient"
+
+CLOSELY = 1
+"""On how many samples a quick check moves every element, where random directions do for the others."""
 
 
 @dataclass
@@ -42,7 +50,9 @@ class Seen:
         instead: Inputs with a formula, and what a sample gave instead of floating numbers.
         failed: Whether anything was wrong.
         wrong: Inputs whose gradient is wrong on a sample of the author's: one of derived ones says no more.
+        right: For each input the author's samples on which its gradient is right.
         borne_out: Whether finite differences bear out autograd through the reference on every sample so far.
+        looked: How many samples were looked at.
     """
 
     differentiated: set[str] = field(default_factory=set)
@@ -50,7 +60,9 @@ class Seen:
     instead: dict[str, str] = field(default_factory=dict)
     failed: bool = False
     borne_out: bool = True
+    looked: int = 0
     wrong: set[str] = field(default_factory=set)
+    right: dict[str, list[str]] = field(default_factory=dict)
 
 
 def run(subject: Subject) -> Findings:
@@ -63,9 +75,9 @@ def run(subject: Subject) -> Findings:
         yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
         return
     seen = Seen()
-    for finding in each_sample(NAME, subject, partial(_sample, seen=seen)):
+    for finding in [*each_sample(NAME, subject, partial(_sample, seen=seen))]:
         seen.failed = seen.failed or isinstance(finding, Failure)
-        yield finding
+        yield _told_apart(finding, seen)
     for name, given in seen.instead.items():
         if name in seen.differentiated:
             continue
@@ -78,14 +90,23 @@ def run(subject: Subject) -> Findings:
             f"floating tensor in at least one sample, got {given}"
         )
         yield Failure(NAME, name, "not-exercised", message, rule_place(subject, name))
-    if seen.differentiated or seen.failed:
+    if seen.differentiated and not seen.failed and lacks_floats(subject):
+        yield Skipped("no sample has a floating tensor with elements: its gradient was looked at nowhere")
+    elif seen.differentiated or seen.failed:
         yield from (Note(reason) for reason in seen.refused.values())
     elif seen.refused:
         yield Skipped("; ".join(seen.refused.values()))
-    elif nothing_to_differentiate(subject):
+    elif not (promises_gradients(subject) and lacks_floats(subject)) and nothing_to_differentiate(subject):
         yield Note("nothing to differentiate: no result requires a gradient in any sample")
     else:
         yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
+
+
+def _told_apart(finding: Finding, seen: Seen) -> Finding:
+    """A failure with the samples on which there is none: what they have in common may be the reason."""
+    if not isinstance(finding, Failure) or finding.input not in seen.right:
+        return finding
+    return replace(finding, evidence={**finding.evidence, "right on": ", ".join(seen.right[finding.input])})
 
 
 def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
@@ -100,7 +121,14 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
     if not inputs.places:
         return
     seen.differentiated.update(sample.names[place] for place in inputs.places)
-    right = RightGradient(subject, sample, inputs.places, borne_out=bool(sample.origin) and seen.borne_out)
+    right = RightGradient(
+        subject,
+        sample,
+        inputs.places,
+        borne_out=bool(sample.origin) and seen.borne_out,
+        glanced=subject.effort.name == "quick" and seen.looked >= CLOSELY,
+    )
+    seen.looked += 1
     with torch.no_grad():
         results = subject.call(sample, sample.at(torch.float64))
     tried = probes(subject, sample, results)
@@ -114,10 +142,14 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
                 attempts.append(found)
             else:
                 yield found
+    wrong: set[str] = set()
     for finding in conclude(NAME, right, attempts):
         if isinstance(finding, Failure) and finding.input:
-            seen.wrong.update(finding.input.split(", "))
+            wrong.update(finding.input.split(", "))
         yield finding
+    seen.wrong |= wrong
+    for label in {sample.labels[place] for place in inputs.places} - wrong if not sample.origin else ():
+        seen.right.setdefault(label, []).append(str(sample))
 
 
 def _about_reference(right: RightGradient, probe: Probe) -> Findings:
@@ -209,7 +241,7 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     mine = torch.zeros_like(like) if attempt.got is None else attempt.got
     if not believed and attempt.dtype == torch.float64:
         numerical = right.numerical(place, attempt.probe)
-        return replace(attempt, difference=numerical.judge(mine.cpu()), expected=numerical.values)
+        return replace(attempt, difference=numerical.judge(mine.cpu()), expected=numerical.known)
     if case is None:
         return attempt
     position = right.places.index(place)
@@ -217,10 +249,22 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     assert expected is not None
     difference = case.truth.judge(position, mine)
     if difference is not None:  # at a kink, what lies between its sides is as right
-        kinks = right.numerical(place, attempt.probe).kinks.to(mine.device)
-        either = torch.where(kinks & mine.isfinite(), expected.to(mine), mine)
+        between = _between(right.numerical(place, attempt.probe), mine.cpu(), expected.cpu())
+        either = torch.where(between.to(mine.device), expected.to(mine), mine)
         difference = case.truth.judge(position, either)
+    bound = case.truth.bounds[position]
+    if difference is not None and believed and bound is not None:
+        given = (attempt.subset, attempt.probe, mine, bound, difference)
+        difference = None if only_rounding(right, place, *given) else difference
     return replace(attempt, difference=difference, expected=expected)
+
+
+def _between(numerical: NumericalGradient, mine: Tensor, expected: Tensor) -> Tensor:
+    """Elements at a kink that are as right as what is expected there: none outside of both of its sides."""
+    kinks = numerical.kinks & mine.isfinite()
+    if not bool(kinks.any()):
+        return kinks
+    return kinks & ~numerical.wrong(torch.where(kinks, mine.to(expected.dtype), expected))
 
 
 GRADIENT = Property(

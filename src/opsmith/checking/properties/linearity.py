@@ -68,7 +68,7 @@ def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failu
         found = vjp(partial(subject.call, sample), sample.at(torch.float64), (place,), grads)
         return found[0] if found else None
 
-    generator = subject.generator().manual_seed(subject.seed + 1)
+    generator = subject.generator(1)
     second = [
         None if each is None else torch.randn(each.shape, generator=generator, dtype=each.dtype)
         for each in first

@@ -193,9 +193,8 @@ def _saved(subject: Subject, sample: Sample, places: Sequence[int], device: torc
         outside = sum(size for address, size in kept.items() if address not in names)
         if sample is subject.samples[0]:
             every = _bytes(sum(kept.values()))
-            yield Note(
-                f"{sample} keeps {every} for the backward, {_bytes(outside)} of it beside its arguments"
-            )
+            rest = f"{_bytes(outside)} of them are not" if outside else "all of them are"
+            yield Note(f"{sample}: {every} saved for the backward; {rest} its arguments' own")
         for address in sorted(twice, key=addresses.index):
             if address in names:
                 yield Note(f"`{names[address]}` is saved twice; the memory is the same, and one is enough")

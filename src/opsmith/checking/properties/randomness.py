@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from opsmith.checking.property import Findings, Property, each_sample
+from opsmith.checking.derivative import vjp
+from opsmith.checking.differentiated import differentiated
+from opsmith.checking.probes import plain_probe
+from opsmith.checking.property import Findings, Note, Property, each_sample
+from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.seeding import seeds
@@ -29,7 +33,8 @@ def run(subject: Subject) -> Findings:
         drew = drew or bool(draws) or "torch" in moved
         # Who sets the random state moves it, too; that is told by `effects`, and is worse.
         if not subject.specification.random and (draws or "torch" in moved) and not seeds(subject, sample):
-            yield _undeclared(subject, sample, draws)
+            plain = subject.apply is not None and subject.own_code
+            yield _of_a_class(subject, sample) if plain else _undeclared(subject, sample, draws)
         for name in moved:
             if name != "torch":
                 yield _foreign(subject, sample, name)
@@ -107,6 +112,39 @@ def _undeclared(subject: Subject, sample: Sample, draws: list[str]) -> Failure:
         "Declare it with `random=True`, or give it a seed or a `torch.Generator` as an argument",
         subject.specification.where,
         {"sample": str(sample), "draws": draws},
+    )
+
+
+def _of_a_class(subject: Subject, sample: Sample) -> Failure | Note:
+    """A class has nowhere to say that it draws, and may; its backward is to use what was drawn."""
+    places = differentiated(subject, sample).places
+    with torch.random.fork_rng(), quiet():
+        with torch.no_grad():
+            grads = plain_probe(subject, sample, subject.call(sample, sample.at())).grads
+        drawn: list[torch.Tensor] = []
+
+        def function(flat: Sequence[Any]) -> Sequence[torch.Tensor]:
+            results = subject.call(sample, flat)
+            drawn.append(torch.get_rng_state())
+            return results
+
+        vjp(function, sample.at(), places, grads)
+        drew = bool(places) and not torch.equal(drawn[-1], torch.get_rng_state())
+    if not drew:
+        return Note(
+            "its forward draws from torch's random state, and every run here starts from the same one; "
+            '`opsmith.adopt(..., kind="stochastic")` declares it'
+        )
+    adopted = subject.specification.adopted
+    place = adopted.backward_where if adopted is not None else subject.specification.where
+    return Failure(
+        NAME,
+        None,
+        "nondeterministic",
+        f"the backward of {subject.name} draws from torch's random state, as its forward does, and gets "
+        "other numbers: save what the forward drew, and use that",
+        place,
+        {"sample": str(sample)},
     )
 
 

@@ -101,7 +101,8 @@ def _failure(
         what = f"it lacks what flows through {_listed(missing)}"
     else:
         what = (
-            f"finite differences of the gradient by {_listed(wrong or [gradients.label(by)])} say otherwise"
+            f"what its gradient gives when it is differentiated by {_listed(wrong or [gradients.label(by)])} "
+            "differs from finite differences of it"
         )
     shown = f"by `{gradients.label(by)}`, {difference}"
     return Failure(
@@ -136,6 +137,8 @@ def _against_all(gradients: Gradients, together: Gradients) -> Findings:
         mine, right = got[by], expected[by]
         like = gradients.values[by]
         mine, right = (torch.zeros_like(like) if each is None else each for each in (mine, right))
+        both = mine.isnan() & right.isnan()  # as where a sample has nan
+        mine, right = mine.masked_fill(both, 0), right.masked_fill(both, 0)
         if alike(mine, right, torch.finfo(torch.float64).eps ** 0.5):
             continue
         subject, sample = gradients.subject, gradients.sample

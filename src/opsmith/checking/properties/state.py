@@ -16,6 +16,7 @@ from opsmith.checking.alive import Answer, answer
 from opsmith.checking.bits import same_bits
 from opsmith.checking.differentiated import differentiated, rule_place
 from opsmith.checking.forgetting import Memory
+from opsmith.checking.modes import by_mode
 from opsmith.checking.other_values import other_forms, scaled, turned
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
@@ -160,7 +161,10 @@ def _failure(stage: Stage, heard: Heard) -> Failure | None:
         cause = "raises" if heard.alone else "stale-state"
         return Failure(NAME, None, cause, message, stage.subject.specification.where, evidence)
     right = _tensors(stage.right[heard.call])
-    for named, one, other in zip(_names(stage, heard.call), right, _tensors(heard.given), strict=False):
+    named_pairs = zip(_names(stage, heard.call), right, _tensors(heard.given), strict=False)
+    for position, (named, one, other) in enumerate(named_pairs):
+        if differ(one, other) and heard.mode is not None:
+            return by_mode(NAME, stage, heard, position)
         if differ(one, other):
             name, what, where = named
             message = (

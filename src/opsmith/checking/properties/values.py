@@ -16,13 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith import errors
+from opsmith.checking.bits import same_bits
 from opsmith.checking.boundaries import boundaries
 from opsmith.checking.case import named
 from opsmith.checking.derivative import vjp
 from opsmith.checking.differentiated import differentiated, rule_place
 from opsmith.checking.numerical_gradient import numerical_gradient
 from opsmith.checking.probes import plain_probe
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
 from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact, replica
@@ -78,7 +80,9 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
         yield from (failure for failure in failures if failure.cause == "nan")
         wrong = {failure.input for failure in failures}
         for label in sorted(label for label in wrong if label):
-            yield Note(f"`{label}` was left out in {sample.brief}: it is wrong at ordinary values as well")
+            yield Note(
+                f"`{label}` was left out in {sample.brief}: it is wrong at the sample's own values already"
+            )
         open_ = tuple(place for place in open_ if sample.labels[place] not in wrong)
     for place in usable:
         try:
@@ -145,13 +149,18 @@ def _group(
 
 def _trial(trial: Trial, open_: Sequence[int]) -> Findings:
     subject, sample = trial.subject, trial.sample
+    given = trial.fresh()
     try:
         with torch.no_grad(), quiet():
-            got = subject.call(sample, trial.fresh())
+            got = subject.call(sample, given)
+    except errors.MutationError as error:
+        yield raised(NAME, subject, error, named(sample, trial.dtype, CPU), trial.label)
+        return
     except Exception:
         values = ", ".join(f"{value:g}" for value in trial.where.values())
         yield Note(f"the operator rejects `{trial.label}` with {trial.group.name} in it ({values})")
         return
+    yield from _written(trial, given)
     if not subject.foreign and not subject.own_code:
         wrong = [*_results(trial, got)]
         yield from wrong
@@ -159,6 +168,26 @@ def _trial(trial: Trial, open_: Sequence[int]) -> Findings:
             return
     if trial.group.finite and open_:
         yield from _gradients(trial, got, open_)
+
+
+def _written(trial: Trial, given: Sequence[Any]) -> Findings:
+    """A write into an argument that only such values bring about; of any other, `effects` tells."""
+    subject, sample = trial.subject, trial.sample
+    for place in sample.inexact:
+        if same_bits(given[place], trial.flat[place]):
+            continue
+        ordinary = sample.at(trial.dtype)
+        with torch.no_grad(), quiet():
+            subject.call(sample, ordinary)
+        if not same_bits(ordinary[place], sample.at(trial.dtype)[place]):
+            return
+        label, values = sample.labels[place], ", ".join(f"{value:g}" for value in trial.where.values())
+        message = (
+            f"it writes into `{label}` where `{trial.label}` has {trial.group.name} in it ({values}), and at "
+            "ordinary values it does not: write into a clone"
+        )
+        evidence = {"sample": named(sample, trial.dtype, CPU), "at": values}
+        yield Failure(NAME, label, "mutates-input", message, subject.specification.where, evidence)
 
 
 def _results(trial: Trial, got: Sequence[Any]) -> Findings:
@@ -241,6 +270,8 @@ def _suspects(trial: Trial, place: int, got: Tensor, right: tuple[Tensor, Tensor
         special = list(trial.where) if place == trial.place and trial.dtype == torch.float64 else []
     else:
         odd = differs(got, *right, hold_nan=False).reshape(-1)
+        if trial.subject.own_code:  # nobody meant its forward for autograd, whose nan says nothing
+            odd |= ~(got.isfinite() | right[0].isfinite()).reshape(-1)
         if trial.dtype != torch.float64:  # digits are held in float64
             odd &= ~got.isfinite().reshape(-1)
         special = []
@@ -280,7 +311,7 @@ def _judged(
         bears_out = told & ~numbers.wrong(right[0])
         for at in suspects:
             known = bool(told.reshape(-1)[at] | numbers.kinks.reshape(-1)[at])
-            nan = not bool(got.reshape(-1)[at].isfinite())
+            nan = bool(right[0].reshape(-1)[at].isfinite() & ~got.reshape(-1)[at].isfinite())
             wrong[at] = disagrees.reshape(-1)[at] if known else nan
             wrong[at] |= nan & bears_out.reshape(-1)[at]
     if wrong.any():

@@ -91,7 +91,11 @@ class Context:
         return getattr(adopted.function_class, name)
 
     def each_tensor(self, change: Callable[[Any], Any]) -> Context:
-        """The same context with every tensor in it, in tuples, lists and dicts too, put through `change`."""
+        """The same context with every tensor in it, in tuples, lists and dicts too, put through `change`.
+
+        What was marked is left behind: it counts when the forward has just run, and a result that the
+        context of its own node holds closes a circle of references.
+        """
         record, other = self.opsmith_record, Context(self.opsmith_adopted, self.needs_input_grad)
         vars(other).update(
             {name: _changed(value, change) for name, value in vars(self).items() if name not in _OURS}
@@ -99,9 +103,7 @@ class Context:
         other.opsmith_record = Record(
             _changed(record.saved, change),
             _changed(record.saved_forward, change),
-            record.dirty,
-            record.constant,
-            record.materialize,
+            materialize=record.materialize,
         )
         return other
 

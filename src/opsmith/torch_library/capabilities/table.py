@@ -103,8 +103,10 @@ CAPABILITIES = {
         ),
         Capability(
             name="watching",
-            purpose="the check's list of the operations of a reference that draw random numbers",
-            instead="the check finds undeclared randomness only where two runs differ",
+            purpose="the check's list of the operations of a reference that draw random numbers, and of "
+            "those of a backward that take fewer digits than it is given",
+            instead="the check finds undeclared randomness only where two runs differ, and no constant of "
+            "float32 in a class's backward",
             provides=("watching",),
         ),
         Capability(

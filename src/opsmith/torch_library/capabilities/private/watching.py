@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,26 +10,43 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-def watching(see: Callable[[Any, dict[str, Any]], None]) -> AbstractContextManager[Any]:
-    """A region in which `see` is told of each operator that runs, with its keyword arguments."""
-    watch: AbstractContextManager[Any] = _Watch(see)
+def watching(
+    see: Callable[[Any, dict[str, Any]], None], given: Callable[[Any, Sequence[Any]], None] | None = None
+) -> AbstractContextManager[Any]:
+    """A region in which `see` is told of each operator that runs, with its keyword arguments.
+
+    Args:
+        see: Takes the operator and its keyword arguments, before it runs.
+        given: Takes the operator and its positional arguments, likewise.
+    """
+    watch: AbstractContextManager[Any] = _Watch(see, given)
     return watch
 
 
 class _Watch(TorchDispatchMode):
-    def __init__(self, see: Callable[[Any, dict[str, Any]], None]) -> None:
+    def __init__(
+        self, see: Callable[[Any, dict[str, Any]], None], given: Callable[[Any, Sequence[Any]], None] | None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.see = see
+        self.see, self.given = see, given
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.see(operator, kwargs or {})
+        if self.given is not None:
+            self.given(operator, args)
         return operator(*args, **(kwargs or {}))
 
 
 def self_test() -> None:
     """What runs in the region is seen, with its keywords, and computes what it would."""
     seen: list[tuple[str, dict[str, Any]]] = []
-    with watching(lambda operator, kwargs: seen.append((str(operator), kwargs))):
-        result = torch.ones(2).sum(dtype=torch.float64)
+    given: list[Any] = []
+    x = torch.ones(2)
+    with watching(
+        lambda operator, kwargs: seen.append((str(operator), kwargs)),
+        lambda operator, args: given.extend(args),
+    ):
+        result = x.sum(dtype=torch.float64)
     assert result.item() == 2.0
+    assert given == [x]
     assert seen[-1] == ("aten.sum.default", {"dtype": torch.float64})

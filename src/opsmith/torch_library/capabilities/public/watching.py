@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 
-def watching(see: Callable[[Any, dict[str, Any]], None]) -> AbstractContextManager[Any]:
-    """A region of which `see` is told nothing."""
+def watching(
+    see: Callable[[Any, dict[str, Any]], None], given: Callable[[Any, Sequence[Any]], None] | None = None
+) -> AbstractContextManager[Any]:
+    """A region of which neither `see` nor `given` is told anything."""
     return nullcontext()

@@ -1,0 +1,74 @@
+"""Sizes at which kernels go wrong: larger than a tile, and one.
+
+They cost little where results alone are looked at, and so they come on top of the other variations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor
+
+from opsmith.checking.changes import LARGE_SIZES, Change, resized, varies
+from opsmith.checking.sample import Sample
+from opsmith.checking.subject import Subject
+from opsmith.checking.symbols import sizes_of
+from opsmith.checking.variations import refusal
+from opsmith.core.calls import tensors_in
+
+FORMS = {"quick": 1, "default": 3, "thorough": 1000}
+"""From so many of the author's samples they are derived, no two of which have the same dimensions."""
+
+MOST_ELEMENTS = 20_000
+
+
+def kernel_sizes(subject: Subject) -> tuple[Sample, ...]:
+    """Samples of other sizes for the kernels that run here; none where there is no kernel.
+
+    Example:
+        >>> import opsmith.ops
+        >>> from opsmith.checking.effort import EFFORTS
+        >>> from opsmith.checking.subjects import subject_of
+        >>> kernel_sizes(subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"]))
+        ()
+    """
+    if not any(subject.kernels_on(device) for device in subject.devices):
+        return ()
+    own = replace(subject, samples=tuple(sample for sample in subject.samples if not sample.origin))
+    found: list[Sample] = []
+    for sample in _forms(own):
+        for change in _changes(own, sample):
+            made = change.sample(1 + max(each.position for each in (*subject.samples, *found)))
+            if _elements(made) <= MOST_ELEMENTS and refusal(own, made, change) is None:
+                found.append(made)
+    return tuple(found)
+
+
+def _forms(subject: Subject) -> list[Sample]:
+    forms: dict[object, Sample] = {}
+    for sample in subject.samples:
+        ranks = tuple(value.dim() if isinstance(value, Tensor) else None for value in sample.flat)
+        if _elements(sample):
+            forms.setdefault(ranks, sample)
+    return [*forms.values()][: FORMS[subject.effort.name]]
+
+
+def _changes(subject: Subject, sample: Sample) -> Iterator[Change]:
+    """All sizes that may vary larger than tiles are, together or each alone; then each alone at one."""
+    sizes = sizes_of(subject, sample)
+    names = [symbol.name for symbol in sizes.symbols if varies(subject, sizes, symbol)]
+    generator = subject.generator()
+    large = {name: LARGE_SIZES[at % len(LARGE_SIZES)] for at, name in enumerate(names)}
+    together = [*resized(sizes, large, generator)] if names else []
+    if together and _elements(together[0].sample(0)) <= MOST_ELEMENTS:
+        yield from together
+    else:
+        for name, size in large.items():
+            yield from resized(sizes, {name: size}, generator)
+    for name in names:
+        yield from resized(sizes, {name: 1}, generator)
+
+
+def _elements(sample: Sample) -> int:
+    return sum(value.numel() for value in tensors_in(list(sample.flat)))

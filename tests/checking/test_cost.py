@@ -1,0 +1,74 @@
+"""What a quick check spares, and what it must see all the same; what torch loads is told apart."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opsmith
+from opsmith.checking.brevity import ENOUGH, briefly
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.loading import load_compiler
+from opsmith.checking.subject import Subject
+from opsmith.checking.subjects import subject_of
+
+names = itertools.count()
+
+
+def sampled(*shapes: tuple[int, ...]) -> Any:
+    @opsmith.operator(f"cost::op{next(names)}")
+    def scaled(x: Tensor, bias: Tensor | None = None, detached: bool = False) -> Tensor:
+        inner = x.detach() if detached else x
+        y = x * inner
+        return y if bias is None else y + bias
+
+    scaled.samples(lambda make: [*((make(*shape),) for shape in shapes), (make(3), make(3))])
+    return scaled
+
+
+def subject(operator: Any, effort: str = "quick") -> Subject:
+    return subject_of(operator, None, 0, EFFORTS[effort])
+
+
+def test_a_quick_check_takes_samples_of_other_kinds_first() -> None:
+    many = subject(sampled((2,), (3,), (4,), (5,), (0,), (2, 2), (3, 2)))
+    chosen = [sample.position for sample in briefly(many).samples]
+    assert chosen == [0, 4, 5, 7]
+    assert len(chosen) == ENOUGH
+
+
+def test_few_samples_and_more_effort_stay_as_they_are() -> None:
+    few = subject(sampled((2,), (3,)))
+    assert briefly(few) is few
+    more = subject(sampled((2,), (3,), (4,), (5,), (0,)), "default")
+    assert briefly(more) is more
+
+
+def test_a_report_says_what_looked_at_fewer_samples() -> None:
+    operator = sampled((2,), (3,), (4,), (5,), (0,))
+    report = opsmith.check(operator, effort="quick", only=["forward", "memory"])
+    assert report.remarks == ("`memory` looked at 4 of the 6 samples: the effort is `quick`",)
+    assert not opsmith.check(operator, effort="quick", only=["forward"]).remarks
+    assert not opsmith.check(operator, only=["memory"]).remarks
+
+
+@pytest.mark.parametrize("size", [3, 40])
+def test_a_dependence_that_the_reference_hides_in_a_later_sample_is_found_quickly(size: int) -> None:
+    """Random directions stand for the elements of later samples; where they contradict, all are looked at."""
+    operator = sampled((4,))
+    x = torch.arange(1.0, size + 1)
+    report = opsmith.check(operator, samples=[(x,), (x, None, True)], effort="quick", only=["gradient"])
+    (failure,) = report.failures
+    assert failure.cause == "scale"
+    assert str(failure.evidence["sample"]).startswith("sample 1 ")
+
+
+def test_torch_loads_its_compiler_once() -> None:
+    load_compiler()
+    report = opsmith.check(sampled((2,)), effort="quick", skip=["integration"])
+    assert report.loading == report.seconds_apart < 0.5
+    assert opsmith.check(sampled((2,)), effort="quick", only=["forward"]).loading == 0.0

@@ -1,0 +1,81 @@
+"""Kernels are run at sizes larger than a tile, and at one, whatever the samples and the effort are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opsmith
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.kernel_sizes import MOST_ELEMENTS, kernel_sizes
+from opsmith.checking.subjects import subject_of
+
+SAMPLES = [(torch.rand(3, 5), torch.rand(5)), (torch.rand(2, 7), torch.rand(7))]
+Kernel = Callable[[Tensor, Tensor], Tensor]
+
+
+def declared(name: str, kernel: Kernel | None = None, samples: Any = SAMPLES, **options: Any) -> Any:
+    def scaled(matrix: Tensor, scale: Tensor) -> Tensor:
+        return matrix * scale
+
+    operator = opsmith.operator(f"kernel_sizes::{name}", **options)(scaled)
+    operator.samples(lambda: samples)
+    return operator if kernel is None else operator.kernel("cpu", kernel)
+
+
+def of_one_tile(matrix: Tensor, scale: Tensor) -> Tensor:
+    result = torch.zeros_like(matrix * scale)
+    result[..., :16] = (matrix * scale)[..., :16]
+    return result
+
+
+WRONG: dict[str, tuple[Kernel, str]] = {
+    "of_one_tile": (of_one_tile, "kernel-mismatch"),
+    "squeezing": (lambda matrix, scale: matrix.squeeze() * scale, "shape"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_kernel_that_is_wrong_at_such_sizes_alone_is_found_quickly(name: str) -> None:
+    kernel, cause = WRONG[name]
+    report = opsmith.check(declared(name, kernel), only=["forward"], effort="quick")
+    assert [(failure.input, failure.cause) for failure in report.failures] == [("result", cause)]
+
+
+@pytest.mark.parametrize("effort", ["quick", "default"])
+def test_a_right_kernel_passes(effort: Any) -> None:
+    operator = declared(f"right_{effort}", lambda matrix, scale: scale * matrix)
+    subject = subject_of(operator, None, 0, EFFORTS[effort])
+    shapes = [[list(value.shape) for value in sample.flat] for sample in kernel_sizes(subject)]
+    assert shapes[0] == [[33, 129], [129]]
+    assert [[1, 5], [5]] in shapes
+    assert [[3, 1], [1]] in shapes
+    assert opsmith.check(operator, only=["forward"], effort=effort).passed_as_asked
+
+
+def test_where_there_is_no_kernel_there_are_no_such_sizes() -> None:
+    assert kernel_sizes(subject_of(declared("none"), None, 0, EFFORTS["default"])) == ()
+
+
+def test_sizes_that_no_sample_varies_stay() -> None:
+    def turned(matrix: Tensor, scale: Tensor) -> Tensor:
+        return (matrix.flip(-1) * scale).softmax(-1)
+
+    operator = opsmith.operator("kernel_sizes::fixed")(turned)
+    operator.samples(lambda: SAMPLES[:1])
+    operator.kernel("cpu", lambda matrix, scale: (matrix.flip(-1) * scale).softmax(-1))
+    for sample in kernel_sizes(subject_of(operator, None, 0, EFFORTS["default"])):
+        assert [value.shape[-1] for value in sample.flat] == [5, 5]
+
+
+def test_what_is_too_large_together_is_tried_alone() -> None:
+    samples = [(torch.rand(3, 5, 2, 2), torch.rand(2)), (torch.rand(4, 6, 3, 7), torch.rand(7))]
+    operator = declared("four", lambda matrix, scale: matrix * scale, samples)
+    found = kernel_sizes(subject_of(operator, None, 0, EFFORTS["quick"]))
+    largest = {max(value.shape) for sample in found for value in sample.flat}
+    assert {33, 129, 65} <= largest
+    assert all(sum(value.numel() for value in sample.flat) <= MOST_ELEMENTS for sample in found)
