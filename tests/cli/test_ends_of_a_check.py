@@ -146,9 +146,7 @@ def test_a_stdout_that_is_full_is_told_and_the_report_goes_to_stderr(write: Writ
         assert "Exception ignored" not in done.stderr
 
 
-def test_a_stdout_that_is_closed_is_told_before_anything_is_checked(
-    write: Write, opsmith: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stdout_that_is_closed_is_told_before_anything_is_checked() -> None:
     from opsmith import errors
     from opsmith.cli.output import Output
 
@@ -182,7 +180,13 @@ def test_a_page_that_can_never_be_written_is_told_before_anything_is_checked(
     assert not (tmp_path / "page.html").exists()
 
 
-SCRIPT = "from opsmith_command import main; main()"
+# What a shell puts in the background ignores SIGINT from its start, and so does what it starts in turn.
+SCRIPT = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from opsmith_command import main
+main()
+"""
 
 
 def test_ctrl_c_ends_it_at_once_before_anything_is_imported(tmp_path: Path) -> None:
