@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import Result
+
+from opsmith.cli.guard import guarded
 
 Write = Callable[..., Path]
 Run = Callable[..., Result]
@@ -105,6 +108,22 @@ def test_what_leaves_or_raises_is_a_finding(
     assert failure["evidence"]["sample"] == "sample 0 (x [3, 4])"
     if words is not None:
         assert failure["where"] == f"{file}:{line_of(FUNCTIONS, words)}"
+
+
+@pytest.mark.parametrize(("name", "status"), [("Leaving", 1), ("LeavingAtOnce", 2)])
+def test_what_leaves_on_guessed_arguments_is_told(opsmith: Run, write: Write, name: str, status: int) -> None:
+    done = opsmith("check", f"{write(FUNCTIONS)}:{name}", *FAST)
+    assert done.exit_code == status
+    assert ("NOT PASSED" in done.stdout) if status == 1 else ("SystemExit" in done.stderr)
+    adopted = opsmith("adopt", f"{write(FUNCTIONS)}:{name}")
+    assert adopted.exit_code != 0
+    assert "SystemExit" in adopted.stdout
+
+
+def test_what_leaves_elsewhere_is_no_success(opsmith: Run, write: Write) -> None:
+    with pytest.raises(typer.Exit) as left, guarded():
+        sys.exit(0)
+    assert left.value.exit_code == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the death is told by a forked process")
