@@ -115,8 +115,11 @@ def test_what_leaves_on_guessed_arguments_is_told(opsmith: Run, write: Write, na
     done = opsmith("check", f"{write(FUNCTIONS)}:{name}", *FAST)
     assert done.exit_code == status
     assert ("NOT PASSED" in done.stdout) if status == 1 else ("SystemExit" in done.stderr)
-    adopted = opsmith("adopt", f"{write(FUNCTIONS)}:{name}")
-    assert adopted.exit_code != 0
+
+
+def test_what_leaves_in_every_guessed_call_is_told_by_adopt(opsmith: Run, write: Write) -> None:
+    adopted = opsmith("adopt", f"{write(FUNCTIONS)}:LeavingAtOnce")
+    assert adopted.exit_code == 1
     assert "SystemExit" in adopted.stdout
 
 
