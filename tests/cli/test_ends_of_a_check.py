@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import Result
+
+from opsmith.cli.guard import guarded
 
 Write = Callable[..., Path]
 Run = Callable[..., Result]
@@ -107,6 +110,25 @@ def test_what_leaves_or_raises_is_a_finding(
         assert failure["where"] == f"{file}:{line_of(FUNCTIONS, words)}"
 
 
+@pytest.mark.parametrize(("name", "status"), [("Leaving", 1), ("LeavingAtOnce", 2)])
+def test_what_leaves_on_guessed_arguments_is_told(opsmith: Run, write: Write, name: str, status: int) -> None:
+    done = opsmith("check", f"{write(FUNCTIONS)}:{name}", *FAST)
+    assert done.exit_code == status
+    assert ("NOT PASSED" in done.stdout) if status == 1 else ("SystemExit" in done.stderr)
+
+
+def test_what_leaves_in_every_guessed_call_is_told_by_adopt(opsmith: Run, write: Write) -> None:
+    adopted = opsmith("adopt", f"{write(FUNCTIONS)}:LeavingAtOnce")
+    assert adopted.exit_code == 1
+    assert "SystemExit" in adopted.stdout
+
+
+def test_what_leaves_elsewhere_is_no_success(opsmith: Run, write: Write) -> None:
+    with pytest.raises(typer.Exit) as left, guarded():
+        sys.exit(0)
+    assert left.value.exit_code == 2
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the death is told by a forked process")
 def test_a_crash_is_told_with_its_line_its_property_and_isolate(write: Write) -> None:
     file = write(FUNCTIONS)
@@ -146,9 +168,7 @@ def test_a_stdout_that_is_full_is_told_and_the_report_goes_to_stderr(write: Writ
         assert "Exception ignored" not in done.stderr
 
 
-def test_a_stdout_that_is_closed_is_told_before_anything_is_checked(
-    write: Write, opsmith: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stdout_that_is_closed_is_told_before_anything_is_checked() -> None:
     from opsmith import errors
     from opsmith.cli.output import Output
 
@@ -182,7 +202,13 @@ def test_a_page_that_can_never_be_written_is_told_before_anything_is_checked(
     assert not (tmp_path / "page.html").exists()
 
 
-SCRIPT = "from opsmith_command import main; main()"
+# What a shell puts in the background ignores SIGINT from its start, and so does what it starts in turn.
+SCRIPT = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from opsmith_command import main
+main()
+"""
 
 
 def test_ctrl_c_ends_it_at_once_before_anything_is_imported(tmp_path: Path) -> None:

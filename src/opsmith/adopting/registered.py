@@ -28,10 +28,17 @@ def is_operator(subject: Any) -> bool:
     return capabilities.overloads_of(subject) is not None
 
 
+def is_custom_op(subject: Any) -> bool:
+    """Whether something is a `torch.library.custom_op`."""
+    return type(subject).__name__ == "CustomOpDef"
+
+
 def custom_function(subject: Any) -> Callable[..., Any] | None:
-    """The function that a `torch.library.custom_op` was written as; None for anything else."""
-    if type(subject).__name__ != "CustomOpDef" or not capabilities.on("registered"):
-        return None
+    """The function that a `torch.library.custom_op` was written as; None where torch does not tell.
+
+    Raises:
+        UnsupportedTorchError: If the capability `registered` is off.
+    """
     parts = capabilities.custom_parts(_overload(capabilities.overloads_of(subject) or {}, subject))
     return None if parts is None else parts.function
 

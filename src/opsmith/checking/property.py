@@ -150,7 +150,7 @@ def _text(error: BaseException) -> str:
 
 
 def innermost(error: BaseException, place: str) -> str:
-    """The last line, in the file that declares the operator, that an exception passed through."""
+    """The last line, in the file at `place`, that an exception passed through; else `place`."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == place.rpartition(":")[0]]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else place

@@ -108,8 +108,9 @@ def check(
         more += deaths
     if more and not before.left_out:
         found["forward"] = replace(before, status="failed", failures=(*before.failures, *more))
+    run = not limit_s and not _leaves(found)
     with quiet(), _threads(level):
-        outcomes = tuple(replayed(referred([found[name] for name in PROPERTIES]), every, run=not limit_s))
+        outcomes = tuple(replayed(referred([found[name] for name in PROPERTIES]), every, run=run))
     inputs = tuple(map(str, every.samples))
     ran = [name for name in PROPERTIES if found[name].status != "skipped"]
     about = {"inputs": inputs, "rejected": derived.rejected, "remarks": remarks(subject, ran)}
@@ -121,6 +122,12 @@ FIRST = ("randomness", "determinism", "effects", "state")
 
 
 UNSTEADYING = ("nondeterministic", "mutates-input", "mutates-grad-output", "stale-state")
+
+
+def _leaves(found: Mapping[str, Outcome]) -> bool:
+    """Whether it calls `sys.exit`, so that no replay can be run here."""
+    failures = [failure for outcome in found.values() for failure in outcome.failures]
+    return any(failure.evidence.get("exception") == SystemExit.__name__ for failure in failures)
 
 
 def _unsteady(found: Mapping[str, Outcome]) -> str | None:

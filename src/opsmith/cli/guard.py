@@ -26,8 +26,8 @@ def guarded(*, traceback: bool = False) -> Iterator[None]:
         traceback: Whether to show where an error comes from.
 
     Raises:
-        Exit: With status 2 for an error of opsmith, 130 for Ctrl-C. Other exceptions are mistakes in opsmith
-            itself, and pass.
+        Exit: With status 2 for an error of opsmith, or where what is run calls `sys.exit`; 130 for Ctrl-C.
+            Other exceptions are mistakes in opsmith itself, and pass.
     """
     try:
         with _hearing():
@@ -37,10 +37,20 @@ def guarded(*, traceback: bool = False) -> Iterator[None]:
             typer.echo(tracebacks.format_exc(), err=True)
         complain(error)
         raise typer.Exit(UNUSABLE) from None
+    except SystemExit as error:
+        if traceback:
+            typer.echo(tracebacks.format_exc(), err=True)
+        typer.echo(f"opsmith: {_LEFT.format(code=error.code)}", err=True)
+        raise typer.Exit(UNUSABLE) from None
     except KeyboardInterrupt:
         typer.echo("opsmith: interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
+
+_LEFT = (
+    "what was run called `sys.exit({code})`, and nothing more can be reported; `--traceback` shows where, "
+    "and `opsmith check --isolate` makes a finding of it"
+)
 
 _heard = False
 
