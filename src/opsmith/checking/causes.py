@@ -109,7 +109,11 @@ _TABLE = (
         "It is computed in a narrower dtype than its arguments have.",
         "Its error beside that dtype's rounding, on inputs that need more digits.",
     ),
-    Cause("sign", "It is the right one with the other sign.", "It is, on every fresh input."),
+    Cause(
+        "sign",
+        "It is the right one with the other sign.",
+        "Minus what came is the right one, on every fresh input.",
+    ),
     Cause(
         "scale",
         "It is the right one times a factor.",
@@ -123,10 +127,18 @@ _TABLE = (
     Cause(
         "swapped-inputs",
         "It is the gradient of another input.",
-        "It is, on every fresh input.",
+        "What came for each is the right one of the other, on every fresh input.",
     ),
-    Cause("transposed", "Two of its dimensions are swapped.", "They are, on every fresh input."),
-    Cause("shifted", "Its elements stand some places further.", "They do, on every fresh input."),
+    Cause(
+        "transposed",
+        "Two of its dimensions are swapped.",
+        "With two dimensions swapped back it is the right one, on every fresh input.",
+    ),
+    Cause(
+        "shifted",
+        "Its elements stand some places further.",
+        "Rolled or padded back by that many places it is the right one, on every fresh input.",
+    ),
     Cause(
         "region",
         "It is right but for some indices, or where a condition holds.",
