@@ -13,6 +13,7 @@ from torch import Tensor
 from opsmith.checking.derivative import with_gradient
 from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.difference import Difference, form_fault, unequal
+from opsmith.checking.property import refuse_own
 from opsmith.checking.quiet import quiet
 from opsmith.checking.rounding import LIBRARY, unit_roundoff
 from opsmith.checking.sample import Sample, is_inexact, replica
@@ -73,6 +74,7 @@ class Runner:
                     tuple(_bare(each) for each in [*results, *self._gradients(leaves, results, grads)])
                 )
         except Exception as error:
+            refuse_own(error)
             return Run(error=error, in_backward=call)
 
     def _gradients(

@@ -91,7 +91,8 @@ class Stage:
             self.memory.forget()
             try:
                 self.right[call] = answer(self.subject, made.sample, flat, made.places)
-            except Exception:
+            except Exception as error:
+                refuse_own(error)
                 if call == MINE:
                     raise
                 del self.calls[call]
@@ -271,6 +272,8 @@ def in_threads(stage: Stage) -> Iterator[Heard]:
         stage.memory.forget()
         answers = at_once(jobs, in_step=in_step)
         for call, given in zip(calls, answers, strict=True):
+            if isinstance(given, Exception):
+                refuse_own(given)
             if given is not None:
                 yield Heard(call, "in four threads at once", given, modes=True)
 

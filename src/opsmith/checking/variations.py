@@ -18,7 +18,7 @@ from torch import Tensor
 
 from opsmith.checking.changes import KINDS, Change
 from opsmith.checking.empties import Unserved, unserved
-from opsmith.checking.property import first_line
+from opsmith.checking.property import first_line, refuse_own
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 from opsmith.core.calls import tensors_in
@@ -120,11 +120,13 @@ def refusal(subject: Subject, sample: Sample, change: Change) -> str | Unserved 
     for dtype in (torch.float64, None):  # a class may take the dtype that its author gave, and no other
         try:
             before, known = _warned(subject, change.of, dtype)
-        except Exception:  # the properties report what the author's own sample raises
-            continue
+        except Exception as error:
+            refuse_own(error)
+            continue  # the properties report what the author's own sample raises
         try:
             after, warned = _warned(subject, sample, dtype)
         except Exception as error:
+            refuse_own(error)
             fault = unserved(subject, change, sample, error, dtype)
             return fault or f"{type(error).__name__}: {first_line(error)}"
         results = [each for each in after if isinstance(each, Tensor)]

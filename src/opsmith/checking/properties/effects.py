@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -237,6 +238,7 @@ def _again(
     try:
         second = copies(call.backward(call.grads(subject), retain_graph=True))
     except Exception as error:
+        refuse_own(error)
         if _refused(error):
             yield Note(f"a second backward through the same graph is refused: {first_line(error)}")
             return
@@ -265,8 +267,6 @@ def _again(
 
 def _refused(error: Exception) -> bool:
     """Whether an exception is raised by a statement, and not by an operation that went wrong."""
-    import traceback
-
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and (frames[-1].line or "").startswith(OWN_RAISE)
 
@@ -284,6 +284,7 @@ def _second_order(
             outer = [torch.ones_like(each) for each in roots]
             torch.autograd.grad(roots, leaves, outer, allow_unused=True)
     except Exception as error:
+        refuse_own(error)
         yield Note(f"second order was left out: {first_line(error)}")
         return
     what = "a backward of the backward"

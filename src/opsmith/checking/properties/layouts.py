@@ -16,7 +16,7 @@ from opsmith.checking.differentiated import differentiated, results_with_gradien
 from opsmith.checking.layout_findings import Odd, Seen, Wrong, failure_of
 from opsmith.checking.layout_runs import Run, Runner, Twin
 from opsmith.checking.layouts import incoming, layouts_for, plain
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line, refuse_own
 from opsmith.checking.replay import layout_replay
 from opsmith.checking.sample import Sample, replica
 from opsmith.checking.subject import Subject, drawing_operations
@@ -275,8 +275,9 @@ def _raises(call: Callable[[], Any]) -> bool:
     try:
         with torch.no_grad():
             call()
-    except Exception:  # what it raises is told with the operator's own error
-        return True
+    except Exception as error:
+        refuse_own(error)
+        return True  # what it raises is told with the operator's own error
     return False
 
 

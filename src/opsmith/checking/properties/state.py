@@ -18,7 +18,7 @@ from opsmith.checking.differentiated import differentiated, rule_place
 from opsmith.checking.forgetting import Memory
 from opsmith.checking.modes import by_mode
 from opsmith.checking.other_values import other_forms, scaled, turned
-from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
+from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, refuse_own
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.scenes import MINE, OTHER, SCENES, Heard, Made, Scene, Stage, in_threads
@@ -89,8 +89,9 @@ def _others(
         made = Made(sample, mine.places, partial(_changed, other, sample, device))
         try:
             _call(subject, made)
-        except Exception:  # it does not take such numbers
-            continue
+        except Exception as error:
+            refuse_own(error)
+            continue  # it does not take such numbers
         yield OTHER, made
         break
     if subject.effort.name == "quick":
