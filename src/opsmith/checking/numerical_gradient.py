@@ -14,12 +14,9 @@ from opsmith.checking.derivative import Results
 from opsmith.checking.difference import Difference
 from opsmith.checking.line import Line
 from opsmith.checking.noise import Noise, noise_of
+from opsmith.checking.rounding import LIBRARY, SUMMATION
 from opsmith.checking.second_look import SecondLook
 from opsmith.checking.slope import Slope, slope
-
-LIBRARY = 8
-SUMMATION = 2
-"""As of `rounding`: what the judged gradient itself may lose, in units of the precision that was measured."""
 
 GOAL = 1e-6
 """Relative error at which differences are good enough, where the function's noise allows it; less is not
@@ -34,7 +31,13 @@ Doubts = Callable[[int, float], bool]
 
 @dataclass(frozen=True)
 class Along:
-    """The derivative along one random direction."""
+    """The derivative along one random direction.
+
+    Args:
+        direction: How each coordinate moves.
+        value: The derivative of the sum of the weighed results.
+        error: How far from that the right one may lie.
+    """
 
     direction: Tensor
     value: float
@@ -262,6 +265,7 @@ def numerical_gradient(
     looked[list(chosen)] = True
     known = values[errors.isfinite()].abs()
     largest = float(known.max()) if known.numel() else 0.0
+    # What the judged gradient itself may lose, as of `rounding`, in units of the precision that was measured.
     rounding += LIBRARY * noise.precision * largest
     second = SecondLook(line, noise, generator)
 
