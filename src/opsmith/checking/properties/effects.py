@@ -328,10 +328,8 @@ def _outside(look: Look) -> Findings:
 def _settings(look: Look) -> Findings:
     """What a call and its backward set for the whole process."""
     subject, sample = look.subject, look.sample
-    with (
-        other_settings() as changed,
-        suppress(Exception),
-    ):  # how it does under other settings is not looked at
+    # Suppressed, since how it does under other settings is not looked at.
+    with other_settings() as changed, suppress(Exception):
         call = alive(subject, sample, sample.at(device=look.device), look.places)
         if call.open:
             call.backward(call.grads(subject))
@@ -346,7 +344,7 @@ def _settings(look: Look) -> Findings:
             f"a call or its backward sets {name} for the whole process, to {shown_shortly(now)} where it was "
             f"{shown_shortly(was)}: take it as an argument, or put it back"
         )
-        yield look.failure(None, "side-effect", message, look.subject.specification.where, changed=name)
+        yield look.failure(None, "side-effect", message, subject.specification.where, changed=name)
 
 
 def _untouched(grad: Tensor | None, mark: Tensor | None) -> bool:

@@ -75,7 +75,15 @@ def _empty(sample: Sample) -> bool:
 
 @dataclass
 class Looked:
-    """A sample in a dtype on a device, looked at in every layout."""
+    """A sample in a dtype on a device, looked at in every layout.
+
+    Args:
+        runner: Runs the sample.
+        device: Where it lies.
+        flat: Its arguments, contiguous.
+        grads: What comes in for each visible result, contiguous; None where nothing does.
+        inputs_too: Whether inputs get layouts, and not incoming gradients alone.
+    """
 
     runner: Runner
     device: torch.device
