@@ -47,8 +47,8 @@ def run(subject: Subject) -> Findings:
             case.look(seen)
 
     yield from each_sample(NAME, replace(subject, samples=chosen), look)
-    for group in seen.wrong.values():
-        yield failure_of(NAME, subject, group, seen)
+    for key, group in seen.wrong.items():
+        yield failure_of(NAME, subject, key, group, seen)
     for label, texts in seen.refused.items():
         words, text = ", ".join(texts), next(iter(texts.values()))
         yield Note(f"it does not take {label} {words}, and says so: {text}")
