@@ -168,6 +168,20 @@ class NumericalGradient:
         zeros = torch.zeros_like(self.values)
         return zeros if got is None else got.detach().to(zeros.device, zeros.dtype)
 
+    def untold(self, label: str) -> str | None:
+        """How many elements could not be told, in words; None where all that were moved could be.
+
+        Args:
+            label: How messages call the argument.
+        """
+        untold = self.looked & ~(self.told | self._kinked)
+        if not bool(untold.any()):
+            return None
+        return (
+            f"finite differences cannot tell {int(untold.sum())} of {int(self.looked.sum())} elements of "
+            f"the gradient by `{label}`: there is a jump, an edge, or noise larger than the derivative"
+        )
+
     def notes(self, label: str) -> Iterator[str]:
         """What could not be told, or was not looked at, in words.
 
@@ -181,12 +195,9 @@ class NumericalGradient:
                 f"a kink by `{label}` at {list(place)}: its derivative is {float(self.left[place]):.6g} from "
                 f"below and {float(self.right[place]):.6g} from above; what lies between is accepted"
             )
-        untold = self.looked & ~(self.told | kinked)
-        if untold.any():
-            yield (
-                f"finite differences cannot tell {int(untold.sum())} of {int(self.looked.sum())} elements of "
-                f"the gradient by `{label}`: there is a jump, an edge, or noise larger than the derivative"
-            )
+        untold = self.untold(label)
+        if untold is not None:
+            yield untold
         if self.along:
             yield (
                 f"finite differences moved {int(self.looked.sum())} of {self.looked.numel()} elements of "
