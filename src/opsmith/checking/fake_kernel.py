@@ -12,10 +12,11 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.difference import form_fault
+from opsmith.checking.misfits import WrongCountError, WrongFormError
 from opsmith.checking.property import Findings, Note, first_line, raised, refuse_own
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, replica
-from opsmith.checking.subject import Subject, WrongCountError
+from opsmith.checking.subject import Subject
 from opsmith.core.location import where
 from opsmith.torch_library import capabilities
 
@@ -45,7 +46,7 @@ def compare_fake(
     try:
         with _silent(), mode:
             fakes = subject.call(sample, faked)
-    except WrongCountError as error:
+    except (WrongCountError, WrongFormError) as error:
         message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
         yield Failure(check, error.result, "fake-mismatch", message, place, {"sample": case})
         return

@@ -10,9 +10,10 @@ from typing import Any
 
 from opsmith import errors
 from opsmith.checking.exceptions import named_by
+from opsmith.checking.misfits import WrongCountError, WrongFormError
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
-from opsmith.checking.subject import Subject, WrongCountError
+from opsmith.checking.subject import Subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def raised(check: str, subject: Subject, error: Exception, when: str, input: str
         when: What was being done, for the message.
         input: Argument that was being looked at.
     """
-    if isinstance(error, WrongCountError):
+    if isinstance(error, WrongCountError | WrongFormError):
         return Failure(check, error.result, "shape", str(error), error.where, {"sample": when})
     where = error.where if isinstance(error, errors.OpsmithError) else None
     if isinstance(error, errors.OpsmithError):
