@@ -49,6 +49,7 @@ REFUSED = {
         "checking/test_replay.py::test_a_library_operator_is_called_by_torch_ops",
         "checking/test_variations.py::test_classes_and_library_operators_have_variations",
         "checking/test_serialization.py::test_an_operator_of_torch_library_is_tried",
+        "errors/test_sample_messages.py::test_an_operator_of_torch_library_without_samples_is_named",
         "errors/test_adopting_registered.py::test_a_fake_kernel_beside_its_own",
         "errors/test_adopting_registered.py::test_a_kernel_beside_its_own",
         "errors/test_adopting_registered.py::test_declaring_a_name_that_is_adopted",
@@ -103,6 +104,9 @@ REFUSED = {
 }
 OTHERWISE = {
     "registered": (
+        "cli/test_check_functions.py::test_an_operator_of_torch_library_can_be_named",
+        "cli/test_check_functions.py::test_an_operator_of_torch_library_is_named_by_its_own_name",
+        "cli/test_check_functions.py::test_custom_ops_of_a_file_are_found_as_its_functions_are",
         "errors/test_adopting_registered.py::test_captured_parameter",
         "errors/test_adopting_registered.py::test_no_reference",
         "errors/test_adopting_registered.py::test_nothing_to_adopt",

@@ -345,3 +345,21 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 def test_a_formula_gives_what_the_operation_gives(operation: Any) -> None:
     x, rest = random(3, 4), ARGUMENTS.get(operation.__name__, ())
     torch.testing.assert_close(FORMULAS[operation](x, *rest), operation(x, *rest))
+
+
+def normalized(x: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def by_eps(grad: Tensor, x: Tensor, eps: float) -> Tensor:
+    root = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return root * (grad - x * root**2 * (grad * x).mean(-1, keepdim=True))
+
+
+def test_a_number_that_the_backward_forgot_is_named() -> None:
+    samples = [(random(3, 4), 1e-3), (random(2, 5), 1e-2)]
+    found = diagnosed(normalized, samples, "x", x=lambda grad, x, eps: by_eps(grad, x, 0.0))
+    assert found.cause == "missing-term"
+    assert found.reason.startswith("it is right for `eps` = 0, and not for ")
+    other = diagnosed(normalized, samples, "x", x=lambda grad, x, eps: by_eps(grad, x, 2 * eps))
+    assert "as if it were not there" not in other.reason

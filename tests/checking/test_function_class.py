@@ -195,7 +195,7 @@ def test_without_samples_it_says_how_to_give_them(none: Any) -> None:
 
 
 def test_another_class_cannot_be_checked() -> None:
-    with pytest.raises(errors.UsageError, match="only an operator, or an `autograd"):
+    with pytest.raises(errors.UsageError, match=r"only an operator .* or an `autograd"):
         opsmith.check(torch.nn.Linear)  # type: ignore[arg-type]
 
 
@@ -435,3 +435,23 @@ def test_a_class_may_draw_in_its_forward_and_not_again_in_its_backward() -> None
     assert (wrong.check, wrong.cause) == ("randomness", "nondeterministic")
     assert "save what the forward drew" in wrong.message
     assert wrong.where.startswith(__file__)
+
+
+class Flipped(Function):
+    """Its gradient has the wrong sign for a negative factor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, factor: float) -> Any:
+        ctx.factor = factor
+        return x * factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * abs(ctx.factor), None
+
+
+def test_a_failure_names_the_samples_on_which_there_is_none() -> None:
+    report = opsmith.check(Flipped, samples=[(matrix(), 2.0), (matrix(), -2.0)], effort="quick")
+    failure = report.failures[0]
+    assert (failure.check, failure.cause) == ("gradient", "sign")
+    assert failure.evidence["right on"] == "sample 0 (x [3, 4], factor=2.0)"

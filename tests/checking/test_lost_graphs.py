@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -62,3 +64,24 @@ def test_results_of_another_structure_are_told_in_words(name: str, before: int) 
     one, two = "a tensor", "2 values"
     words = {f"{mine}, and in an earlier call returned {first}" for mine, first in ((one, two), (two, one))}
     assert any(each in failure.message for each in words), failure.message
+
+
+class LeavesInThreads(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            sys.exit(3)
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+def test_an_exit_in_a_thread_is_told() -> None:
+    samples = [(torch.tensor([0.5, -1.0, 2.0]),)]
+    report = opsmith.check(LeavesInThreads, samples=samples, effort="quick", only=["state"])
+    (failure,) = report.failures
+    assert "in four threads at once, raises SystemExit: 3" in failure.message

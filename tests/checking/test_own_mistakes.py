@@ -52,7 +52,9 @@ def mistaken() -> Any:
 
 def catching(file: Path) -> Iterator[ast.ExceptHandler]:
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ExceptHandler) and ast.unparse(node.type or ast.Name("")) == "Exception":
+        if isinstance(node, ast.ExceptHandler) and (
+            node.type is None or {"Exception", "BaseException"} & {*map(ast.unparse, ast.walk(node.type))}
+        ):
             yield node
 
 

@@ -49,7 +49,7 @@ def test_no_samples_is_an_error_with_its_mend() -> None:
 
 def test_a_sample_that_does_not_fit_is_an_error() -> None:
     with pytest.raises(
-        errors.SampleError, match="a sample does not fit the signature: `scale` has the wrong type"
+        errors.SampleError, match="sample 0 does not fit the signature: `scale` has the wrong type"
     ):
         opsmith.check(cube, samples=[(torch.ones(2), "2")])
 
@@ -62,7 +62,7 @@ def test_samples_are_a_list_or_a_function_of_nothing() -> None:
 
 
 def test_only_operators_can_be_checked() -> None:
-    with pytest.raises(errors.UsageError, match="only an operator, or an `autograd"):
+    with pytest.raises(errors.UsageError, match=r"only an operator .* or an `autograd"):
         opsmith.check(torch.sin)  # type: ignore[arg-type]
 
 

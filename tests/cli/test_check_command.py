@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import Result
@@ -83,6 +84,39 @@ def test_an_operator_without_samples_is_named_and_the_others_are_checked(
     read = json.loads(opsmith("check", str(write(text)), "--json", *FAST).stdout)
     assert read["passed"] is False
     assert [entry["operator"] for entry in read["unchecked"]] == [f"{space}::wrong"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "says"),
+    [
+        ("5", "its samples are no list of calls"),
+        ("1 / 0", "its samples cannot be made: ZeroDivisionError: division by zero"),
+        (
+            "[(make(2), 3)]",
+            "sample 0 does not fit the signature: it takes 1 positional argument and 2 were given",
+        ),
+        ("[torch.empty(2, device='meta')]", "`x` of sample 0 is no tensor to check on"),
+    ],
+)
+def test_bad_samples_of_one_operator_lose_no_report_of_another(
+    opsmith: Run, write: Write, space: str, samples: str, says: str
+) -> None:
+    text = (
+        write()
+        .read_text()
+        .replace("right.samples(lambda make: [(make(3),)])", f"right.samples(lambda make: {samples})")
+    )
+    file = write(text)
+    done = opsmith("check", str(file), "--json", *FAST)
+    assert done.exit_code == 2
+    read = json.loads(done.stdout)
+    assert [report["operator"] for report in read["reports"]] == [f"{space}::wrong"]
+    (entry,) = read["unchecked"]
+    assert entry["operator"] == f"{space}::right"
+    assert says in entry["message"]
+    assert "Traceback" not in done.stderr
+    if "meta" not in samples:
+        assert f"where: {file}:" in entry["message"]
 
 
 def test_an_operator_that_cannot_be_checked_fully_has_status_1(opsmith: Run, write: Write) -> None:
@@ -183,15 +217,33 @@ def test_an_unknown_property_lists_them(opsmith: Run, write: Write) -> None:
     assert "`second_order`" in done.stderr
 
 
-def test_ctrl_c_has_status_130_and_no_traceback(
-    opsmith: Run, write: Write, monkeypatch: pytest.MonkeyPatch
+def test_ctrl_c_has_status_130_and_no_traceback_and_what_is_finished_is_printed(
+    opsmith: Run, write: Write, space: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def interrupted(*arguments: object, **options: object) -> None:
-        raise KeyboardInterrupt
+    from opsmith import checking
+
+    whole = checking.check
+
+    def interrupted(operator: Any, **options: Any) -> Any:
+        if operator.name.endswith("wrong"):
+            raise KeyboardInterrupt
+        return whole(operator, **options)
 
     monkeypatch.setattr("opsmith.checking.check", interrupted)
-    done = opsmith("check", str(write()), "--json")
-    assert (done.exit_code, done.stdout, done.stderr) == (130, "", "opsmith: interrupted\n")
+    page = tmp_path / "report.html"
+    done = opsmith("check", str(write()), "--json", "--html", str(page), *FAST)
+    assert done.exit_code == 130
+    assert done.stderr == f"opsmith: the page is in {page}\nopsmith: interrupted\n"
+    read = json.loads(done.stdout)
+    assert (read["passed"], read["interrupted"]) == (False, True)
+    assert [report["operator"] for report in read["reports"]] == [f"{space}::right"]
+    assert read["unchecked"] == [
+        {"operator": f"{space}::wrong", "message": "interrupted by Ctrl-C before it was checked"}
+    ]
+    assert "interrupted by Ctrl-C" in page.read_text(encoding="utf-8")
+    told = opsmith("check", str(write()), *FAST)
+    assert (told.exit_code, told.stderr) == (130, "opsmith: interrupted\n")
+    assert told.stdout.splitlines()[-1] == "2 operators: 1 passed, 0 not passed, 1 interrupted"
 
 
 def test_a_file_of_a_package_is_imported_under_its_own_name(opsmith: Run, write: Write, space: str) -> None:
@@ -270,7 +322,10 @@ def test_effort_is_chosen_by_a_flag_and_told(opsmith: Run, write: Write) -> None
     [
         (("--quick", "--thorough"), "`--quick` and `--thorough` are opposites"),
         (("--limit", "3"), "`--limit` is for a check in child processes"),
-        (("--isolate", "--limit", "-3"), "neither whether to isolate a check nor for how long"),
+        (("--isolate", "--limit", "-3"), "`--limit` takes a positive number of seconds"),
+        (("--isolate", "--limit", "0"), "`--limit` takes a positive number of seconds"),
+        (("--only", "gradient", "--skip", "gradient"), "nothing is left to check"),
+        (("--only", "export", "--skip", "integration"), "nothing is left to check"),
         (("--html", "no/such/folder/page.html"), "the page cannot be written to `no/such/folder/page.html`"),
         (("--html", "."), "got: a folder"),
     ],

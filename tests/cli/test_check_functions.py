@@ -133,6 +133,86 @@ def test_an_operator_of_torch_library_can_be_named(opsmith: Run, write: Write, s
     assert opsmith("check", f"{file}:twice", *FAST).exit_code == 2
 
 
+CUSTOM = """
+import torch
+from torch.autograd import Function
+{imported}
+@torch.library.custom_op("{space}::thrice", mutates_args=())
+def thrice(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+thrice.register_fake(torch.empty_like)
+thrice.register_autograd(lambda ctx, grad: grad * 3)
+again = thrice
+
+class Twice(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+SAMPLES = [(torch.randn(3).double(),)]
+"""
+
+
+def test_custom_ops_of_a_file_are_found_as_its_functions_are(opsmith: Run, write: Write, space: str) -> None:
+    file = write(CUSTOM.replace("{imported}", ""))
+    done = opsmith("check", str(file), *FAST)
+    assert done.exit_code == 2
+    assert "Twice: passed" in done.stdout
+    assert done.stdout.splitlines()[-1] == "2 operators: 1 passed, 0 not passed, 1 could not be checked"
+    assert f"opsmith: {space}::thrice: there are no samples to check it on" in done.stderr
+    assert f"run `opsmith check {file}:thrice --samples SAMPLES`" in done.stderr
+    alone = write(
+        CUSTOM.replace("{imported}", "").replace("Twice(Function)", "Twice").replace("::th", "::Th"),
+        name=f"{space}_alone.py",
+    )
+    done = opsmith("check", str(alone), "--samples", "SAMPLES", *FAST)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith(f"{space}::Thrice: passed")
+    importing = write(f"from {file.stem} import thrice\n", name=f"{space}_importing.py")
+    assert "declares no operator, Function or custom op" in opsmith("check", str(importing)).stderr
+
+
+def test_an_operator_of_torch_library_is_named_by_its_own_name(
+    opsmith: Run, write: Write, space: str
+) -> None:
+    defined = 'lib = torch.library.Library("{space}", "FRAGMENT")\nlib.define("half(Tensor x) -> Tensor")\n'
+    defined += 'lib.impl("half", lambda x: x / 2, "CompositeExplicitAutograd")\n'
+    file = write(CUSTOM.replace("{imported}", defined))
+    for name in ("thrice", "half"):
+        done = opsmith("check", f"{file}:{space}::{name}", "--samples", "SAMPLES", "--only", "forward")
+        assert done.exit_code == 0, done.output
+        assert f"{space}::{name}: passed" in done.stdout
+    done = opsmith("check", f"{file}:{space}::none")
+    assert done.exit_code == 2
+    assert "expected: one of `Twice`, `thrice`" in done.stderr
+
+
+def test_what_is_not_checked_beside_operators_is_told(opsmith: Run, write: Write, space: str) -> None:
+    declared = """
+import opsmith
+
+@opsmith.operator("{space}::right")
+def right(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+right.samples(lambda make: [(make(3),)])
+"""
+    file = write(CUSTOM.replace("{imported}", declared))
+    done = opsmith("check", str(file), *FAST)
+    assert done.exit_code == 0, done.output
+    assert done.stderr == (
+        f"opsmith: {file} also has the Function `Twice`, of which no operator was adopted; check it with "
+        f"`opsmith check {file}:Twice`\n"
+        f"opsmith: {file} also has the custom op `thrice`, of which no operator was adopted; check it with "
+        f"`opsmith check {file}:thrice --samples SAMPLES`\n"
+    )
+
+
 def test_samples_are_for_one(opsmith: Run, write: Write, space: str) -> None:
     done = opsmith("check", str(write()), "--samples", "SAMPLES")
     assert (done.exit_code, done.stdout) == (2, "")

@@ -320,7 +320,7 @@ def test_sample_that_does_not_fit(
     operator = opsmith.operator(name)(scaled)
     operator.samples(samples)
     lines = [
-        f"{name}: a sample does not fit the signature: {problem}",
+        f"{name}: sample 0 does not fit the signature: {problem}",
         *(f"  {detail}" for detail in details),
         f"  where: {place(samples)}",
         "  mend: yield the arguments as a call of the operator would give them",
@@ -337,8 +337,8 @@ def test_sample_that_is_no_call(name: str, place: Place, says: Any) -> None:
     with says(
         errors.SampleError,
         f"""
-        {name}: a sample is neither a tuple of arguments nor `make.call(...)`
-          got: {{'x': 1}}
+        {name}: sample 0 is neither a tuple of arguments nor `make.call(...)`
+          got: dict {{'x': 1}}
           where: {place(samples)}
           mend: yield `(x, weight)` or `make.call(x, weight, stride=2)`
         """,

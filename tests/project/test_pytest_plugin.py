@@ -126,6 +126,14 @@ def test_every_property_of_every_operator_is_a_test(
     assert f"collected {4 * len(PROPERTIES)} items" in done.stdout
 
 
+@pytest.mark.compile
+def test_what_the_compiler_logs_for_its_own_tools_is_not_shown(folder: Path) -> None:
+    done = run(folder, "--opsmith", "plugged.ops:wrong", "-q", "-k", "gradient or compile")
+    assert done.returncode == 1
+    assert "FAILED plugged.ops::wrong::gradient" in done.stdout
+    assert "torch.__trace" not in done.stdout
+
+
 def test_with_the_option_alone_the_ordinary_tests_are_left_out(
     whole: tuple[subprocess.CompletedProcess[str], list[str]],
 ) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.adopting.functions import Samples, adopt_function, called
+from opsmith.adopting.functions import adopt_function
 from opsmith.adopting.registered import adopt_registered, is_operator, refuse_said
+from opsmith.adopting.sampling import Samples
 from opsmith.adopting.signature import Signature
 from opsmith.core.calls import shown
 from opsmith.core.location import site_of
@@ -87,7 +88,7 @@ def adopt(
             kind=(kind, "true"),
             opaque=(opaque, False),
         )
-        return adopt_registered(subject, reference=reference, samples=called(samples), module=module)
+        return adopt_registered(subject, reference=reference, samples=samples, module=module)
     raise errors.UsageError(
         "only a Function class, or an operator that torch knows, can be adopted",
         operator=name,

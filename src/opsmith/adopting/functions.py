@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -13,14 +13,8 @@ import torch
 from opsmith import errors
 from opsmith.adopting.operator import AdoptedOperator
 from opsmith.adopting.outputs import outputs_of
-from opsmith.adopting.signature import (
-    Signature,
-    arguments_of,
-    forward_signature,
-    resolved,
-    stated_signature,
-    without_defaults,
-)
+from opsmith.adopting.sampling import ClassSamples, Samples, class_samples
+from opsmith.adopting.signature import Signature, arguments_of, resolved, stated_signature, without_defaults
 from opsmith.core.adopted import KINDS, Adopted, overrides
 from opsmith.core.answers import non_differentiable, not_implemented
 from opsmith.core.attaching import check_attached
@@ -29,6 +23,7 @@ from opsmith.core.gradients import GradientRules, Rule
 from opsmith.core.operator import Operator
 from opsmith.core.outputs import Outputs, leaves, side_by_side
 from opsmith.core.results import Result
+from opsmith.core.samples import Make, Placed
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
 from opsmith.core.tangents import TangentRule, TangentRules
@@ -37,8 +32,14 @@ from opsmith.torch_library.adopted.fallback import declare_opaque
 from opsmith.torch_library.adopted.formula import gradient_formula, tangent_formula
 from opsmith.torch_library.adopted.forward import as_function, returned_by
 
-Called = Callable[[], Iterable[Any]] | None
-Samples = Callable[[], Iterable[Any]] | Iterable[Any] | None
+Runner = Callable[[type[torch.autograd.Function], Sequence[Sequence[Any]]], tuple[int, Any]]
+
+
+def first_returned(
+    function_class: type[torch.autograd.Function], samples: Sequence[Sequence[Any]]
+) -> tuple[int, Any]:
+    """0, and what a class's forward returns for the first of the samples."""
+    return 0, returned_by(function_class, samples[0])
 
 
 def adopt_function(
@@ -46,18 +47,22 @@ def adopt_function(
     name: str,
     *,
     reference: Callable[..., Any] | None,
-    samples: Samples,
+    samples: Samples | ClassSamples,
     signature: Signature,
     kind: str | Iterable[str],
     opaque: bool,
     module: str,
+    run: Runner = first_returned,
 ) -> Operator[..., Any]:
-    """Make an operator of a Function class, which stays as it is; see `opsmith.adopt`."""
+    """Make an operator of a Function class, which stays as it is; see `opsmith.adopt`.
+
+    `run` tells for which sample forward returns what, where only a run tells what it returns.
+    """
     check_name(name, mend='write `opsmith.adopt(MyFunction, "mylib::my_function")`')
     _refuse_unfit(function_class, name)
-    kinds, samples = _kinds(kind, name), called(samples)
-    adopted = _describe(function_class, name, kinds, reference, samples, signature)
-    specification = _specification(adopted, samples, module, opaque=opaque)
+    kinds, given = _kinds(kind, name), class_samples(samples, function_class, name, "adopt")
+    adopted = _describe(function_class, name, kinds, reference, given, signature, run)
+    specification = _specification(adopted, given, module, opaque=opaque)
     return declare_specified(specification, AdoptedOperator)
 
 
@@ -66,35 +71,29 @@ def _describe(
     name: str,
     kinds: frozenset[str],
     reference: Callable[..., Any] | None,
-    samples: Called,
+    samples: ClassSamples | None,
     signature: Signature,
+    run: Runner,
 ) -> Adopted:
     """What a class is as an operator: its arguments and results, from all that its author has said."""
     stated = stated_signature(signature, name)
-    calls = [_values_of(sample, function_class) for sample in samples()] if samples is not None else []
+    calls = [] if samples is None else samples.values(Make())
     arguments, variadic = arguments_of(function_class, stated, calls, name)
     others = [resolved(each) for each in (reference, function_class.forward) if callable(each)]
     hints = [each.return_annotation for each in others]
-    run = (lambda: returned_by(function_class, calls[0])) if calls else None
+    look = (lambda: run(function_class, calls)) if calls else None
     arguments, defaults = without_defaults(arguments)
     said = inspect.Signature.empty if stated is None else stated.return_annotation
-    outputs, optional = outputs_of(function_class, said, hints, run, name)
+    outputs, optional = outputs_of(function_class, said, hints, look, name)
     schema = Schema(arguments, _results(outputs, optional), single=outputs == 0)
     if reference is not None:
         reference = _as_reference(reference, schema, outputs, variadic, name)
     return Adopted(name, schema, function_class, outputs, kinds, variadic, reference, defaults)
 
 
-def _values_of(sample: Any, function_class: type[torch.autograd.Function]) -> list[Any]:
-    """The arguments of one sample, as forward takes them."""
-    if isinstance(sample, Call):
-        bound = forward_signature(function_class).bind(*sample.args, **sample.kwargs)
-        bound.apply_defaults()
-        return list(bound.args)
-    return list(sample) if isinstance(sample, tuple | list) else [sample]
-
-
-def _specification(adopted: Adopted, samples: Called, module: str, *, opaque: bool) -> Specification:
+def _specification(
+    adopted: Adopted, samples: ClassSamples | None, module: str, *, opaque: bool
+) -> Specification:
     function_class = adopted.function_class
     forward = as_function(adopted)
     if opaque:
@@ -170,23 +169,13 @@ def _as_reference(
     return in_a_row
 
 
-def _packed(samples: Callable[[], Iterable[Any]], adopted: Adopted) -> Callable[[], Iterable[Any]]:
+def _packed(samples: ClassSamples, adopted: Adopted) -> Placed:
     """Samples as calls of the operator, whose last argument takes what `*args` took."""
 
-    function_class = adopted.function_class
+    def packed(make: Make) -> Iterable[Any]:
+        return [Call(tuple(adopted.packed(values))) for values in samples.values(make)]
 
-    def packed() -> Iterable[Any]:
-        return [Call(tuple(adopted.packed(_values_of(sample, function_class)))) for sample in samples()]
-
-    return packed
-
-
-def called(samples: Samples) -> Called:
-    """Samples as a function that returns them; a list of them does as well."""
-    if samples is None or callable(samples):
-        return samples
-    listed = list(samples)
-    return lambda: listed
+    return Placed(packed, samples.place)
 
 
 def _kinds(kind: str | Iterable[str], operator: str) -> frozenset[str]:

@@ -31,7 +31,7 @@ def outputs_of(
     function_class: type[torch.autograd.Function],
     stated: Any,
     hints: Sequence[Any],
-    run: Callable[[], Any] | None,
+    run: Callable[[], tuple[int, Any]] | None,
     operator: str,
 ) -> tuple[Outputs, tuple[bool, ...]]:
     """The structure of what a class returns, and for each result whether it may be None.
@@ -40,12 +40,13 @@ def outputs_of(
         function_class: The class.
         stated: What `signature=` says that it returns; `inspect.Signature.empty` where it says nothing.
         hints: Other return annotations, the first that can be read counts.
-        run: Runs it on a sample, if there is one.
+        run: Runs it on a sample, if there is one: which that is, and what came.
         operator: The operator's name, in messages.
 
     Raises:
         MissingAnnotationError: If nothing says what it returns.
         UnsupportedTypeError: If it returns, or is said to return, what is no tensor.
+        ResultTypeError: If it returns nothing.
     """
     if stated is not inspect.Signature.empty and _of_hint(stated) is _UNKNOWN:
         raise errors.UnsupportedTypeError(
@@ -59,7 +60,7 @@ def outputs_of(
         )
     shape = next((found for found in map(_of_hint, [stated, *hints]) if found is not _UNKNOWN), _UNKNOWN)
     if shape is _UNKNOWN:
-        shape = _of_value(run(), function_class, operator) if run is not None else _of_source(function_class)
+        shape = _of_source(function_class) if run is None else _of_run(run, function_class, operator)
     if shape is _UNKNOWN or not list(_leaves(shape)):
         raise errors.MissingAnnotationError(
             f"nothing says what `{function_class.__qualname__}.forward` returns",
@@ -86,6 +87,22 @@ def _of_hint(hint: Any) -> Shape:
         inner = tuple(map(_of_hint, typing.get_args(hint)))
         return _UNKNOWN if _UNKNOWN in inner else inner
     return _UNKNOWN
+
+
+def _of_run(run: Callable[[], tuple[int, Any]], function_class: Any, operator: str) -> Shape:
+    position, value = run()
+    shape = _of_value(value, function_class, operator)
+    if list(_leaves(shape)):
+        return shape
+    raise errors.ResultTypeError(
+        f"`{function_class.__qualname__}.forward` returned {shown(value)} on sample {position}",
+        operator=operator,
+        argument="return",
+        expected="a tensor, or a tuple of tensors",
+        got=shown(value),
+        where=where(function_class.forward),
+        mend="end `forward` by `return result`",
+    )
 
 
 def _of_value(value: Any, function_class: type, operator: str) -> Shape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from opsmith import errors
 from opsmith.adopting.matching import matched
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
-from opsmith.core.samples import Samples
+from opsmith.core.samples import Make, Placed, Samples, listed
 from opsmith.core.specification import Specification
 from opsmith.declaring import declare_specified, declared_operators
 from opsmith.torch_library import capabilities
@@ -28,15 +28,39 @@ def is_operator(subject: Any) -> bool:
     return capabilities.overloads_of(subject) is not None
 
 
+def is_custom_op(subject: Any) -> bool:
+    """Whether something is a `torch.library.custom_op`."""
+    return type(subject).__name__ == "CustomOpDef"
+
+
+def custom_function(subject: Any) -> Callable[..., Any] | None:
+    """The function that a `torch.library.custom_op` was written as; None where torch does not tell.
+
+    Raises:
+        UnsupportedTorchError: If the capability `registered` is off.
+    """
+    parts = capabilities.custom_parts(_overload(capabilities.overloads_of(subject) or {}, subject))
+    return None if parts is None else parts.function
+
+
+def name_of(subject: Any) -> str:
+    """The name of an operator of torch, `namespace::name`."""
+    return _name(capabilities.overloads_of(subject) or {})
+
+
 def adopt_registered(
-    subject: Any, *, reference: Callable[..., Any] | None, samples: Samples | None, module: str
+    subject: Any,
+    *,
+    reference: Callable[..., Any] | None,
+    samples: Samples | Iterable[Any] | None,
+    module: str,
 ) -> Operator[..., Any]:
     """The handle of an operator that was registered elsewhere, which has been given what it lacked.
 
     Args:
         subject: One of its overloads, a packet with one overload, or a `torch.library.custom_op`.
         reference: The mathematics in plain PyTorch, with type hints.
-        samples: Function that yields representative inputs.
+        samples: Function that yields representative inputs, or a list of them.
         module: The module that adopts.
     """
     overload = _overload(capabilities.overloads_of(subject) or {}, subject)
@@ -64,8 +88,15 @@ def adopt_registered(
     specification = replace(specification, own=own_of(overload))
     handle = declare_specified(specification, register=ForeignRegistration)
     if samples is not None:
-        handle.samples(samples)
+        handle.samples(samples if callable(samples) else _placed(samples, signature.name))
     return handle
+
+
+def _placed(samples: Iterable[Any], operator: str) -> Placed:
+    """A list of samples as a function of them."""
+    place = "the samples given to `adopt`"
+    given = listed(samples, Make(), operator, place)
+    return Placed(lambda make: given, place)
 
 
 def refuse_said(subject: Any, /, **said: tuple[Any, Any]) -> None:

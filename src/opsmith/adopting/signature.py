@@ -21,7 +21,7 @@ from opsmith.core.hints import kind_of
 from opsmith.core.kinds import Kind
 from opsmith.core.location import where
 from opsmith.core.results import RESERVED
-from opsmith.core.schema import REQUIRED, Argument
+from opsmith.core.schema import REQUIRED, Argument, refuse_unwritable
 
 Signature = str | Callable[..., Any] | None
 
@@ -94,6 +94,7 @@ def arguments_of(
         ParameterKindError, UsageError: If `forward` takes what no call of `apply` can give it, or if what
             `signature=` says does not fit it.
         MissingAnnotationError: If nothing says what `*args` are.
+        NameFormatError: If torch's schemas cannot hold the name of one.
     """
     place = where(function_class.forward)
     every = list(forward_signature(function_class).parameters.values())
@@ -116,6 +117,7 @@ def arguments_of(
         )
     arguments: list[Argument] = []
     for position, parameter in enumerate(described):
+        refuse_unwritable(parameter.name, operator, place)
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             said = parameter.annotation if stated is not None else hints.get(parameter.name, REQUIRED)
             return _rest(parameter, position, said, arguments, samples, function_class, operator)

@@ -70,7 +70,7 @@ def unserved(
     if not all(free(subject, sizes_of(subject, each), symbol) for each in samples):
         return None
     raised = (type(error).__name__, first_line(error))
-    return Unserved(sample, symbol, raised, innermost(error, subject))
+    return Unserved(sample, symbol, raised, innermost(error, subject.specification.where))
 
 
 def _has_form(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> bool:

@@ -49,7 +49,7 @@ def at_once(stages: Sequence[Sequence[Callable[[Any], Any]]], *, in_step: bool) 
             answers[at] = value
         except threading.BrokenBarrierError:
             return
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a thread that exits would let the others wait
             answers[at] = error
             begin.abort()
             for step in steps:

@@ -65,6 +65,11 @@ def announce(sample: Callable[[], str]) -> None:
     _room[: len(text) + 4] = len(text).to_bytes(4, "little") + text
 
 
+def in_child() -> bool:
+    """Whether this is a child process, in which a property runs."""
+    return _room is not None
+
+
 def limit_of(isolate: bool | float) -> float:
     """Seconds that each property may take in a child process; 0 where there is to be none.
 

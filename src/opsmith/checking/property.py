@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from opsmith import errors
 from opsmith.checking.exceptions import named_by
+from opsmith.checking.isolation import in_child
 from opsmith.checking.misfits import WrongCountError, WrongFormError
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
@@ -58,13 +59,21 @@ def each_sample(check: str, subject: Subject, look: Callable[[Subject, Sample], 
     for sample in subject.samples:
         try:
             yield from look(subject, sample)
-        except Exception as error:
+        except BaseException as error:
             refuse_own(error)
             yield raised(check, subject, error, str(sample))
 
 
-def refuse_own(error: Exception) -> None:
-    """Raise an exception again that comes out of the check itself: the operator is not to blame for it."""
+def refuse_own(error: BaseException) -> None:
+    """Raise an exception again that comes out of the check itself: the operator is not to blame for it.
+
+    An operator that calls `sys.exit` raises SystemExit. Ctrl-C is not its doing, but in a child process,
+    which no Ctrl-C reaches.
+    """
+    if not (
+        isinstance(error, Exception | SystemExit) or (in_child() and not isinstance(error, GeneratorExit))
+    ):
+        raise error
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, _MISTAKES) and frames and Path(frames[-1].filename).is_relative_to(_HERE):
         raise error
@@ -74,12 +83,29 @@ _HERE = Path(__file__).parent
 _MISTAKES = (AssertionError, AttributeError, IndexError, KeyError, NameError)
 
 
-def raised(check: str, subject: Subject, error: Exception, when: str, input: str | None = None) -> Failure:
+def raised(
+    check: str, subject: Subject, error: BaseException, when: str, input: str | None = None
+) -> Failure:
     """The failure for an exception inside the operator.
 
     Args:
         check: Name of the property.
         subject: What is under check.
+        error: What was raised.
+        when: What was being done, for the message.
+        input: Argument that was being looked at.
+    """
+    found = raised_at(check, subject.specification.where, error, when, input)
+    # A class has a name of the check's own, which nobody knows.
+    return replace(found, message=found.message.replace(subject.specification.name, subject.name))
+
+
+def raised_at(check: str, place: str, error: BaseException, when: str, input: str | None = None) -> Failure:
+    """The same, where all that is known of the operator is its place.
+
+    Args:
+        check: Name of the property.
+        place: `file:line` of the operator.
         error: What was raised.
         when: What was being done, for the message.
         input: Argument that was being looked at.
@@ -98,26 +124,34 @@ def raised(check: str, subject: Subject, error: Exception, when: str, input: str
         check=check,
         input=input,
         cause=named.cause,
-        message=f"{type(error).__name__}: {_text(error)}" + (f"; {named.reason}" if named.reason else ""),
-        where=where or innermost(error, subject),
+        message="; ".join(
+            filter(None, [f"{type(error).__name__}: {_text(error)}", named.reason, _end(error)])
+        ),
+        where=where or innermost(error, place),
         evidence=evidence,
     )
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an exception says first, without the lines that help to mend it."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _text(error: Exception) -> str:
+def _end(error: BaseException) -> str:
+    """What an exception is about that is no error."""
+    return (
+        "" if isinstance(error, Exception) else "it ends the process instead of returning or raising an error"
+    )
+
+
+def _text(error: BaseException) -> str:
     """What an exception says, without the place, which stands elsewhere."""
     lines = [line for line in str(error).splitlines() if not line.startswith("  where: ")]
     return "\n".join(lines) or "without a message"
 
 
-def innermost(error: Exception, subject: Subject) -> str:
-    """The last line, in the file that declares the operator, that an exception passed through."""
-    place = subject.specification.where
+def innermost(error: BaseException, place: str) -> str:
+    """The last line, in the file at `place`, that an exception passed through; else `place`."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == place.rpartition(":")[0]]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else place

@@ -304,6 +304,8 @@ def _fails(
             exec("\n".join(lines), space)
         except (SyntaxError, NameError):  # what has no form in code, such as an infinite complex number
             return False
+        except SystemExit:  # a script that leaves shows nothing
+            return False
         except Exception as error:
             return shows(error)
     return False

@@ -130,7 +130,7 @@ def _parts(called: Calling, sample: Sample, failure: Failure) -> Iterator[list[s
     """The code behind a call that picks each result; nothing where a call raises."""
     try:
         found = called.parts(sample)
-    except Exception:  # it is what the failure is about
+    except (Exception, SystemExit):  # it is what the failure is about
         found = [("", "")] if failure.cause == "raises" else None
     if found is not None:
         yield [mine for mine, _ in found]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -86,10 +86,19 @@ class Sample:
         return f"sample {self.position}"
 
     def __str__(self) -> str:
-        pairs = zip(self.labels, self.flat, strict=True)
-        shown = [f"{label}{_shown(value)}" for label, value in pairs]
         origin = f"; {self.origin}" if self.origin else ""
-        return f"sample {self.position} ({', '.join(shown)}{origin})"
+        return sample_named(self.position, self.labels, self.flat, origin)
+
+
+def sample_named(position: int, labels: Iterable[str], values: Iterable[Any], origin: str = "") -> str:
+    """How a message calls a sample: by its position, and by what it holds.
+
+    Example:
+        >>> sample_named(0, ["x", "scale"], [torch.ones(2, 3), 0.5])
+        'sample 0 (x [2, 3], scale=0.5)'
+    """
+    shown = [f"{label}{_shown(value)}" for label, value in zip(labels, values, strict=True)]
+    return f"sample {position} ({', '.join(shown)}{origin})"
 
 
 def _shown(value: Any) -> str:

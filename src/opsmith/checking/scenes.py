@@ -45,7 +45,7 @@ class Heard:
 
     call: str
     when: str
-    given: Answer | Exception
+    given: Answer | BaseException
     modes: bool = False
     alone: bool = False
     mode: Mode | None = None
@@ -272,7 +272,7 @@ def in_threads(stage: Stage) -> Iterator[Heard]:
         stage.memory.forget()
         answers = at_once(jobs, in_step=in_step)
         for call, given in zip(calls, answers, strict=True):
-            if isinstance(given, Exception):
+            if isinstance(given, BaseException):
                 refuse_own(given)
             if given is not None:
                 yield Heard(call, "in four threads at once", given, modes=True)

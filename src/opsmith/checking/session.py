@@ -15,6 +15,7 @@ from opsmith import errors
 from opsmith.checking.brevity import BRIEF, briefly, remarks
 from opsmith.checking.effort import Effort, Level, effort_named
 from opsmith.checking.empties import failure_of
+from opsmith.checking.function_class import ForwardRaisedError
 from opsmith.checking.isolation import isolated, limit_of, refuse_isolation
 from opsmith.checking.loading import load_compiler
 from opsmith.checking.merging import merged, referred
@@ -62,22 +63,26 @@ def check(
     Raises:
         MissingSamplesError: If there are no samples.
         SampleError: If a sample does not fit the operator's arguments.
-        UsageError: If `operator` is none, a name in `only` or `skip` is no property, or `effort` no level.
+        UsageError: If `operator` is none, a name in `only` or `skip` is no property, they leave nothing to
+            check, or `effort` is no level.
 
     Example:
         >>> import opsmith.ops
         >>> opsmith.check(opsmith.ops.exp, only=["forward", "gradient"]).passed
         True
     """
-    chosen, unwanted = _known(only), _known(skip) or frozenset()
+    wanted = selected(only, skip)
     level = effort if isinstance(effort, Effort) else effort_named(effort)
     limit_s = limit_of(isolate)
-    loading = load_compiler() if chosen is None else 0.0  # one property alone may need none of it
+    loading = load_compiler() if only is None else 0.0  # one property alone may need none of it
     if limit_s:
         fallen = _fallen(operator, samples, seed, level, limit_s)
         if fallen is not None:
             return fallen
-    subject = subject_of(operator, samples, seed, level)
+    try:
+        subject = subject_of(operator, samples, seed, level)
+    except ForwardRaisedError as raised_:
+        return _unrun(operator, raised_.outcome, seed, level)
     if limit_s and subject.devices:  # looking at the devices is what wakes an accelerator up
         refuse_isolation()
     with _threads(level):
@@ -87,7 +92,7 @@ def check(
     for name in sorted(PROPERTIES, key=lambda name: name not in FIRST):
         if progress is not None:
             progress(name, len(found), len(PROPERTIES))
-        if name in unwanted or (chosen is not None and name not in chosen):
+        if name not in wanted:
             found[name] = Outcome(name, "skipped", "left out, as asked", left_out=True)
         elif (unsteady := _unsteady(found)) and (name not in FIRST or name == "state"):
             found[name] = Outcome(name, "skipped", unsteady)
@@ -103,8 +108,9 @@ def check(
         more += deaths
     if more and not before.left_out:
         found["forward"] = replace(before, status="failed", failures=(*before.failures, *more))
+    run = not limit_s and not _leaves(found)
     with quiet(), _threads(level):
-        outcomes = tuple(replayed(referred([found[name] for name in PROPERTIES]), every, run=not limit_s))
+        outcomes = tuple(replayed(referred([found[name] for name in PROPERTIES]), every, run=run))
     inputs = tuple(map(str, every.samples))
     ran = [name for name in PROPERTIES if found[name].status != "skipped"]
     about = {"inputs": inputs, "rejected": derived.rejected, "remarks": remarks(subject, ran)}
@@ -116,6 +122,12 @@ FIRST = ("randomness", "determinism", "effects", "state")
 
 
 UNSTEADYING = ("nondeterministic", "mutates-input", "mutates-grad-output", "stale-state")
+
+
+def _leaves(found: Mapping[str, Outcome]) -> bool:
+    """Whether it calls `sys.exit`, so that no replay can be run here."""
+    failures = [failure for outcome in found.values() for failure in outcome.failures]
+    return any(failure.evidence.get("exception") == SystemExit.__name__ for failure in failures)
 
 
 def _unsteady(found: Mapping[str, Outcome]) -> str | None:
@@ -149,7 +161,10 @@ def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failur
         deaths = isolated("forward", begin, where=place, limit_s=limit_s).failures
         if deaths:
             return Variations((), ()), deaths
-    return variations(subject), ()
+    try:
+        return variations(subject), ()
+    except SystemExit as error:
+        return Variations((), ()), (raised("forward", subject, error, "an input derived from the samples"),)
 
 
 def _fallen(operator: Any, samples: Samples, seed: int, level: Effort, limit_s: float) -> Report | None:
@@ -159,17 +174,24 @@ def _fallen(operator: Any, samples: Samples, seed: int, level: Effort, limit_s: 
     """
 
     def begin() -> Outcome:
-        subject_of(operator, samples, seed, level)
+        try:
+            subject_of(operator, samples, seed, level)
+        except ForwardRaisedError as raised_:
+            return raised_.outcome
         return Outcome("forward", "passed")
 
     forward = getattr(operator, "forward", None)
     place = operator.specification.where if isinstance(operator, Operator) else where(forward or operator)
     first = isolated("forward", begin, where=place, limit_s=limit_s)
-    if first.status == "passed":
-        return None
+    return None if first.status == "passed" else _unrun(operator, first, seed, level)
+
+
+def _unrun(operator: Any, first: Outcome, seed: int, level: Effort) -> Report:
+    """The report on what could not be run at all, as one property found."""
     others = (Outcome(name, "skipped", FALLEN) for name in PROPERTIES if name != first.property)
     name = operator.name if isinstance(operator, Operator) else getattr(operator, "__qualname__", operator)
-    return Report(str(name), (first, *others), seed, environment(), level.name)
+    found = {each.property: each for each in (first, *others)}
+    return Report(str(name), tuple(found[name] for name in PROPERTIES), seed, environment(), level.name)
 
 
 FALLEN = "it could not be run at all: see `forward`"
@@ -205,7 +227,7 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
                     notes[finding.text] = None
                 elif isinstance(finding, Skipped):
                     reasons.append(finding.reason)
-    except Exception as error:
+    except BaseException as error:
         refuse_own(error)
         failures.append(raised(known.name, subject, error, "all samples"))
     seconds = time.perf_counter() - start
@@ -219,6 +241,32 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
         tuple(notes),
         apart=known.apart,
     )
+
+
+def selected(only: Iterable[str] | None, skip: Iterable[str] | None) -> frozenset[str]:
+    """The properties that are to be checked.
+
+    Args:
+        only: As of `check`.
+        skip: As of `check`.
+
+    Raises:
+        UsageError: If a name is no property, or nothing is left.
+
+    Example:
+        >>> sorted(selected(["forward", "integration"], ["compile", "export", "opcheck"]))
+        ['autocast', 'forward', 'serialization']
+    """
+    chosen, unwanted = _known(only), _known(skip) or frozenset()
+    wanted = (frozenset(PROPERTIES) if chosen is None else chosen) - unwanted
+    if not wanted:
+        raise errors.UsageError(
+            "nothing is left to check",
+            expected="one property at least that `only` has and `skip` has not",
+            got=f"only={'all' if chosen is None else sorted(chosen)}, skip={sorted(unwanted)}",
+            mend="leave `only` or `skip` out, or name other properties",
+        )
+    return wanted
 
 
 def _known(names: Iterable[str] | None) -> frozenset[str] | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -27,10 +27,14 @@ from opsmith.checking.isolation import limit_of
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.rendering import rendered
 from opsmith.checking.report import Report
+from opsmith.checking.session import selected
 from opsmith.cli.checked import GUESSED, Checked, everything
-from opsmith.cli.guard import complain, guarded, waiting
+from opsmith.cli.guard import complain, guarded, raise_interruption, waiting
+from opsmith.cli.output import Output, page_writer
 from opsmith.cli.tally import Tally
+from opsmith.cli.watching import Note, watched
 from opsmith.locating import Target
+from opsmith.locating.target import is_function_class
 
 EPILOG = "\n\n".join(
     ["**Properties**", *(f"- `{known.name}` {known.title}" for known in PROPERTIES.values())]
@@ -43,8 +47,9 @@ def check(
         str,
         typer.Argument(
             metavar="FILE_OR_MODULE[:NAME]",
-            help="A `.py` file or a module, and which of its operators or Functions; all of its operators "
-            "without `:NAME`, or all of its Functions where it has none.",
+            help="A `.py` file or a module, and which of its operators, Functions or custom ops (`twice`, or "
+            "`mylib::twice`); all of its operators without `:NAME`, or all of its Functions and custom ops "
+            "where it has none.",
             show_default=False,
         ),
     ],
@@ -100,7 +105,8 @@ def check(
 ) -> None:
     """Check operators: results, gradients, second order, side effects and more, against their references.
 
-    A plain `autograd.Function` can be checked as it is; without `--samples` its arguments are guessed.
+    A plain `autograd.Function` can be checked as it is, and a `torch.library.custom_op`; without `--samples`
+    the arguments of a Function are guessed, and a custom op cannot be checked.
 
     **Examples**
 
@@ -114,10 +120,13 @@ def check(
 
     - `opsmith check mypackage.ops:mylib::linear --json > report.json`
 
-    Exit status: 0 all that was asked for passed, 1 something did not, 2 it could not be checked.
+    Exit status: 0 all that was asked for passed, 1 something did not, 2 something could not be checked or
+    written, 130 interrupted.
     """
-    out = sys.stdout
+    out, tally = sys.stdout, Tally()
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the operators print is no report
+        output = Output(out)
+        selected(only or None, skip)
         options = {
             "only": only or None,
             "skip": skip,
@@ -125,20 +134,23 @@ def check(
             "effort": _effort(quick=quick, thorough=thorough),
             "isolate": _isolation(isolate=isolate, limit=limit),
         }
-        write = None if html is None else _page_writer(html)
+        write = None if html is None else page_writer(html)
         place = Target.of(target)
         with waiting(f"importing {escape(target)}"):
             found = everything(place, samples)
-        tally = _checked(found, out, as_json, options)
-        aside = place.left_aside()
-        if aside:
-            typer.echo(_about_functions(place, aside), err=True)
+        _check(found, tally, None if as_json else output, options)
+        if not tally.interrupted:
+            for line in _about_others(place, place.left_aside()):
+                typer.echo(line, err=True)
+        if as_json:
+            output.write(json.dumps(tally.to_dict(), indent=2, allow_nan=False) + "\n")
+        elif len(found) > 1:
+            output.write(f"\n{tally.summary()}\n")
         if write is not None:
             write(tally)
-        if as_json:
-            out.write(json.dumps(tally.to_dict(), indent=2, allow_nan=False) + "\n")
-        elif len(tally.reports) + len(tally.unchecked) > 1:
-            out.write(f"\n{tally.summary()}\n")
+        output.close()
+        if tally.interrupted:
+            raise KeyboardInterrupt
     raise typer.Exit(tally.status)
 
 
@@ -160,47 +172,65 @@ def _isolation(*, isolate: bool, limit: float | None) -> bool | float:
             expected="`--isolate` beside it",
             mend=f"write `--isolate --limit {limit:g}`",
         )
-    return isolate if limit is None else limit
+    if limit is not None and not 0 < limit < float("inf"):
+        raise errors.UsageError(
+            "`--limit` takes a positive number of seconds",
+            got=f"{limit:g}",
+            mend="write for example `--isolate --limit 60`",
+        )
+    found = isolate if limit is None else limit
+    limit_of(found)
+    return found
 
 
-def _about_functions(target: Target, names: list[str]) -> str:
-    listed = ", ".join(f"`{name}`" for name in names)
-    which, its = ("Functions", "them") if len(names) > 1 else ("Function", "it")
-    return (
-        f"opsmith: {target.place} also has the {which} {listed}, of which no operator was adopted; check "
-        f"{its} with `opsmith check {target.place}:{names[0]}`"
-    )
+def _about_others(target: Target, others: dict[str, Any]) -> Iterator[str]:
+    """A line for the Functions, and one for the custom ops, of a file whose operators were checked."""
+    functions = [name for name, value in others.items() if is_function_class(value)]
+    custom = [name for name in others if name not in functions]
+    for names, kind, options in ((functions, "Function", ""), (custom, "custom op", " --samples SAMPLES")):
+        if names:
+            listed = ", ".join(f"`{name}`" for name in names)
+            which, its = (f"{kind}s", "them") if len(names) > 1 else (kind, "it")
+            yield (
+                f"opsmith: {target.place} also has the {which} {listed}, of which no operator was adopted; "
+                f"check {its} with `opsmith check {target.place}:{names[0]}{options}`"
+            )
 
 
-def _checked(found: list[Checked], out: TextIO, as_json: bool, options: dict[str, Any]) -> Tally:
-    """Check them one after the other, and print each report when it is there."""
-    tally = Tally()
-    console = Console(file=out)
-    for each in found:
-        try:
-            with _progress(each.name) as progress:
-                report = _report(each, {**options, "progress": progress})
-        except (errors.MissingSamplesError, errors.SampleError) as error:
-            tally.unchecked.append(error)  # the other operators can still be checked
-            complain(error)
-            continue
-        tally.reports.append(report)
-        if not as_json:
-            console.print(rendered(report))
-    return tally
+def _check(found: list[Checked], tally: Tally, output: Output | None, options: dict[str, Any]) -> None:
+    """Check them one after the other, and print each report when it is there.
+
+    What keeps one from being checked is told, and the others are checked; what Ctrl-C leaves is taken down.
+    """
+    with watched() if options["isolate"] is False else nullcontext(lambda text: None) as note:
+        for place, each in enumerate(found):
+            try:
+                note(f"`{each.name}`")
+                with _progress(each.name, note) as progress:
+                    report = _report(each, {**options, "progress": progress})
+            except errors.OpsmithError as error:
+                tally.unchecked.append(error)
+                complain(error)
+                continue
+            except KeyboardInterrupt:
+                tally.interrupted += [left.name for left in found[place:]]
+                return
+            tally.reports.append(report)
+            if output is not None:
+                output.show(rendered(report))
 
 
 def _report(each: Checked, options: dict[str, Any]) -> Report:
     guessed = each.guess(options["seed"], limit_of(options["isolate"]))
     if guessed is None:
-        return checking.check(each.value, samples=each.samples, **options)
+        return each.check(options)
     report = checking.check(each.value, samples=guessed.samples, **options)
     remark = GUESSED.format(words=guessed.words, how=each.how())
     return replace(report, remarks=(*report.remarks, remark))
 
 
 @contextmanager
-def _progress(name: str) -> Iterator[Callable[[str, int, int], None]]:
+def _progress(name: str, note: Note) -> Iterator[Callable[[str, int, int], None]]:
     """A bar on stderr that is gone afterwards; none where stderr is no terminal."""
     columns = (
         SpinnerColumn(),
@@ -214,31 +244,8 @@ def _progress(name: str) -> Iterator[Callable[[str, int, int], None]]:
         task = bar.add_task(escape(name), total=None)
 
         def advance(check: str, done: int, total: int) -> None:
+            raise_interruption()
+            note(f"`{check}` of `{name}`")
             bar.update(task, description=f"{escape(name)} {check}", completed=done, total=total)
 
         yield advance
-
-
-def _page_writer(file: Path) -> Callable[[Tally], None]:
-    """What writes the page; that it cannot be written is known before anything is checked for it.
-
-    Raises:
-        UsageError: If the file's folder is not there, or it is a folder.
-        MissingExtraError: If a package for it is missing.
-    """
-    from opsmith.checking.page import page
-
-    if file.is_dir() or not file.parent.is_dir():
-        raise errors.UsageError(
-            f"the page cannot be written to `{file}`",
-            expected="a file in a folder that is there",
-            got="a folder" if file.is_dir() else f"there is no folder `{file.parent}`",
-            mend="make the folder first, or name another file",
-        )
-
-    def write(tally: Tally) -> None:
-        unchecked = [(error.operator or "", str(error)) for error in tally.unchecked]
-        file.write_text(page(tally.reports, unchecked), encoding="utf-8")
-        typer.echo(f"opsmith: the page is in {file}", err=True)
-
-    return write

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from opsmith import errors
+from opsmith import checking, errors
 from opsmith.checking.isolation import isolated
-from opsmith.checking.report import Outcome
+from opsmith.checking.report import Outcome, Report
 from opsmith.core.location import where
+from opsmith.core.operator import Operator
 from opsmith.locating import Target
 from opsmith.locating.target import is_function_class
 from opsmith.surveying.samples import Guessed, guessed_samples
@@ -60,6 +61,21 @@ class Checked:
                     mend=mend,
                 )
         return guessed_samples(self.value, name=self.name, mend=mend, seed=seed)
+
+    def check(self, options: dict[str, Any]) -> Report:
+        """Check it on its own samples, or on those that were named.
+
+        Raises:
+            MissingSamplesError: If there are none, with how to give them here.
+        """
+        try:
+            return checking.check(self.value, samples=self.samples, **options)
+        except errors.MissingSamplesError as error:
+            if isinstance(self.value, Operator):
+                raise
+            raise errors.MissingSamplesError(
+                error.problem, operator=error.operator, where=error.where, mend=self.how()
+            ) from error
 
     def how(self) -> str:
         """How samples are given, for a message."""

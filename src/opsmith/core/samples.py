@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from opsmith import errors
-from opsmith.core.calls import Call, call_fault
+from opsmith.core.calls import Call, Fault, call_fault, shown
 from opsmith.core.location import where
 from opsmith.core.schema import Schema
 
@@ -64,8 +65,123 @@ class Make:
 Samples = Callable[..., Iterable[Any]]
 
 
-def as_call(sample: Any, schema: Schema, operator: str, place: str) -> Call:
+@dataclass(frozen=True)
+class Placed:
+    """A function of samples that stands for the author's own, in messages too.
+
+    Args:
+        function: Gives the samples.
+        place: Where the author gave them.
+    """
+
+    function: Callable[[Make], Iterable[Any]]
+    place: str
+
+    def __call__(self, make: Make) -> Iterable[Any]:
+        return self.function(make)
+
+
+def place_of(samples: Any, otherwise: str) -> str:
+    """Where samples were written: `file:line` of a function, else what the caller knows."""
+    if isinstance(samples, Placed):
+        return samples.place
+    return where(samples) if callable(samples) else otherwise
+
+
+def listed(source: Any, make: Make, operator: str | None, place: str) -> list[Any]:
+    """The samples one by one, from a list of them or a function that gives one; no sample is looked into.
+
+    Args:
+        source: The list, or the function, of `make` or of nothing.
+        make: What makes tensors.
+        operator: The operator's name, in messages.
+        place: Where a list was given; a function tells its own place.
+
+    Raises:
+        SampleError: If the function raises, or what it gives is no list.
+
+    Example:
+        >>> listed(lambda: [(1.0,)], Make(), "demo::twice", ""), listed([(2.0,)], Make(), "demo::twice", "")
+        ([(1.0,)], [(2.0,)])
+    """
+    place = place_of(source, place)
+    try:
+        given = _called(source, make) if callable(source) else source
+        if isinstance(given, Iterable) and not isinstance(given, _ONE):
+            return list(given)
+    except errors.SampleError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise errors.SampleError(
+            f"its samples cannot be made: {type(error).__name__}: {error}".rstrip(": "),
+            operator=operator,
+            where=_last_line(error, place),
+            mend="let the function return a list of tuples of arguments, such as `[(x, weight)]`",
+        ) from error
+    raise errors.SampleError(
+        "its samples are no list of calls",
+        operator=operator,
+        expected="a list of tuples of arguments, or a function of `make` or of nothing that gives one",
+        got=shown(given),
+        where=place,
+        mend="give a list, a tuple for each call: `[(x, weight)]`, or `[(x,)]` where it takes one argument",
+    )
+
+
+_ONE = (str, bytes, Mapping, Set, torch.Tensor)
+"""What can be gone through, and is no list of calls."""
+
+
+def _called(function: Samples, make: Make) -> Any:
+    """What a function of samples gives: it may leave out its parameter `make`."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # a builtin that does not say
+        return function()
+    wanted = any(
+        each.name == "make" or (each.default is each.empty and each.kind in _BY_POSITION)
+        for each in parameters
+    )
+    return function(make) if wanted else function()
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _last_line(error: BaseException, place: str) -> str:
+    """The last line of the file in which the samples are made, that an exception passed through."""
+    file = place.rpartition(":")[0]
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
+    return f"{file}:{frames[-1].lineno}" if frames else place
+
+
+def forgotten_list(source: Any, fits: Callable[[Sequence[Any]], bool]) -> str:
+    """A remark for the mend where the samples look like the arguments of one call; else empty.
+
+    Args:
+        source: What was given for samples.
+        fits: Whether it takes these arguments.
+    """
+    alone = isinstance(source, tuple | list) and not all(
+        isinstance(item, tuple | list | Call) for item in source
+    )
+    if not (alone and fits(source)):
+        return ""
+    return "these look like the arguments of one call: put them into a list, `[(x, weight)]`; or "
+
+
+def as_call(
+    sample: Any, schema: Schema, operator: str, place: str, position: int = 0, remark: str = ""
+) -> Call:
     """One sample as a call, checked against the signature.
+
+    Args:
+        sample: A tuple of arguments, a call, or one tensor.
+        schema: The signature.
+        operator: The operator's name, in messages.
+        place: Where the samples were given.
+        position: Which of the samples it is.
+        remark: What the mend begins with.
 
     Raises:
         SampleError: If it is neither a tuple nor a call, or does not fit the operator's arguments.
@@ -75,29 +191,56 @@ def as_call(sample: Any, schema: Schema, operator: str, place: str) -> Call:
     if isinstance(sample, tuple | list):
         sample = Call(tuple(sample))
     if not isinstance(sample, Call):
-        raise errors.SampleError(
-            "a sample is neither a tuple of arguments nor `make.call(...)`",
-            operator=operator,
-            got=repr(sample),
-            where=place,
-            mend="yield `(x, weight)` or `make.call(x, weight, stride=2)`",
-        )
+        raise no_call(sample, operator, place, position, remark)
     fault = call_fault(sample.args, sample.kwargs, schema)
     if fault is not None:
         raise errors.SampleError(
-            f"a sample does not fit the signature: {fault[0]}",
+            f"sample {position} does not fit the signature: {fault[0]}",
             operator=operator,
             argument=fault[1],
             expected=fault[2],
             got=fault[3],
             where=place,
-            mend="yield the arguments as a call of the operator would give them",
+            mend=remark + _mend(fault),
         )
     return sample
 
 
-def samples_of(function: Samples, make: Make, schema: Schema, operator: str) -> list[Call]:
-    """Every sample that an operator's `samples` function yields; it may leave out its parameter `make`."""
-    place = where(function)
-    samples = function(make) if inspect.signature(function).parameters else function()
-    return [as_call(sample, schema, operator, place) for sample in samples]
+def _mend(fault: Fault) -> str:
+    """What to do about an argument that does not fit."""
+    expected, got = fault[2] or "", fault[3] or ""
+    if expected.startswith("object") and "Tensor" in got:
+        return (
+            "annotate it where it is taken, `xs: list[Tensor]`; or take the tensors one by one, or as `*xs`"
+        )
+    return "yield the arguments as a call of the operator would give them"
+
+
+def no_call(sample: Any, operator: str, place: str, position: int, remark: str = "") -> errors.SampleError:
+    """The error for a sample that is neither a tuple of arguments nor a call."""
+    return errors.SampleError(
+        f"sample {position} is neither a tuple of arguments nor `make.call(...)`",
+        operator=operator,
+        got=shown(sample),
+        where=place,
+        mend=f"{remark}yield `(x, weight)` or `make.call(x, weight, stride=2)`",
+    )
+
+
+def samples_of(source: Any, make: Make, schema: Schema, operator: str, place: str = "") -> list[Call]:
+    """Every sample of a list, or that a `samples` function yields, as a call that fits the signature.
+
+    Args:
+        source: As of `listed`.
+        make: What makes tensors.
+        schema: The signature.
+        operator: The operator's name, in messages.
+        place: Where a list was given.
+
+    Raises:
+        SampleError: If it is no list of samples, or one of them does not fit.
+    """
+    given = listed(source, make, operator, place)
+    place = place_of(source, place)
+    remark = forgotten_list(source, lambda args: call_fault(tuple(args), {}, schema) is None)
+    return [as_call(each, schema, operator, place, position, remark) for position, each in enumerate(given)]

@@ -287,15 +287,7 @@ def _argument(parameter: inspect.Parameter, operator: str, place: str) -> Argume
             where=place,
             mend="rename the argument",
         )
-    if not name.isascii():
-        raise errors.NameFormatError(
-            f"torch's schema language cannot write the name of `{name}`",
-            operator=operator,
-            argument=name,
-            expected="letters of ASCII, digits and `_`",
-            where=place,
-            mend="rename the argument",
-        )
+    refuse_unwritable(name, operator, place)
     if parameter.annotation is REQUIRED:
         raise errors.MissingAnnotationError(
             f"parameter `{name}` has no type hint",
@@ -351,4 +343,21 @@ def _check_default(name: str, kind: Kind, default: Any, operator: str, place: st
             mend=f"write `{name}: {kind.hint()} | None = None`"
             if default is None
             else "change the one or the other",
+        )
+
+
+def refuse_unwritable(name: str, operator: str, place: str) -> None:
+    """Refuse an argument whose name torch's schemas cannot hold.
+
+    Raises:
+        NameFormatError: If it has other letters than those of ASCII.
+    """
+    if not name.isascii():
+        raise errors.NameFormatError(
+            f"torch's schema language cannot write the name of `{name}`",
+            operator=operator,
+            argument=name,
+            expected="letters of ASCII, digits and `_`",
+            where=place,
+            mend="rename the argument",
         )

@@ -52,16 +52,18 @@ def classes_in(module: ModuleType, *, inside: bool = False) -> dict[str, Class]:
         inside: Whether the modules inside a package count, too.
     """
     found: dict[str, Class] = {}
-    for known in _inner_modules(module) if inside else [module]:
+    for known in modules_of(module, inside=inside):
         prefix = f"{known.__name__.removeprefix(module.__name__)}.".removeprefix(".")
         _collect(vars(known), prefix, known.__name__, found, set())
     return found
 
 
-def _inner_modules(module: ModuleType) -> list[ModuleType]:
-    """A module, and those inside it that are imported."""
-    inside = f"{module.__name__}."
-    return [module, *(known for name, known in sorted(sys.modules.items()) if name.startswith(inside))]
+def modules_of(module: ModuleType, *, inside: bool) -> list[ModuleType]:
+    """A module, and where asked for those inside it that are imported."""
+    if not inside:
+        return [module]
+    prefix = f"{module.__name__}."
+    return [module, *(known for name, known in sorted(sys.modules.items()) if name.startswith(prefix))]
 
 
 def _collect(names: Any, prefix: str, module: str, found: dict[str, Class], seen: set[type]) -> None:

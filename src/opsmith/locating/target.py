@@ -14,7 +14,8 @@ from opsmith import errors
 from opsmith.adopting.registered import is_operator
 from opsmith.core.operator import Operator
 from opsmith.declaring import declared_operators
-from opsmith.locating.classes import Class, classes_in
+from opsmith.locating.classes import classes_in
+from opsmith.locating.custom_ops import custom_ops_in, registered_as
 from opsmith.locating.importing import import_file, import_module
 
 _FILE = re.compile(r"(?P<place>.+?\.py)(?::(?P<name>.+))?")
@@ -87,10 +88,11 @@ class Target:
         return found
 
     def checkable(self) -> dict[str, Any]:
-        """What it names that can be checked, by the name to show: operators, else Functions.
+        """What it names that can be checked, by the name to show: operators, else Functions and custom ops.
 
-        With a name it may be an operator, an `autograd.Function` class, or an operator of torch.library.
-        Without one it is every operator that the module declares; where it declares none, its Functions.
+        With a name it may be an operator, an `autograd.Function` class, or an operator of torch.library, by
+        its variable or as `namespace::name`. Without one it is every operator that the module declares; where
+        it declares none, its Functions and the `custom_op` objects that its variables hold.
 
         Raises:
             OperatorNotFoundError: If there is no such file, module or name, or nothing to check.
@@ -98,34 +100,42 @@ class Target:
         """
         module = self.module()
         found = _declared(module)
-        classes = classes_in(module, inside=not self.is_file)
+        others = self._others(module)
         if self.name is not None:
             known = _known(module, found)
             if self.name in known:
                 return {known[self.name].name: known[self.name]}
             value = _attribute(module, self.name)
+            if value is None:
+                value = registered_as(self.name)
             if is_function_class(value) or is_operator(value):
                 return {self.name: value}
-            raise self._unknown(module, known, classes)
+            raise self._unknown(module, known, others)
         if found:
             return {operator.name: operator for operator in found}
-        if not classes:
+        if not others:
             raise self._none(module)
-        return dict(classes)
+        return others
 
-    def left_aside(self) -> list[str]:
-        """The Functions of a module that declares operators, of which none was adopted from them."""
+    def left_aside(self) -> dict[str, Any]:
+        """The Functions and custom ops of a module that declares operators, none of which was adopted."""
         module = self.module()
         found = _declared(module)
         if self.name is not None or not found:
-            return []
-        adopted = {each.specification.adopted.function_class for each in found if each.specification.adopted}
-        classes = classes_in(module, inside=not self.is_file)
-        return [name for name, each in classes.items() if each not in adopted]
+            return {}
+        adopted = [each.specification.adopted.function_class for each in found if each.specification.adopted]
+        return {name: each for name, each in self._others(module).items() if each not in adopted}
+
+    def _others(self, module: ModuleType) -> dict[str, Any]:
+        """What can be checked and is no operator of opsmith."""
+        inside = not self.is_file
+        return {**classes_in(module, inside=inside), **custom_ops_in(module, inside=inside)}
 
     def _none(self, module: ModuleType) -> errors.OperatorNotFoundError:
-        classes = classes_in(module, inside=not self.is_file)
-        also = f", but the Functions {_listed(list(classes))}" if classes else ""
+        classes = self._others(module)
+        functions = all(map(is_function_class, classes.values()))
+        what = "Functions" if functions else "Functions and custom ops"
+        also = f", but the {what} {_listed(list(classes))}" if classes else ", Function or custom op"
         return errors.OperatorNotFoundError(
             f"`{self.place}` declares no operator{also}",
             mend="adopt one, `opsmith.adopt(...)`: `opsmith adopt` writes the line for each"
@@ -134,9 +144,9 @@ class Target:
         )
 
     def _unknown(
-        self, module: ModuleType, known: dict[str, Operator[..., Any]], classes: dict[str, Class]
+        self, module: ModuleType, known: dict[str, Operator[..., Any]], others: dict[str, Any]
     ) -> errors.OperatorNotFoundError:
-        there = list(dict.fromkeys(operator.name for operator in known.values())) + list(classes)
+        there = list(dict.fromkeys(operator.name for operator in known.values())) + list(others)
         return errors.OperatorNotFoundError(
             f"`{self.place}` has no operator `{self.name}`",
             expected=f"one of {_listed(there)}" if there else "an operator; it has none",

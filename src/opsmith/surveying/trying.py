@@ -38,7 +38,7 @@ class Stop:
     """
 
     method: str
-    error: Exception
+    error: Exception | SystemExit
     guess: Guess
 
     @property
@@ -166,7 +166,7 @@ def run(function_class: type[torch.autograd.Function], guess: Guess, seed: int) 
                 method = "backward"
                 grads = [torch.randn_like(result) for result in followed]
                 gradients = torch.autograd.grad(followed, inputs, grads, allow_unused=True)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return Stop(method, error, guess)
     if not all(bool(each.isfinite().all()) for each in [*results, *gradients] if each is not None):
         return "not finite"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,23 @@ def _of(report: Report, name: str) -> Outcome:
     return next(outcome for outcome in report.outcomes if outcome.property == name)
 
 
+@contextmanager
+def _without_traces() -> Iterator[None]:
+    """A region in which pytest does not capture what torch's compiler logs for its own tools.
+
+    pytest hangs its handler on that logger, too, and shows an empty line for each of hundreds of records.
+    """
+    logger = logging.getLogger("torch.__trace")
+    handlers = [each for each in logger.handlers if type(each).__module__.startswith("_pytest.")]
+    for each in handlers:
+        logger.removeHandler(each)
+    try:
+        yield
+    finally:
+        for each in handlers:
+            logger.addHandler(each)
+
+
 class PropertyItem(pytest.Item):
     """One property of one operator."""
 
@@ -141,7 +160,8 @@ class PropertyItem(pytest.Item):
 
     def runtest(self) -> None:
         """Fail with what the report says, or skip with its reason."""
-        report, outcome = self.parent.outcome(self.name)
+        with _without_traces():
+            report, outcome = self.parent.outcome(self.name)
         self.user_properties.append(("seconds", round(outcome.seconds, 3)))
         for note in outcome.notes:
             self.add_report_section("call", "notes", f"{note}\n")

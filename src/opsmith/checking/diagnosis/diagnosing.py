@@ -11,6 +11,7 @@ from torch import Tensor
 
 from opsmith.checking.causes import UNKNOWN, first_of
 from opsmith.checking.diagnosis.broadcast import broadcast
+from opsmith.checking.diagnosis.forgotten_number import forgotten_number
 from opsmith.checking.diagnosis.found import Found, Hypothesis
 from opsmith.checking.diagnosis.incoming import incoming
 from opsmith.checking.diagnosis.influence import influence
@@ -42,6 +43,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     transposed,
     shifted,
     region,
+    forgotten_number,
     missing_term,
     influence,
 )

@@ -25,7 +25,7 @@ from opsmith.checking.differentiated import (
 )
 from opsmith.checking.numerical_gradient import NumericalGradient
 from opsmith.checking.probes import Probe, probes
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, refuse_own
+from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample, refuse_own
 from opsmith.checking.report import Failure
 from opsmith.checking.right_gradient import RightGradient
 from opsmith.checking.rough import only_rounding
@@ -50,6 +50,7 @@ class Seen:
         instead: Inputs with a formula, and what a sample gave instead of floating numbers.
         failed: Whether anything was wrong.
         wrong: Inputs whose gradient is wrong on a sample of the author's: one of derived ones says no more.
+        right: For each input the author's samples on which its gradient is right.
         borne_out: Whether finite differences bear out autograd through the reference on every sample so far.
         looked: How many samples were looked at.
     """
@@ -61,6 +62,7 @@ class Seen:
     borne_out: bool = True
     looked: int = 0
     wrong: set[str] = field(default_factory=set)
+    right: dict[str, list[str]] = field(default_factory=dict)
 
 
 def run(subject: Subject) -> Findings:
@@ -73,9 +75,9 @@ def run(subject: Subject) -> Findings:
         yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
         return
     seen = Seen()
-    for finding in each_sample(NAME, subject, partial(_sample, seen=seen)):
+    for finding in [*each_sample(NAME, subject, partial(_sample, seen=seen))]:
         seen.failed = seen.failed or isinstance(finding, Failure)
-        yield finding
+        yield _told_apart(finding, seen)
     for name, given in seen.instead.items():
         if name in seen.differentiated:
             continue
@@ -98,6 +100,13 @@ def run(subject: Subject) -> Findings:
         yield Note("nothing to differentiate: no result requires a gradient in any sample")
     else:
         yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
+
+
+def _told_apart(finding: Finding, seen: Seen) -> Finding:
+    """A failure with the samples on which there is none: what they have in common may be the reason."""
+    if not isinstance(finding, Failure) or finding.input not in seen.right:
+        return finding
+    return replace(finding, evidence={**finding.evidence, "right on": ", ".join(seen.right[finding.input])})
 
 
 def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
@@ -133,10 +142,14 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
                 attempts.append(found)
             else:
                 yield found
+    wrong: set[str] = set()
     for finding in conclude(NAME, right, attempts):
         if isinstance(finding, Failure) and finding.input:
-            seen.wrong.update(finding.input.split(", "))
+            wrong.update(finding.input.split(", "))
         yield finding
+    seen.wrong |= wrong
+    for label in {sample.labels[place] for place in inputs.places} - wrong if not sample.origin else ():
+        seen.right.setdefault(label, []).append(str(sample))
 
 
 def _about_reference(right: RightGradient, probe: Probe) -> Findings:

@@ -153,7 +153,7 @@ def _failure(stage: Stage, heard: Heard) -> Failure | None:
     by = f" It keeps something in {', '.join(kept)}." if kept else ""
     if kept:
         evidence["kept in"] = ", ".join(kept)
-    if isinstance(heard.given, Exception):
+    if isinstance(heard.given, BaseException):
         error = heard.given
         message = (
             f"{_called(heard)} raises {type(error).__name__}: {first_line(error)}; alone it goes well.{by} "
@@ -182,7 +182,7 @@ def _called(heard: Heard) -> str:
 
 def _rounding(stage: Stage, heard: Heard) -> Findings:
     """A note where another mode has another rounding: another kernel may serve it."""
-    if not heard.modes or isinstance(heard.given, Exception):
+    if not heard.modes or isinstance(heard.given, BaseException):
         return
     right = _tensors(stage.right[heard.call])
     for named, one, other in zip(_names(stage, heard.call), right, _tensors(heard.given), strict=False):
