@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 import opsmith
+from opsmith import errors
 from opsmith.checking.brevity import ENOUGH, briefly
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.loading import load_compiler
@@ -72,3 +74,11 @@ def test_torch_loads_its_compiler_once() -> None:
     report = opsmith.check(sampled((2,)), effort="quick", skip=["integration"])
     assert report.loading == report.seconds_apart < 0.5
     assert opsmith.check(sampled((2,)), effort="quick", only=["forward"]).loading == 0.0
+
+
+def test_an_effort_of_ones_own_has_the_name_of_a_level() -> None:
+    more = replace(EFFORTS["quick"], variations=1)
+    assert opsmith.check(sampled((2,)), effort=more, only=["forward"]).passed_as_asked
+    with pytest.raises(errors.UsageError, match="there is no such level of effort") as raised:
+        replace(EFFORTS["quick"], name="mine")  # type: ignore[arg-type]
+    assert "`quick`, `default`, `thorough`" in str(raised.value)

@@ -68,7 +68,9 @@ def test_sizes_that_no_sample_varies_stay() -> None:
     operator = opsmith.operator("kernel_sizes::fixed")(turned)
     operator.samples(lambda: SAMPLES[:1])
     operator.kernel("cpu", lambda matrix, scale: (matrix.flip(-1) * scale).softmax(-1))
-    for sample in kernel_sizes(subject_of(operator, None, 0, EFFORTS["default"])):
+    found = kernel_sizes(subject_of(operator, None, 0, EFFORTS["default"]))
+    assert found
+    for sample in found:
         assert [value.shape[-1] for value in sample.flat] == [5, 5]
 
 

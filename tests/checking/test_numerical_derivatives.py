@@ -362,3 +362,18 @@ def test_at_a_kink_the_property_takes_what_lies_between_its_sides(at_zero: float
     x = torch.tensor([[0.0, 1.0, -2.0], [0.5, 0.0, -0.25]])
     report = opsmith.check(Rectify, samples=[(x,)], only=["gradient"], effort="quick")
     assert (not report.failures) is right, str(report)
+
+
+def test_a_gradient_that_differences_cannot_tell_is_not_passed_in_silence() -> None:
+    @opsmith.operator("numerical::jumps", opaque=True)
+    def jumps(x: Tensor) -> Tensor:
+        digits = (x.detach().double() * 1e15).floor() % 7
+        return digits.to(x.dtype)
+
+    jumps.fake(torch.empty_like)
+    jumps.gradients(x=lambda grad: 17 * grad)
+    report = opsmith.check(jumps, samples=[(torch.rand(3) + 1,)], only=["gradient"], effort="quick")
+    (outcome,) = (each for each in report.outcomes if each.property == "gradient")
+    assert any(
+        "finite differences cannot tell 3 of 3 elements of the gradient by `x`" in n for n in outcome.notes
+    )

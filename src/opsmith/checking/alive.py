@@ -60,6 +60,13 @@ class Alive:
             )
         )
 
+    def answered(self, subject: Subject) -> Answer:
+        """The results, as they are now, and the gradients of a backward, kept as copies."""
+        results = copies(self.results)
+        if not self.open:
+            return Answer(results, (None,) * len(self.places))
+        return Answer(results, copies(self.backward(self.grads(subject))))
+
 
 def alive(
     subject: Subject, sample: Sample, flat: Sequence[Any], places: Sequence[int], *, leaf: bool = True
@@ -97,7 +104,8 @@ class Answer:
 
     Args:
         results: The visible results.
-        gradients: The gradient by each place; none where no result requires one.
+        gradients: The gradient by each place; None for each where no result requires one, so that a call that
+            loses its graph is seen beside one that does not.
     """
 
     results: tuple[Tensor | None, ...]
@@ -106,9 +114,7 @@ class Answer:
 
 def answer(subject: Subject, sample: Sample, flat: Sequence[Any], places: Sequence[int]) -> Answer:
     """The results and gradients of a call, kept as copies."""
-    call = alive(subject, sample, flat, places)
-    results = copies(call.results)
-    return Answer(results, copies(call.backward(call.grads(subject))) if call.open else ())
+    return alive(subject, sample, flat, places).answered(subject)
 
 
 def copies(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

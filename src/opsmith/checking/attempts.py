@@ -84,6 +84,18 @@ def conclude(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> F
                 f"the gradient of `{label}` has a kink in {right.sample.brief}: whatever lies between its "
                 "one-sided derivatives is right there"
             )
+        if not any(each.wrong for each in mine):
+            yield from _untold(right, place, _probes(mine))
+
+
+def _untold(right: RightGradient, place: int, probes: Sequence[Probe]) -> Findings:
+    """What finite differences do not tell of a gradient, where nothing else decides whether it is right."""
+    for probe in probes:
+        if not right.trusted(place, probe):
+            words = right.numerical(place, probe).untold(right.sample.labels[place])
+            if words is not None:
+                yield Note(f"{words}; in {right.sample.brief} nothing looked at them")
+                return
 
 
 ROUNDED = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 GRID = (
     -12.0,
@@ -28,7 +29,11 @@ GRID = (
     12.0,
 )
 STEPS = 50
+"""How often an interval is halved: enough for the last bit of a float64."""
+
 MOST = 4
+"""Boundaries that are tried, the first ones from below."""
+
 NICE = 1e-9
 """A boundary this near to a number of few digits is that number."""
 
@@ -45,9 +50,7 @@ def boundaries(function: Callable[[float], float]) -> list[float]:
     """
     values = [function(point) for point in GRID]
     found: list[float] = []
-    for (low, below), (high, above) in zip(
-        zip(GRID, values, strict=True), list(zip(GRID, values, strict=True))[1:], strict=False
-    ):
+    for (low, below), (high, above) in pairwise(zip(GRID, values, strict=True)):
         point = _jump(function, low, below, high, above)
         if point is not None and len(found) < MOST:
             found.append(point)

@@ -168,7 +168,7 @@ def claims_autocast(subject: Subject) -> bool:
 
 
 def equal(got: Tensor | None, right: Tensor | None) -> bool:
-    """Whether two results are the same, bit by bit."""
+    """Whether two results are the same number for number: nan equals nan, and 0.0 equals -0.0."""
     if got is None or right is None:
         return got is right
     return got.shape == right.shape and got.dtype == right.dtype and unequal(got, right) is None

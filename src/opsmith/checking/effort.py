@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from opsmith import errors
 
@@ -16,7 +16,8 @@ class Effort:
     """What a level of effort comes to.
 
     Args:
-        name: `quick`, `default` or `thorough`.
+        name: `quick`, `default` or `thorough`; of an effort of one's own, that by which the properties choose
+            what is not said here.
         variations: How many inputs to derive from the author's samples, at most.
         layouts: How many layouts of inputs and incoming gradients to try, each alone; None for all.
         elements: How many elements of a sample finite differences move one at a time; beyond, some of them
@@ -24,6 +25,14 @@ class Effort:
         fresh: On how many fresh inputs a hypothesis about a cause is tested.
         compiled: Whether the operator is compiled and exported.
         repeats: How often what should be the same each time is run.
+
+    Raises:
+        UsageError: If the name is that of no level.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> replace(EFFORTS["quick"], variations=10).variations
+        10
     """
 
     name: Level
@@ -33,6 +42,10 @@ class Effort:
     fresh: int
     compiled: bool
     repeats: int
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(Level):
+            raise no_such_level(self.name)
 
 
 EFFORTS = MappingProxyType(
@@ -51,11 +64,16 @@ def effort_named(name: str) -> Effort:
         UsageError: If there is no such level.
     """
     if name not in EFFORTS:
-        raise errors.UsageError(
-            "there is no such level of effort",
-            argument="effort",
-            expected=", ".join(f"`{each}`" for each in EFFORTS),
-            got=repr(name),
-            mend='take one of them, as in `opsmith.check(operator, effort="thorough")`',
-        )
+        raise no_such_level(name)
     return EFFORTS[name]
+
+
+def no_such_level(name: str) -> errors.UsageError:
+    """The error for a name that is none of a level."""
+    return errors.UsageError(
+        "there is no such level of effort",
+        argument="effort",
+        expected=", ".join(f"`{each}`" for each in get_args(Level)),
+        got=repr(name),
+        mend='take one of them, as in `opsmith.check(operator, effort="thorough")`',
+    )

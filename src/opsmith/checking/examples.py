@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.property import refuse_own
 from opsmith.checking.sample import Sample, is_inexact, replica
 from opsmith.checking.subject import Subject
 
@@ -49,8 +50,8 @@ def batch_of(
     try:
         if not finite or all(all_finite(subject.call(sample, replicas(row))) for row in rows):
             return rows
-    except Exception:  # what was drawn is no input of it, and the sample itself is
-        pass
+    except Exception as error:
+        refuse_own(error)  # what was drawn is no input of it, and the sample itself is
     return _rows(flat, {place: scaled(flat[place], size) for place in places}, size)
 
 
@@ -106,8 +107,9 @@ def working_dtype(subject: Subject, sample: Sample) -> torch.dtype | None:
     for dtype in candidates:
         try:
             subject.call(sample, sample.at(dtype))
-        except Exception:  # the properties of results report what it raises
-            continue
+        except Exception as error:
+            refuse_own(error)
+            continue  # the properties of results report what it raises
         return dtype
     return None
 

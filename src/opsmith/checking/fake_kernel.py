@@ -12,10 +12,11 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.difference import form_fault
-from opsmith.checking.property import Findings, Note, first_line, raised
+from opsmith.checking.misfits import WrongCountError, WrongFormError
+from opsmith.checking.property import Findings, Note, first_line, raised, refuse_own
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, replica
-from opsmith.checking.subject import Subject, WrongCountError
+from opsmith.checking.subject import Subject
 from opsmith.core.location import where
 from opsmith.torch_library import capabilities
 
@@ -45,11 +46,12 @@ def compare_fake(
     try:
         with _silent(), mode:
             fakes = subject.call(sample, faked)
-    except WrongCountError as error:
+    except (WrongCountError, WrongFormError) as error:
         message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
         yield Failure(check, error.result, "fake-mismatch", message, place, {"sample": case})
         return
     except Exception as error:
+        refuse_own(error)
         if on_meta and "not an accelerator" in str(error):  # torch, of a generator for this device
             yield Note("the fake kernel was left out: it makes a generator, and the device `meta` has none")
             return
@@ -137,6 +139,7 @@ def compare_symbolic(
         with _silent(), mode:
             fakes = subject.call(sample, faked)
     except Exception as error:
+        refuse_own(error)
         yield Note(
             f"it does not run where sizes are symbols, so that code is compiled for each size: "
             f"{type(error).__name__}: {first_line(error)}"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opsmith.checking.bits import same_bits
 from opsmith.checking.subject import Subject
-from opsmith.checking.surroundings import Place, reached, tensors_within
+from opsmith.checking.surroundings import CONTAINERS, Place, reached, tensors_within
 
 LARGE = 1 << 22
 """Elements of a tensor beyond which its bits are not copied."""
@@ -130,7 +130,7 @@ def _print(value: Any) -> Any:
         return _ModulePrint({name: _tensor_print(tensor) for name, tensor in named}, value.training)
     if isinstance(value, dict):
         return _ContainerPrint(len(value), {_key(key): _key(item) for key, item in list(value.items())})
-    if isinstance(value, list | set) or type(value).__name__ == "deque":
+    if isinstance(value, CONTAINERS):
         items = [_key(item) for item in list(value)]
         return _ContainerPrint(len(items), sorted(map(repr, items)) if isinstance(value, set) else items)
     return _key(value)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.subject import Subject
-from opsmith.checking.surroundings import Place, reached
+from opsmith.checking.surroundings import CONTAINERS, Place, reached
 
 MOST = 64
 """Places that are tried; an operator that reaches more has a memory that is not looked into."""
@@ -100,7 +100,7 @@ def _goes(places: list[Place], run: Callable[[], Any]) -> bool:
 def _copied(value: Any) -> Any:
     if isinstance(value, threading.local):
         return dict(vars(value))
-    return value.copy() if isinstance(value, dict | list | set) or type(value).__name__ == "deque" else None
+    return value.copy() if isinstance(value, CONTAINERS) else None
 
 
 def _fill(value: Any, contents: Any) -> None:
@@ -123,4 +123,4 @@ def _holds(value: Any) -> bool:
         return bool(value.cache_info().currsize)
     if isinstance(value, threading.local):
         return bool(vars(value))
-    return isinstance(value, Tensor) or (isinstance(value, dict | list | set) and bool(value))
+    return isinstance(value, Tensor) or (isinstance(value, CONTAINERS) and bool(value))

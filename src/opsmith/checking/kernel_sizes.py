@@ -15,12 +15,12 @@ from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.checking.symbols import sizes_of
 from opsmith.checking.variations import refusal
-from opsmith.core.calls import tensors_in
 
 FORMS = {"quick": 1, "default": 3, "thorough": 1000}
 """From so many of the author's samples they are derived, no two of which have the same dimensions."""
 
 MOST_ELEMENTS = 20_000
+"""No derived sample has more elements than this."""
 
 
 def kernel_sizes(subject: Subject) -> tuple[Sample, ...]:
@@ -40,7 +40,7 @@ def kernel_sizes(subject: Subject) -> tuple[Sample, ...]:
     for sample in _forms(own):
         for change in _changes(own, sample):
             made = change.sample(1 + max(each.position for each in (*subject.samples, *found)))
-            if _elements(made) <= MOST_ELEMENTS and refusal(own, made, change) is None:
+            if made.elements <= MOST_ELEMENTS and refusal(own, made, change) is None:
                 found.append(made)
     return tuple(found)
 
@@ -49,7 +49,7 @@ def _forms(subject: Subject) -> list[Sample]:
     forms: dict[object, Sample] = {}
     for sample in subject.samples:
         ranks = tuple(value.dim() if isinstance(value, Tensor) else None for value in sample.flat)
-        if _elements(sample):
+        if sample.elements:
             forms.setdefault(ranks, sample)
     return [*forms.values()][: FORMS[subject.effort.name]]
 
@@ -61,14 +61,10 @@ def _changes(subject: Subject, sample: Sample) -> Iterator[Change]:
     generator = subject.generator()
     large = {name: LARGE_SIZES[at % len(LARGE_SIZES)] for at, name in enumerate(names)}
     together = [*resized(sizes, large, generator)] if names else []
-    if together and _elements(together[0].sample(0)) <= MOST_ELEMENTS:
+    if together and together[0].sample(0).elements <= MOST_ELEMENTS:
         yield from together
     else:
         for name, size in large.items():
             yield from resized(sizes, {name: size}, generator)
     for name in names:
         yield from resized(sizes, {name: 1}, generator)
-
-
-def _elements(sample: Sample) -> int:
-    return sum(value.numel() for value in tensors_in(list(sample.flat)))

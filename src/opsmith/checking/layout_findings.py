@@ -66,18 +66,21 @@ class Seen:
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
-def failure_of(check: str, subject: Subject, group: Sequence[Wrong], seen: Seen) -> Failure:
+Key = tuple[str, bool, str]
+"""Of a tensor that was not contiguous its label and whether it came in backward; and what was wrong then."""
+
+
+def failure_of(check: str, subject: Subject, key: Key, group: Sequence[Wrong], seen: Seen) -> Failure:
     """One failure for all layouts of a tensor in which the same output is wrong.
 
     Args:
         check: Name of the property.
         subject: What is under check.
-        group: What is wrong.
+        key: What the group is about.
+        group: What is wrong, in each of the layouts.
         seen: All that was found.
     """
-    (odd_label, backward, about), shown = next(
-        (key, each) for key, wrongs in seen.wrong.items() for each in wrongs[:1] if wrongs is group
-    )
+    (odd_label, backward, about), shown = key, group[0]
     layout = shown.odd.layout
     names = dict.fromkeys(each.odd.layout.name for each in group)
     right = sorted(seen.right.get((odd_label, backward), set()) - set(names))

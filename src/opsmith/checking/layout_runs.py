@@ -13,6 +13,8 @@ from torch import Tensor
 from opsmith.checking.derivative import with_gradient
 from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.difference import Difference, form_fault, unequal
+from opsmith.checking.examples import replicas
+from opsmith.checking.property import refuse_own
 from opsmith.checking.quiet import quiet
 from opsmith.checking.rounding import LIBRARY, unit_roundoff
 from opsmith.checking.sample import Sample, is_inexact, replica
@@ -73,6 +75,7 @@ class Runner:
                     tuple(_bare(each) for each in [*results, *self._gradients(leaves, results, grads)])
                 )
         except Exception as error:
+            refuse_own(error)
             return Run(error=error, in_backward=call)
 
     def _gradients(
@@ -113,7 +116,7 @@ class Twin:
     @cached_property
     def right(self) -> Run:
         """The run on contiguous memory."""
-        return self.runner.run(self._copies(self.flat), self._copies(self.grads))
+        return self.runner.run(replicas(self.flat), replicas(self.grads))
 
     def fault(self, position: int, got: Tensor | None) -> tuple[str, Difference | None] | None:
         """What is wrong with an output: in words, and its worst element; None where it is right."""
@@ -189,7 +192,7 @@ class Twin:
         generator = torch.Generator().manual_seed(0)
         nudge = NUDGE if self.runner.dtype == torch.float64 else 2.0**-14
         moved = [_nudged(value, nudge, generator) for value in self.flat]
-        run = self.runner.run(moved, self._copies(self.grads))
+        run = self.runner.run(moved, replicas(self.grads))
         other = run.outputs[position] if run.error is None else None
         if other is None or other.shape != expected.shape:
             return False
@@ -204,7 +207,7 @@ class Twin:
         """Whether it gives the same again: where it does not, the layout is not the reason."""
         expected = self.right.outputs[position]
         for _ in range(AGAIN):
-            run = self.runner.run(self._copies(self.flat), self._copies(self.grads))
+            run = self.runner.run(replicas(self.flat), replicas(self.grads))
             other = run.outputs[position] if run.error is None else None
             if other is None or expected is None or other.shape != expected.shape:
                 return False
@@ -217,15 +220,11 @@ class Twin:
     @cached_property
     def written(self) -> str | None:
         """The word for it, if a call or its backward writes into the arguments, or into what comes in."""
-        flat, grads = self._copies(self.flat), self._copies(self.grads)
+        flat, grads = replicas(self.flat), replicas(self.grads)
         self.runner.run(flat, grads)
         if _differ(flat, self.flat):
             return "mutates-input"
         return "mutates-grad-output" if _differ(grads, self.grads) else None
-
-    @staticmethod
-    def _copies(values: Sequence[Any]) -> list[Any]:
-        return [replica(value) for value in values]
 
 
 def _differ(after: Sequence[Any], before: Sequence[Any]) -> bool:

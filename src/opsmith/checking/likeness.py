@@ -130,9 +130,6 @@ def _truths(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
     return torch.rand(tuple(shape), generator=generator) < share
 
 
-# Whole numbers
-
-
 def _permutation(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:
     if given.dim() != 1 or len(shape) != 1 or len(given) < 2:
         return None
@@ -176,9 +173,6 @@ def _whole(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
     if high >= 2**62 or low <= -(2**62):
         return _tiled(given, shape, generator)
     return torch.randint(low, high + 1, tuple(shape), generator=generator)
-
-
-# Matrices
 
 
 def _square(given: Tensor, shape: Shape) -> bool:
@@ -248,9 +242,6 @@ def _dominated(given: Tensor, shape: Shape, generator: torch.Generator) -> Tenso
     return made
 
 
-# Rows
-
-
 def _normalised(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:
     dimension = _sums_to_one(given, given)
     if dimension is None or not shape:
@@ -291,9 +282,6 @@ def _unit_rows(given: Tensor, shape: Shape, generator: torch.Generator) -> Tenso
         return None
     made = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     return made / made.square().sum(-1, keepdim=True).sqrt()
-
-
-# Numbers
 
 
 def _single(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.derivative import Results
+from opsmith.checking.packed import coordinates
 from opsmith.checking.sample import is_inexact
 
 
@@ -32,13 +33,13 @@ class Line:
     ) -> None:
         self._function, self._flat, self._place, self._grads = function, list(flat), place, grads
         self._start = flat[place].detach().contiguous().clone()
-        self._numbers = _real(self._start)
+        self._numbers = coordinates(self._start)
         self.coordinates = self._numbers.double()
         kept = [
             (
                 position,
-                _real(result).double(),
-                _real(grad.to(result.device, _wide(result))).double(),
+                coordinates(result).double(),
+                coordinates(grad.to(result.device, _wide(result))).double(),
                 result.dtype,
             )
             for position, (grad, result) in enumerate(zip(grads, self._results(self._start), strict=True))
@@ -87,16 +88,16 @@ class Line:
         flat[self._place] = self._shaped((self.coordinates + by).to(self._numbers.dtype))
         return Line(self._function, flat, self._place, self._grads)
 
-    def _shaped(self, coordinates: Tensor) -> Tensor:
-        pairs = torch.view_as_complex(coordinates.view(-1, 2)) if self._start.is_complex() else coordinates
-        return pairs.view(self._start.shape)
+    def _shaped(self, row: Tensor) -> Tensor:
+        numbers = torch.view_as_complex(row.view(-1, 2)) if self._start.is_complex() else row
+        return numbers.view(self._start.shape)
 
-    def _moved(self, coordinates: Tensor) -> Tensor:
+    def _moved(self, moved: Tensor) -> Tensor:
         try:
-            results = self._results(self._shaped(coordinates))
+            results = self._results(self._shaped(moved))
         except Exception:  # what it rejects lies outside of where it is defined: a step that tells nothing
             return torch.full_like(self._values, torch.nan)
-        numbers = [_real(results[position]).double() for position in self._kept]
+        numbers = [coordinates(results[position]).double() for position in self._kept]
         if [each.numel() for each in numbers] != self._counts:  # as of `x[x > 0]`: a jump, told by no step
             return torch.full_like(self._values, torch.nan)
         after = _joined(numbers)
@@ -110,12 +111,6 @@ class Line:
         flat[self._place] = value
         with torch.no_grad():
             return self._function(flat)
-
-
-def _real(tensor: Tensor) -> Tensor:
-    """A tensor's numbers in a row, complex ones as pairs."""
-    plain = tensor.detach()
-    return (torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain).reshape(-1)
 
 
 def _wide(result: Tensor) -> torch.dtype:

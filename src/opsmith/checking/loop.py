@@ -72,10 +72,11 @@ class Loop:
     def fault(self, position: int, got: Tensor | None) -> Fault | None:
         """What is wrong with a result; None where it is right, to rounding."""
         right = self.expected[position]
+        if got is None and right is None:
+            return None
         if got is None or right is None:
-            if (got is None) == (right is None):
-                return None
-            return Fault("missing", "None" if got is None else "a tensor", "None" if got else "a tensor")
+            mine, theirs = ("None" if each is None else "a tensor" for each in (got, right))
+            return Fault("missing", mine, theirs)
         form = form_fault(got, right, strides=False)
         if form is not None:
             return Fault(*form)
@@ -115,7 +116,8 @@ class Fault:
     """What is wrong with one result of a batch.
 
     Args:
-        aspect: `shape`, `dtype`, `device`, `missing` or `value`.
+        aspect: `shape`, `dtype`, `device`, `missing` or `value`; of compiled code also `count`, of results,
+            and `graph`, whether autograd follows one; where numbers are drawn, `result`.
         got: The form that came.
         expected: The form that is right.
         difference: Where the values differ.

@@ -13,6 +13,7 @@ from torch import Tensor
 from opsmith.checking.derivative import vjp
 from opsmith.checking.differentiated import results_with_gradient
 from opsmith.checking.examples import replicas, side_by_side
+from opsmith.checking.layouts import incoming
 from opsmith.checking.loop import OneByOne
 from opsmith.checking.mapping import map_over
 from opsmith.checking.sample import Sample
@@ -45,7 +46,7 @@ class Differentiation:
         for row in self.rows:
             results = self.subject.call(self.sample, replicas(row))
             open_ = results_with_gradient(self.subject, self.sample, results)
-            grads = [random_like(r, generator) if o else None for r, o in zip(results, open_, strict=True)]
+            grads = [incoming(r, generator) if o else None for r, o in zip(results, open_, strict=True)]
             answers.append([*row, *grads])
         return answers
 
@@ -121,9 +122,3 @@ def gradients_of(
         torch.zeros_like(flat[place]) if gradient is None else gradient
         for place, gradient in zip(places, found, strict=True)
     ]
-
-
-def random_like(result: Tensor, generator: torch.Generator) -> Tensor:
-    """A random tensor of the form of a result."""
-    wide = torch.complex128 if result.is_complex() else torch.float64
-    return torch.randn(result.shape, generator=generator, dtype=wide).to(result)

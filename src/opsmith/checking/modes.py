@@ -65,7 +65,7 @@ def _requiring(stage: Stage, places: tuple[int, ...], position: int) -> Tensor |
         return Answer(copies(alive(stage.subject, made.sample, made.make(), places).results))
 
     heard = stage.heard(MINE, "", run)
-    return None if isinstance(heard.given, Exception) else heard.given.results[position]
+    return None if isinstance(heard.given, BaseException) else heard.given.results[position]
 
 
 def result_by_need(

@@ -14,12 +14,9 @@ from opsmith.checking.derivative import Results
 from opsmith.checking.difference import Difference
 from opsmith.checking.line import Line
 from opsmith.checking.noise import Noise, noise_of
+from opsmith.checking.rounding import LIBRARY, SUMMATION
 from opsmith.checking.second_look import SecondLook
 from opsmith.checking.slope import Slope, slope
-
-LIBRARY = 8
-SUMMATION = 2
-"""As of `rounding`: what the judged gradient itself may lose, in units of the precision that was measured."""
 
 GOAL = 1e-6
 """Relative error at which differences are good enough, where the function's noise allows it; less is not
@@ -34,7 +31,13 @@ Doubts = Callable[[int, float], bool]
 
 @dataclass(frozen=True)
 class Along:
-    """The derivative along one random direction."""
+    """The derivative along one random direction.
+
+    Args:
+        direction: How each coordinate moves.
+        value: The derivative of the sum of the weighed results.
+        error: How far from that the right one may lie.
+    """
 
     direction: Tensor
     value: float
@@ -165,6 +168,20 @@ class NumericalGradient:
         zeros = torch.zeros_like(self.values)
         return zeros if got is None else got.detach().to(zeros.device, zeros.dtype)
 
+    def untold(self, label: str) -> str | None:
+        """How many elements could not be told, in words; None where all that were moved could be.
+
+        Args:
+            label: How messages call the argument.
+        """
+        untold = self.looked & ~(self.told | self._kinked)
+        if not bool(untold.any()):
+            return None
+        return (
+            f"finite differences cannot tell {int(untold.sum())} of {int(self.looked.sum())} elements of "
+            f"the gradient by `{label}`: there is a jump, an edge, or noise larger than the derivative"
+        )
+
     def notes(self, label: str) -> Iterator[str]:
         """What could not be told, or was not looked at, in words.
 
@@ -178,12 +195,9 @@ class NumericalGradient:
                 f"a kink by `{label}` at {list(place)}: its derivative is {float(self.left[place]):.6g} from "
                 f"below and {float(self.right[place]):.6g} from above; what lies between is accepted"
             )
-        untold = self.looked & ~(self.told | kinked)
-        if untold.any():
-            yield (
-                f"finite differences cannot tell {int(untold.sum())} of {int(self.looked.sum())} elements of "
-                f"the gradient by `{label}`: there is a jump, an edge, or noise larger than the derivative"
-            )
+        untold = self.untold(label)
+        if untold is not None:
+            yield untold
         if self.along:
             yield (
                 f"finite differences moved {int(self.looked.sum())} of {self.looked.numel()} elements of "
@@ -262,6 +276,7 @@ def numerical_gradient(
     looked[list(chosen)] = True
     known = values[errors.isfinite()].abs()
     largest = float(known.max()) if known.numel() else 0.0
+    # What the judged gradient itself may lose, as of `rounding`, in units of the precision that was measured.
     rounding += LIBRARY * noise.precision * largest
     second = SecondLook(line, noise, generator)
 

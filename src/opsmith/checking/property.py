@@ -11,9 +11,10 @@ from typing import Any
 from opsmith import errors
 from opsmith.checking.exceptions import named_by
 from opsmith.checking.isolation import in_child
+from opsmith.checking.misfits import WrongCountError, WrongFormError
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
-from opsmith.checking.subject import Subject, WrongCountError
+from opsmith.checking.subject import Subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def raised_at(check: str, place: str, error: BaseException, when: str, input: st
         when: What was being done, for the message.
         input: Argument that was being looked at.
     """
-    if isinstance(error, WrongCountError):
+    if isinstance(error, WrongCountError | WrongFormError):
         return Failure(check, error.result, "shape", str(error), error.where, {"sample": when})
     where = error.where if isinstance(error, errors.OpsmithError) else None
     if isinstance(error, errors.OpsmithError):
@@ -131,7 +132,7 @@ def raised_at(check: str, place: str, error: BaseException, when: str, input: st
     )
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an exception says first, without the lines that help to mend it."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 

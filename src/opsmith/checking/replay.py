@@ -17,8 +17,6 @@ from opsmith.checking.subject import Subject
 from opsmith.checking.writing import MOST_ELEMENTS, drawn, imports, writable, written
 from opsmith.core.calls import tensors_in
 
-Written = Callable[[Any], str]
-
 
 def replay(
     subject: Subject,
@@ -37,7 +35,7 @@ def replay(
         subject: What is under check.
         sample: The sample that failed.
         flat: Its arguments, as they were when it failed.
-        ending: Lines that fail, with the call as `call_code` writes it and every argument by its name.
+        ending: Lines that fail, with the call as `Calling.call` writes it and every argument by its name.
         more: Other values that the ending names.
         check: Name of the property, which is run again where no such lines fail.
         fresh: Whether the lines fail for other numbers too, so that these may be rounded or drawn.
@@ -250,20 +248,8 @@ def check_again(subject: Subject, check: str) -> str:
 _HOLDS = "assert report.passed_as_asked, report"
 
 
-def call_code(sample: Sample) -> str:
-    """The arguments of a call of an operator, as code: every one by its name."""
-    return _named(sample)
-
-
-def visible_code(subject: Subject, position: int, call: str) -> tuple[str, str]:
-    """Code for one result of the operator, and for the same result of the reference."""
-    schema = subject.specification.schema
-    shown = "" if len(schema.visible) == 1 else f"[{position}]"
-    every = "" if schema.single else f"[{schema.visible[position]}]"
-    return f"operator({call}){shown}", f"operator.reference({call}){every}"
-
-
 def _named(sample: Sample) -> str:
+    """The arguments of a call of the reference, as code: every one by its name."""
     return ", ".join(f"{name}={name}" for name in sample.flattening.schema.names)
 
 

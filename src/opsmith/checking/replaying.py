@@ -15,7 +15,6 @@ from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 
-Lines = Sequence[str]
 Shows = Callable[[Exception], bool]
 
 

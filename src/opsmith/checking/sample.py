@@ -56,6 +56,11 @@ class Sample:
         """Places of the floating and complex tensors."""
         return tuple(place for place, value in enumerate(self.flat) if is_inexact(value))
 
+    @cached_property
+    def elements(self) -> int:
+        """How many elements its tensors have together."""
+        return sum(value.numel() for value in self.flat if isinstance(value, Tensor))
+
     def takes(self, dtype: torch.dtype) -> bool:
         """Whether the sample can be cast to a floating dtype: complex numbers have no 16-bit form."""
         wide = dtype in (torch.float32, torch.float64)

@@ -45,7 +45,7 @@ class Heard:
 
     call: str
     when: str
-    given: Answer | Exception
+    given: Answer | BaseException
     modes: bool = False
     alone: bool = False
     mode: Mode | None = None
@@ -91,7 +91,8 @@ class Stage:
             self.memory.forget()
             try:
                 self.right[call] = answer(self.subject, made.sample, flat, made.places)
-            except Exception:
+            except Exception as error:
+                refuse_own(error)
                 if call == MINE:
                     raise
                 del self.calls[call]
@@ -118,12 +119,7 @@ class Stage:
 
     def answer(self, call: str) -> Answer:
         """A call, forward and backward."""
-        return self.ended(self.alive(call))
-
-    def ended(self, call: Alive) -> Answer:
-        """The answer of a call whose graph is alive."""
-        results = copies(call.results)
-        return Answer(results, copies(call.backward(call.grads(self.subject))) if call.open else ())
+        return self.alive(call).answered(self.subject)
 
 
 def one_after_another(stage: Stage) -> Iterator[Heard]:
@@ -151,7 +147,7 @@ def two_graphs(stage: Stage) -> Iterator[Heard]:
             for call, graph in pairs if early else reversed(pairs):
                 beside = other if call == MINE else MINE
                 when = f"when {beside} comes between its forward and its backward"
-                yield stage.heard(call, when, partial(stage.ended, graph))
+                yield stage.heard(call, when, partial(graph.answered, stage.subject))
 
 
 def renewed(stage: Stage) -> Iterator[Heard]:
@@ -162,7 +158,7 @@ def renewed(stage: Stage) -> Iterator[Heard]:
         return
     stage.memory.forget()
     first = stage.alive(MINE)
-    stage.ended(first)
+    first.answered(stage.subject)
     leaves = stage.calls[OTHER].make()
     with torch.no_grad():
         for at, mine in enumerate(first.leaves):
@@ -173,7 +169,7 @@ def renewed(stage: Stage) -> Iterator[Heard]:
         with torch.enable_grad():
             given = leaves if first.given is first.leaves else [_copy(each) for each in leaves]
             results = stage.subject.call(first.sample, given)
-        return stage.ended(Alive(first.sample, first.places, leaves, given, results))
+        return Alive(first.sample, first.places, leaves, given, results).answered(stage.subject)
 
     yield stage.heard(OTHER, "in the same tensors, after other numbers were in them", again)
     stage.memory.forget()
@@ -276,6 +272,8 @@ def in_threads(stage: Stage) -> Iterator[Heard]:
         stage.memory.forget()
         answers = at_once(jobs, in_step=in_step)
         for call, given in zip(calls, answers, strict=True):
+            if isinstance(given, BaseException):
+                refuse_own(given)
             if given is not None:
                 yield Heard(call, "in four threads at once", given, modes=True)
 
@@ -294,7 +292,7 @@ def _grads(stage: Stage, graph: Alive) -> tuple[Alive, tuple[Tensor | None, ...]
 
 def _back(begun: tuple[Alive, tuple[Tensor | None, ...], list[Tensor]]) -> Answer:
     graph, results, grads = begun
-    return Answer(results, tuple(graph.backward(grads)) if graph.open else ())
+    return Answer(results, tuple(graph.backward(grads)) if graph.open else (None,) * len(graph.places))
 
 
 Scene = Callable[[Stage], Iterator[Heard]]

@@ -14,7 +14,7 @@ from torch import Tensor
 from opsmith.checking.derivative import with_gradient
 from opsmith.checking.differentiated import differentiated
 from opsmith.checking.followed import called
-from opsmith.checking.mapped_gradients import random_like
+from opsmith.checking.layouts import incoming
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
 
@@ -155,7 +155,7 @@ def grads_for(subject: Subject, runs: Sequence[Ran]) -> Grads:
     generator = subject.generator()
     return [
         [
-            random_like(value, generator) if followed else None
+            incoming(value, generator) if followed else None
             for value, followed in zip(ran.results, ran.followed, strict=True)
         ]
         for ran in runs

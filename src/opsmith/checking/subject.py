@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.effort import EFFORTS, Effort
+from opsmith.checking.misfits import WrongCountError, WrongFormError, in_words
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
-from opsmith.core.outputs import leaves
+from opsmith.core.outputs import MisfitError, Outputs, leaves
 from opsmith.core.results import Result
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
@@ -28,22 +29,6 @@ CPU = torch.device("cpu")
 
 APART = 0x51ED270B
 """Keeps the numbers of probes apart from those of samples, which are drawn from the same seed."""
-
-
-class WrongCountError(Exception):
-    """A list of another length than the reference's came back: there is nothing to compare its tensors with.
-
-    Args:
-        result: Name of the result.
-        got: Length of its list.
-        expected: Length of the reference's.
-        where: `file:line` of what returned it.
-    """
-
-    def __init__(self, result: str, got: int, expected: int, where: str) -> None:
-        tensors = f"{got} tensor{'s' * (got != 1)}"
-        super().__init__(f"it returns {tensors} for `{result}`, and the reference {expected}")
-        self.result, self.where = result, where
 
 
 @dataclass(frozen=True)
@@ -140,13 +125,14 @@ class Subject:
 
         Raises:
             WrongCountError: If it returns a list of another length than the reference.
+            WrongFormError: If a class returns another structure than it did before.
         """
         with self.seeded():
             args, kwargs = sample.arguments(_own_generators(flat))
             returned = self.called(args, kwargs)
         adopted = self.specification.adopted
         if adopted is not None:  # its results may lie in tuples inside of tuples
-            return [each for position, each in leaves(adopted.outputs, returned) if position is not None]
+            return self._parts(adopted.outputs, returned, flat)
         self._hold_count(sample, returned, self.specification.schema.visible, lambda: self.runs_at(flat))
         return self._listed(returned)
 
@@ -184,6 +170,19 @@ class Subject:
             span = spans[result.name]
             if result.sequence and len(each) != span.stop - span.start:
                 raise WrongCountError(result.name, len(each), span.stop - span.start, place())
+
+    def _parts(self, outputs: Outputs, returned: Any, flat: Sequence[Any]) -> list[Any]:
+        """The results of a class, out of the structure that it returns them in."""
+        name = self.specification.schema.results[0].name
+        try:
+            parts = [each for position, each in leaves(outputs, returned) if position is not None]
+        except MisfitError as error:
+            words = in_words(error.value), in_words(error.outputs)
+            raise WrongFormError(name, *words, self.runs_at(flat)) from error
+        for each in parts:
+            if each is not None and not isinstance(each, Tensor):
+                raise WrongFormError(name, in_words(each), "a tensor", self.runs_at(flat))
+        return parts
 
     def _listed(self, returned: Any, *, packed: bool = False) -> list[Any]:
         """The flat results of a call."""

@@ -26,7 +26,8 @@ MOST = 2000
 """Places that are looked at, at most; an operator that reaches more is an application."""
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_CONTAINERS = (dict, list, set, deque)
+CONTAINERS = (dict, list, set, deque)
+"""What an operator may remember things in."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Place:
     @property
     def container(self) -> bool:
         """Whether it is a dictionary, list, set or deque."""
-        return isinstance(self.value, _CONTAINERS)
+        return isinstance(self.value, CONTAINERS)
 
 
 def _held(name: str, home: Any, key: str, owner: Any = None) -> Place:
@@ -205,7 +206,7 @@ _FOLLOW: list[tuple[Callable[[Any], bool], Callable[[Any], Iterator[Place]]]] = 
         lambda value: isinstance(value, type),
         lambda value: iter(()) if _library_type(value) else _class(value),
     ),
-    (lambda value: isinstance(value, (*_CONTAINERS, tuple, frozenset)), _items),
+    (lambda value: isinstance(value, (*CONTAINERS, tuple, frozenset)), _items),
     (lambda value: isinstance(value, torch.nn.Module), _object),
     (lambda value: hasattr(value, "__dict__") and not _library_type(type(value)), _object),
 ]
@@ -235,6 +236,6 @@ def tensors_within(value: Any, depth: int = 4) -> Iterator[Tensor]:
     """The tensors in a value: itself, or what containers in it hold."""
     if isinstance(value, Tensor):
         yield value
-    elif depth and isinstance(value, (*_CONTAINERS, tuple, frozenset)):
+    elif depth and isinstance(value, (*CONTAINERS, tuple, frozenset)):
         for each in list(value.values() if isinstance(value, dict) else value):
             yield from tensors_within(each, depth - 1)

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from opsmith.checking.changes import KINDS, Change
 from opsmith.checking.empties import Unserved, unserved
-from opsmith.checking.property import first_line
-from opsmith.checking.sample import Sample, is_inexact
+from opsmith.checking.examples import all_finite
+from opsmith.checking.property import first_line, refuse_own
+from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
-from opsmith.core.calls import tensors_in
 
 MOST_ELEMENTS = 2000
 """No variation has more elements than this, or than the sample that it comes from."""
@@ -108,11 +108,7 @@ def form_of(sample: Sample) -> tuple[Any, ...]:
 
 
 def _too_large(sample: Sample, of: Sample) -> bool:
-    return _elements(sample) > max(MOST_ELEMENTS, _elements(of))
-
-
-def _elements(sample: Sample) -> int:
-    return sum(value.numel() for value in tensors_in(list(sample.flat)))
+    return sample.elements > max(MOST_ELEMENTS, of.elements)
 
 
 def refusal(subject: Subject, sample: Sample, change: Change) -> str | Unserved | None:
@@ -120,17 +116,19 @@ def refusal(subject: Subject, sample: Sample, change: Change) -> str | Unserved 
     for dtype in (torch.float64, None):  # a class may take the dtype that its author gave, and no other
         try:
             before, known = _warned(subject, change.of, dtype)
-        except Exception:  # the properties report what the author's own sample raises
-            continue
+        except Exception as error:
+            refuse_own(error)
+            continue  # the properties report what the author's own sample raises
         try:
             after, warned = _warned(subject, sample, dtype)
         except Exception as error:
+            refuse_own(error)
             fault = unserved(subject, change, sample, error, dtype)
             return fault or f"{type(error).__name__}: {first_line(error)}"
         results = [each for each in after if isinstance(each, Tensor)]
         if sum(each.numel() for each in results) > MOST_RESULTS:
             return f"its results have more than {MOST_RESULTS} elements"
-        if _finite(before) and not _finite(after):
+        if all_finite(before) and not all_finite(after):
             return "its results are not finite"
         return next((f"it warns: {text}" for text in warned if text not in known), None)
     return "the reference does not take the sample itself"
@@ -142,7 +140,3 @@ def _warned(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> tupl
         warnings.simplefilter("always")
         results = subject.reference(sample, sample.at(dtype))
     return results, [str(each.message).splitlines()[0] for each in caught]
-
-
-def _finite(results: Sequence[Any]) -> bool:
-    return all(bool(each.isfinite().all()) for each in results if is_inexact(each))

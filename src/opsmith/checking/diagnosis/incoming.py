@@ -9,6 +9,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from opsmith.checking import layouts
 from opsmith.checking.diagnosis.comparable import peak, wide
 from opsmith.checking.diagnosis.found import Found
 from opsmith.checking.diagnosis.observation import Grads
@@ -170,12 +171,7 @@ def _doubled(grads: Grads) -> Grads:
 
 def _others(grads: Grads, seed: int) -> Grads:
     generator = torch.Generator().manual_seed(seed)
-    return [None if grad is None else _random(grad, generator) for grad in grads]
-
-
-def _random(grad: Tensor, generator: torch.Generator) -> Tensor:
-    wide_dtype = torch.complex128 if grad.is_complex() else torch.float64
-    return torch.randn(grad.shape, generator=generator, dtype=wide_dtype).to(grad.device, grad.dtype)
+    return [None if grad is None else layouts.incoming(grad, generator) for grad in grads]
 
 
 def _mixed(one: Grads, other: Grads, a: float, b: float) -> Grads:

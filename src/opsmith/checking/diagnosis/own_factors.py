@@ -16,6 +16,7 @@ from opsmith.checking.diagnosis.factors import shown_factor
 from opsmith.checking.diagnosis.found import Found
 from opsmith.checking.diagnosis.pair import Pair
 from opsmith.checking.diagnosis.seen import Seen
+from opsmith.checking.likeness import WHOLE
 
 SHOWN = 6
 """Factors that a message lists, at most."""
@@ -91,8 +92,6 @@ FORMS = MappingProxyType(
         "1 over the square root of how often {}": lambda count: count.rsqrt(),
     }
 )
-
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 Counts = Callable[[Pair], Tensor | None]
 """How often each index occurs, in the shape of what came; None where that cannot be told."""

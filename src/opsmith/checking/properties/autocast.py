@@ -170,8 +170,9 @@ def _promised(casting: Casting) -> list[Any] | None:
         return None
     try:
         return casting.call(casting.cast(casting.sample.at(WIDE, casting.device)))
-    except Exception:  # what it raises is told of the call under autocast
-        return None
+    except Exception as error:
+        refuse_own(error)
+        return None  # what it raises is told of the call under autocast
 
 
 def _backward(

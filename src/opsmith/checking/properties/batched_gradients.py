@@ -13,8 +13,9 @@ from opsmith.checking.derivative import with_gradient
 from opsmith.checking.differentiated import differentiated, rule_place
 from opsmith.checking.examples import own_dtype, working_dtype
 from opsmith.checking.followed import called
+from opsmith.checking.layouts import incoming
 from opsmith.checking.loop import Loop
-from opsmith.checking.mapped_gradients import gradients_of, random_like
+from opsmith.checking.mapped_gradients import gradients_of
 from opsmith.checking.mapping import SIZE
 from opsmith.checking.property import (
     Findings,
@@ -65,7 +66,7 @@ def _sample(subject: Subject, sample: Sample, compared: list[str], refused: dict
     open_ = [is_inexact(each) and each.requires_grad for each in results]
     generator = subject.generator()
     grads = [
-        [random_like(each, generator) if o else None for each, o in zip(results, open_, strict=True)]
+        [incoming(each, generator) if o else None for each, o in zip(results, open_, strict=True)]
         for _ in range(SIZE)
     ]
     if not any(open_):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.agreement import by_rounding, differ
+from opsmith.checking.agreement import by_rounding, differ, what_differs
 from opsmith.checking.alive import Answer, answer, copies
 from opsmith.checking.bits import same_bits
 from opsmith.checking.difference import unequal
@@ -84,7 +84,7 @@ def _named(subject: Subject, sample: Sample, places: Sequence[int], first: Answe
         for place in places
     ]
     times = len(first.results) // max(len(results), 1)
-    return [*results * times, *(gradients if first.gradients else [])]
+    return [*results * times, *gradients]
 
 
 def _look(
@@ -107,7 +107,13 @@ def _look(
         return
     one, *others = (*plain, *dirtied)
     for other in others:
-        if one is None or other is None or same_bits(one, other):
+        if one is None or other is None:
+            if one is not other:
+                lost = f"{what}: {what_differs(one, other)}"
+                yield Failure(NAME, name, "nondeterministic", lost, where, evidence)
+                return
+            continue
+        if same_bits(one, other):
             continue
         difference = unequal(other, one)
         if difference is None:

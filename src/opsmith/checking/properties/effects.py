@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -237,6 +238,7 @@ def _again(
     try:
         second = copies(call.backward(call.grads(subject), retain_graph=True))
     except Exception as error:
+        refuse_own(error)
         if _refused(error):
             yield Note(f"a second backward through the same graph is refused: {first_line(error)}")
             return
@@ -265,8 +267,6 @@ def _again(
 
 def _refused(error: Exception) -> bool:
     """Whether an exception is raised by a statement, and not by an operation that went wrong."""
-    import traceback
-
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and (frames[-1].line or "").startswith(OWN_RAISE)
 
@@ -284,6 +284,7 @@ def _second_order(
             outer = [torch.ones_like(each) for each in roots]
             torch.autograd.grad(roots, leaves, outer, allow_unused=True)
     except Exception as error:
+        refuse_own(error)
         yield Note(f"second order was left out: {first_line(error)}")
         return
     what = "a backward of the backward"
@@ -327,10 +328,8 @@ def _outside(look: Look) -> Findings:
 def _settings(look: Look) -> Findings:
     """What a call and its backward set for the whole process."""
     subject, sample = look.subject, look.sample
-    with (
-        other_settings() as changed,
-        suppress(Exception),
-    ):  # how it does under other settings is not looked at
+    # Suppressed, since how it does under other settings is not looked at.
+    with other_settings() as changed, suppress(Exception):
         call = alive(subject, sample, sample.at(device=look.device), look.places)
         if call.open:
             call.backward(call.grads(subject))
@@ -345,7 +344,7 @@ def _settings(look: Look) -> Findings:
             f"a call or its backward sets {name} for the whole process, to {shown_shortly(now)} where it was "
             f"{shown_shortly(was)}: take it as an argument, or put it back"
         )
-        yield look.failure(None, "side-effect", message, look.subject.specification.where, changed=name)
+        yield look.failure(None, "side-effect", message, subject.specification.where, changed=name)
 
 
 def _untouched(grad: Tensor | None, mark: Tensor | None) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +15,7 @@ from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.difference import form_fault
 from opsmith.checking.kernel_sizes import kernel_sizes
-from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
+from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised, refuse_own
 from opsmith.checking.replay import result_replay
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact
@@ -31,7 +30,7 @@ NO_DTYPE = ("not implemented for", "unsupported ScalarType")
 
 
 def run(subject: Subject) -> Findings:
-    """Run every kernel, the call and the fake kernel on every sample, in every dtype, on every device."""
+    """Run every kernel and the call on every sample, in every dtype, on every device."""
     for kernel in subject.specification.kernels:
         reason = missing_device(kernel.device)
         if reason is not None:
@@ -69,6 +68,7 @@ def _kernel(case: Case, kernel: Kernel) -> Findings:
     try:
         results = subject.kernel(case.sample, case.flat(), kernel.function)
     except Exception as error:
+        refuse_own(error)
         yield raised(NAME, subject, error, str(case))
         return
     every = range(len(subject.every(case.sample)))
@@ -106,10 +106,15 @@ def _narrowed(subject: Subject) -> Findings:
     if not (subject.own_code or subject.foreign) or (adopted is not None and "float32" in adopted.kinds):
         return
     for sample in subject.samples:
-        results: Sequence[Tensor | None] = []
-        with torch.no_grad(), suppress(Exception):  # it may take one dtype alone, and what it raises is told
-            results = subject.call(sample, sample.at(torch.float64)) if sample.inexact else ()
-        for got, position in zip(results, subject.places(sample) if results else (), strict=True):
+        if not sample.inexact:
+            continue
+        try:
+            with torch.no_grad():
+                results: Sequence[Tensor | None] = subject.call(sample, sample.at(torch.float64))
+        except Exception as error:
+            refuse_own(error)
+            continue  # it may take one dtype alone, and what it raises is told
+        for got, position in zip(results, subject.places(sample), strict=True):
             if got is None or got.dtype not in (torch.float32, torch.complex64, *NARROW):
                 continue
             name, mine = subject.every(sample)[position].name, str(got.dtype)

@@ -16,7 +16,7 @@ from opsmith.checking.differentiated import differentiated, results_with_gradien
 from opsmith.checking.layout_findings import Odd, Seen, Wrong, failure_of
 from opsmith.checking.layout_runs import Run, Runner, Twin
 from opsmith.checking.layouts import incoming, layouts_for, plain
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line, refuse_own
 from opsmith.checking.replay import layout_replay
 from opsmith.checking.sample import Sample, replica
 from opsmith.checking.subject import Subject, drawing_operations
@@ -47,8 +47,8 @@ def run(subject: Subject) -> Findings:
             case.look(seen)
 
     yield from each_sample(NAME, replace(subject, samples=chosen), look)
-    for group in seen.wrong.values():
-        yield failure_of(NAME, subject, group, seen)
+    for key, group in seen.wrong.items():
+        yield failure_of(NAME, subject, key, group, seen)
     for label, texts in seen.refused.items():
         words, text = ", ".join(texts), next(iter(texts.values()))
         yield Note(f"it does not take {label} {words}, and says so: {text}")
@@ -75,7 +75,15 @@ def _empty(sample: Sample) -> bool:
 
 @dataclass
 class Looked:
-    """A sample in a dtype on a device, looked at in every layout."""
+    """A sample in a dtype on a device, looked at in every layout.
+
+    Args:
+        runner: Runs the sample.
+        device: Where it lies.
+        flat: Its arguments, contiguous.
+        grads: What comes in for each visible result, contiguous; None where nothing does.
+        inputs_too: Whether inputs get layouts, and not incoming gradients alone.
+    """
 
     runner: Runner
     device: torch.device
@@ -275,8 +283,9 @@ def _raises(call: Callable[[], Any]) -> bool:
     try:
         with torch.no_grad():
             call()
-    except Exception:  # what it raises is told with the operator's own error
-        return True
+    except Exception as error:
+        refuse_own(error)
+        return True  # what it raises is told with the operator's own error
     return False
 
 

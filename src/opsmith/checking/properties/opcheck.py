@@ -13,6 +13,7 @@ from opsmith.checking.derivative import vjp
 from opsmith.checking.differentiated import differentiated
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.quiet import quiet
+from opsmith.checking.refusals import chain
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
@@ -124,13 +125,9 @@ def _opcheck(subject: Subject, sample: Sample, test: str) -> BaseException | Non
     return answer if isinstance(answer, BaseException) else None
 
 
-def _missing_fake(error: BaseException | None) -> errors.MissingFakeError | None:
+def _missing_fake(error: BaseException) -> errors.MissingFakeError | None:
     """The error of an opaque operator without a fake kernel, wherever torch has wrapped it."""
-    while error is not None:
-        if isinstance(error, errors.MissingFakeError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
+    return next((each for each in chain(error) if isinstance(each, errors.MissingFakeError)), None)
 
 
 OPCHECK = Property(NAME, "torch's own opcheck accepts the operator", run, apart=True)

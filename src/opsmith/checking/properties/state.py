@@ -18,7 +18,7 @@ from opsmith.checking.differentiated import differentiated, rule_place
 from opsmith.checking.forgetting import Memory
 from opsmith.checking.modes import by_mode
 from opsmith.checking.other_values import other_forms, scaled, turned
-from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
+from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, refuse_own
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.scenes import MINE, OTHER, SCENES, Heard, Made, Scene, Stage, in_threads
@@ -89,8 +89,9 @@ def _others(
         made = Made(sample, mine.places, partial(_changed, other, sample, device))
         try:
             _call(subject, made)
-        except Exception:  # it does not take such numbers
-            continue
+        except Exception as error:
+            refuse_own(error)
+            continue  # it does not take such numbers
         yield OTHER, made
         break
     if subject.effort.name == "quick":
@@ -152,7 +153,7 @@ def _failure(stage: Stage, heard: Heard) -> Failure | None:
     by = f" It keeps something in {', '.join(kept)}." if kept else ""
     if kept:
         evidence["kept in"] = ", ".join(kept)
-    if isinstance(heard.given, Exception):
+    if isinstance(heard.given, BaseException):
         error = heard.given
         message = (
             f"{_called(heard)} raises {type(error).__name__}: {first_line(error)}; alone it goes well.{by} "
@@ -181,7 +182,7 @@ def _called(heard: Heard) -> str:
 
 def _rounding(stage: Stage, heard: Heard) -> Findings:
     """A note where another mode has another rounding: another kernel may serve it."""
-    if not heard.modes or isinstance(heard.given, Exception):
+    if not heard.modes or isinstance(heard.given, BaseException):
         return
     right = _tensors(stage.right[heard.call])
     for named, one, other in zip(_names(stage, heard.call), right, _tensors(heard.given), strict=False):

@@ -24,7 +24,7 @@ from opsmith.checking.derivative import vjp
 from opsmith.checking.differentiated import differentiated, rule_place
 from opsmith.checking.numerical_gradient import numerical_gradient
 from opsmith.checking.probes import plain_probe
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised, refuse_own
 from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact, replica
@@ -87,8 +87,9 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
     for place in usable:
         try:
             found = _boundaries(subject, sample, place) if place in open_ else []
-        except Exception:  # what it rejects, or cannot differentiate, other properties report
-            found = []
+        except Exception as error:
+            refuse_own(error)
+            found = []  # what it rejects, or cannot differentiate, other properties report
         for dtype in dtypes:
             for group in groups(dtype, found):
                 yield from _group(subject, sample, place, open_, group, dtype, seen)
@@ -156,7 +157,8 @@ def _trial(trial: Trial, open_: Sequence[int]) -> Findings:
     except errors.MutationError as error:
         yield raised(NAME, subject, error, named(sample, trial.dtype, CPU), trial.label)
         return
-    except Exception:
+    except Exception as error:
+        refuse_own(error)
         values = ", ".join(f"{value:g}" for value in trial.where.values())
         yield Note(f"the operator rejects `{trial.label}` with {trial.group.name} in it ({values})")
         return
@@ -196,8 +198,9 @@ def _results(trial: Trial, got: Sequence[Any]) -> Findings:
         with torch.no_grad(), quiet():
             right = subject.plain(sample)(trial.fresh())
             beside = [subject.plain(sample)(values) for values in trial.nudged()]
-    except Exception:  # the reference rejects what the operator takes: there is nothing to hold it to
-        return
+    except Exception as error:
+        refuse_own(error)
+        return  # the reference rejects what the operator takes: there is nothing to hold it to
     every = zip(subject.results(sample), got, right, *beside, strict=True)
     for result, mine, theirs, above, below in every:
         if not is_inexact(mine) or not is_inexact(theirs) or mine.shape != theirs.shape:
@@ -222,8 +225,9 @@ def _gradients(trial: Trial, results: Sequence[Any], open_: Sequence[int]) -> Fi
     try:
         with quiet():
             found = vjp(partial(subject.call, sample), trial.fresh(), open_, grads)
-    except Exception:  # the property `gradient` reports what a backward raises
-        return
+    except Exception as error:
+        refuse_own(error)
+        return  # the property `gradient` reports what a backward raises
     mine = found or [None] * len(open_)
     rights = _by_reference(trial, open_, grads)
     for place, gradient, right in zip(open_, mine, rights, strict=True):
@@ -246,8 +250,9 @@ def _by_reference(
                 vjp(subject.plain(sample), values, open_, grads)
                 for values in (trial.fresh(), *trial.nudged())
             )
-    except Exception:
-        return [None] * len(open_)
+    except Exception as error:
+        refuse_own(error)
+        return [None] * len(open_)  # as where the reference has no gradient there
     if first is None or above is None or below is None:
         return [None] * len(open_)
     answers: list[tuple[Tensor, Tensor] | None] = []

@@ -200,8 +200,9 @@ class Trial:
                 for row in range(way.size)
             ]
             return loop.fault(position, torch.stack(each)) is not None
-        except Exception:  # then it does not even run, and for the same reason
-            return True
+        except Exception as error:
+            refuse_own(error)
+            return True  # then it does not even run, and for the same reason
 
     def gradients(self, way: Way, places: Sequence[int]) -> Findings:
         """Hold the gradients of every example, and of the whole batch, to the loop's."""
@@ -273,8 +274,9 @@ class Trial:
         try:
             with quiet():
                 found = map_over(self.reference, without_examples(flat, way.dims), way.dims)
-        except Exception:  # then it is refused, and no form is lost
-            return False
+        except Exception as error:
+            refuse_own(error)
+            return False  # then it is refused, and no form is lost
         pairs = zip(found, self.reference([*flat]), strict=True)
         return any(g is not None and o is not None and list(g.shape) != [0, *o.shape] for g, o in pairs)
 
@@ -334,8 +336,9 @@ class Trial:
         try:
             with quiet():
                 map_over(self.reference, side_by_side(rows, way.dims), way.dims)
-        except Exception:  # that is the question
-            return True
+        except Exception as error:
+            refuse_own(error)
+            return True  # that is the question
         return False
 
     def _failure(self, way: Way, name: str, what: str, fault: Fault) -> Failure:

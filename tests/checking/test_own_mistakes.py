@@ -1,0 +1,100 @@
+"""A mistake of the check's own is raised: it is never told as the operator's fault, nor lost."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import opsmith
+from opsmith.checking.alive import Alive
+from opsmith.checking.subject import Subject
+
+HOME = Path(opsmith.__file__).parent / "checking"
+
+ANSWERS = {
+    "forgetting.py": "whatever is raised says that the operator needs what it remembers",
+    "in_threads.py": "it hands on what was raised, from a thread to whoever started it",
+    "isolation.py": "it hands on what was raised, from the child to the parent",
+    "line.py": "what a step is rejected with is where the function ends, though it ends in other results",
+    "replay.py": "a script that is run says what it raises",
+    "replaying.py": "the failure that a replay is made for may be this one",
+}
+"""Modules that catch everything and ask nothing, and why."""
+
+MISTAKE = "exec(compile('def wrong(*args, **options): raise KeyError(7)', str(HOME / 'mistake.py'), 'exec'))"
+"""Makes a function whose frame lies in the package, as that of a real mistake does."""
+
+
+class Square(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+def mistaken() -> Any:
+    space: dict[str, Any] = {"HOME": HOME}
+    exec(MISTAKE, space)
+    return space["wrong"]
+
+
+def catching(file: Path) -> Iterator[ast.ExceptHandler]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ExceptHandler) and (
+            node.type is None or {"Exception", "BaseException"} & {*map(ast.unparse, ast.walk(node.type))}
+        ):
+            yield node
+
+
+@pytest.mark.parametrize("file", sorted(HOME.rglob("*.py")), ids=lambda file: str(file.relative_to(HOME)))
+def test_whoever_catches_everything_asks_whose_it_is(file: Path) -> None:
+    for handler in catching(file):
+        body = ast.unparse(handler)
+        assert file.name in ANSWERS or "refuse_own(" in body or "raise" in body, f"line {handler.lineno}"
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_who_need_not_ask_does_catch_everything(name: str) -> None:
+    assert [*catching(HOME / name)]
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", ["fake", "forward", "gradient", "layouts", "linearity", "values", "vmap"])
+def test_a_mistake_in_some_call_ends_the_check(name: str, nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong, right, calls = mistaken(), Subject.call, 0
+
+    def call(self: Subject, sample: Any, flat: Any) -> list[Any]:
+        nonlocal calls
+        calls += 1
+        return wrong() if calls == nth else right(self, sample, flat)
+
+    monkeypatch.setattr(Subject, "single_precision", False)  # what it is raised for there is left to others
+    monkeypatch.setattr(Subject, "call", call)
+    with pytest.raises(KeyError, match="7"):
+        opsmith.check(Square, samples=[(torch.rand(2, 3),)], effort="quick", only=[name])
+
+
+def test_a_mistake_in_a_thread_ends_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    wrong, right = mistaken(), Alive.backward
+
+    def backward(self: Alive, *args: Any, **options: Any) -> Any:
+        alone = threading.current_thread() is threading.main_thread()
+        return right(self, *args, **options) if alone else wrong()
+
+    monkeypatch.setattr(Alive, "backward", backward)
+    with pytest.raises(KeyError, match="7"):
+        opsmith.check(Square, samples=[(torch.rand(2, 3),)], effort="quick", only=["state"])
