@@ -282,15 +282,15 @@ def sampled() -> list[tuple[Tensor]]:
 
 def test_kinds_and_what_check_holds_them_to() -> None:
     single = opsmith.adopt(InFloat32, "adopted_operators::single", kind="float32")
-    assert opsmith.check(single, samples=sampled()).passed
+    assert opsmith.check(single, samples=sampled(), effort="quick").passed
     with_reference = opsmith.adopt(
         InFloat32, "adopted_operators::single_by_reference", kind="float32", reference=torch.sin
     )
-    assert opsmith.check(with_reference, samples=sampled()).passed
+    assert opsmith.check(with_reference, samples=sampled(), effort="quick").passed
     wrong = opsmith.adopt(InFloat32ButWrong, "adopted_operators::single_but_wrong", kind="float32")
-    assert opsmith.check(wrong, samples=sampled()).failures[0].cause == "scale"
+    assert opsmith.check(wrong, samples=sampled(), effort="quick").failures[0].cause == "scale"
     undeclared = opsmith.adopt(InFloat32, "adopted_operators::undeclared")
-    assert not opsmith.check(undeclared, samples=sampled()).passed
+    assert not opsmith.check(undeclared, samples=sampled(), effort="quick").passed
     clip = opsmith.adopt(Clip, "adopted_operators::clip", kind="nonlinear")
     assert opsmith.check(clip, samples=sampled(), only=["forward", "gradient", "surrogate"]).passed_as_asked
     linear = opsmith.adopt(Clip, "adopted_operators::clip_linear", kind="surrogate")

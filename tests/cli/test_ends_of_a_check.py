@@ -154,6 +154,7 @@ def test_under_isolation_a_dry_run_names_its_sample(opsmith: Run, write: Write) 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
 def test_a_stdout_that_is_full_is_told_and_the_report_goes_to_stderr(write: Write) -> None:
     file = f"{write(FUNCTIONS)}:Fine"
@@ -231,7 +232,9 @@ def test_ctrl_c_ends_it_at_once_before_anything_is_imported(tmp_path: Path) -> N
     assert (process.returncode, said) == (130, "opsmith: interrupted\n")
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["heard", "lost-in-a-finaliser"])
+@pytest.mark.parametrize(
+    "lost", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["heard", "lost-in-a-finaliser"]
+)
 def test_ctrl_c_in_a_check_prints_what_is_finished(write: Write, lost: bool) -> None:
     interrupt = "os.kill(os.getpid(), 2)"
     text = FUNCTIONS.replace("sys.exit(0)", f"{interrupt}; return grad * 2", 1)
