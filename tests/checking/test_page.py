@@ -105,6 +105,7 @@ def test_a_page_says_all_that_the_report_says() -> None:
         "effects of x: raises, which follows from gradient: mend that first",
         "transposed: Two of its dimensions are swapped. Decided by: With two dimensions swapped back it is the "
         "right one, on every fresh input.",
+        "right one, on every fresh input.",
         "torch 2.13.0; python 3.11",
     ):
         assert words in read.text, words
