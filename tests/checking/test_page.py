@@ -103,9 +103,8 @@ def test_a_page_says_all_that_the_report_says() -> None:
         "also fits swapped-inputs error 4e-16",
         "import torch boom(first, second)",
         "effects of x: raises, which follows from gradient: mend that first",
-        "transposed: Two of its dimensions are swapped. Decided by: With two dimensions swapped back it is the "
-        "right one, on every fresh input.",
-        "right one, on every fresh input.",
+        "transposed: Two of its dimensions are swapped. Decided by: With two dimensions swapped back it is "
+        "the right one, on every fresh input.",
         "torch 2.13.0; python 3.11",
     ):
         assert words in read.text, words
