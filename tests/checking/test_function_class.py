@@ -287,7 +287,10 @@ def test_results_of_float32_for_float64_are_a_fault_of_dtype(dtype: torch.dtype)
     (failure,) = opsmith.check(IntoDefault, samples=[(matrix().to(dtype),)], only=["forward"]).failures
     assert (failure.input, failure.cause) == ("result", "dtype")
     assert "`result` is torch.float32 for arguments in torch.float64" in failure.message
-    assert opsmith.check(InSingle, samples=[(matrix().to(dtype),)], only=["forward"]).passed_as_asked
+    single = opsmith.check(InSingle, samples=[(matrix().to(dtype),)], only=["forward"])
+    assert single.passed_as_asked
+    left_out = "dtypes other than float32 were left out: that is what it computes in"
+    assert left_out in outcome(single, "forward").notes
 
 
 def test_a_layout_is_still_looked_at_where_the_forward_is_no_truth() -> None:

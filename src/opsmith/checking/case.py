@@ -69,7 +69,7 @@ def cases(
     """
     found: list[Case | Note] = []
     if subject.single_precision:
-        found.append(Note("dtypes other than float32 were left out: it is declared to compute in that"))
+        found.append(Note("dtypes other than float32 were left out: that is what it computes in"))
         dtypes = (torch.float32,)
     for dtype in dtypes if sample.inexact else dtypes[:1]:
         for device in subject.devices:
