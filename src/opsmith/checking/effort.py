@@ -50,7 +50,7 @@ class Effort:
 
 EFFORTS = MappingProxyType(
     {
-        "quick": Effort("quick", 3, 6, 256, 2, False, 2),
+        "quick": Effort("quick", 3, 7, 256, 2, False, 2),
         "default": Effort("default", 12, None, 2048, 3, True, 3),
         "thorough": Effort("thorough", 60, None, 16384, 6, True, 10),
     }

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 PLAIN = "contiguous"
+CHUNK = "a chunk of a larger tensor"
 
 PAIRS = 3
 """Of so many pairs of dimensions, beside the last two, the order is swapped."""
@@ -102,9 +103,7 @@ def _layouts(x: Tensor) -> Iterator[Layout]:
         )
         yield Layout("every other row", f"torch.stack([{guard}, x], 1)[:, 1]", "`torch.stack`")
     if rank:
-        yield Layout(
-            "a chunk of a larger tensor", f"torch.cat([{guard}, x], -1).chunk(2, -1)[1]", "`torch.cat`"
-        )
+        yield Layout(CHUNK, f"torch.cat([{guard}, x], -1).chunk(2, -1)[1]", "`torch.cat`")
     if rank >= 3 and len(long) > 2:
         turned = tuple(reversed(range(rank)))
         yield Layout(

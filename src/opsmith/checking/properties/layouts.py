@@ -15,7 +15,7 @@ from opsmith.checking.case import WIDE, named, short
 from opsmith.checking.differentiated import differentiated, results_with_gradient
 from opsmith.checking.layout_findings import Odd, Seen, Wrong, failure_of
 from opsmith.checking.layout_runs import Run, Runner, Twin
-from opsmith.checking.layouts import incoming, layouts_for, plain
+from opsmith.checking.layouts import CHUNK, incoming, layouts_for, plain
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line, refuse_own
 from opsmith.checking.replay import layout_replay
 from opsmith.checking.sample import Sample, replica
@@ -26,6 +26,9 @@ NAME = "layouts"
 SAMPLES = {"quick": 2, "default": 6, "thorough": 1000}
 IN_FLOAT32 = 2
 """So many samples are tried in float32 as well, where no kernel makes it another thing than float64."""
+
+FIRST = 3
+"""So many layouts of each incoming gradient come before any of an input, where not all are tried."""
 
 TOGETHER = {"quick": 1, "default": 3, "thorough": 12}
 """How often several tensors of a sample get a layout at once."""
@@ -242,13 +245,18 @@ def _plain(value: Any) -> Any:
 
 
 def _spread(singles: Sequence[Odd], limit: int) -> list[Odd]:
-    """The most telling layouts of every tensor in turn."""
+    """The most telling layouts: the first few of what comes in, then those of every tensor in turn."""
     by_place: dict[tuple[int, bool], list[Odd]] = {}
     for odd in singles:
         by_place.setdefault((odd.place, odd.backward), []).append(odd)
     longest = max(map(len, by_place.values()), default=0)
     turns = [odds[at] for at in range(longest) for odds in by_place.values() if at < len(odds)]
-    return turns[:limit]
+    first: list[Odd] = []
+    for odds in (odds for (_, backward), odds in by_place.items() if backward):
+        # A chunk's rows are whole and far from each other: what reads by one stride is wrong there alone.
+        first += [*odds[: FIRST - 1], *(odd for odd in odds[FIRST - 1 :] if odd.layout.name == CHUNK)]
+    first = first[: limit // 2]
+    return [*first, *(odd for odd in turns if odd not in first)][:limit]
 
 
 def _cases(subject: Subject, sample: Sample) -> Iterator[Looked | Note]:
