@@ -22,6 +22,9 @@ from opsmith.checking.causes import CAUSES
 CORPORA = corpora()
 RUNS = [*((seed, "quick") for seed in range(1, 6)), (1, "default")]
 """Beside seed 0 at `quick`: five other seeds, and more effort."""
+COMPILED = ["compile", "export", "opcheck"]
+"""What compiles takes seconds for each, and has tests of its own."""
+
 NAMED = 0.9
 """The share of faults whose cause must be the right one."""
 
@@ -48,7 +51,7 @@ def report_on(name: str, seed: int, effort: str) -> opsmith.Report:
     operator, samples = (PLANTED.get(name) or SOUND[name]).build()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what an operator warns of is no fault of the test
-        return opsmith.check(operator, samples=samples, seed=seed, effort=effort, skip=["integration"])  # type: ignore[arg-type]
+        return opsmith.check(operator, samples=samples, seed=seed, effort=effort, skip=COMPILED)  # type: ignore[arg-type]
 
 
 def marked(names: Iterable[str]) -> list[Any]:

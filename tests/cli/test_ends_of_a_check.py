@@ -74,7 +74,7 @@ X = [(torch.randn(3, 4),)]
 
 def apart(*arguments: str, **options: object) -> "subprocess.CompletedProcess[str]":
     """The command in a process of its own, which may die."""
-    command = [sys.executable, "-m", "opsmith.cli", "check", *arguments]
+    command = [sys.executable, "-m", "opsmith", "check", *arguments]
     given: dict[str, object] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.run(command, text=True, check=False, timeout=300, **given)  # type: ignore[call-overload, no-any-return]
 

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+FAR = 1e15
+"""Beyond so many units no digit is right, and how many there are says nothing."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -48,7 +51,8 @@ class Difference:
             "wrong elements": f"{self.wrong} of {self.total}",
         }
         if self.units is not None and self.allowed is not None:
-            found[f"{self.unit} off"] = float(f"{self.units:.3g}")
+            far = not self.units < FAR
+            found[f"{self.unit} off"] = f"more than {FAR:g}" if far else float(f"{self.units:.3g}")
             found[f"{self.unit} allowed"] = float(f"{self.allowed:.3g}")
         return found
 

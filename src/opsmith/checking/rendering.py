@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from opsmith import errors
 from opsmith.checking.report import Failure, Outcome, Report
 from opsmith.checking.telling import folded, rows
@@ -41,16 +43,19 @@ def rendered(report: Report) -> RenderableType:
     return Group(
         Text(report.verdict(), style=style),
         *(Padding(Text(f"note: {remark}", style="yellow"), (0, 0, 0, 2)) for remark in report.remarks),
-        _table(report.outcomes),
-        Text(f"  {report.times()}", style="dim"),
-        *([Padding(Text(report.rejections(), style="dim"), (0, 0, 0, 2))] if report.rejected else []),
+        _table(report.looked_at()),
+        *(
+            Padding(Text(line, style="dim"), (0, 0, 0, 2), expand=False)
+            for line in (report.omissions(), report.times(), report.rejections())
+            if line
+        ),
         *(_panel(failure) for failure in causes),
         *(Text(failure.heading(), style="red") for failure in followers),
     )
 
 
-def _table(outcomes: tuple[Outcome, ...]) -> Table:
-    """A line for each property, those that compile last; why one was skipped stands beside it."""
+def _table(outcomes: Sequence[Outcome]) -> Table:
+    """A line for each property; why one was skipped stands beside it."""
     lines = Table.grid(padding=(0, 2, 0, 0))
     lines.add_column(no_wrap=True)
     lines.add_column(no_wrap=True)
@@ -58,7 +63,7 @@ def _table(outcomes: tuple[Outcome, ...]) -> Table:
     remarked = any(outcome.reason or outcome.notes for outcome in outcomes)
     if remarked:
         lines.add_column(overflow="fold", style="dim")
-    for outcome in sorted(outcomes, key=lambda outcome: outcome.apart):
+    for outcome in outcomes:
         remarks = [*filter(None, [outcome.reason]), *outcome.notes]
         lines.add_row(
             Text(f"  {outcome.property}"),

@@ -186,6 +186,16 @@ class Report:
         compiled = f"; compile checks (apart): {self.seconds_apart:.2f} s" if apart else ""
         return f"{self.seconds:.2f} s{compiled}; seed {self.seed}, {self.effort} effort"
 
+    def looked_at(self) -> list[Outcome]:
+        """The outcomes that were asked for, those that compile last."""
+        asked = [outcome for outcome in self.outcomes if not outcome.left_out]
+        return sorted(asked, key=lambda outcome: outcome.apart)
+
+    def omissions(self) -> str:
+        """Which properties were left out, as asked, in a line; empty where none was."""
+        names = ", ".join(outcome.property for outcome in self.outcomes if outcome.left_out)
+        return f"left out, as asked: {names}" if names else ""
+
     def rejections(self) -> str:
         """Which derived inputs it rejects, in a line; empty where there is none."""
         return f"not used as inputs: {'; '.join(self.rejected)}" if self.rejected else ""
@@ -204,12 +214,11 @@ class Report:
 
     def __str__(self) -> str:
         lines = [self.verdict(), *(f"  note: {remark}" for remark in self.remarks)]
-        for outcome in sorted(self.outcomes, key=lambda outcome: outcome.apart):
+        for outcome in self.looked_at():
             row = f"  {outcome.property:<17} {outcome.status:<8} {outcome.seconds:6.2f} s"
             lines.append(f"{row}  {outcome.reason}".rstrip())
             lines += [f"    {note}" for note in outcome.notes]
-        lines.append(f"  {self.times()}")
-        lines += [f"  {self.rejections()}"] if self.rejected else []
+        lines += [f"  {line}" for line in (self.omissions(), self.times(), self.rejections()) if line]
         for failure in self.failures:
             lines += ["", str(failure)]
         return "\n".join(lines)

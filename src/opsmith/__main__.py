@@ -1,4 +1,4 @@
-"""`python -m opsmith.cli` is the command `opsmith`."""
+"""`python -m opsmith` is the command `opsmith`."""
 
 from opsmith.cli import main
 
