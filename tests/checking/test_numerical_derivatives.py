@@ -377,3 +377,23 @@ def test_a_gradient_that_differences_cannot_tell_is_not_passed_in_silence() -> N
     assert any(
         "finite differences cannot tell 3 of 3 elements of the gradient by `x`" in n for n in outcome.notes
     )
+    assert outcome.status == "skipped"
+    assert "finite differences tell no element of a gradient in any sample" in outcome.reason
+    assert not report.passed_as_asked
+
+
+def jumping(x: Tensor) -> Tensor:
+    """Its second half jumps everywhere, and its first half is a square."""
+    digits = (x.detach().double() * 1e15).floor() % 7
+    return torch.where(torch.arange(x.numel()) < x.numel() // 2, x.detach() ** 2, digits.to(x.dtype))
+
+
+@pytest.mark.parametrize(("factor", "status"), [(2, "passed"), (3, "failed")])
+def test_a_gradient_that_differences_tell_in_part_is_passed_or_failed(factor: int, status: str) -> None:
+    operator = opsmith.operator(f"numerical::half_jumps_{factor}", opaque=True)(jumping)
+    operator.fake(torch.empty_like)
+    operator.gradients(x=lambda grad, x: factor * x * grad)
+    samples = [(torch.linspace(1.1, 1.9, 4, dtype=DOUBLE),)]
+    report = opsmith.check(operator, samples=samples, only=["gradient"], effort="quick")
+    (outcome,) = (each for each in report.outcomes if each.property == "gradient")
+    assert outcome.status == status, str(report)

@@ -28,6 +28,7 @@ def each_subset(name: str, subject: Subject, look: Look) -> Findings:
         name: Name of the property.
         subject: What is under check.
         look: Looks at a sample by some of its inputs; it is told which others have been found right together.
+            Where it compares nothing, it says why by `Skipped`: that is no pass.
     """
     if subject.specification.gradients.surrogate:
         yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
@@ -48,8 +49,10 @@ def each_subset(name: str, subject: Subject, look: Look) -> Findings:
                     raise
                 refused[first_line(error)] = None
                 continue
-            looked = True
-            yield from found
+            reasons = [finding.reason for finding in found if isinstance(finding, Skipped)]
+            refused.update(dict.fromkeys(reasons))
+            looked = looked or not (reasons or right)  # one of its own is no truth to hold it to
+            yield from (finding for finding in found if not isinstance(finding, Skipped))
             if any(isinstance(finding, Failure) for finding in found):
                 return  # the other subsets of this sample would say the same again
             right = right or subset

@@ -80,6 +80,11 @@ class NumericalGradient:
         return self.looked & self.errors.isfinite()
 
     @property
+    def tells(self) -> bool:
+        """Whether differences say anything, so that a gradient can be wrong."""
+        return bool(self.along) or bool((self.told | self._kinked).any())
+
+    @property
     def known(self) -> Tensor:
         """The gradient, with nan wherever differences do not tell it; at a kink, what lies in its middle."""
         untold = _of_elements(~(self.told | self._kinked), self.values)

@@ -123,6 +123,12 @@ class RightGradient:
             )
         return self._trusted[key]
 
+    def tells(self, place: int, probe: Probe) -> bool:
+        """Whether anything says what the gradient by an input is, in one element at least."""
+        if not self.sample.flat[place].numel():
+            return False
+        return self.trusted(place, probe) or self.numerical(place, probe).tells
+
     def _glanced(self, place: int, probe: Probe, found: Tensor) -> bool:
         """Whether a glance is allowed, and bears out what autograd gives: a full look follows where not."""
         if not self.glanced:

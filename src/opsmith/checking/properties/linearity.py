@@ -43,27 +43,31 @@ def run(subject: Subject) -> Findings:
     elif not subject.linear:
         yield Skipped("it is declared not to be linear in the incoming gradient")
     else:
-        looked: list[Sample] = []
-        yield from each_sample(NAME, subject, partial(_sample, looked=looked))
-        if not looked:
-            yield Skipped("there is nothing to differentiate")
+        compared: list[bool] = []
+        yield from each_sample(NAME, subject, partial(_sample, compared=compared))
+        if not any(compared):
+            yield NOT_COMPARED if compared else Skipped("there is nothing to differentiate")
 
 
-def _sample(subject: Subject, sample: Sample, looked: list[Sample]) -> Findings:
+NOT_COMPARED = Skipped("no backward gives numbers to compare: `gradient` says what is wrong, if anything is")
+
+
+def _sample(subject: Subject, sample: Sample, compared: list[bool]) -> Findings:
+    """Look at every input, and add to `compared` for each whether it has something to compare."""
     places = differentiated(subject, sample).places
     if not places:
         return
-    looked.append(sample)
     with torch.no_grad():
         results = subject.call(sample, sample.at(torch.float64))
     first = list(plain_probe(subject, sample, results).grads)
     for place in places:
-        failure = _linear(subject, sample, place, first)
-        if failure is not None:
-            yield failure
+        found = _linear(subject, sample, place, first)
+        compared.append(found is not NOT_COMPARED)
+        if isinstance(found, Failure):
+            yield found
 
 
-def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failure | None:
+def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failure | Skipped | None:
     def backward(grads: Grads) -> Tensor | None:
         found = vjp(partial(subject.call, sample), sample.at(torch.float64), (place,), grads)
         return found[0] if found else None
@@ -77,9 +81,9 @@ def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failu
         u, v = backward(first), backward(second)
     except Exception as error:
         refuse_own(error)
-        return None  # `gradient` says so
-    if u is None or v is None or not bool((u.isfinite() & v.isfinite()).all()):
-        return None  # so it does of what is missing or no number
+        return NOT_COMPARED  # `gradient` says so
+    if u is None or v is None or not u.numel() or not bool((u.isfinite() & v.isfinite()).all()):
+        return NOT_COMPARED  # so it does of what is missing or no number
     label = sample.labels[place]
     where = rule_place(subject, sample.names[place])
     evidence: dict[str, Any] = {"sample": f"{sample} in float64"}
@@ -91,7 +95,8 @@ def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failu
         return Failure(NAME, label, "ignores-grad-output", message, where, evidence)
     for words, grads, expected, size, tolerated in _combined(first, second, u, v):
         got = backward(grads)
-        difference = None if got is None else off_linear(got, expected, size, tolerated)
+        got = torch.zeros_like(u) if got is None else got
+        difference = off_linear(got, expected, size, tolerated)
         if difference is not None:
             message = (
                 f"the gradient of `{label}` is not linear in the incoming one: for {words}, {difference}; "
