@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from opsmith.checking.calling import calling
 from opsmith.checking.changes import Change
 from opsmith.checking.freedom import free
+from opsmith.checking.mistakes import Overlooking
 from opsmith.checking.own_words import own_words
 from opsmith.checking.property import first_line, innermost
 from opsmith.checking.replay import replay
@@ -78,7 +78,7 @@ def _has_form(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> bo
 
     A Fourier transform of no rows is so.
     """
-    with suppress(Exception), torch.no_grad():
+    with Overlooking(), torch.no_grad():
         subject.reference(sample, sample.at(dtype, torch.device("meta")))
         return True
     return False

@@ -14,7 +14,7 @@ from opsmith.checking.derivative import with_gradient
 from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.difference import Difference, form_fault, unequal
 from opsmith.checking.examples import replicas
-from opsmith.checking.property import refuse_own
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.quiet import quiet
 from opsmith.checking.rounding import LIBRARY, unit_roundoff
 from opsmith.checking.sample import Sample, is_inexact, replica
@@ -184,7 +184,8 @@ class Twin:
         try:
             measure = Measure.of(function, [*wide, *grads], subject.generator(), has_truth=subject.has_truth)
             return measure.truth([*self.flat, *self.grads], self.runner.dtype)
-        except (RuntimeError, TypeError):  # as of a class that takes one dtype alone
+        except (RuntimeError, TypeError) as error:  # as of a class that takes one dtype alone
+            refuse_own(error)
             return None
 
     def _settled(self, position: int, expected: Tensor) -> bool:

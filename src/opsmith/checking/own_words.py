@@ -9,7 +9,6 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 import opsmith
 from opsmith import errors
 from opsmith.adopting.registered import is_operator
+from opsmith.checking.mistakes import Overlooking
 
 CHECKS = ("_check", "_assert")
 """How the functions of torch begin by which an operator checks its arguments."""
@@ -92,7 +92,7 @@ def _raising(again: Callable[[], Any], frame: FrameType, instruction: int) -> An
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
-        with suppress(Exception):  # it has raised once already
+        with Overlooking():  # it has raised once already
             again()
     finally:
         sys.setprofile(before)

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.difference import Difference, largest
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.sample import is_inexact
 
 LIBRARY = 8
@@ -102,7 +103,8 @@ def fan_in(function: Function, flat: list[Any], position: int) -> int:
             places = sorted({0, result.numel() // 2, result.numel() - 1})[:PROBES]
             real = torch.view_as_real(result).sum(-1) if result.is_complex() else result
             return max(1, *(_reached(real.flatten()[place], inputs) for place in places))
-        except RuntimeError:
+        except RuntimeError as error:
+            refuse_own(error)
             return _largest(inputs)
 
 

@@ -19,8 +19,9 @@ from opsmith.checking.function_class import ForwardRaisedError
 from opsmith.checking.isolation import isolated, limit_of, refuse_isolation
 from opsmith.checking.loading import load_compiler
 from opsmith.checking.merging import merged, referred
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.properties import GROUPS, PROPERTIES
-from opsmith.checking.property import Note, Property, Skipped, raised, refuse_own
+from opsmith.checking.property import Note, Property, Skipped, raised
 from opsmith.checking.quiet import quiet
 from opsmith.checking.replaying import replayed
 from opsmith.checking.report import Failure, Outcome, Report, Status

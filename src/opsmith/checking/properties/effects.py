@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +17,9 @@ from opsmith.checking.bits import Kept
 from opsmith.checking.differentiated import differentiated, rule_place
 from opsmith.checking.footprints import footprints, left_behind, shown_shortly
 from opsmith.checking.guard import Guarded, guarded
+from opsmith.checking.mistakes import Overlooking, refuse_own
 from opsmith.checking.outside import other_settings
-from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, refuse_own
+from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.saved import attribute_tensors, saving
@@ -306,7 +306,7 @@ def _outside(look: Look) -> Findings:
     flags = [_form(value) for value in call.given]
     if places:
         call.backward(call.grads(subject), retain_graph=True)
-        with suppress(Exception):  # what it refuses has been told
+        with Overlooking():  # what it refuses has been told
             call.backward(call.grads(subject))
     for place in places:
         grad: Tensor | None = call.leaves[place].grad
@@ -329,7 +329,7 @@ def _settings(look: Look) -> Findings:
     """What a call and its backward set for the whole process."""
     subject, sample = look.subject, look.sample
     # Suppressed, since how it does under other settings is not looked at.
-    with other_settings() as changed, suppress(Exception):
+    with other_settings() as changed, Overlooking():
         call = alive(subject, sample, sample.at(device=look.device), look.places)
         if call.open:
             call.backward(call.grads(subject))

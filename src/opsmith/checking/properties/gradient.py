@@ -23,9 +23,10 @@ from opsmith.checking.differentiated import (
     promises_gradients,
     rule_place,
 )
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.numerical_gradient import NumericalGradient
 from opsmith.checking.probes import Probe, probes
-from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample, refuse_own
+from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.right_gradient import RightGradient
 from opsmith.checking.rough import only_rounding

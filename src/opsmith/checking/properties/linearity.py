@@ -12,8 +12,9 @@ from torch import Tensor
 from opsmith.checking.derivative import vjp
 from opsmith.checking.difference import off_linear
 from opsmith.checking.differentiated import differentiated, rule_place
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.probes import plain_probe
-from opsmith.checking.property import Findings, Property, Skipped, each_sample, refuse_own
+from opsmith.checking.property import Findings, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject

@@ -22,9 +22,10 @@ from opsmith.checking.boundaries import boundaries
 from opsmith.checking.case import named
 from opsmith.checking.derivative import vjp
 from opsmith.checking.differentiated import differentiated, rule_place
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.numerical_gradient import numerical_gradient
 from opsmith.checking.probes import plain_probe
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised, refuse_own
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
 from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact, replica

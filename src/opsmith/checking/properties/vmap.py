@@ -23,6 +23,7 @@ from opsmith.checking.loop import Fault, Loop, OneByOne
 from opsmith.checking.mapped_gradients import Differentiation
 from opsmith.checking.mapping import SIZE, Way, map_over, ways
 from opsmith.checking.mapping_rule import own_rule, refusal, rule_place, rule_words
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.property import (
     Finding,
     Findings,
@@ -32,7 +33,6 @@ from opsmith.checking.property import (
     each_sample,
     first_line,
     raised,
-    refuse_own,
 )
 from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure
