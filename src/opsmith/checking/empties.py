@@ -19,7 +19,8 @@ from opsmith.checking.subject import Subject
 from opsmith.checking.symbols import Symbol, sizes_of
 
 UNSUPPORTED = "not supported"
-"""What torch says of what it does not do for any tensors of such sizes, as a convolution of no groups."""
+"""What torch says, by RuntimeError, of what it does not do for tensors of such sizes, as a convolution of no
+groups. Python says it as well, by TypeError: of a comparison with None, for one."""
 
 
 FAR = (-30.0, 30.0)
@@ -61,7 +62,8 @@ def unserved(
     symbol = change.without
     if symbol is None or not (subject.own_code or subject.foreign):
         return None
-    refused = UNSUPPORTED in str(error) or isinstance(error, NotImplementedError)
+    refused = isinstance(error, RuntimeError) and UNSUPPORTED in str(error)
+    refused = refused or isinstance(error, NotImplementedError)
     if refused or own_words(error, lambda: subject.reference(sample, sample.at(dtype))):
         return None
     if subject.own_code and _has_form(subject, sample, dtype):

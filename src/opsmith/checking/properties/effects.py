@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +15,12 @@ from opsmith.checking.aliasing import shared_memory
 from opsmith.checking.alive import Alive, alive, copies
 from opsmith.checking.bits import Kept
 from opsmith.checking.differentiated import differentiated, rule_place
+from opsmith.checking.exceptions import named_by
 from opsmith.checking.footprints import footprints, left_behind, shown_shortly
 from opsmith.checking.guard import Guarded, guarded
 from opsmith.checking.mistakes import Overlooking, refuse_own
 from opsmith.checking.outside import other_settings
+from opsmith.checking.own_words import own_words
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
@@ -239,7 +241,7 @@ def _again(
         second = copies(call.backward(call.grads(subject), retain_graph=True))
     except Exception as error:
         refuse_own(error)
-        if _refused(error):
+        if _refused(error, lambda: call.backward(call.grads(subject), retain_graph=True)):
             yield Note(f"a second backward through the same graph is refused: {first_line(error)}")
             return
         message = (
@@ -265,10 +267,15 @@ def _again(
         yield look.failure(label, "mutates-saved", message, rule_place(subject, sample.names[place]))
 
 
-def _refused(error: Exception) -> bool:
-    """Whether an exception is raised by a statement, and not by an operation that went wrong."""
+def _refused(error: Exception, again: Callable[[], Any]) -> bool:
+    """Whether an exception is raised by a statement, and not by an operation that went wrong.
+
+    What torch raises by a statement is a refusal only where the operator has not handed it something wrong,
+    such as the None that it has put in the place of what was kept.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and (frames[-1].line or "").startswith(OWN_RAISE)
+    by_statement = bool(frames) and (frames[-1].line or "").startswith(OWN_RAISE)
+    return by_statement and named_by(error).cause != "mutates-saved" and own_words(error, again)
 
 
 def _second_order(
