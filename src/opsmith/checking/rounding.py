@@ -34,6 +34,7 @@ from torch import Tensor
 
 from opsmith.checking.difference import Difference, largest
 from opsmith.checking.mistakes import refuse_own
+from opsmith.checking.nudging import nudged
 from opsmith.checking.sample import is_inexact
 
 LIBRARY = 8
@@ -79,7 +80,7 @@ def conditioning(
     """
     moved = [torch.zeros_like(t).abs() if t is not None and is_inexact(t) else None for t in truth]
     for _ in range(DRAWS):
-        for position, other in enumerate(function([_scaled(value, generator) for value in flat])):
+        for position, other in enumerate(function([nudged(value, _STEP, generator) for value in flat])):
             known, result = moved[position], truth[position]
             if known is not None and other is not None and result is not None:
                 step = (other - result).abs().nan_to_num(0.0, 0.0, 0.0) / _STEP
@@ -177,14 +178,7 @@ def neighbours(flat: Sequence[Any], generator: torch.Generator) -> Iterator[list
     """Some arguments, and others near them that round in other ways."""
     yield list(flat)
     for _ in range(DRAWS - 1):
-        yield [_scaled(value, generator, 2.0**-10) for value in flat]
-
-
-def _scaled(value: Any, generator: torch.Generator, step: float = _STEP) -> Any:
-    if not is_inexact(value):
-        return value
-    signs = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.float64) * 2 - 1
-    return value * (1 + step * signs.to(value.device))
+        yield [nudged(value, 2.0**-10, generator) for value in flat]
 
 
 def _reached(element: Tensor, inputs: list[Tensor]) -> int:

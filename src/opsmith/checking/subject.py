@@ -31,6 +31,9 @@ CPU = torch.device("cpu")
 APART = 0x51ED270B
 """Keeps the numbers of probes apart from those of samples, which are drawn from the same seed."""
 
+NUDGES = 3
+"""The stream (see `Subject.generator`) by which inputs are moved a little to see whether an answer stays."""
+
 
 @dataclass(frozen=True)
 class Subject:
