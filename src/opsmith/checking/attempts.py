@@ -17,11 +17,11 @@ from opsmith.checking.diagnosis.observing import Observer
 from opsmith.checking.difference import Difference
 from opsmith.checking.differentiated import rule_place
 from opsmith.checking.exceptions import named_by
-from opsmith.checking.gradient_failure import gradient_replay
 from opsmith.checking.modes import result_by_need
 from opsmith.checking.narrow import only_in_backward
 from opsmith.checking.probes import Probe
 from opsmith.checking.property import Findings, Note, raised
+from opsmith.checking.replay import gradient_replay
 from opsmith.checking.report import Failure
 from opsmith.checking.right_gradient import RightGradient, by_differences
 from opsmith.core.formula import Formula
@@ -185,12 +185,11 @@ def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Fai
         gradient_replay(
             subject,
             sample,
+            sample.at(shown.dtype, shown.device),
             shown.place,
-            shown.probe,
-            shown.dtype,
-            shown.device,
+            shown.probe.at(shown.dtype, shown.device),
             _to_show(shown),
-            shown.subset,
+            subset=shown.subset,
         ),
     )
 
