@@ -60,7 +60,7 @@ def _one_is_part(whole: Tensor | None, part: Tensor | None, size: int, start: in
     if whole is None or part is None:
         return whole is part
     changed = [at for at, (a, b) in enumerate(zip(whole.shape, part.shape, strict=True)) if a != b]
-    if len(changed) != 1 or whole.shape[changed[0]] != size:
+    if len(changed) != 1 or whole.shape[changed[0]] != size or whole.dtype != part.dtype:
         return False
     expected = whole.narrow(changed[0], start, length)
     if not is_inexact(whole):
