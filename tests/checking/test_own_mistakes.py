@@ -152,3 +152,40 @@ def test_a_mistake_in_a_thread_ends_the_check(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Alive, "backward", backward)
     with pytest.raises(KeyError, match="7"):
         opsmith.check(Square, samples=[(torch.rand(2, 3),)], effort="quick", only=["state"])
+
+
+class Growing(Function):
+    """It returns one row more each other time."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        Growing.calls += 1
+        ctx.rows = 1 + Growing.calls % 2
+        return x[: ctx.rows].clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return torch.cat([grad, grad.new_zeros(3 - ctx.rows, grad.shape[1])])
+
+
+class Shrinking(Function):
+    """It lays another tensor under its argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x * 2
+        x.data = x.data[:1]
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+@pytest.mark.parametrize(("checked", "cause"), [(Growing, "nondeterministic"), (Shrinking, "mutates-input")])
+def test_what_has_another_form_each_time_is_a_finding_and_no_mistake(checked: Any, cause: str) -> None:
+    skip = ["compile", "export", "opcheck"]
+    report = opsmith.check(checked, samples=[(torch.rand(3, 4),)], effort="quick", skip=skip)
+    assert cause in {failure.cause for failure in report.failures}

@@ -130,7 +130,11 @@ class Rounded:
             moved = self.function([nudged(value, step, generator) for value in widened(self.flat)])
             for position, (right, other) in enumerate(zip(truth, moved, strict=True)):
                 known = farthest[position]
-                if known is not None and right is not None and other is not None:
+                if known is None or right is None or other is None:
+                    continue
+                if other.shape != right.shape:
+                    farthest[position] = torch.full_like(known, torch.inf)
+                else:
                     far = (other.detach() - right).abs().nan_to_num(0.0, 0.0, 0.0)
                     farthest[position] = torch.maximum(known, far)
         return farthest

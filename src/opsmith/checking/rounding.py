@@ -82,7 +82,11 @@ def conditioning(
     for _ in range(DRAWS):
         for position, other in enumerate(function([nudged(value, _STEP, generator) for value in flat])):
             known, result = moved[position], truth[position]
-            if known is not None and other is not None and result is not None:
+            if known is None or other is None or result is None:
+                continue
+            if other.shape != result.shape:
+                moved[position] = torch.full_like(known, torch.inf)  # as far as can be: nothing is held there
+            else:
                 step = (other - result).abs().nan_to_num(0.0, 0.0, 0.0) / _STEP
                 moved[position] = torch.maximum(known, step)
     accumulated = tuple(fan_in(function, flat, position) for position in range(len(truth)))
@@ -160,7 +164,9 @@ def bound(
     unit = coarse * size + underflow
     judged = torch.ones_like(unit, dtype=torch.bool)
     own_error = 0.0
-    if ordinary is not None:
+    if ordinary is not None and ordinary.shape != truth.shape:
+        judged = ~judged  # rounding makes another form of it
+    elif ordinary is not None:
         error = (ordinary.to(truth.dtype) - truth).abs()
         kept = torch.finfo(dtype).eps ** 0.5 * size.nan_to_num(0.0, 0.0, 0.0).max() if size.numel() else 0.0
         judged = ~(error > kept) & (ordinary.isfinite() | ~truth.isfinite())

@@ -199,7 +199,8 @@ class Trial:
                 )[position]
                 for row in range(way.size)
             ]
-            return loop.fault(position, torch.stack(each)) is not None
+            shapes = {None if one is None else one.shape for one in each}
+            return len(shapes) > 1 or None in shapes or loop.fault(position, torch.stack(each)) is not None
         except Exception as error:
             refuse_own(error)
             return True  # then it does not even run, and for the same reason
