@@ -82,3 +82,21 @@ def test_an_effort_of_ones_own_has_the_name_of_a_level() -> None:
     with pytest.raises(errors.UsageError, match="there is no such level of effort") as raised:
         replace(EFFORTS["quick"], name="mine")  # type: ignore[arg-type]
     assert "`quick`, `default`, `thorough`" in str(raised.value)
+
+
+def test_of_a_large_sample_fewer_elements_are_moved() -> None:
+    """Each move costs a run over all of it; random directions stand for the others."""
+    assert EFFORTS["quick"].moved(256) == EFFORTS["quick"].elements
+    assert replace(EFFORTS["quick"], elements=3).moved(10**9) == 3
+    runs = []
+
+    @opsmith.operator(f"cost::op{next(names)}")
+    def squared(x: Tensor) -> Tensor:
+        runs.append(1)
+        return x * x
+
+    for size in (16, 400):
+        runs.clear()
+        sample = (torch.randn(size, size),)
+        assert opsmith.check(squared, samples=[sample], effort="quick", only=["gradient"]).passed_as_asked
+        assert (len(runs) > 4 * 256) == (size == 16)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
+import torch
 import wrong_batching
 import wrong_effects
 import wrong_gradients
@@ -12,6 +15,7 @@ import wrong_results
 import wrong_writes
 from class_mutants import MUTANTS
 from mutants import WRONG
+from torch.autograd import Function
 
 import opsmith
 
@@ -71,3 +75,79 @@ def test_a_class_is_applied() -> None:
     (failure,) = opsmith.check(checked, samples=samples, only=["effects"], effort="quick").failures
     assert failure.replay is not None
     assert "Writes.apply(x)\nassert torch.equal(x, before), x" in failure.replay
+
+
+class Remembers(Function):
+    """What it keeps lies on the class: another call takes its place."""
+
+    kept: Any = None
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        Remembers.kept = x > 0
+        return x.relu()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * Remembers.kept
+
+
+@pytest.mark.parametrize("sizes", [(3, 4), (20, 20)], ids=["written", "too long"])
+def test_a_class_is_checked_again_on_the_samples_that_were_given(sizes: Any) -> None:
+    samples = [(torch.rand(sizes) - 0.5,), (torch.rand(2, 3) - 0.5,)]
+    failure = opsmith.check(Remembers, samples=samples, only=["state"], effort="quick").failures[0]
+    assert failure.replay is not None
+    if sizes == (20, 20):
+        assert "samples = ...  # put in the samples that were given" in failure.replay
+        failure_again = failure.replay.replace("samples = ...", "samples = given")
+    else:
+        failure_again = failure.replay
+    with pytest.raises(AssertionError, match="FAILED: state"):
+        exec(failure_again, {"__name__": "replay", "given": samples})
+
+
+def test_a_death_on_one_line_is_told_once() -> None:
+    report = opsmith.check(Dies, samples=[(torch.rand(3, 4),)], effort="quick", isolate=True, only=DYING)
+    assert [failure.follows for failure in report.failures] == [None, "linearity", "linearity"]
+
+
+DYING = ["linearity", "gradient", "determinism"]
+
+
+class Dies(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@torch.library.custom_op("test_replaying::clip", mutates_args=())
+def clip(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    return x.clamp(low, high)
+
+
+def keep(ctx: Any, inputs: Any, output: Any) -> None:
+    x, ctx.low, ctx.high = inputs
+    ctx.save_for_backward(x)
+
+
+def clip_backward(ctx: Any, grad: Any) -> Any:
+    (x,) = ctx.saved_tensors
+    return grad * ((x > ctx.low) | (x < ctx.high)), None, None
+
+
+clip.register_autograd(clip_backward, setup_context=keep)
+
+
+def test_a_custom_op_is_registered_by_the_script_and_its_backward_is_named() -> None:
+    samples = [(torch.linspace(-2, 2, 8), -0.5, 0.5), (torch.linspace(-1, 1, 5), -1.5, 0.2)]
+    failure = opsmith.check(clip, samples=samples, only=["gradient"], effort="quick").failures[0]
+    line = clip_backward.__code__.co_firstlineno
+    assert failure.where == f"{__file__}:{line}"
+    assert failure.replay is not None
+    assert f"\nimport {__name__}  # test_replaying::clip: {__file__}:" in failure.replay
+    with pytest.raises(AssertionError, match="not close"):
+        run(failure.replay)

@@ -2,10 +2,12 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 
 from opsmith.checking import Failure, Outcome, Report
+from opsmith.checking.difference import Difference
 
 FAILURE = Failure(
     "gradient",
@@ -140,3 +142,16 @@ def test_json_holds_everything_and_is_json() -> None:
             "follows": None,
         }
     ]
+
+
+@pytest.mark.parametrize(
+    ("got", "right", "words"),
+    [
+        (0.5, 0.25, "it is 0.5 where 0.25 is right"),
+        (-0.26959004, -0.26959002, "it is -0.26959004 where -0.26959002 is right"),
+        (1.0, 1.0 + 2**-52, "it is 1 where 1.0000000000000002 is right"),
+        (3, 4, "it is 3 where 4 is right"),
+    ],
+)
+def test_numbers_that_differ_are_written_so_that_they_do(got: Any, right: Any, words: str) -> None:
+    assert str(Difference((), got, right, 1, 1)) == words

@@ -335,6 +335,63 @@ def test_a_classes_nan_is_held_to_differences_where_its_forward_gives_nan_too(ef
     assert outcome(Root, samples=samples, effort=effort).status == "passed"
 
 
+class Softmax(Function):
+    """The one of every textbook. Where a result is nearly one, its terms cancel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, dim: int) -> Any:
+        exponential = (x - x.amax(dim, keepdim=True)).exp()
+        result = exponential / exponential.sum(dim, keepdim=True)
+        ctx.save_for_backward(result)
+        ctx.dim = dim
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (result,) = ctx.saved_tensors
+        return result * (grad - (grad * result).sum(ctx.dim, keepdim=True)), None
+
+
+class SoftmaxOfSums(Softmax):
+    """It adds something to the gradient, where a large number stands."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (result,) = ctx.saved_tensors
+        right, _ = Softmax.backward(ctx, grad)
+        return right + 1e-9 * (result == 1), None
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_terms_of_ordinary_size_leave_when_they_cancel_is_no_fault(seed: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    samples = [(torch.randn(2, 5, generator=generator), 0), (torch.randn(3, 4, generator=generator), 1)]
+    found = outcome(Softmax, samples=samples, seed=seed)
+    assert (found.status, found.notes) == ("passed", ())
+    (failure,) = outcome(SoftmaxOfSums, samples=samples, seed=seed).failures
+    assert (failure.input, failure.cause) == ("x", "region")
+
+
+class Single(Function):
+    """Its numbers differ from those of autograd by rounding alone, and it has no kink."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return (x.float() * x.float().sigmoid()).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        sigmoid = x.sigmoid()
+        return grad * (sigmoid + x * sigmoid * (1 - sigmoid))
+
+
+def test_rounding_is_called_no_kink() -> None:
+    found = outcome(Single, samples=[(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)),)])
+    assert (found.status, found.notes) == ("passed", ())
+
+
 class WithoutNan(Function):
     """It puts its input in order before it computes, in place."""
 

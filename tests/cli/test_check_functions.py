@@ -72,7 +72,7 @@ def test_a_function_without_samples_is_checked_on_guessed_arguments_and_says_so(
     assert done.stdout.startswith("Swish: passed\n  note: its arguments were guessed: x [3, 4], beta=1.0 and")
     read = json.loads(opsmith("check", f"{file}:Swish", "--json", *FAST).stdout)
     (remark,) = read["reports"][0]["remarks"]
-    assert "its arguments were guessed: x [3, 4], beta=1.0 and x [3, 4], beta=1.75." in remark
+    assert "its arguments were guessed: x [3, 4], beta=1.0 and x [2, 5], beta=1.75." in remark
     assert f"run `opsmith check {file}:Swish --samples SAMPLES`" in remark
 
 
@@ -248,3 +248,30 @@ def test_a_name_that_is_neither_lists_functions_too(opsmith: Run, write: Write) 
     done = opsmith("check", f"{write(FUNCTIONS)}:Swihs")
     assert done.exit_code == 2
     assert "expected: one of `Swish`, `Forgetful`, `Mapped`, `Sinking`" in done.stderr
+
+
+POOL = """
+import torch
+
+
+class Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.shape = x.shape
+        return x[..., : x.shape[-1] // 2 * 2].unflatten(-1, (-1, 2)).mean(-1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        by_x = grad.new_empty(ctx.shape)
+        by_x[..., : 2 * grad.shape[-1]] = grad.repeat_interleave(2, -1) / 2
+        return by_x
+"""
+
+
+def test_guessed_arguments_come_in_two_sizes_so_that_what_is_left_over_shows(
+    opsmith: Run, write: Write
+) -> None:
+    done = opsmith("check", str(write(POOL)), "--quick", "--only", "determinism")
+    assert done.exit_code == 1
+    assert "its arguments were guessed: x [3, 4] and x [2, 5]." in " ".join(done.stdout.split())
+    assert "read before it is written" in done.stdout

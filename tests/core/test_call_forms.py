@@ -351,3 +351,59 @@ def test_a_kernel_has_no_graph(name: str) -> None:
     operator.kernel("cpu", lambda x: torch.from_numpy((x * Holder.weight * 2).numpy().copy()))
     for _ in range(3):
         assert_close(operator(torch.ones(2)), torch.full((2,), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "given"),
+    [
+        (int | tuple[int, int], (2, 1), (2, 1)),
+        (int | tuple[int, int], [2, 1], (2, 1)),
+        (int | tuple[int, int], 2, (2, 2)),
+        (tuple[int, int], torch.Size([2, 1]), (2, 1)),
+        (tuple[int, ...], (2, 1, 1), (2, 1, 1)),
+        (tuple[int, ...] | None, None, None),
+        (list[int], (2, 1), [2, 1]),
+        (list[int], [], []),
+    ],
+)
+def test_sizes_and_strides_go_through_the_door(
+    hint: Any, value: Any, given: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def kernel(x: Tensor, sizes: Any) -> Tensor:
+        seen.append(sizes)
+        return x * 2
+
+    def doubled(x: Tensor, sizes: Any) -> Tensor:
+        return x * 2
+
+    doubled.__annotations__["sizes"] = hint
+    operator = opsmith.operator(name)(doubled).gradients(
+        x=lambda grad, sizes: grad * (2 + 0 * len(sizes or ()))
+    )
+    operator.kernel("cpu", kernel)
+    operator(torch.ones(2), value)
+    x = torch.ones(2, requires_grad=True)
+    operator(x, value).sum().backward()
+    past = []
+    monkeypatch.setattr(opsmith.Operator, "_from_door", lambda *args: past.append(args))
+    seen.clear()
+    assert_close(operator(torch.ones(2), value), torch.full((2,), 2.0))
+    operator(x, value).sum().backward()
+    assert not past
+    assert_close(x.grad, torch.full((2,), 4.0))
+    assert seen == [given, given]
+    assert all(type(each) is type(given) for each in seen)
+
+
+@pytest.mark.parametrize("value", [(1, 2, 3), (1, 2.0), "ab", 1.0])
+def test_what_is_no_pair_is_refused_past_the_door(value: Any, name: str) -> None:
+    @opsmith.operator(name)
+    def doubled(x: Tensor, sizes: int | tuple[int, int]) -> Tensor:
+        return x * 2
+
+    doubled(torch.ones(2), (1, 2))
+    doubled(torch.ones(2), (1, 2))
+    with pytest.raises(opsmith.errors.ArgumentError, match="`sizes`"):
+        doubled(torch.ones(2), value)

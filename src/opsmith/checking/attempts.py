@@ -20,7 +20,7 @@ from opsmith.checking.exceptions import named_by
 from opsmith.checking.modes import result_by_need
 from opsmith.checking.narrow import only_in_backward
 from opsmith.checking.probes import Probe
-from opsmith.checking.property import Findings, Note, raised
+from opsmith.checking.property import Findings, Note, innermost, raised
 from opsmith.checking.replay import gradient_replay
 from opsmith.checking.report import Failure
 from opsmith.checking.right_gradient import RightGradient, by_differences
@@ -67,12 +67,14 @@ def conclude(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> F
         right: The right gradients.
         attempts: Every backward that was run on the sample.
     """
-    errors: dict[tuple[str, str], list[Attempt]] = {}
+    errors: dict[tuple[str, str, str], list[Attempt]] = {}
     for attempt in attempts:
-        if attempt.error is not None:
-            errors.setdefault((type(attempt.error).__name__, str(attempt.error)), []).append(attempt)
+        if attempt.error is not None:  # two lines may raise in the same words
+            said = innermost(attempt.error, right.subject.specification.where)
+            key = (type(attempt.error).__name__, str(attempt.error), said)
+            errors.setdefault(key, []).append(attempt)
     for group in errors.values():
-        yield _raised(check, right, group[0])
+        yield _raised(check, right, group, attempts)
     for place in right.places:
         mine = [each for each in attempts if each.place == place and each.error is None]
         if any(each.wrong for each in mine):
@@ -141,9 +143,11 @@ def _probes(attempts: Sequence[Attempt]) -> list[Probe]:
     return list({each.probe.name: each.probe for each in attempts}.values())
 
 
-def _raised(check: str, right: RightGradient, first: Attempt) -> Failure:
-    """The failure for an exception in the backward."""
-    sample = right.sample
+def _raised(
+    check: str, right: RightGradient, group: Sequence[Attempt], attempts: Sequence[Attempt]
+) -> Failure:
+    """The failure for an exception in the backward, which says for which choice of inputs it comes."""
+    sample, first = right.sample, group[0]
     assert first.error is not None
     known = named_by(first.error)
     tensors = [place for place, value in enumerate(sample.flat) if isinstance(value, Tensor)]
@@ -152,7 +156,25 @@ def _raised(check: str, right: RightGradient, first: Attempt) -> Failure:
     else:
         label = ", ".join(sample.labels[place] for place in first.subset)
     where = named(sample, first.dtype, first.device)
-    return raised(check, right.subject, first.error, where, label)
+    failure = raised(check, right.subject, first.error, where, label)
+    alike = _alike(first, attempts)
+    fine = [*dict.fromkeys(each.subset for each in alike if not each.wrong)]
+    if failure.cause != "raises" or not fine:
+        return failure
+    raising = [*dict.fromkeys(each.subset for each in _alike(first, group))]
+    reason = f"it raises when {_needing(right, raising)}, and is right when {_needing(right, fine)}"
+    return replace(
+        failure,
+        message=f"{failure.message}; {reason}",
+        evidence={**failure.evidence, "also fits": {"input-needs-grad": reason}},
+        replay=_script(right, first, None),
+    )
+
+
+def _alike(shown: Attempt, attempts: Sequence[Attempt]) -> list[Attempt]:
+    """The attempts with the same incoming gradient, dtype and device."""
+    wanted = (shown.probe, shown.dtype, shown.device)
+    return [each for each in attempts if (each.probe, each.dtype, each.device) == wanted]
 
 
 def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Failure:
@@ -182,15 +204,7 @@ def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Fai
         message,
         rule_place(subject, name),
         evidence,
-        gradient_replay(
-            subject,
-            sample,
-            sample.at(shown.dtype, shown.device),
-            shown.place,
-            shown.probe.at(shown.dtype, shown.device),
-            _to_show(shown),
-            subset=shown.subset,
-        ),
+        _script(right, shown, _to_show(shown)),
     )
 
 
@@ -229,6 +243,13 @@ def _plainness(attempt: Attempt) -> tuple[bool, bool, int]:
     return (attempt.dtype != torch.float64, alone, len(attempt.subset))
 
 
+def _script(right: RightGradient, shown: Attempt, expected: Tensor | None) -> str | None:
+    """A few lines that run one backward again, beside that of the reference or beside the right gradient."""
+    flat, grads = (each.at(shown.dtype, shown.device) for each in (right.sample, shown.probe))
+    subject, sample = right.subject, right.sample
+    return gradient_replay(subject, sample, flat, shown.place, grads, expected, subset=shown.subset)
+
+
 def _to_show(shown: Attempt) -> Tensor | None:
     """The right gradient for a replay, in which what nobody can tell is as it came."""
     if shown.expected is None or shown.got is None:
@@ -237,11 +258,7 @@ def _to_show(shown: Attempt) -> Tensor | None:
 
 
 def _diagnosis(right: RightGradient, shown: Attempt, attempts: Sequence[Attempt]) -> Diagnosis:
-    alike = [
-        each
-        for each in attempts
-        if (each.probe, each.dtype, each.device) == (shown.probe, shown.dtype, shown.device)
-    ]
+    alike = _alike(shown, attempts)
     wrong = [each.subset for each in alike if each.wrong]
     fine = [each.subset for each in alike if not each.wrong]
     found = diagnose(_observed(right, shown))

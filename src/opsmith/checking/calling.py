@@ -12,6 +12,7 @@ from torch import Tensor
 
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.torch_library import capabilities
 
 TEMPORARY = ("checked", "surveyed")
 """Namespaces of operators that a Function class is adopted as for a check alone."""
@@ -80,16 +81,18 @@ def calling(subject: Subject) -> Calling | None:
     specification = subject.specification
     if subject.foreign:
         name = f"torch.ops.{specification.name.replace('::', '.')}"
-        foreign = ("import torch, opsmith", f"# {specification.name}: {specification.where}", "")
-        return Calling(subject, foreign, name, name, None, True, {})
+        module = _registering(subject)
+        found = f"# {specification.name}: {specification.where}"
+        brings = found if module is None else f"import {module}  {found}"
+        return Calling(subject, ("import torch, opsmith", brings, ""), name, name, None, True, {})
     adopted = specification.adopted
+    lines: tuple[str, ...]
     if adopted is not None and specification.namespace in TEMPORARY:
         if adopted.takes_self:
             return None
         kind = adopted.function_class
         place, _, inner = kind.__qualname__.rpartition(".")
         bound: dict[str, Any] = {kind.__name__: kind}
-        lines: tuple[str, ...]
         if "<locals>" in place or not _importable(kind):
             lines = ("import torch, opsmith", f"# with {kind.__name__} as it is at {specification.where}", "")
         else:
@@ -100,9 +103,19 @@ def calling(subject: Subject) -> Calling | None:
         return Calling(
             subject, lines, f"{kind.__name__}.apply", kind.__name__, None, True, bound, temporary=True
         )
-    found = ("import torch, opsmith", "", f"operator = {_finder(subject)}")
+    lines = ("import torch, opsmith", "", f"operator = {_finder(subject)}")
     reference = None if specification.opaque else "operator.reference"
-    return Calling(subject, found, "operator", "operator", reference, False, {"operator": subject.operator})
+    return Calling(subject, lines, "operator", "operator", reference, False, {"operator": subject.operator})
+
+
+def _registering(subject: Subject) -> str | None:
+    """The module whose import registers a `torch.library.custom_op`; None where nothing says it."""
+    own = subject.specification.own
+    parts = capabilities.custom_parts(own.overload) if own is not None else None
+    if parts is None or "<locals>" in parts.function.__qualname__:
+        return None
+    module = parts.function.__module__
+    return module if module in sys.modules and module != "__main__" else None
 
 
 def _importable(kind: type) -> bool:

@@ -40,7 +40,8 @@ class Difference:
             return self.form
         place = f"at {list(self.index)} " if self.index else ""
         count = f"; {self.wrong} of {self.total} elements are wrong" if self.total > 1 else ""
-        return f"{place}it is {_number(self.got)} where {_number(self.expected)} is right{count}"
+        got, expected = _told_apart(self.got, self.expected)
+        return f"{place}it is {got} where {expected} is right{count}"
 
     def evidence(self) -> dict[str, Any]:
         """The difference as a report keeps it."""
@@ -158,5 +159,11 @@ def _place(score: Tensor) -> tuple[int, ...]:
     return tuple(int(i) for i in torch.unravel_index(position, score.shape)) if score.dim() else ()
 
 
-def _number(value: complex | float | int | bool) -> str:
-    return f"{value:.6g}" if isinstance(value, float | complex) else str(value)
+def _told_apart(one: complex | float | int | bool, other: complex | float | int | bool) -> tuple[str, str]:
+    """Two numbers with as many digits as tell them apart, six at least."""
+    digits = next((d for d in (6, 9, 12) if _number(one, d) != _number(other, d)), 17)
+    return _number(one, digits), _number(other, digits)
+
+
+def _number(value: complex | float | int | bool, digits: int) -> str:
+    return f"{value:.{digits}g}" if isinstance(value, float | complex) else str(value)

@@ -17,6 +17,7 @@ from opsmith.core.answers import NonDifferentiable, NotImplementedGradient
 from opsmith.core.calls import tensors_in
 from opsmith.core.formula import Formula
 from opsmith.core.location import where
+from opsmith.torch_library import capabilities
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,9 @@ def rule_place(subject: Subject, name: str) -> str:
     rule = specification.gradients.rules.get(name)
     if isinstance(rule, Formula):
         return rule.where
+    if specification.own is not None and subject.foreign:
+        parts = capabilities.custom_parts(specification.own.overload)
+        return specification.where if parts is None or parts.backward is None else where(parts.backward)
     stand_in = specification.gradients.stand_in
     return where(stand_in) if stand_in is not None and rule is None else specification.where
 

@@ -10,6 +10,12 @@ from opsmith import errors
 
 Level = Literal["quick", "default", "thorough"]
 
+LARGE = 40_000
+"""How many elements a sample has at most for as many to be moved as the effort says."""
+
+LEAST = 16
+"""So many elements are moved however large a sample is."""
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -46,6 +52,18 @@ class Effort:
     def __post_init__(self) -> None:
         if self.name not in get_args(Level):
             raise no_such_level(self.name)
+
+    def moved(self, size: int) -> int:
+        """How many elements of a large sample to move: fewer, for each move costs a run over all of it.
+
+        Args:
+            size: How many elements the sample has.
+
+        Example:
+            >>> EFFORTS["quick"].moved(100), EFFORTS["quick"].moved(1_000_000)
+            (256, 16)
+        """
+        return max(min(self.elements, LEAST), min(self.elements, self.elements * LARGE // max(size, 1)))
 
 
 EFFORTS = MappingProxyType(

@@ -113,7 +113,7 @@ def referred(outcomes: Sequence[Outcome]) -> list[Outcome]:
         before += failures
         answers.append(replace(outcome, failures=tuple(failures)))
         for failure in outcome.failures:
-            said.setdefault((failure.cause, failure.message), failure.check)
+            said.setdefault((failure.cause, _words(failure)), failure.check)
     return answers
 
 
@@ -130,13 +130,24 @@ def _referred(
     said: dict[tuple[str, str], str],
     before: Sequence[Failure],
 ) -> Failure:
-    earlier = said.get((failure.cause, failure.message))
+    earlier = said.get((failure.cause, _words(failure)))
     if earlier is None and failure.input and failure.check not in NOT_ABOUT_GRADIENTS:
         mine = _inputs(failure.input)
         roots = [root for root in ROOTS if root != failure.check and mine & _all_inputs(by_input[root])]
         earlier = roots[0] if roots else None
     earlier = earlier or explained_by(failure, before)
     return replace(failure, follows=earlier if earlier != failure.check else None)
+
+
+def _words(failure: Failure) -> str:
+    """What a failure says, as far as another property would say the same of the same fault.
+
+    Of an exception that is what was raised, and not for which inputs; of a death its signal, and the line.
+    """
+    if "signal" in failure.evidence:
+        return f"{failure.evidence['signal']} at {failure.where}"
+    reason = failure.evidence.get("also fits", {}).get("input-needs-grad")
+    return failure.message.removesuffix(f"; {reason}") if failure.cause == "raises" else failure.message
 
 
 def _inputs(text: str | None) -> set[str]:

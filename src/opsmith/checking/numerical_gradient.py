@@ -146,7 +146,8 @@ class NumericalGradient:
         """The same, without what a second look excuses; it ends where it confirms that some are wrong."""
         units, numbers = units.clone(), mine.reshape(-1)
         found = units.view(-1)
-        suspects = [at for at in found.argsort(descending=True).tolist() if float(found[at]) > 1]
+        beyond = (found > 1).nonzero().view(-1)
+        suspects = beyond[found[beyond].argsort(descending=True)].tolist()
         for start in range(0, len(suspects), SUSPECTS):
             some = suspects[start : start + SUSPECTS]
             excused = [at for at in some if self.doubts(at, float(numbers[at]))]

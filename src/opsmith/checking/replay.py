@@ -240,10 +240,32 @@ def check_again(subject: Subject, check: str) -> str:
     name = "operator" if called is None or called.reference is not None else called.checked
     options = f'only=["{check}"], seed={subject.seed}, effort="{subject.effort.name}"'
     if subject.specification.samples is None or (called is not None and called.temporary):
-        options = f"samples=samples, {options}  # the samples that were given"
-        return "\n".join([*lines, f"report = opsmith.check({name}, {options.replace('  #', ')  #')}", _HOLDS])
+        options = f"samples=samples, {options}"
+        lines += _given(subject)
     return "\n".join([*lines, f"report = opsmith.check({name}, {options})", _HOLDS])
 
+
+def _given(subject: Subject) -> list[str]:
+    """The author's samples as lines of code: only with these does a class fail again."""
+    values: list[Any] = []
+    lines: list[str] = []
+    for sample in subject.samples:
+        if sample.origin:
+            continue
+        args, _ = sample.arguments(sample.at())
+        adopted = subject.specification.adopted
+        if adopted is not None and adopted.variadic:
+            args = [*args[:-1], *args[-1]]
+        values += args
+        if all(map(writable, args)):
+            lines.append(f"    ({', '.join(map(written, args))}{',' if len(args) == 1 else ''}),")
+    if not all(map(writable, values)) or sum(each.numel() for each in tensors_in(values)) > MOST_GIVEN:
+        return ["samples = ...  # put in the samples that were given: they are too long to write here"]
+    return [*imports(values), "samples = [", *lines, "]"]
+
+
+MOST_GIVEN = 256
+"""Samples with more numbers than this are not written out."""
 
 _HOLDS = "assert report.passed_as_asked, report"
 

@@ -99,7 +99,7 @@ class RightGradient:
         """Finite differences by one input, in float64."""
         key = (place, probe.name)
         if key not in self._numerical:
-            self._numerical[key] = self._look(place, probe, self.subject.effort.elements)
+            self._numerical[key] = self._look(place, probe, self.subject.effort.moved(self.sample.elements))
         return self._numerical[key]
 
     def glance(self, place: int, probe: Probe) -> NumericalGradient:
@@ -156,7 +156,7 @@ def by_differences(
 ) -> list[Tensor | None]:
     """Gradients by finite differences, where nothing else is right; nan where they cannot be told."""
     with torch.no_grad():
-        elements = subject.effort.elements
+        elements = subject.effort.moved(sample.elements)
         return [_numerical(subject, sample, flat, place, grads, elements).known for place in places]
 
 

@@ -139,7 +139,7 @@ class Gradients:
             [packed.row],
             0,
             weights,
-            elements=max(1, self.subject.effort.elements // SHARE),
+            elements=max(1, self.subject.effort.moved(self.sample.elements) // SHARE),
             directions=DIRECTIONS,
             generator=self.subject.generator(),
         )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from opsmith.checking.derivative import vjp
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.nudging import nudged
+from opsmith.checking.quiet import quiet
+from opsmith.checking.rounding import LIBRARY
 from opsmith.checking.sample import Sample
 from opsmith.checking.special_values import Group
 from opsmith.checking.subject import NUDGES, Subject
@@ -74,3 +79,27 @@ def differs(mine: Tensor, theirs: Tensor, spread: Tensor, *, hold_nan: bool) -> 
     judged = theirs.isfinite() | (theirs.isnan() if hold_nan else torch.zeros_like(same))
     wrong: Tensor = judged & ~same & ~near
     return wrong
+
+
+def lost(trial: Trial, place: int, grads: Sequence[Tensor | None]) -> float:
+    """What rounding may take of a gradient where its terms cancel, as those of a softmax near a one do.
+
+    Its terms are as large as it is at the sample's own values, where it is known to be right. At special
+    values it may be as small as 1e-40, or as large as 1e100: neither tells how large its terms are.
+
+    Args:
+        trial: The call.
+        place: The input that is differentiated by.
+        grads: What comes in for each visible result.
+    """
+    subject, sample = trial.subject, trial.sample
+    try:
+        with quiet():
+            found = vjp(partial(subject.call, sample), sample.at(trial.dtype), (place,), grads)
+    except Exception as error:
+        refuse_own(error)
+        return 0.0  # what it raises there, other properties report
+    usual = None if found is None else found[0]
+    if usual is None or not bool(usual.isfinite().any()):
+        return 0.0
+    return LIBRARY * torch.finfo(trial.dtype).eps * float(usual[usual.isfinite()].abs().max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,7 @@ def guessed_samples(
         ...     def backward(ctx, grad):
         ...         return grad * ctx.factor, None
         >>> guessed_samples(Scale, name="Scale", mend="").words
-        'x [3, 4], factor=2.0 and x [3, 4], factor=3.25'
+        'x [3, 4], factor=2.0 and x [2, 5], factor=3.25'
     """
     if not overrides(function_class, "forward"):
         problem = "it has no `forward`, so there is nothing to check"
@@ -82,9 +83,11 @@ def guessed_samples(
             )
             raise _missing(name, place, problem, mend)
         chosen = [trials.ran[0]]
-        other = _with_other_numbers(chosen[0])
-        if other is not None and run(function_class, other, seed) == "gradients":
-            chosen.append(other)
+        varied = _with_other_numbers(chosen[0])
+        for other in (_with_other_sizes(varied or chosen[0]), varied):
+            if other is not None and run(function_class, other, seed) == "gradients":
+                chosen.append(other)
+                break
     names = argument_names(reading, len(chosen[0].values))
     return Guessed([guess.values for guess in chosen], " and ".join(guess.named(names) for guess in chosen))
 
@@ -93,6 +96,30 @@ def _with_other_numbers(guess: Guess) -> Guess | None:
     """The same with other plain numbers: a factor of 1 hides a gradient that forgot it."""
     values = tuple(1.5 * each + 0.25 if type(each) is float else each for each in guess.values)
     return Guess(values, guess.positive) if values != guess.values else None
+
+
+def _with_other_sizes(guess: Guess) -> Guess | None:
+    """The same with an odd last size where it was even: what is left over of pairs is left over of none.
+
+    Sizes that were the same are the same again, and numbers are taken from those that were guessed.
+    """
+    if not any(isinstance(each, torch.Tensor) and each.dim() for each in guess.values):
+        return None
+    return Guess(tuple(map(_resized, guess.values)), guess.positive)
+
+
+def _resized(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return value
+    shape = [OTHER_SIZES.get(size, size) for size in value.shape]
+    count = math.prod(shape)
+    generator = torch.Generator().manual_seed(count)
+    order = torch.randperm(max(count, value.numel()), generator=generator)[:count]
+    return value.flatten()[order % value.numel()].view(shape)
+
+
+OTHER_SIZES = {3: 2, 4: 5}
+"""What stands for the sizes of a guess."""
 
 
 def _missing(name: str, place: str | None, problem: str, mend: str) -> errors.MissingSamplesError:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from opsmith.core.bases import BOOL, FLOAT, INT, STR
+from opsmith.core.kinds import Kind
 from opsmith.core.operator import MISSING
 from opsmith.core.schema import REQUIRED, Argument
 from opsmith.core.specification import Specification
@@ -66,6 +67,8 @@ def front_door(
         "_op_int": int,
         "_op_bool": bool,
         "_op_str": str,
+        "_op_tuple": tuple,
+        "_op_are_ints": _are_ints,
         "_op_grad_enabled": torch.is_grad_enabled,
         "_op_overload": overload,
         "_op_call": call,
@@ -169,11 +172,26 @@ def _signature(arguments: Sequence[Argument], positional: int) -> str:
     return ", ".join([*pieces[:positional], "*_op_extra", *pieces[positional:], "**_op_unknown"])
 
 
+def _of_ints(kind: Kind) -> bool:
+    """Whether a value is a sequence of whole numbers: a size, a stride."""
+    return kind.sequence and kind.base is INT and not kind.item_optional and kind.structure is None
+
+
+def _are_ints(value: Any, length: int | None) -> bool:
+    """Whether a value is a plain sequence of whole numbers, none of them symbolic."""
+    if type(value) not in (tuple, torch.Size, list) or length not in (None, len(value)):
+        return False
+    return all(type(item) is int for item in value)
+
+
 def _fits(argument: Argument) -> str:
     """A condition: the argument, no tensor, is of a kind that the door passes on as it is."""
     kind = argument.kind
     if kind.base is FLOAT and not kind.sequence:
         return _given(argument, "(_op_type({0}) is _op_float or _op_type({0}) is _op_int)")
+    if _of_ints(kind):
+        several = f"_op_are_ints({{0}}, {kind.length})"
+        return _given(argument, f"_op_type({{0}}) is _op_int or {several}" if kind.spread else several)
     if kind.base in _SCALARS and (not kind.sequence or kind.spread):
         return _given(argument, f"_op_type({{0}}) is {_SCALARS[kind.base]}")
     name = argument.name
@@ -193,8 +211,14 @@ def _passed(argument: Argument) -> str:
         return f"(None if {name} is None else _op_float({name}))" if kind.optional else f"_op_float({name})"
     if kind.is_tensor or not kind.sequence:
         return name
+    spread = "(" + f"{name}, " * (kind.length or 1) + ")"
+    if _of_ints(kind):
+        several = f"_op_tuple({name})" if kind.as_tuple else f"[*{name}]"
+        if kind.spread:
+            one = spread if kind.as_tuple else f"[*{spread}]"
+            several = f"({one} if _op_type({name}) is _op_int else {several})"
+        return f"(None if {name} is None else {several})" if kind.optional else several
     if kind.spread:
-        spread = "(" + f"{name}, " * (kind.length or 1) + ")"
         return f"(None if {name} is None else {spread})" if kind.optional else spread
     restored = f"_op_restored_{name}"
     # Each call gets a list of its own.

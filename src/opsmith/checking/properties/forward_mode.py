@@ -239,7 +239,7 @@ def _second_order(tangents: Tangents) -> Findings:
         [packed.row],
         0,
         weights,
-        elements=max(1, subject.effort.elements // SHARE),
+        elements=max(1, subject.effort.moved(sample.elements) // SHARE),
         directions=DIRECTIONS,
         generator=subject.generator(),
     )

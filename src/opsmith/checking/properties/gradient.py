@@ -159,7 +159,10 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
         if isinstance(finding, Failure) and finding.input:
             wrong.update(finding.input.split(", "))
         yield finding
+    raising = [attempt.subset for attempt in attempts if attempt.error is not None]
+    wrong.update(sample.labels[place] for subset in raising if len(subset) == 1 for place in subset)
     seen.wrong |= wrong
+    wrong.update(sample.labels[place] for subset in raising for place in subset)
     for label in {sample.labels[place] for place in inputs.places} - wrong if not sample.origin else ():
         seen.right.setdefault(label, []).append(str(sample))
 

@@ -40,7 +40,8 @@ def run(subject: Subject) -> Findings:
     few = replace(subject, samples=tuple(own[:most]))
     yield from each_sample(NAME, few, partial(_sample, every=subject.samples))
     if len(own) > most:
-        yield Note(f"of {len(own)} samples, the first {most} were looked at")
+        few_words = "only the first was" if most == 1 else f"the first {most} were"
+        yield Note(f"of {len(own)} samples, {few_words} looked at")
 
 
 def _sample(subject: Subject, sample: Sample, every: Sequence[Sample]) -> Findings:
