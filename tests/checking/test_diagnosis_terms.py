@@ -12,7 +12,7 @@ from torch import Tensor
 
 from opsmith.checking.diagnosis.incoming import ignores_grad, nonlinear
 from opsmith.checking.diagnosis.paths import Paths
-from opsmith.checking.diagnosis.unrolled import FORMULAS
+from opsmith.checking.diagnosis.unrolled import FORMULAS, unrolled
 
 
 def square(x: Tensor) -> Tensor:
@@ -345,6 +345,14 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 def test_a_formula_gives_what_the_operation_gives(operation: Any) -> None:
     x, rest = random(3, 4), ARGUMENTS.get(operation.__name__, ())
     torch.testing.assert_close(FORMULAS[operation](x, *rest), operation(x, *rest))
+
+
+@pytest.mark.parametrize("operation", [F.silu, F.mish])
+def test_what_works_in_place_is_not_written_out(operation: Any) -> None:
+    x = torch.linspace(-1, 1, 5, dtype=torch.float64)
+    assert unrolled(operation, (x,), {"inplace": True}) is None
+    assert torch.equal(x, torch.linspace(-1, 1, 5, dtype=torch.float64))
+    assert unrolled(operation, (x,), {"inplace": False}) is not None
 
 
 def normalized(x: Tensor, eps: float) -> Tensor:

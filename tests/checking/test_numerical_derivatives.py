@@ -89,7 +89,8 @@ def test_the_error_bound_holds_and_is_small(name: str, seed: int) -> None:
     assert float((found.errors + found.rounding).max()) < 1e-3 * float(right.abs().max())
     assert found.judge(right) is None
     assert not found.kinks.any()
-    assert [*found.notes("x")] == []
+    assert found.untold("x") is None
+    assert found.along == ()
 
 
 @pytest.mark.parametrize("name", SMOOTH)
@@ -152,8 +153,7 @@ def test_a_kink_takes_either_side_and_what_lies_between() -> None:
         difference = found.judge(right)
         assert difference is not None
         assert difference.index == (0,)
-        (note,) = found.notes("x")
-        assert note.startswith("a kink by `x` at [0]: its derivative is ")
+        assert found.untold("x") is None
 
 
 def test_nan_at_a_kink_or_where_there_is_a_derivative_is_wrong() -> None:
@@ -176,7 +176,8 @@ def test_at_a_jump_nothing_is_wrong() -> None:
 
 def test_what_cannot_be_told_is_said() -> None:
     found, _ = numerical(torch.sqrt, torch.tensor([0.0, 1.0, 2.0], dtype=DOUBLE))
-    (note,) = found.notes("x")
+    note = found.untold("x")
+    assert note is not None
     assert note.startswith("finite differences cannot tell 1 of 3 elements of the gradient by `x`: there is")
 
 
@@ -239,8 +240,7 @@ def test_of_a_large_argument_some_elements_and_directions_stand_for_all() -> Non
     difference = found.judge(beside)
     assert difference is not None
     assert "along a random direction" in difference.unit
-    (note,) = found.notes("x")
-    assert note.startswith("finite differences moved 200 of 4000 elements of `x` one at a time; 8")
+    assert len(found.along) == 8
 
 
 def test_a_sum_of_many_elements_keeps_its_digits() -> None:
@@ -333,7 +333,6 @@ def test_a_slope_that_no_step_resolves_is_not_told() -> None:
     )
     assert not found.told
     assert (found.left, math.isnan(found.right)) == (0.0, True)
-    assert not found.kink
 
 
 def test_what_is_not_told_is_not_known() -> None:
@@ -377,3 +376,23 @@ def test_a_gradient_that_differences_cannot_tell_is_not_passed_in_silence() -> N
     assert any(
         "finite differences cannot tell 3 of 3 elements of the gradient by `x`" in n for n in outcome.notes
     )
+    assert outcome.status == "skipped"
+    assert "finite differences tell no element of a gradient in any sample" in outcome.reason
+    assert not report.passed_as_asked
+
+
+def jumping(x: Tensor) -> Tensor:
+    """Its second half jumps everywhere, and its first half is a square."""
+    digits = (x.detach().double() * 1e15).floor() % 7
+    return torch.where(torch.arange(x.numel()) < x.numel() // 2, x.detach() ** 2, digits.to(x.dtype))
+
+
+@pytest.mark.parametrize(("factor", "status"), [(2, "passed"), (3, "failed")])
+def test_a_gradient_that_differences_tell_in_part_is_passed_or_failed(factor: int, status: str) -> None:
+    operator = opsmith.operator(f"numerical::half_jumps_{factor}", opaque=True)(jumping)
+    operator.fake(torch.empty_like)
+    operator.gradients(x=lambda grad, x: factor * x * grad)
+    samples = [(torch.linspace(1.1, 1.9, 4, dtype=DOUBLE),)]
+    report = opsmith.check(operator, samples=samples, only=["gradient"], effort="quick")
+    (outcome,) = (each for each in report.outcomes if each.property == "gradient")
+    assert outcome.status == status, str(report)

@@ -13,7 +13,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
+from opsmith import errors
 from opsmith.checking.alive import Alive
+from opsmith.checking.misfits import WrongCountError
+from opsmith.checking.mistakes import Overlooking, calls_operator, refuse_own
+from opsmith.checking.scenes import InterruptedOperationError
 from opsmith.checking.subject import Subject
 
 HOME = Path(opsmith.__file__).parent / "checking"
@@ -28,8 +32,16 @@ ANSWERS = {
 }
 """Modules that catch everything and ask nothing, and why."""
 
-MISTAKE = "exec(compile('def wrong(*args, **options): raise KeyError(7)', str(HOME / 'mistake.py'), 'exec'))"
-"""Makes a function whose frame lies in the package, as that of a real mistake does."""
+MISTAKE = "def wrong(*args, **options): {}"
+"""A function whose frame lies in the package, as that of a real mistake does."""
+
+BODIES = {
+    "KeyError": "raise KeyError(7)",
+    "RuntimeError": "raise RuntimeError(7)",
+    "TypeError": "setattr(int, '7', 7)",
+    "ValueError": "int('7.0')",
+}
+"""Mistakes, each raised by the line itself or by compiled code that it calls."""
 
 
 class Square(Function):
@@ -44,9 +56,9 @@ class Square(Function):
         return 2 * x * grad
 
 
-def mistaken() -> Any:
-    space: dict[str, Any] = {"HOME": HOME}
-    exec(MISTAKE, space)
+def mistaken(name: str = "KeyError", file: str = "mistake.py") -> Any:
+    space: dict[str, Any] = {}
+    exec(compile(MISTAKE.format(BODIES[name]), str(HOME / file), "exec"), space)
     return space["wrong"]
 
 
@@ -65,15 +77,56 @@ def test_whoever_catches_everything_asks_whose_it_is(file: Path) -> None:
         assert file.name in ANSWERS or "refuse_own(" in body or "raise" in body, f"line {handler.lineno}"
 
 
+@pytest.mark.parametrize("file", sorted(HOME.rglob("*.py")), ids=lambda file: str(file.relative_to(HOME)))
+def test_nobody_suppresses_everything(file: Path) -> None:
+    calls = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Call)]
+    broad = {"suppress(Exception)", "suppress(BaseException)"}
+    assert not broad & {*map(ast.unparse, calls)}, "take `mistakes.Overlooking()`"
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_mistake_is_known_by_where_it_is_raised(name: str) -> None:
+    with pytest.raises(Exception, match="7") as caught:
+        mistaken(name)()
+    assert type(caught.value).__name__ == name
+    with pytest.raises(type(caught.value), match="7"):
+        refuse_own(caught.value)
+    with pytest.raises(type(caught.value), match="7"), Overlooking():
+        mistaken(name)()
+
+
+@pytest.mark.parametrize(
+    "error", [WrongCountError("y", 1, 2, "here"), errors.UsageError("no"), InterruptedOperationError("add")]
+)
+def test_what_is_raised_about_the_operator_is_no_mistake(error: Exception) -> None:
+    space: dict[str, Any] = {"error": error}
+    exec(compile("def told(): raise error", str(HOME / "told.py"), "exec"), space)
+    with pytest.raises(type(error)):
+        space["told"]()
+    refuse_own(error)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_what_is_raised_where_the_operator_is_called_is_the_operators(name: str) -> None:
+    with pytest.raises(Exception, match="7") as caught:
+        calls_operator(mistaken(name, "calling.py"))()
+    refuse_own(caught.value)
+    with Overlooking():
+        calls_operator(mistaken(name, "calling.py"))()
+
+
 @pytest.mark.parametrize("name", ANSWERS)
 def test_who_need_not_ask_does_catch_everything(name: str) -> None:
     assert [*catching(HOME / name)]
 
 
+@pytest.mark.parametrize("kind", ["KeyError", "RuntimeError"])
 @pytest.mark.parametrize("nth", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", ["fake", "forward", "gradient", "layouts", "linearity", "values", "vmap"])
-def test_a_mistake_in_some_call_ends_the_check(name: str, nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong, right, calls = mistaken(), Subject.call, 0
+def test_a_mistake_in_some_call_ends_the_check(
+    name: str, nth: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong, right, calls = mistaken(kind), Subject.call, 0
 
     def call(self: Subject, sample: Any, flat: Any) -> list[Any]:
         nonlocal calls
@@ -82,8 +135,9 @@ def test_a_mistake_in_some_call_ends_the_check(name: str, nth: int, monkeypatch:
 
     monkeypatch.setattr(Subject, "single_precision", False)  # what it is raised for there is left to others
     monkeypatch.setattr(Subject, "call", call)
-    with pytest.raises(KeyError, match="7"):
+    with pytest.raises(Exception, match="7") as caught:
         opsmith.check(Square, samples=[(torch.rand(2, 3),)], effort="quick", only=[name])
+    assert type(caught.value).__name__ == kind
 
 
 def test_a_mistake_in_a_thread_ends_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,3 +152,40 @@ def test_a_mistake_in_a_thread_ends_the_check(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Alive, "backward", backward)
     with pytest.raises(KeyError, match="7"):
         opsmith.check(Square, samples=[(torch.rand(2, 3),)], effort="quick", only=["state"])
+
+
+class Growing(Function):
+    """It returns one row more each other time."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        Growing.calls += 1
+        ctx.rows = 1 + Growing.calls % 2
+        return x[: ctx.rows].clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return torch.cat([grad, grad.new_zeros(3 - ctx.rows, grad.shape[1])])
+
+
+class Shrinking(Function):
+    """It lays another tensor under its argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x * 2
+        x.data = x.data[:1]
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+@pytest.mark.parametrize(("checked", "cause"), [(Growing, "nondeterministic"), (Shrinking, "mutates-input")])
+def test_what_has_another_form_each_time_is_a_finding_and_no_mistake(checked: Any, cause: str) -> None:
+    skip = ["compile", "export", "opcheck"]
+    report = opsmith.check(checked, samples=[(torch.rand(3, 4),)], effort="quick", skip=skip)
+    assert cause in {failure.cause for failure in report.failures}

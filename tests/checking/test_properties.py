@@ -126,6 +126,21 @@ def test_gradients_that_are_all_not_implemented_are_skipped() -> None:
         assert (found.status, found.reason) == ("skipped", "the gradient of `x` is not implemented: later")
 
 
+def test_where_nothing_has_elements_no_derivative_passes() -> None:
+    operator = declare(square).gradients(x=lambda grad, x: 17 * grad * x)
+    for check in ("gradient", "linearity", "second_order", "forward_mode"):
+        found = outcome(operator, check, (torch.rand(0, 3),))
+        assert (found.status, bool(found.reason)) == ("skipped", True), check
+
+
+def test_where_gradients_are_no_numbers_their_derivatives_do_not_pass() -> None:
+    operator = declare(square).gradients(x=lambda grad, x: 2 * grad * x / (x - x))
+    for check in ("linearity", "second_order"):
+        found = outcome(operator, check, (X,))
+        assert found.status == "skipped", check
+    assert found.reason == "sample 0 was left out: the gradient itself is infinite or nan there"
+
+
 def test_a_sample_that_does_not_differentiate_is_noted() -> None:
     operator = declare(square).gradients(x=lambda grad, x: 2 * grad * x)
     found = outcome(operator, "gradient", (X,), (torch.arange(3),))

@@ -1,13 +1,20 @@
 """The bounds on results: they follow from dtype, accumulation and conditioning, and let nothing else pass."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import opsmith.ops
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.nudging import nudged
+from opsmith.checking.properties.values import ORDINARY_VALUES
 from opsmith.checking.rounding import fan_in
+from opsmith.checking.subjects import subject_of
+from opsmith.checking.trial import Trial
 from opsmith.checking.truth import Measure, Truth
 
 X = torch.rand(6, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 4 - 2
@@ -132,3 +139,28 @@ def test_whole_numbers_may_be_those_of_either_precision() -> None:
 def test_empty_results_are_right() -> None:
     expected = truth(torch.exp, torch.empty(0, 3, dtype=torch.float64), dtype=torch.float32)
     assert expected.judge(0, torch.empty(0, 3)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex128])
+def test_a_nudge_moves_every_number_by_its_part_and_no_other_value(dtype: torch.dtype) -> None:
+    eps = torch.finfo(dtype).eps
+    value = torch.tensor([1.0, -3.0, 0.0, 1e-9], dtype=dtype)
+    moved = nudged(value, 16 * eps, torch.Generator().manual_seed(0))
+    assert moved.dtype == dtype
+    part = ((moved - value).abs() / value.abs().clamp_min(1e-30 if dtype != torch.bfloat16 else 1e-20)).real
+    assert ((part >= 15 * eps) & (part <= 17 * eps)).tolist() == [True, True, False, True]
+    assert torch.equal(nudged(value, eps / 64, torch.Generator()), value)
+    whole = torch.arange(3)
+    assert nudged(whole, 0.5, torch.Generator()) is whole
+
+
+def test_what_special_values_are_held_to_is_moved_in_float64_as_well() -> None:
+    subject = subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])
+    sample = subject.samples[0]
+    flat = sample.at(torch.float64)
+    trial = Trial(subject, sample, 0, flat, {}, ORDINARY_VALUES, torch.float64)
+    one, other = trial.nudged()
+    assert not torch.equal(one[0], flat[0])
+    assert not torch.equal(one[0], other[0])
+    again = Trial(replace(subject, seed=1), sample, 0, flat, {}, ORDINARY_VALUES, torch.float64)
+    assert not torch.equal(next(again.nudged())[0], one[0])

@@ -1,6 +1,7 @@
 """Check finds what a class writes, shares, keeps and remembers, in these words; and lets right ones be."""
 
 import itertools
+import warnings
 from typing import Any
 
 import class_mutants
@@ -17,6 +18,7 @@ from class_mutants import MUTANTS, TWINS
 from torch.autograd import Function
 
 import opsmith
+from opsmith.checking.outside import SETTINGS, other_settings, settings
 
 MODULES = (
     class_mutants,
@@ -121,3 +123,31 @@ def test_a_result_that_asks_whether_a_gradient_is_needed_is_what_is_wrong_with_i
     causes = [(each.check, each.input, each.cause) for each in report.failures]
     assert causes == [("gradient", "x", "input-needs-grad"), ("state", "x", "input-needs-grad")]
     assert "the gradient of another result, when `x` alone requires a gradient" in report.failures[0].message
+
+
+def test_filters_that_are_put_back_hold_for_what_was_warned_of_before() -> None:
+    def speak() -> None:
+        warnings.warn("as before", UserWarning, stacklevel=1)
+
+    (setting,) = (each for each in SETTINGS if each.name == "Python's warning filters")
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("default")
+        speak()
+        setting.put([("error", None, Warning, None, 0)])
+        with pytest.raises(UserWarning, match="as before"):
+            speak()
+
+
+def test_settings_are_put_back_though_the_region_raises() -> None:
+    before, seen = settings(), []
+
+    def leave() -> None:
+        with other_settings() as changed:
+            seen.append(changed)
+            torch.set_num_threads(7)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        leave()
+    assert settings() == before
+    assert seen[0]["the number of torch's threads"][1] == 7

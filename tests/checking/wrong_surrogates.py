@@ -23,6 +23,11 @@ def not_linear() -> Any:
     return spike("not_linear").surrogate_gradients(x=lambda grad, x: grad.sign())
 
 
+@wrong("surrogate", "nonlinear-grad", "x", "for 1024 times an incoming gradient")
+def clipped_far_out() -> Any:
+    return spike("clipped_far_out").surrogate_gradients(x=lambda grad, x: grad.clamp(-50, 50))
+
+
 @wrong("surrogate", "unknown", "x", "it is not that of the stand-in: at")
 def not_the_stand_in() -> Any:
     return spike("not_the_stand_in").surrogate_gradients(

@@ -14,6 +14,7 @@ import typer
 from typer.testing import Result
 
 from opsmith.cli.guard import guarded
+from opsmith.cli.watching import without_success
 
 Write = Callable[..., Path]
 Run = Callable[..., Result]
@@ -140,10 +141,21 @@ def test_a_crash_is_told_with_its_line_its_property_and_isolate(write: Write) ->
         "with `--isolate` such a death is a finding, and the rest is checked"
     )
     dropped = apart(f"{file}:Dropping", "--samples", "X", *FAST)
-    assert dropped.stdout == ""
+    assert (dropped.returncode, dropped.stdout) == (2, "")
     assert dropped.stderr.startswith("opsmith: the process ended while it checked `Dropping`, and nothing")
     fine = apart(f"{file}:Fine", "--samples", "X", *FAST)
     assert (fine.returncode, fine.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no child processes")
+def test_a_child_of_what_is_checked_ends_as_it_likes() -> None:
+    before = os._exit
+    with without_success():
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    assert os._exit is before
 
 
 def test_under_isolation_a_dry_run_names_its_sample(opsmith: Run, write: Write) -> None:

@@ -17,11 +17,11 @@ from opsmith.checking.diagnosis.observing import Observer
 from opsmith.checking.difference import Difference
 from opsmith.checking.differentiated import rule_place
 from opsmith.checking.exceptions import named_by
-from opsmith.checking.gradient_failure import gradient_replay
 from opsmith.checking.modes import result_by_need
 from opsmith.checking.narrow import only_in_backward
 from opsmith.checking.probes import Probe
 from opsmith.checking.property import Findings, Note, innermost, raised
+from opsmith.checking.replay import gradient_replay
 from opsmith.checking.report import Failure
 from opsmith.checking.right_gradient import RightGradient, by_differences
 from opsmith.core.formula import Formula
@@ -167,15 +167,7 @@ def _raised(
         failure,
         message=f"{failure.message}; {reason}",
         evidence={**failure.evidence, "also fits": {"input-needs-grad": reason}},
-        replay=gradient_replay(
-            right.subject,
-            sample,
-            first.place,
-            first.probe,
-            first.dtype,
-            first.device,
-            subset=first.subset,
-        ),
+        replay=_script(right, first, None),
     )
 
 
@@ -212,16 +204,7 @@ def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Fai
         message,
         rule_place(subject, name),
         evidence,
-        gradient_replay(
-            subject,
-            sample,
-            shown.place,
-            shown.probe,
-            shown.dtype,
-            shown.device,
-            _to_show(shown),
-            shown.subset,
-        ),
+        _script(right, shown, _to_show(shown)),
     )
 
 
@@ -258,6 +241,13 @@ def _plainness(attempt: Attempt) -> tuple[bool, bool, int]:
     """The order in which wrong attempts are shown: float64, everything coming in, few inputs."""
     alone = " alone" in attempt.probe.name
     return (attempt.dtype != torch.float64, alone, len(attempt.subset))
+
+
+def _script(right: RightGradient, shown: Attempt, expected: Tensor | None) -> str | None:
+    """A few lines that run one backward again, beside that of the reference or beside the right gradient."""
+    flat, grads = (each.at(shown.dtype, shown.device) for each in (right.sample, shown.probe))
+    subject, sample = right.subject, right.sample
+    return gradient_replay(subject, sample, flat, shown.place, grads, expected, subset=shown.subset)
 
 
 def _to_show(shown: Attempt) -> Tensor | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.property import Note, first_line
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
@@ -96,6 +97,7 @@ def _case(
     try:
         return Case(subject, sample, dtype, device, measure.truth(flat, dtype))
     except (RuntimeError, TypeError) as error:
+        refuse_own(error)
         if dtype in WIDE:
             raise
         return Note(f"{short(dtype)} was left out: the reference does not run in it: {first_line(error)}")

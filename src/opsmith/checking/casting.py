@@ -15,6 +15,7 @@ from torch.amp import autocast_mode
 from opsmith.checking.case import short
 from opsmith.checking.difference import Difference, unequal
 from opsmith.checking.mapped_gradients import gradients_of
+from opsmith.checking.nudging import nudged
 from opsmith.checking.rounding import Bound, unit_roundoff
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
@@ -124,25 +125,22 @@ class Rounded:
         farthest: list[Tensor | None] = [
             None if each is None else torch.zeros_like(each).abs() for each in truth
         ]
+        step = unit_roundoff(self.dtype)
         for _ in range(DRAWS):
-            moved = self.function([_rounded(value, self.dtype, generator) for value in widened(self.flat)])
+            moved = self.function([nudged(value, step, generator) for value in widened(self.flat)])
             for position, (right, other) in enumerate(zip(truth, moved, strict=True)):
                 known = farthest[position]
-                if known is not None and right is not None and other is not None:
-                    step = (other.detach() - right).abs().nan_to_num(0.0, 0.0, 0.0)
-                    farthest[position] = torch.maximum(known, step)
+                if known is None or right is None or other is None:
+                    continue
+                if other.shape != right.shape:
+                    farthest[position] = torch.full_like(known, torch.inf)
+                else:
+                    far = (other.detach() - right).abs().nan_to_num(0.0, 0.0, 0.0)
+                    farthest[position] = torch.maximum(known, far)
         return farthest
 
 
 DRAWS = 3
-
-
-def _rounded(value: Any, dtype: torch.dtype, generator: torch.Generator) -> Any:
-    """A tensor, each element off by one rounding to a dtype, up or down."""
-    if not is_inexact(value):
-        return value
-    signs = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
-    return value * (1 + unit_roundoff(dtype) * signs)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

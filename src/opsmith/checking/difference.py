@@ -25,6 +25,7 @@ class Difference:
         units: Distance, in units; None for exact values.
         allowed: How many units would have been right.
         unit: What the units are.
+        form: In what the whole tensors differ, where no element of the one belongs to one of the other.
     """
 
     index: tuple[int, ...]
@@ -35,8 +36,11 @@ class Difference:
     units: float | None = None
     allowed: float | None = None
     unit: str = "rounding units"
+    form: str = ""
 
     def __str__(self) -> str:
+        if self.form:
+            return self.form
         place = f"at {list(self.index)} " if self.index else ""
         count = f"; {self.wrong} of {self.total} elements are wrong" if self.total > 1 else ""
         got, expected = _told_apart(self.got, self.expected)
@@ -44,6 +48,8 @@ class Difference:
 
     def evidence(self) -> dict[str, Any]:
         """The difference as a report keeps it."""
+        if self.form:
+            return {"form": self.form}
         found: dict[str, Any] = {
             "index": list(self.index),
             "got": self.got,
@@ -112,13 +118,16 @@ def off_linear(got: Tensor, expected: Tensor, size: float, tolerated: float) -> 
 
 
 def unequal(got: Tensor, *right: Tensor) -> Difference | None:
-    """The first element that is exactly none of the right ones; nan equals nan.
+    """The first element that is exactly none of the right ones, or another shape; nan equals nan.
 
     Args:
         got: What came.
         *right: What is right, and what is as good.
     """
     mine = got.detach()
+    if any(each.shape != mine.shape for each in right):
+        form = f"its shape is {list(mine.shape)} where {list(right[0].shape)} is right"
+        return Difference((), mine.numel(), right[0].numel(), mine.numel(), mine.numel(), form=form)
     same = torch.zeros(mine.shape, dtype=torch.bool, device=mine.device)
     for each in right:
         theirs = each.detach().to(mine.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from opsmith.checking.differentiated import Differentiated, differentiated
+from opsmith.checking.own_words import raised_within
 from opsmith.checking.property import Findings, Note, Skipped, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
@@ -12,9 +13,9 @@ from opsmith.checking.subject import Subject
 
 Look = Callable[[Subject, Sample, tuple[int, ...], tuple[int, ...]], Findings]
 
-REFUSALS = ("once_differentiable", "more than one element of the written-to tensor")
+REFUSALS = ("marked with @once_differentiable", "more than one element of the written-to tensor")
 """Parts of what torch says when a backward that is marked so is differentiated, and of results in forward
-mode whose elements share memory."""
+mode whose elements share memory. Where the operator's own code writes into such a tensor, it is its fault."""
 
 
 def each_subset(name: str, subject: Subject, look: Look) -> Findings:
@@ -28,6 +29,7 @@ def each_subset(name: str, subject: Subject, look: Look) -> Findings:
         name: Name of the property.
         subject: What is under check.
         look: Looks at a sample by some of its inputs; it is told which others have been found right together.
+            Where it compares nothing, it says why by `Skipped`: that is no pass.
     """
     if subject.specification.gradients.surrogate:
         yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
@@ -48,8 +50,10 @@ def each_subset(name: str, subject: Subject, look: Look) -> Findings:
                     raise
                 refused[first_line(error)] = None
                 continue
-            looked = True
-            yield from found
+            reasons = [finding.reason for finding in found if isinstance(finding, Skipped)]
+            refused.update(dict.fromkeys(reasons))
+            looked = looked or not (reasons or right)  # one of its own is no truth to hold it to
+            yield from (finding for finding in found if not isinstance(finding, Skipped))
             if any(isinstance(finding, Failure) for finding in found):
                 return  # the other subsets of this sample would say the same again
             right = right or subset
@@ -67,4 +71,4 @@ def each_subset(name: str, subject: Subject, look: Look) -> Findings:
 def refuses(error: Exception) -> bool:
     """Whether an exception says that there is no such derivative, on purpose."""
     said = isinstance(error, RuntimeError) and any(words in str(error) for words in REFUSALS)
-    return said or isinstance(error, NotImplementedError)
+    return (said and not raised_within(error)) or isinstance(error, NotImplementedError)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from opsmith.checking.calling import calling
 from opsmith.checking.changes import Change
 from opsmith.checking.freedom import free
+from opsmith.checking.mistakes import Overlooking
 from opsmith.checking.own_words import own_words
 from opsmith.checking.property import first_line, innermost
 from opsmith.checking.replay import replay
@@ -19,7 +19,8 @@ from opsmith.checking.subject import Subject
 from opsmith.checking.symbols import Symbol, sizes_of
 
 UNSUPPORTED = "not supported"
-"""What torch says of what it does not do for any tensors of such sizes, as a convolution of no groups."""
+"""What torch says, by RuntimeError, of what it does not do for tensors of such sizes, as a convolution of no
+groups. Python says it as well, by TypeError: of a comparison with None, for one."""
 
 
 FAR = (-30.0, 30.0)
@@ -61,7 +62,8 @@ def unserved(
     symbol = change.without
     if symbol is None or not (subject.own_code or subject.foreign):
         return None
-    refused = UNSUPPORTED in str(error) or isinstance(error, NotImplementedError)
+    refused = isinstance(error, RuntimeError) and UNSUPPORTED in str(error)
+    refused = refused or isinstance(error, NotImplementedError)
     if refused or own_words(error, lambda: subject.reference(sample, sample.at(dtype))):
         return None
     if subject.own_code and _has_form(subject, sample, dtype):
@@ -78,7 +80,7 @@ def _has_form(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> bo
 
     A Fourier transform of no rows is so.
     """
-    with suppress(Exception), torch.no_grad():
+    with Overlooking(), torch.no_grad():
         subject.reference(sample, sample.at(dtype, torch.device("meta")))
         return True
     return False

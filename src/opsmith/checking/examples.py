@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.property import refuse_own
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.sample import Sample, is_inexact, replica
 from opsmith.checking.subject import Subject
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.difference import form_fault
 from opsmith.checking.misfits import WrongCountError, WrongFormError
-from opsmith.checking.property import Findings, Note, first_line, raised, refuse_own
+from opsmith.checking.mistakes import refuse_own
+from opsmith.checking.property import Findings, Note, first_line, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, replica
 from opsmith.checking.subject import Subject

@@ -7,11 +7,11 @@ in a batch, and the size means nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 
+from opsmith.checking.mistakes import Overlooking
 from opsmith.checking.sample import is_inexact
 from opsmith.checking.subject import Subject
 from opsmith.checking.symbols import Sizes, Symbol
@@ -23,7 +23,7 @@ def free(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
         return False
     dimensions = {spot.place: spot.index for spot in symbol.spots}
     # Suppressed, since what it raises for a part says that the size does mean something.
-    with suppress(Exception), torch.no_grad():
+    with Overlooking(), torch.no_grad():
         whole = subject.reference(sizes.sample, sizes.sample.at(torch.float64))
         return all(
             _is_part(
@@ -60,7 +60,7 @@ def _one_is_part(whole: Tensor | None, part: Tensor | None, size: int, start: in
     if whole is None or part is None:
         return whole is part
     changed = [at for at, (a, b) in enumerate(zip(whole.shape, part.shape, strict=True)) if a != b]
-    if len(changed) != 1 or whole.shape[changed[0]] != size:
+    if len(changed) != 1 or whole.shape[changed[0]] != size or whole.dtype != part.dtype:
         return False
     expected = whole.narrow(changed[0], start, length)
     if not is_inexact(whole):

@@ -18,7 +18,8 @@ from opsmith.adopting.sampling import Samples, class_samples
 from opsmith.adopting.signature import forward_signature
 from opsmith.checking.fitness import refuse_unfit
 from opsmith.checking.isolation import announce
-from opsmith.checking.property import raised_at, refuse_own
+from opsmith.checking.mistakes import refuse_own
+from opsmith.checking.property import raised_at
 from opsmith.checking.report import Outcome
 from opsmith.checking.sample import sample_named
 from opsmith.core.location import where

@@ -14,11 +14,12 @@ from opsmith.checking.derivative import with_gradient
 from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.difference import Difference, form_fault, unequal
 from opsmith.checking.examples import replicas
-from opsmith.checking.property import refuse_own
+from opsmith.checking.mistakes import refuse_own
+from opsmith.checking.nudging import nudged
 from opsmith.checking.quiet import quiet
 from opsmith.checking.rounding import LIBRARY, unit_roundoff
 from opsmith.checking.sample import Sample, is_inexact, replica
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import NUDGES, Subject
 from opsmith.checking.truth import Measure, Truth
 
 NUDGE = 2.0**-30
@@ -184,14 +185,15 @@ class Twin:
         try:
             measure = Measure.of(function, [*wide, *grads], subject.generator(), has_truth=subject.has_truth)
             return measure.truth([*self.flat, *self.grads], self.runner.dtype)
-        except (RuntimeError, TypeError):  # as of a class that takes one dtype alone
+        except (RuntimeError, TypeError) as error:  # as of a class that takes one dtype alone
+            refuse_own(error)
             return None
 
     def _settled(self, position: int, expected: Tensor) -> bool:
         """Whether the answer stays where the inputs move a little: at a tie, each of several is right."""
-        generator = torch.Generator().manual_seed(0)
+        generator = self.runner.subject.generator(NUDGES)
         nudge = NUDGE if self.runner.dtype == torch.float64 else 2.0**-14
-        moved = [_nudged(value, nudge, generator) for value in self.flat]
+        moved = [nudged(value, nudge, generator) for value in replicas(self.flat)]
         run = self.runner.run(moved, replicas(self.grads))
         other = run.outputs[position] if run.error is None else None
         if other is None or other.shape != expected.shape:
@@ -237,11 +239,3 @@ def _last_places(got: Tensor, expected: Tensor) -> bool:
     allowed = LIBRARY * unit_roundoff(expected.dtype) * expected.abs()
     near = ((got - expected).abs() <= allowed) | (got == expected) | (got.isnan() & expected.isnan())
     return bool(near.all())
-
-
-def _nudged(value: Any, nudge: float, generator: torch.Generator) -> Any:
-    if not is_inexact(value):
-        return replica(value)
-    signs = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.float64) * 2 - 1
-    steps = 1 + nudge * signs.to(value.device)
-    return value * steps.to(value.real.dtype if value.is_complex() else value.dtype)

@@ -9,6 +9,7 @@ import torch
 
 from opsmith.adopting.matching import described
 from opsmith.adopting.registered import overload_of
+from opsmith.checking.mistakes import calls_operator
 from opsmith.core.location import where
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
@@ -29,6 +30,7 @@ def as_specification(operator: Any) -> tuple[Specification, Callable[..., Any]]:
     signature = capabilities.signature_of(overload)
     schema = described(signature)
 
+    @calls_operator
     def call(*args: Any, **kwargs: Any) -> Any:
         given, named = schema.dispatched(schema.call_values(args, kwargs))
         return overload(*given, **named)

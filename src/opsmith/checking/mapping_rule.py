@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from opsmith.checking.own_words import stated
 from opsmith.checking.property import first_line
 from opsmith.checking.subject import Subject
 from opsmith.core.location import where
@@ -48,7 +49,9 @@ def refusal(subject: Subject, error: Exception, *, empty: bool) -> str | None:
     """
     if isinstance(error, NotImplementedError):
         return first_line(error)
-    if _inside_own_rule(subject, error):
+    if _inside_own_rule(subject, error) or stated(
+        error
+    ):  # these words are torch's only where torch says them
         return None
     text = str(error)
     if any(words in text for words in _REFUSALS) or (empty and not own_rule(subject)):

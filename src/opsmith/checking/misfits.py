@@ -6,8 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from opsmith.checking.mistakes import AboutOperatorError
 
-class WrongCountError(Exception):
+
+class WrongCountError(AboutOperatorError):
     """A list of another length than the reference's came back: there is nothing to compare its tensors with.
 
     Args:
@@ -23,7 +25,7 @@ class WrongCountError(Exception):
         self.result, self.where = result, where
 
 
-class WrongFormError(Exception):
+class WrongFormError(AboutOperatorError):
     """What a class returned has another structure than that of the run that told its results.
 
     Args:

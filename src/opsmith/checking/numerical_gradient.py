@@ -80,6 +80,11 @@ class NumericalGradient:
         return self.looked & self.errors.isfinite()
 
     @property
+    def tells(self) -> bool:
+        """Whether differences say anything, so that a gradient can be wrong."""
+        return bool(self.along) or bool((self.told | self._kinked).any())
+
+    @property
     def known(self) -> Tensor:
         """The gradient, with nan wherever differences do not tell it; at a kink, what lies in its middle."""
         untold = _of_elements(~(self.told | self._kinked), self.values)
@@ -182,28 +187,6 @@ class NumericalGradient:
             f"finite differences cannot tell {int(untold.sum())} of {int(self.looked.sum())} elements of "
             f"the gradient by `{label}`: there is a jump, an edge, or noise larger than the derivative"
         )
-
-    def notes(self, label: str) -> Iterator[str]:
-        """What could not be told, or was not looked at, in words.
-
-        Args:
-            label: How messages call the argument.
-        """
-        kinked = self._kinked
-        if kinked.any():
-            place = tuple(int(i) for i in kinked.nonzero()[0])
-            yield (
-                f"a kink by `{label}` at {list(place)}: its derivative is {float(self.left[place]):.6g} from "
-                f"below and {float(self.right[place]):.6g} from above; what lies between is accepted"
-            )
-        untold = self.untold(label)
-        if untold is not None:
-            yield untold
-        if self.along:
-            yield (
-                f"finite differences moved {int(self.looked.sum())} of {self.looked.numel()} elements of "
-                f"`{label}` one at a time; {len(self.along)} random directions stand for the others"
-            )
 
 
 SUSPECTS = 16

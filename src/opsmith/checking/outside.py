@@ -34,6 +34,7 @@ class Setting:
 
 
 def _put_filters(filters: list[Any]) -> None:
+    warnings.resetwarnings()  # Python forgets then, too, what it has warned of under the filters before
     warnings.filters[:] = filters  # type: ignore[index]
 
 
@@ -136,14 +137,16 @@ def other_settings() -> Iterator[dict[str, tuple[Any, Any]]]:
     """
     before = settings()
     changed: dict[str, tuple[Any, Any]] = {}
-    for setting in SETTINGS:
-        if setting.other is not None:
-            setting.put(setting.other(before[setting.name]))
-    others = settings()
     try:
-        yield changed
+        for setting in SETTINGS:
+            if setting.other is not None:
+                setting.put(setting.other(before[setting.name]))
+        others = settings()
+        try:
+            yield changed
+        finally:
+            changed.update(changed_settings(others))
     finally:
-        changed.update(changed_settings(others))
         changed_settings(before)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -19,9 +18,13 @@ import torch
 import opsmith
 from opsmith import errors
 from opsmith.adopting.registered import is_operator
+from opsmith.checking.mistakes import Overlooking
 
 CHECKS = ("_check", "_assert")
 """How the functions of torch begin by which an operator checks its arguments."""
+
+RAISE = "RAISE_VARARGS"
+"""What Python compiles `raise` and `assert` to."""
 
 TORCHS = ("aten", "prims", "prim")
 """Namespaces of torch's own operators; others hold those of authors."""
@@ -53,8 +56,8 @@ def own_words(error: Exception, again: Callable[[], Any]) -> bool:
     if not operators:
         return True
     (frame, instruction), inner = stack[operators[-1]], stack[operators[-1] + 1 :]
-    name = dis.opname[frame.f_code.co_code[instruction]]
-    if name == "RAISE_VARARGS":
+    name = _opcode(frame, instruction)
+    if name == RAISE:
         return True
     if inner:
         checks = inner[0][0].f_code.co_name.startswith(CHECKS)
@@ -62,6 +65,30 @@ def own_words(error: Exception, again: Callable[[], Any]) -> bool:
     if not name.startswith("CALL"):
         return False
     return not _is_known(_raising(again, frame, instruction))
+
+
+def raised_within(error: BaseException) -> bool:
+    """Whether it is raised by a line of the operator's own code, be it by compiled code that this calls."""
+    stack = [*_stack(error.__traceback__)]
+    return bool(stack) and _is_operators(stack[-1][0])
+
+
+def stated(error: BaseException) -> bool:
+    """Whether a statement of the operator's own code raises it, a `raise` or an `assert`.
+
+    Example:
+        >>> try:
+        ...     raise ValueError("no")
+        ... except ValueError as error:
+        ...     stated(error)
+        True
+    """
+    stack = [*_stack(error.__traceback__)]
+    return bool(stack) and _is_operators(stack[-1][0]) and _opcode(*stack[-1]) == RAISE
+
+
+def _opcode(frame: FrameType, instruction: int) -> str:
+    return dis.opname[frame.f_code.co_code[instruction]]
 
 
 def _stack(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
@@ -92,7 +119,7 @@ def _raising(again: Callable[[], Any], frame: FrameType, instruction: int) -> An
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
-        with suppress(Exception):  # it has raised once already
+        with Overlooking():  # it has raised once already
             again()
     finally:
         sys.setprofile(before)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from opsmith import errors
 from opsmith.checking.exceptions import named_by
-from opsmith.checking.isolation import in_child
 from opsmith.checking.misfits import WrongCountError, WrongFormError
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
@@ -62,25 +61,6 @@ def each_sample(check: str, subject: Subject, look: Callable[[Subject, Sample], 
         except BaseException as error:
             refuse_own(error)
             yield raised(check, subject, error, str(sample))
-
-
-def refuse_own(error: BaseException) -> None:
-    """Raise an exception again that comes out of the check itself: the operator is not to blame for it.
-
-    An operator that calls `sys.exit` raises SystemExit. Ctrl-C is not its doing, but in a child process,
-    which no Ctrl-C reaches.
-    """
-    if not (
-        isinstance(error, Exception | SystemExit) or (in_child() and not isinstance(error, GeneratorExit))
-    ):
-        raise error
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, _MISTAKES) and frames and Path(frames[-1].filename).is_relative_to(_HERE):
-        raise error
-
-
-_HERE = Path(__file__).parent
-_MISTAKES = (AssertionError, AttributeError, IndexError, KeyError, NameError)
 
 
 def raised(

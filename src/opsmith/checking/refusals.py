@@ -17,7 +17,7 @@ def refused(subject: Subject, error: BaseException) -> str | None:
             return reason_of(each)
         if type(each).__name__ in ("InternalTorchDynamoError", "InvalidCxxCompiler", "NotImplementedError"):
             return f"{type(each).__name__}: {reason_of(each)}"
-    if "SymInt" in str(error):  # a whole number that is given may be any, where sizes may
+    if _of_symbol(error):  # a whole number that is given may be any, where sizes may
         return f"it does not take a symbol for a whole number: {reason_of(error)}"
     own = subject.specification.own
     if subject.foreign and (own is None or not own.fake):
@@ -25,6 +25,11 @@ def refused(subject: Subject, error: BaseException) -> str | None:
     if subject.torch_operator is None:  # torch promises to compile few of the classes that people write
         return f"{type(error).__name__}: {reason_of(error)}"
     return None
+
+
+def _of_symbol(error: BaseException) -> bool:
+    """Whether it is about a symbol; a schema names their type too, in an error about anything."""
+    return any("SymInt" in line and "::" not in line for line in str(error).splitlines())
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.derivative import vjp, with_gradient
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.numerical_gradient import NumericalGradient, numerical_gradient
 from opsmith.checking.probes import Probe
 from opsmith.checking.sample import Sample, is_inexact
@@ -70,7 +71,8 @@ class RightGradient:
         grads = [torch.ones_like(result) if is_inexact(result) else None for result in results]
         try:
             self.by_reference(self.sample.at(torch.float64), grads)
-        except RuntimeError:
+        except RuntimeError as error:
+            refuse_own(error)
             return False
         return True
 
@@ -122,6 +124,12 @@ class RightGradient:
                 self.numerical(place, probe).judge(found) is None
             )
         return self._trusted[key]
+
+    def tells(self, place: int, probe: Probe) -> bool:
+        """Whether anything says what the gradient by an input is, in one element at least."""
+        if not self.sample.flat[place].numel():
+            return False
+        return self.trusted(place, probe) or self.numerical(place, probe).tells
 
     def _glanced(self, place: int, probe: Probe, found: Tensor) -> bool:
         """Whether a glance is allowed, and bears out what autograd gives: a full look follows where not."""

@@ -33,6 +33,8 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.difference import Difference, largest
+from opsmith.checking.mistakes import refuse_own
+from opsmith.checking.nudging import nudged
 from opsmith.checking.sample import is_inexact
 
 LIBRARY = 8
@@ -78,9 +80,13 @@ def conditioning(
     """
     moved = [torch.zeros_like(t).abs() if t is not None and is_inexact(t) else None for t in truth]
     for _ in range(DRAWS):
-        for position, other in enumerate(function([_scaled(value, generator) for value in flat])):
+        for position, other in enumerate(function([nudged(value, _STEP, generator) for value in flat])):
             known, result = moved[position], truth[position]
-            if known is not None and other is not None and result is not None:
+            if known is None or other is None or result is None:
+                continue
+            if other.shape != result.shape:
+                moved[position] = torch.full_like(known, torch.inf)  # as far as can be: nothing is held there
+            else:
                 step = (other - result).abs().nan_to_num(0.0, 0.0, 0.0) / _STEP
                 moved[position] = torch.maximum(known, step)
     accumulated = tuple(fan_in(function, flat, position) for position in range(len(truth)))
@@ -102,7 +108,8 @@ def fan_in(function: Function, flat: list[Any], position: int) -> int:
             places = sorted({0, result.numel() // 2, result.numel() - 1})[:PROBES]
             real = torch.view_as_real(result).sum(-1) if result.is_complex() else result
             return max(1, *(_reached(real.flatten()[place], inputs) for place in places))
-        except RuntimeError:
+        except RuntimeError as error:
+            refuse_own(error)
             return _largest(inputs)
 
 
@@ -157,7 +164,9 @@ def bound(
     unit = coarse * size + underflow
     judged = torch.ones_like(unit, dtype=torch.bool)
     own_error = 0.0
-    if ordinary is not None:
+    if ordinary is not None and ordinary.shape != truth.shape:
+        judged = ~judged  # rounding makes another form of it
+    elif ordinary is not None:
         error = (ordinary.to(truth.dtype) - truth).abs()
         kept = torch.finfo(dtype).eps ** 0.5 * size.nan_to_num(0.0, 0.0, 0.0).max() if size.numel() else 0.0
         judged = ~(error > kept) & (ordinary.isfinite() | ~truth.isfinite())
@@ -175,14 +184,7 @@ def neighbours(flat: Sequence[Any], generator: torch.Generator) -> Iterator[list
     """Some arguments, and others near them that round in other ways."""
     yield list(flat)
     for _ in range(DRAWS - 1):
-        yield [_scaled(value, generator, 2.0**-10) for value in flat]
-
-
-def _scaled(value: Any, generator: torch.Generator, step: float = _STEP) -> Any:
-    if not is_inexact(value):
-        return value
-    signs = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.float64) * 2 - 1
-    return value * (1 + step * signs.to(value.device))
+        yield [nudged(value, 2.0**-10, generator) for value in flat]
 
 
 def _reached(element: Tensor, inputs: list[Tensor]) -> int:

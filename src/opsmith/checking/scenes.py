@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from opsmith.checking.alive import Alive, Answer, alive, answer, copies
 from opsmith.checking.forgetting import Memory
 from opsmith.checking.in_threads import at_once
-from opsmith.checking.property import refuse_own
+from opsmith.checking.mistakes import AboutOperatorError, Overlooking, refuse_own
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.torch_library import capabilities
@@ -26,7 +26,7 @@ INTERRUPTIONS = 6
 Mode = Callable[[], AbstractContextManager[Any]]
 
 
-class InterruptedOperationError(RuntimeError):
+class InterruptedOperationError(AboutOperatorError, RuntimeError):
     """What an operation raises that is made to fail, as it would for want of memory."""
 
 
@@ -129,7 +129,7 @@ def one_after_another(stage: Stage) -> Iterator[Heard]:
             if MINE not in (first, second):
                 continue
             stage.memory.forget()
-            with suppress(Exception):
+            with Overlooking():
                 stage.answer(first)
             when = "again" if first == second else f"after {first}"
             yield stage.heard(second, when, partial(stage.answer, second))
@@ -185,7 +185,7 @@ def gone(stage: Stage) -> Iterator[Heard]:
     """Results that outlive their graph."""
     stage.memory.forget()
     results = stage.alive(MINE).results
-    with suppress(Exception):
+    with Overlooking():
         stage.answer(OTHER if OTHER in stage.calls else MINE)
     kept = Answer(copies(results), stage.right[MINE].gradients)
     yield Heard(MINE, "when its graph is gone and another call has been made", kept)
@@ -215,7 +215,7 @@ def _stops(stage: Stage, last: int) -> bool:
 
     graph = stage.alive(MINE, leaf=False)
     grads = graph.grads(stage.subject)
-    with suppress(Exception):  # the operator may have made another exception of it
+    with Overlooking():  # the operator may have made another exception of it
         with capabilities.watching(see), torch.enable_grad():
             graph.results = stage.subject.call(graph.sample, graph.given)
         with capabilities.watching(see):
@@ -242,7 +242,7 @@ def in_modes(stage: Stage) -> Iterator[Heard]:
         for call in (MINE, OTHER):
             if call in stage.calls:
                 stage.memory.forget()
-                with suppress(Exception):
+                with Overlooking():
                     inside()
                 when = f"after {MINE} was made under {name}"
                 yield stage.heard(call, when, partial(stage.answer, call))

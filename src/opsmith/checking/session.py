@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import platform
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from opsmith import errors
 from opsmith.checking.brevity import BRIEF, briefly, remarks
 from opsmith.checking.effort import Effort, Level, effort_named
 from opsmith.checking.empties import failure_of
+from opsmith.checking.environment import environment
 from opsmith.checking.function_class import ForwardRaisedError
 from opsmith.checking.isolation import isolated, limit_of, refuse_isolation
 from opsmith.checking.loading import load_compiler
-from opsmith.checking.merging import merged, referred
-from opsmith.checking.properties import GROUPS, PROPERTIES
-from opsmith.checking.property import Note, Property, Skipped, raised, refuse_own
+from opsmith.checking.merging import referred
+from opsmith.checking.properties import PROPERTIES
+from opsmith.checking.property import raised
 from opsmith.checking.quiet import quiet
 from opsmith.checking.replaying import replayed
-from opsmith.checking.report import Failure, Outcome, Report, Status
+from opsmith.checking.report import Failure, Outcome, Report
+from opsmith.checking.running import few_threads, run
+from opsmith.checking.selection import selected
 from opsmith.checking.subject import Subject
 from opsmith.checking.subjects import Samples, subject_of
 from opsmith.checking.variations import Variations, variations
@@ -85,7 +82,7 @@ def check(
         return _unrun(operator, raised_.outcome, seed, level)
     if limit_s and subject.devices:  # looking at the devices is what wakes an accelerator up
         refuse_isolation()
-    with _threads(level):
+    with few_threads(level):
         derived, deaths = _derived(subject, limit_s)
     every = replace(subject, samples=(*subject.samples, *derived.samples))
     found: dict[str, Outcome] = {}
@@ -99,7 +96,7 @@ def check(
         else:
             known = PROPERTIES[name]
             some = every if known.varied else briefly(subject) if name in BRIEF else subject
-            found[name] = _run(known, some, limit_s)
+            found[name] = run(known, some, limit_s)
     if progress is not None:
         progress("", len(found), len(PROPERTIES))
     before = found["forward"]
@@ -108,9 +105,9 @@ def check(
         more += deaths
     if more and not before.left_out:
         found["forward"] = replace(before, status="failed", failures=(*before.failures, *more))
-    run = not limit_s and not _leaves(found)
-    with quiet(), _threads(level):
-        outcomes = tuple(replayed(referred([found[name] for name in PROPERTIES]), every, run=run))
+    replaying = not limit_s and not _leaves(found)
+    with quiet(), few_threads(level):
+        outcomes = tuple(replayed(referred([found[name] for name in PROPERTIES]), every, run=replaying))
     inputs = tuple(map(str, every.samples))
     ran = [name for name in PROPERTIES if found[name].status != "skipped"]
     about = {"inputs": inputs, "rejected": derived.rejected, "remarks": remarks(subject, ran)}
@@ -138,15 +135,6 @@ def _unsteady(found: Mapping[str, Outcome]) -> str | None:
             if failure.cause in UNSTEADYING and (name, failure.cause) != ("effects", "stale-state"):
                 return f"not compared: two runs give different numbers (see `{name}`)"
     return None
-
-
-def _run(known: Property, subject: Subject, limit_s: float) -> Outcome:
-    """Run one property; where there is a limit, in a child process."""
-    if not limit_s:
-        return _outcome(known, subject)
-    place = subject.specification.where
-    found = isolated(known.name, lambda: _outcome(known, subject), where=place, limit_s=limit_s)
-    return replace(found, apart=known.apart)
 
 
 def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failure, ...]]:
@@ -195,108 +183,3 @@ def _unrun(operator: Any, first: Outcome, seed: int, level: Effort) -> Report:
 
 
 FALLEN = "it could not be run at all: see `forward`"
-
-
-@contextmanager
-def _threads(effort: Effort) -> Iterator[None]:
-    """A region with one thread: on tensors of a few elements torch's threads wait longer than they compute.
-
-    A thorough check leaves them as they are, since a kernel may be wrong with several alone.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(before if effort.name == "thorough" else 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _outcome(known: Property, subject: Subject) -> Outcome:
-    """Run one property, and sort what it finds."""
-    failures: list[Failure] = []
-    notes: dict[str, None] = {}
-    reasons: list[str] = []
-    start = time.perf_counter()
-    try:
-        # What an operator warns of, it would warn of hundreds of times.
-        with quiet(), _threads(subject.effort):
-            for finding in known.run(subject):
-                if isinstance(finding, Failure):
-                    failures.append(finding)
-                elif isinstance(finding, Note):
-                    notes[finding.text] = None
-                elif isinstance(finding, Skipped):
-                    reasons.append(finding.reason)
-    except BaseException as error:
-        refuse_own(error)
-        failures.append(raised(known.name, subject, error, "all samples"))
-    seconds = time.perf_counter() - start
-    status: Status = "failed" if failures else "skipped" if reasons else "passed"
-    return Outcome(
-        known.name,
-        status,
-        "; ".join(reasons),
-        seconds,
-        merged(failures, subject.samples),
-        tuple(notes),
-        apart=known.apart,
-    )
-
-
-def selected(only: Iterable[str] | None, skip: Iterable[str] | None) -> frozenset[str]:
-    """The properties that are to be checked.
-
-    Args:
-        only: As of `check`.
-        skip: As of `check`.
-
-    Raises:
-        UsageError: If a name is no property, or nothing is left.
-
-    Example:
-        >>> sorted(selected(["forward", "integration"], ["compile", "export", "opcheck"]))
-        ['autocast', 'forward', 'serialization']
-    """
-    chosen, unwanted = _known(only), _known(skip) or frozenset()
-    wanted = (frozenset(PROPERTIES) if chosen is None else chosen) - unwanted
-    if not wanted:
-        raise errors.UsageError(
-            "nothing is left to check",
-            expected="one property at least that `only` has and `skip` has not",
-            got=f"only={'all' if chosen is None else sorted(chosen)}, skip={sorted(unwanted)}",
-            mend="leave `only` or `skip` out, or name other properties",
-        )
-    return wanted
-
-
-def _known(names: Iterable[str] | None) -> frozenset[str] | None:
-    if names is None:
-        return None
-    given = [names] if isinstance(names, str) else names
-    found = frozenset(each for name in given for each in GROUPS.get(name, (name,)))
-    unknown = sorted(found - set(PROPERTIES))
-    if unknown:
-        raise errors.UsageError(
-            f"there is no property `{unknown[0]}`",
-            expected=", ".join(f"`{name}`" for name in (*PROPERTIES, *GROUPS)),
-            mend="take one of those names for `only` or `skip`",
-        )
-    return found
-
-
-def environment() -> dict[str, str]:
-    """What a check runs with: versions, platform, devices."""
-    import opsmith
-
-    devices = ["cpu"]
-    if torch.accelerator.is_available():
-        kind = torch.accelerator.current_accelerator()
-        assert kind is not None
-        devices += [kind.type] * torch.accelerator.device_count()
-    return {
-        "opsmith": opsmith.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "devices": ", ".join(devices),
-    }

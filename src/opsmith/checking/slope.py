@@ -52,11 +52,6 @@ class Slope:
         """Whether there is a derivative, and it is known."""
         return math.isfinite(self.error)
 
-    @property
-    def kink(self) -> bool:
-        """Whether both one-sided derivatives exist and differ."""
-        return not (math.isnan(self.left) or math.isnan(self.right))
-
 
 def slope(moved: Differences, steps: Iterable[float], noise: float, size: float, goal: float) -> Slope:
     """The derivative of a function.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from opsmith.checking.effort import EFFORTS, Effort
 from opsmith.checking.misfits import WrongCountError, WrongFormError, in_words
+from opsmith.checking.mistakes import Overlooking, calls_operator
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import Kernel, choose
@@ -29,6 +30,9 @@ CPU = torch.device("cpu")
 
 APART = 0x51ED270B
 """Keeps the numbers of probes apart from those of samples, which are drawn from the same seed."""
+
+NUDGES = 3
+"""The stream (see `Subject.generator`) by which inputs are moved a little to see whether an answer stays."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,17 @@ class Subject:
         """How the report calls it."""
         return self.shown_as or self.specification.name
 
+    @calls_operator
     def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What a call of it returns, as users make it."""
         call = self.apply or self.operator
         assert call is not None
         return call(*args, **kwargs)
+
+    @calls_operator
+    def referred(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the reference returns, called as it is."""
+        return self.specification.reference(*args, **kwargs)
 
     @property
     def foreign(self) -> bool:
@@ -110,7 +120,7 @@ class Subject:
             schema = self.specification.schema
             with self.seeded(), torch.no_grad():
                 args, kwargs = sample.arguments(_own_generators(sample.at()))
-                returned = self.specification.reference(*args, **kwargs)
+                returned = self.referred(args, kwargs)
             self._lies[sample.position] = ResultFlattening.of(
                 schema, (returned,) if schema.single else returned
             )
@@ -136,6 +146,7 @@ class Subject:
         self._hold_count(sample, returned, self.specification.schema.visible, lambda: self.runs_at(flat))
         return self._listed(returned)
 
+    @calls_operator
     def reference(
         self, sample: Sample, flat: Sequence[Any], function: Callable[..., Any] | None = None
     ) -> list[Tensor]:
@@ -233,7 +244,7 @@ class Subject:
         def moved(step: float) -> list[Any]:
             return [value * (1 + step) if is_inexact(value) else value for value in sample.at(torch.float64)]
 
-        with torch.no_grad(), suppress(Exception):  # the properties report what it raises
+        with torch.no_grad(), Overlooking():  # the properties report what it raises
             results = inexact(sample.at(torch.float64))
             narrow = [_through_float32(each) for each in results]
             rounded = inexact([_through_float32(value) for value in sample.at(torch.float64)])
@@ -276,9 +287,9 @@ class Subject:
     def _draws_in(self, sample: Sample) -> bool:
         with torch.random.fork_rng(), torch.no_grad():
             before = torch.get_rng_state()
-            for function in (self.called, lambda args, kwargs: self.specification.reference(*args, **kwargs)):
+            for function in (self.called, self.referred):
                 args, kwargs = sample.arguments(sample.at())
-                with suppress(Exception):  # the properties report what it raises
+                with Overlooking():  # the properties report what it raises
                     function(args, kwargs)
             return not torch.equal(before, torch.get_rng_state())
 
@@ -335,8 +346,8 @@ def drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool
 
     args, kwargs = sample.arguments(sample.at())
     # Suppressed, since the properties report what the reference raises; what it drew before that counts.
-    with torch.random.fork_rng(), torch.no_grad(), capabilities.watching(see), suppress(Exception):
-        subject.specification.reference(*args, **kwargs)
+    with torch.random.fork_rng(), torch.no_grad(), capabilities.watching(see), Overlooking():
+        subject.referred(args, kwargs)
     return draws
 
 

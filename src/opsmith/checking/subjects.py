@@ -14,6 +14,7 @@ from opsmith.checking.effort import Effort
 from opsmith.checking.fitness import refuse_unfit
 from opsmith.checking.function_class import as_operator
 from opsmith.checking.library_operator import as_specification
+from opsmith.checking.mistakes import calls_operator
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.calls import Call, shown
@@ -79,6 +80,7 @@ def _apply_of(function_class: Any, specification: Specification) -> Callable[...
     adopted = specification.adopted
     assert adopted is not None
 
+    @calls_operator
     def apply(*args: Any, **kwargs: Any) -> Any:
         return function_class.apply(*adopted.spread(specification.schema.call_values(args, kwargs)))
 

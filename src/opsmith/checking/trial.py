@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.derivative import vjp
-from opsmith.checking.property import refuse_own
+from opsmith.checking.mistakes import refuse_own
+from opsmith.checking.nudging import nudged
 from opsmith.checking.quiet import quiet
 from opsmith.checking.rounding import LIBRARY
-from opsmith.checking.sample import Sample, is_inexact
+from opsmith.checking.sample import Sample
 from opsmith.checking.special_values import Group
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import NUDGES, Subject
 
-NUDGES = (1, 2)
+WAYS = 2
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,9 @@ class Trial:
     def nudged(self) -> Iterator[list[Any]]:
         """The arguments, each number moved by a few rounding units up or down, in several ways."""
         step = 16 * torch.finfo(self.dtype).eps
-        for seed in NUDGES:
-            generator = torch.Generator().manual_seed(seed)
-            yield [_moved(value, step, generator) if is_inexact(value) else value for value in self.fresh()]
-
-
-def _moved(value: Tensor, step: float, generator: torch.Generator) -> Tensor:
-    return value * (1 + step * (torch.randint(0, 2, value.shape, generator=generator) * 2 - 1))
+        generator = self.subject.generator(NUDGES)
+        for _ in range(WAYS):
+            yield [nudged(value, step, generator) for value in self.fresh()]
 
 
 def differs(mine: Tensor, theirs: Tensor, spread: Tensor, *, hold_nan: bool) -> Tensor:

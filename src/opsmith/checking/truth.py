@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.difference import Difference, unequal
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.rounding import Bound, Conditioning, Function, bound, conditioning, neighbours
 from opsmith.checking.sample import is_inexact, replica
 
@@ -73,7 +74,8 @@ class Measure:
                 narrow = measure.truth([replica(value, torch.float32) for value in near], torch.float32)
                 found = [b.own_error if b else 0.0 for b in narrow.bounds]
                 errors = tuple(max(pair) for pair in zip(errors, found, strict=True))
-        except (RuntimeError, TypeError, ValueError):  # it does not run in float32, as the property reports
+        except (RuntimeError, TypeError, ValueError) as error:
+            refuse_own(error)  # it does not run in float32, as the property reports
             return measure
         return replace(measure, own_errors=errors)
 

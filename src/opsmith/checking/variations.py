@@ -19,7 +19,8 @@ from torch import Tensor
 from opsmith.checking.changes import KINDS, Change
 from opsmith.checking.empties import Unserved, unserved
 from opsmith.checking.examples import all_finite
-from opsmith.checking.property import first_line, refuse_own
+from opsmith.checking.mistakes import refuse_own
+from opsmith.checking.property import first_line
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
 

@@ -27,7 +27,7 @@ from opsmith.checking.isolation import limit_of
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.rendering import rendered
 from opsmith.checking.report import Report
-from opsmith.checking.session import selected
+from opsmith.checking.selection import selected
 from opsmith.cli.checked import GUESSED, Checked, everything
 from opsmith.cli.guard import complain, guarded, raise_interruption, waiting
 from opsmith.cli.output import Output, page_writer

@@ -1,7 +1,8 @@
 """A process that dies of what it checks cannot say so itself: another one, which only waits, says it.
 
 Python's fault handler tells the line. What was checked there, and that `--isolate` makes a finding of it, the
-other process says; it is forked before anything is checked, and says nothing if all goes well.
+other process says; it is forked before anything is checked, and says nothing if all goes well. Nor does
+`os._exit(0)` in what is checked end the command as a success.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import NoReturn
+
+from opsmith.cli.guard import UNUSABLE
 
 ROOM = 1024
 """Bytes for what is being checked, its length included."""
@@ -31,20 +34,36 @@ def watched() -> Iterator[Note]:
     """
     stderr = _descriptor()
     if stderr is None:
-        yield lambda text: None
+        yield _nothing
         return
     known = faulthandler.is_enabled()
     if not known:
         faulthandler.enable(stderr)
     try:
-        if hasattr(os, "fork"):
-            with _forked(stderr) as note:
-                yield note
-        else:
-            yield lambda text: None
+        with without_success(), _forked(stderr) if hasattr(os, "fork") else nullcontext(_nothing) as note:
+            yield note
     finally:
         if not known:
             faulthandler.disable()
+
+
+def _nothing(text: str) -> None:
+    """Nobody is there to take it down."""
+
+
+@contextmanager
+def without_success() -> Iterator[None]:
+    """A region in which `os._exit(0)` ends this process with another status: nothing is reported by then."""
+    leave, own = os._exit, os.getpid()
+
+    def end(status: int) -> NoReturn:
+        leave(status or UNUSABLE if os.getpid() == own else status)
+
+    os._exit = end
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 def _descriptor() -> int | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 def alike(got: Tensor, expected: Tensor, coarse: float) -> bool:
     """Whether two tensors agree to a fraction `coarse` of the largest element."""
-    if not (bool(got.isfinite().all()) and bool(expected.isfinite().all())):
+    if got.shape != expected.shape or not (bool(got.isfinite().all()) and bool(expected.isfinite().all())):
         return False
     largest = max(peak(expected), peak(got))
     return peak(got - expected) <= coarse * largest

@@ -15,7 +15,7 @@ from opsmith.checking.diagnosis.comparable import peak
 from opsmith.checking.diagnosis.observation import MORE, Grads, Observation
 from opsmith.checking.diagnosis.paths import Paths
 from opsmith.checking.diagnosis.redrawing import WAYS, redrawn
-from opsmith.checking.property import refuse_own
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.sample import Sample, is_inexact, replica
 from opsmith.checking.subject import Subject
 from opsmith.checking.variations import variations

@@ -26,12 +26,16 @@ def unrolled(
     Args:
         operation: As torch names it.
         args: Its arguments.
-        kwargs: Those by name.
+        kwargs: Those by name. One that works in place has no formula: it would write into the arguments.
     """
     formula = FORMULAS.get(operation)
     if formula is None:
         return None
-    given = {name: value for name, value in kwargs.items() if name != "_stacklevel" and value is not None}
+    given = {
+        name: value
+        for name, value in kwargs.items()
+        if value is not None and name != "_stacklevel" and (name, value) != ("inplace", False)
+    }
     ready = partial(formula, *args, **given)
     try:
         with torch.no_grad():
@@ -102,7 +106,7 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return scaled if bias is None else scaled + bias
 
 
-def _silu(x: Tensor, inplace: bool = False) -> Tensor:
+def _silu(x: Tensor) -> Tensor:
     return x * x.sigmoid()
 
 
@@ -113,7 +117,7 @@ def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return 0.5 * x * (1 + (x / 2**0.5).erf())
 
 
-def _mish(x: Tensor, inplace: bool = False) -> Tensor:
+def _mish(x: Tensor) -> Tensor:
     gate: Tensor = F.softplus(x).tanh()
     return x * gate
 

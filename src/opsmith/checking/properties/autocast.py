@@ -27,6 +27,7 @@ from opsmith.checking.derivative import vjp
 from opsmith.checking.difference import Difference, form_fault
 from opsmith.checking.differentiated import differentiated, rule_place
 from opsmith.checking.followed import called
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.property import (
     Findings,
     Note,
@@ -34,7 +35,6 @@ from opsmith.checking.property import (
     Skipped,
     each_sample,
     first_line,
-    refuse_own,
 )
 from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure

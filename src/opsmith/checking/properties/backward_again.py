@@ -13,7 +13,8 @@ from torch import Tensor
 from opsmith.checking.agreement import differ, what_differs
 from opsmith.checking.alive import Alive, alive, copies
 from opsmith.checking.differentiated import differentiated, rule_place
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line, refuse_own
+from opsmith.checking.mistakes import refuse_own
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject

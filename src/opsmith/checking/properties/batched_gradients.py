@@ -17,6 +17,7 @@ from opsmith.checking.layouts import incoming
 from opsmith.checking.loop import Loop
 from opsmith.checking.mapped_gradients import gradients_of
 from opsmith.checking.mapping import SIZE
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.property import (
     Findings,
     Note,
@@ -24,7 +25,6 @@ from opsmith.checking.property import (
     Skipped,
     each_sample,
     first_line,
-    refuse_own,
 )
 from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure

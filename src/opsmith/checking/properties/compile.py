@@ -9,7 +9,8 @@ import torch
 
 from opsmith.checking.beside_eager import FOLLOWED, faults
 from opsmith.checking.loop import Fault
-from opsmith.checking.property import Findings, Note, Property, Skipped, raised, refuse_own
+from opsmith.checking.mistakes import refuse_own
+from opsmith.checking.property import Findings, Note, Property, Skipped, raised
 from opsmith.checking.quiet import quiet
 from opsmith.checking.refusals import reason_of, refused
 from opsmith.checking.report import Failure

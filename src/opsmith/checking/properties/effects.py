@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +15,13 @@ from opsmith.checking.aliasing import shared_memory
 from opsmith.checking.alive import Alive, alive, copies
 from opsmith.checking.bits import Kept
 from opsmith.checking.differentiated import differentiated, rule_place
+from opsmith.checking.exceptions import named_by
 from opsmith.checking.footprints import footprints, left_behind, shown_shortly
 from opsmith.checking.guard import Guarded, guarded
+from opsmith.checking.mistakes import Overlooking, refuse_own
 from opsmith.checking.outside import other_settings
-from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, refuse_own
+from opsmith.checking.own_words import own_words
+from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.saved import attribute_tensors, saving
@@ -239,7 +241,7 @@ def _again(
         second = copies(call.backward(call.grads(subject), retain_graph=True))
     except Exception as error:
         refuse_own(error)
-        if _refused(error):
+        if _refused(error, lambda: call.backward(call.grads(subject), retain_graph=True)):
             yield Note(f"a second backward through the same graph is refused: {first_line(error)}")
             return
         message = (
@@ -265,10 +267,15 @@ def _again(
         yield look.failure(label, "mutates-saved", message, rule_place(subject, sample.names[place]))
 
 
-def _refused(error: Exception) -> bool:
-    """Whether an exception is raised by a statement, and not by an operation that went wrong."""
+def _refused(error: Exception, again: Callable[[], Any]) -> bool:
+    """Whether an exception is raised by a statement, and not by an operation that went wrong.
+
+    What torch raises by a statement is a refusal only where the operator has not handed it something wrong,
+    such as the None that it has put in the place of what was kept.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and (frames[-1].line or "").startswith(OWN_RAISE)
+    by_statement = bool(frames) and (frames[-1].line or "").startswith(OWN_RAISE)
+    return by_statement and named_by(error).cause != "mutates-saved" and own_words(error, again)
 
 
 def _second_order(
@@ -306,7 +313,7 @@ def _outside(look: Look) -> Findings:
     flags = [_form(value) for value in call.given]
     if places:
         call.backward(call.grads(subject), retain_graph=True)
-        with suppress(Exception):  # what it refuses has been told
+        with Overlooking():  # what it refuses has been told
             call.backward(call.grads(subject))
     for place in places:
         grad: Tensor | None = call.leaves[place].grad
@@ -329,7 +336,7 @@ def _settings(look: Look) -> Findings:
     """What a call and its backward set for the whole process."""
     subject, sample = look.subject, look.sample
     # Suppressed, since how it does under other settings is not looked at.
-    with other_settings() as changed, suppress(Exception):
+    with other_settings() as changed, Overlooking():
         call = alive(subject, sample, sample.at(device=look.device), look.places)
         if call.open:
             call.backward(call.grads(subject))

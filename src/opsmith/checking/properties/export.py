@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.beside_eager import faults
-from opsmith.checking.property import Findings, Note, Property, Skipped, refuse_own
+from opsmith.checking.mistakes import refuse_own
+from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.quiet import quiet
 from opsmith.checking.refusals import reason_of, refused
 from opsmith.checking.report import Failure

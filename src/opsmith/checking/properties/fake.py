@@ -10,7 +10,8 @@ from torch import Tensor
 
 from opsmith.checking.case import NARROW, WIDE, named, short
 from opsmith.checking.fake_kernel import compare_fake, compare_symbolic
-from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, refuse_own
+from opsmith.checking.mistakes import refuse_own
+from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject

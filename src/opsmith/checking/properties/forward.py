@@ -15,7 +15,8 @@ from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.difference import form_fault
 from opsmith.checking.kernel_sizes import kernel_sizes
-from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised, refuse_own
+from opsmith.checking.mistakes import refuse_own
+from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.replay import result_replay
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact
@@ -84,6 +85,7 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
     try:
         results = subject.call(case.sample, flat)
     except (RuntimeError, TypeError) as error:
+        refuse_own(error)
         specification = subject.specification
         ours = specification.own is None and specification.adopted is None
         if ours or case.dtype in WIDE or not _lacks_dtype(error):

@@ -19,7 +19,7 @@ from opsmith.checking.differentiating import each_subset
 from opsmith.checking.forward_derivative import Tangents, weighed
 from opsmith.checking.numerical_gradient import numerical_gradient
 from opsmith.checking.packed import coordinates
-from opsmith.checking.property import Findings, Note, Property
+from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.second_derivative import DIRECTIONS, SHARE, Numbers
@@ -43,9 +43,9 @@ def _look(subject: Subject, sample: Sample, places: tuple[int, ...], right: tupl
             yield from _against_all(tangents, Tangents(subject, sample, right, device))
             continue
         got = tangents.by_dual_numbers(tangents.direction)
-        failures = [*_against_differences(tangents, got)]
-        yield from failures
-        if not failures and subject.specification.tangents.rules:
+        found = [*_against_differences(tangents, got)]
+        yield from found
+        if not any(isinstance(each, Failure) for each in found) and subject.specification.tangents.rules:
             yield from _second_order(tangents)
 
 
@@ -78,22 +78,27 @@ def _against_all(tangents: Tangents, together: Tangents) -> Findings:
 
 
 def _against_differences(tangents: Tangents, got: Sequence[Tensor | None]) -> Findings:
+    if not tangents.packed.row.numel():
+        yield Skipped(f"{tangents.sample.brief} has no floating tensor with elements")
+        return
+    untold = 0
     for weights in tangents.weights:
         numbers = tangents.numerically(weights, tangents.direction)
         mine = weighed(got, weights)
         if numbers is None:
-            if not _as_reverse(tangents, got, weights):
-                yield Note(
-                    f"finite differences cannot tell the tangents of {tangents.sample.brief}, where forward "
-                    "and reverse mode differ, as they may at a kink"
-                )
+            untold += not _as_reverse(tangents, got, weights)
         elif not abs(mine - numbers.value) <= numbers.error:
             if _is_rounding(tangents, got, weights, abs(mine - numbers.value) - numbers.error):
                 yield Note(ROUNDED)
                 continue
-            alone = [] if len(tangents.places) == 1 else [*_alone(tangents)]
-            yield from alone or [_failure(tangents, got, mine, numbers.value)]
+            yield from _alone(tangents) or [_failure(tangents, got, mine, numbers.value)]
             return
+    if untold:
+        words = (
+            f"finite differences cannot tell the tangents of {tangents.sample.brief}, where forward and "
+            "reverse mode differ, as they may at a kink"
+        )
+        yield Note(words) if untold < len(tangents.weights) else Skipped(words)
 
 
 ROUNDED = (
@@ -122,11 +127,13 @@ def _is_rounding(
 NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
-def _alone(tangents: Tangents) -> Findings:
+def _alone(tangents: Tangents) -> list[Failure]:
     """The failures of each input alone, which say more than that of all together."""
-    for place in tangents.places:
-        one = replace(tangents, places=(place,))
-        yield from _against_differences(one, one.by_dual_numbers(one.direction))
+    if len(tangents.places) == 1:
+        return []
+    ones = [replace(tangents, places=(place,)) for place in tangents.places]
+    found = [each for one in ones for each in _against_differences(one, one.by_dual_numbers(one.direction))]
+    return [each for each in found if isinstance(each, Failure)]
 
 
 def _as_reverse(tangents: Tangents, got: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> bool:

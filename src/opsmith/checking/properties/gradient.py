@@ -23,9 +23,10 @@ from opsmith.checking.differentiated import (
     promises_gradients,
     rule_place,
 )
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.numerical_gradient import NumericalGradient
 from opsmith.checking.probes import Probe, probes
-from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample, refuse_own
+from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.right_gradient import RightGradient
 from opsmith.checking.rough import only_rounding
@@ -53,6 +54,7 @@ class Seen:
         right: For each input the author's samples on which its gradient is right.
         borne_out: Whether finite differences bear out autograd through the reference on every sample so far.
         looked: How many samples were looked at.
+        told: Whether anything said what the gradient is, in one element of one sample at least.
     """
 
     differentiated: set[str] = field(default_factory=set)
@@ -61,6 +63,7 @@ class Seen:
     failed: bool = False
     borne_out: bool = True
     looked: int = 0
+    told: bool = False
     wrong: set[str] = field(default_factory=set)
     right: dict[str, list[str]] = field(default_factory=dict)
 
@@ -90,8 +93,8 @@ def run(subject: Subject) -> Findings:
             f"floating tensor in at least one sample, got {given}"
         )
         yield Failure(NAME, name, "not-exercised", message, rule_place(subject, name))
-    if seen.differentiated and not seen.failed and lacks_floats(subject):
-        yield Skipped("no sample has a floating tensor with elements: its gradient was looked at nowhere")
+    if seen.differentiated and not seen.failed and not seen.told:
+        yield Skipped(WITHOUT_ELEMENTS if lacks_floats(subject) else UNTOLD)
     elif seen.differentiated or seen.failed:
         yield from (Note(reason) for reason in seen.refused.values())
     elif seen.refused:
@@ -100,6 +103,14 @@ def run(subject: Subject) -> Findings:
         yield Note("nothing to differentiate: no result requires a gradient in any sample")
     else:
         yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
+
+
+WITHOUT_ELEMENTS = "no sample has a floating tensor with elements: its gradient was looked at nowhere"
+
+UNTOLD = (
+    "finite differences tell no element of a gradient in any sample, and nothing else says what it is: give "
+    "samples at which the results move smoothly"
+)
 
 
 def _told_apart(finding: Finding, seen: Seen) -> Finding:
@@ -142,6 +153,7 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
                 attempts.append(found)
             else:
                 yield found
+    seen.told = seen.told or any(right.tells(place, probe) for probe in tried for place in inputs.places)
     wrong: set[str] = set()
     for finding in conclude(NAME, right, attempts):
         if isinstance(finding, Failure) and finding.input:

@@ -16,7 +16,8 @@ from opsmith.checking.differentiated import differentiated, results_with_gradien
 from opsmith.checking.layout_findings import Odd, Seen, Wrong, failure_of
 from opsmith.checking.layout_runs import Run, Runner, Twin
 from opsmith.checking.layouts import CHUNK, incoming, layouts_for, plain
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line, refuse_own
+from opsmith.checking.mistakes import refuse_own
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
 from opsmith.checking.replay import layout_replay
 from opsmith.checking.sample import Sample, replica
 from opsmith.checking.subject import Subject, drawing_operations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,30 +9,20 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.derivative import vjp
-from opsmith.checking.difference import off_linear
 from opsmith.checking.differentiated import differentiated, rule_place
+from opsmith.checking.linear import WHY, Grads, Known, departure
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.probes import plain_probe
-from opsmith.checking.property import Findings, Property, Skipped, each_sample, refuse_own
+from opsmith.checking.property import Findings, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject
 
 NAME = "linearity"
-FACTORS = (0.75, -1.5)
-SCALES = (2.0**-10, 2.0**10)
-"""Small and large gradients too: a backward that clips is linear in the middle. Powers of two, since
-rounding to any format is then the same, and the tolerance can be small."""
-
-Grads = list[Tensor | None]
-Backward = Callable[[Grads], Tensor | None]
-Combined = tuple[str, Grads, Tensor, float, float]
 
 SUMMED = 2.0**-6
 """What a sum may be off: a backward that computes in bfloat16 rounds by 2**-9. What is not additive, such as
 a size or a largest element, misses by much more."""
-
-SCALED = torch.finfo(torch.float64).eps ** 0.25
-"""What a multiple may be off: a nearly singular backward loses no more than three quarters of its digits."""
 
 
 def run(subject: Subject) -> Findings:
@@ -43,27 +32,31 @@ def run(subject: Subject) -> Findings:
     elif not subject.linear:
         yield Skipped("it is declared not to be linear in the incoming gradient")
     else:
-        looked: list[Sample] = []
-        yield from each_sample(NAME, subject, partial(_sample, looked=looked))
-        if not looked:
-            yield Skipped("there is nothing to differentiate")
+        compared: list[bool] = []
+        yield from each_sample(NAME, subject, partial(_sample, compared=compared))
+        if not any(compared):
+            yield NOT_COMPARED if compared else Skipped("there is nothing to differentiate")
 
 
-def _sample(subject: Subject, sample: Sample, looked: list[Sample]) -> Findings:
+NOT_COMPARED = Skipped("no backward gives numbers to compare: `gradient` says what is wrong, if anything is")
+
+
+def _sample(subject: Subject, sample: Sample, compared: list[bool]) -> Findings:
+    """Look at every input, and add to `compared` for each whether it has something to compare."""
     places = differentiated(subject, sample).places
     if not places:
         return
-    looked.append(sample)
     with torch.no_grad():
         results = subject.call(sample, sample.at(torch.float64))
     first = list(plain_probe(subject, sample, results).grads)
     for place in places:
-        failure = _linear(subject, sample, place, first)
-        if failure is not None:
-            yield failure
+        found = _linear(subject, sample, place, first)
+        compared.append(found is not NOT_COMPARED)
+        if isinstance(found, Failure):
+            yield found
 
 
-def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failure | None:
+def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failure | Skipped | None:
     def backward(grads: Grads) -> Tensor | None:
         found = vjp(partial(subject.call, sample), sample.at(torch.float64), (place,), grads)
         return found[0] if found else None
@@ -77,9 +70,9 @@ def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failu
         u, v = backward(first), backward(second)
     except Exception as error:
         refuse_own(error)
-        return None  # `gradient` says so
-    if u is None or v is None or not bool((u.isfinite() & v.isfinite()).all()):
-        return None  # so it does of what is missing or no number
+        return NOT_COMPARED  # `gradient` says so
+    if u is None or v is None or not u.numel() or not bool((u.isfinite() & v.isfinite()).all()):
+        return NOT_COMPARED  # so it does of what is missing or no number
     label = sample.labels[place]
     where = rule_place(subject, sample.names[place])
     evidence: dict[str, Any] = {"sample": f"{sample} in float64"}
@@ -89,34 +82,12 @@ def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failu
             "nothing in common: multiply by what comes in"
         )
         return Failure(NAME, label, "ignores-grad-output", message, where, evidence)
-    for words, grads, expected, size, tolerated in _combined(first, second, u, v):
-        got = backward(grads)
-        difference = None if got is None else off_linear(got, expected, size, tolerated)
-        if difference is not None:
-            message = (
-                f"the gradient of `{label}` is not linear in the incoming one: for {words}, {difference}; "
-                "torch adds up gradients before and after an operator, and takes each backward to be linear"
-            )
-            return Failure(
-                NAME, label, "nonlinear-grad", message, where, {**evidence, **difference.evidence()}
-            )
-    return None
-
-
-def _combined(first: Grads, second: Grads, u: Tensor, v: Tensor) -> list[Combined]:
-    """Incoming gradients made of others; what the gradient must be, its terms' size, what it may be off."""
-    a, b = FACTORS
-    largest = float(u.abs().max()) if u.numel() else 0.0
-    other = float(v.abs().max()) if v.numel() else 0.0
-    mixed = [None if x is None or y is None else a * x + b * y for x, y in zip(first, second, strict=True)]
-    words = f"{a} u + ({b}) v, where those of u and of v are known"
-    found = [(words, mixed, a * u + b * v, abs(a) * largest + abs(b) * other, SUMMED)]
-    for scale in SCALES:
-        scaled = [None if each is None else scale * each for each in first]
-        found.append((f"{scale:g} times an incoming gradient", scaled, scale * u, scale * largest, SCALED))
-    nothing = [None if each is None else torch.zeros_like(each) for each in first]
-    found.append(("an incoming gradient of zeros", nothing, torch.zeros_like(u), largest, SCALED))
-    return found
+    found = departure(backward, Known(first, u), Known(second, v), summed=SUMMED)
+    if found is None:
+        return None
+    words, difference = found
+    message = f"the gradient of `{label}` is not linear in the incoming one: for {words}, {difference}; {WHY}"
+    return Failure(NAME, label, "nonlinear-grad", message, where, {**evidence, **difference.evidence()})
 
 
 LINEARITY = Property(NAME, "the gradient is linear in the incoming one, and depends on it", run, varied=True)

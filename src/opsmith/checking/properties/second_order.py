@@ -52,9 +52,11 @@ def _against_differences(gradients: Gradients) -> Findings:
     weights = gradients.weights()
     found = gradients.differentiated(weights)
     if not all(bool(each.isfinite().all()) for each in gradients(gradients.values)):
-        yield Note(f"{gradients.sample.brief} was left out: the gradient itself is infinite or nan there")
+        yield Skipped(f"{gradients.sample.brief} was left out: the gradient itself is infinite or nan there")
         return
     numbers = gradients.numerically(weights)
+    if not numbers.found.tells:
+        yield Skipped(f"finite differences of the gradient tell nothing in {gradients.sample.brief}")
     for by in numbers.kinked():
         yield Note(
             f"the gradient has a kink in {gradients.sample.brief}, by `{gradients.label(by)}`: whatever lies "

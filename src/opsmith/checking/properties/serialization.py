@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.difference import form_fault, unequal
+from opsmith.checking.mistakes import calls_operator, refuse_own
 from opsmith.checking.property import (
     Finding,
     Findings,
@@ -23,7 +24,6 @@ from opsmith.checking.property import (
     Skipped,
     each_sample,
     first_line,
-    refuse_own,
 )
 from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure
@@ -100,10 +100,12 @@ def _forms(kept: Any) -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
         yield "a `functools.partial` of it", functools.partial(kept), lambda copied: copied.func
 
 
+@calls_operator
 def _pickled(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
 
 
+@calls_operator
 def _saved(value: Any) -> Any:
     file = io.BytesIO()
     torch.save(value, file)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,9 +15,10 @@ from opsmith.checking.alive import Answer, answer
 from opsmith.checking.bits import same_bits
 from opsmith.checking.differentiated import differentiated, rule_place
 from opsmith.checking.forgetting import Memory
+from opsmith.checking.mistakes import Overlooking, refuse_own
 from opsmith.checking.modes import by_mode
 from opsmith.checking.other_values import other_forms, scaled, turned
-from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, refuse_own
+from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
 from opsmith.checking.scenes import MINE, OTHER, SCENES, Heard, Made, Scene, Stage, in_threads
@@ -102,7 +102,7 @@ def _others(
     beside = [each for each in every if each is not sample and _shapes(each) == _shapes(sample)]
     apart = [each for each in every if _shapes(each) != _shapes(sample)]
     for each in (*beside[:1], *apart[:NEIGHBOURS]):
-        with suppress(Exception):  # other properties tell what it raises there
+        with Overlooking():  # other properties tell what it raises there
             places = differentiated(subject, each).places
             yield f"a call of {each}", Made(each, places, partial(each.at, device=device))
 

@@ -13,9 +13,9 @@ from opsmith.checking.case import WIDE, Case, cases
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.derivative import vjp
 from opsmith.checking.diagnosis import explain_difference
-from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.difference import form_fault
 from opsmith.checking.differentiated import adopted_takes, differentiated, given_instead, rule_place
+from opsmith.checking.linear import WHY, Known, departure
 from opsmith.checking.probes import Probe, plain_probe
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
@@ -24,7 +24,6 @@ from opsmith.checking.subject import CPU, Subject
 from opsmith.checking.truth import Measure
 
 NAME = "surrogate"
-FACTORS = (0.75, -1.5)
 
 
 def run(subject: Subject) -> Findings:
@@ -104,22 +103,14 @@ def _linear(subject: Subject, sample: Sample, place: int, gradient: Any, probe: 
     """Backward is linear in what comes in, or sums of losses and accumulated gradients go wrong."""
     first = probe.at(torch.float64, CPU)
     second = [None if grad is None else grad.flip(tuple(range(grad.dim()))) + 0.5 for grad in first]
-    a, b = FACTORS
-    mixed = [None if u is None or v is None else a * u + b * v for u, v in zip(first, second, strict=True)]
-    got, u, v = gradient(mixed), gradient(first), gradient(second)
-    if got is None or u is None or v is None:
+    u, v = gradient(first), gradient(second)
+    if u is None or v is None:
         return
-    expected = a * u + b * v
-    if not alike(got, expected, _tolerance(subject)):
-        yield _failure(
-            subject,
-            sample,
-            place,
-            "nonlinear-grad",
-            f"for {a} u + ({b}) v it is not {a} times that for u and {b} times that for v; torch adds up "
-            "gradients before and after an operator, and takes each backward to be linear",
-            {"largest difference": float((got - expected).abs().max())},
-        )
+    found = departure(gradient, Known(first, u), Known(second, v), summed=_tolerance(subject))
+    if found is not None:
+        words, difference = found
+        what = f"for {words}, {difference}; {WHY}"
+        yield _failure(subject, sample, place, "nonlinear-grad", what, difference.evidence())
 
 
 def _tolerance(subject: Subject) -> float:

@@ -22,9 +22,10 @@ from opsmith.checking.boundaries import boundaries
 from opsmith.checking.case import named
 from opsmith.checking.derivative import vjp
 from opsmith.checking.differentiated import differentiated, rule_place
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.numerical_gradient import numerical_gradient
 from opsmith.checking.probes import plain_probe
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised, refuse_own
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
 from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact, replica
@@ -205,6 +206,8 @@ def _results(trial: Trial, got: Sequence[Any]) -> Findings:
     for result, mine, theirs, above, below in every:
         if not is_inexact(mine) or not is_inexact(theirs) or mine.shape != theirs.shape:
             continue
+        if above.shape != theirs.shape or below.shape != theirs.shape:
+            continue  # it is another form that moves, and no number
         spread = torch.maximum((above - theirs).abs(), (below - theirs).abs()).nan_to_num(torch.inf)
         given = trial.flat[trial.place]
         wrong = differs(mine, theirs, spread, hold_nan=not bool(given.isfinite().all()))

@@ -23,6 +23,7 @@ from opsmith.checking.loop import Fault, Loop, OneByOne
 from opsmith.checking.mapped_gradients import Differentiation
 from opsmith.checking.mapping import SIZE, Way, map_over, ways
 from opsmith.checking.mapping_rule import own_rule, refusal, rule_place, rule_words
+from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.property import (
     Finding,
     Findings,
@@ -32,7 +33,6 @@ from opsmith.checking.property import (
     each_sample,
     first_line,
     raised,
-    refuse_own,
 )
 from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure
@@ -199,7 +199,8 @@ class Trial:
                 )[position]
                 for row in range(way.size)
             ]
-            return loop.fault(position, torch.stack(each)) is not None
+            shapes = {None if one is None else one.shape for one in each}
+            return len(shapes) > 1 or None in shapes or loop.fault(position, torch.stack(each)) is not None
         except Exception as error:
             refuse_own(error)
             return True  # then it does not even run, and for the same reason

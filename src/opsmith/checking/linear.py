@@ -1,0 +1,85 @@
+"""Whether a backward is linear in what comes in: for sums, for multiples, and for zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.difference import Difference, off_linear
+
+FACTORS = (0.75, -1.5)
+SCALES = (2.0**-10, 2.0**10)
+"""Small and large gradients too: a backward that clips is linear in the middle. Powers of two, since
+rounding to any format is then the same, and the tolerance can be small."""
+
+SCALED = torch.finfo(torch.float64).eps ** 0.25
+"""What a multiple may be off: a nearly singular backward loses no more than three quarters of its digits."""
+
+WHY = "torch adds up gradients before and after an operator, and takes each backward to be linear"
+
+Grads = list[Tensor | None]
+Backward = Callable[[Grads], Tensor | None]
+
+
+@dataclass(frozen=True)
+class Known:
+    """Incoming gradients, and what a backward gives for them.
+
+    Args:
+        grads: One for each result, in float64; None where none comes in.
+        gradient: What it gives, by one input.
+    """
+
+    grads: Grads
+    gradient: Tensor
+
+
+def departure(
+    backward: Backward, first: Known, second: Known, *, summed: float
+) -> tuple[str, Difference] | None:
+    """For what a backward is not linear, in words, and by how much; None where it is.
+
+    Args:
+        backward: Gives the gradient by one input; None stands for zeros.
+        first: One answer of it.
+        second: Another one.
+        summed: What the gradient of a sum may be off, as a part of the largest summand.
+
+    Example:
+        >>> grads = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 4.0])
+        >>> clipped = lambda some: some[0].clamp(-9, 9)
+        >>> known = [Known([each], clipped([each])) for each in grads]
+        >>> departure(clipped, *known, summed=1e-6)[0]
+        '1024 times an incoming gradient'
+    """
+    for words, grads, expected, size, tolerated in _combined(first, second, summed):
+        given = backward(grads)
+        got = torch.zeros_like(expected) if given is None else given
+        difference = off_linear(got, expected, size, tolerated)
+        if difference is not None:
+            return words, difference
+    return None
+
+
+def _combined(
+    first: Known, second: Known, summed: float
+) -> Sequence[tuple[str, Grads, Tensor, float, float]]:
+    """Incoming gradients made of others; what the gradient must be, its terms' size, what it may be off."""
+    a, b = FACTORS
+    u, v = first.gradient, second.gradient
+    largest, other = (float(each.abs().max()) if each.numel() else 0.0 for each in (u, v))
+    mixed = [
+        None if x is None or y is None else a * x + b * y
+        for x, y in zip(first.grads, second.grads, strict=True)
+    ]
+    words = f"{a} u + ({b}) v, where those of u and of v are known"
+    found = [(words, mixed, a * u + b * v, abs(a) * largest + abs(b) * other, summed)]
+    for scale in SCALES:
+        scaled = [None if each is None else scale * each for each in first.grads]
+        found.append((f"{scale:g} times an incoming gradient", scaled, scale * u, scale * largest, SCALED))
+    nothing = [None if each is None else torch.zeros_like(each) for each in first.grads]
+    found.append(("an incoming gradient of zeros", nothing, torch.zeros_like(u), largest, SCALED))
+    return found

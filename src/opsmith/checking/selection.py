@@ -1,0 +1,49 @@
+"""Which properties are checked: all, or those that a caller names, less those that he leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opsmith import errors
+from opsmith.checking.properties import GROUPS, PROPERTIES
+
+
+def selected(only: Iterable[str] | None, skip: Iterable[str] | None) -> frozenset[str]:
+    """The properties that are to be checked.
+
+    Args:
+        only: As of `check`.
+        skip: As of `check`.
+
+    Raises:
+        UsageError: If a name is no property, or nothing is left.
+
+    Example:
+        >>> sorted(selected(["forward", "integration"], ["compile", "export", "opcheck"]))
+        ['autocast', 'forward', 'serialization']
+    """
+    chosen, unwanted = _known(only), _known(skip) or frozenset()
+    wanted = (frozenset(PROPERTIES) if chosen is None else chosen) - unwanted
+    if not wanted:
+        raise errors.UsageError(
+            "nothing is left to check",
+            expected="one property at least that `only` has and `skip` has not",
+            got=f"only={'all' if chosen is None else sorted(chosen)}, skip={sorted(unwanted)}",
+            mend="leave `only` or `skip` out, or name other properties",
+        )
+    return wanted
+
+
+def _known(names: Iterable[str] | None) -> frozenset[str] | None:
+    if names is None:
+        return None
+    given = [names] if isinstance(names, str) else names
+    found = frozenset(each for name in given for each in GROUPS.get(name, (name,)))
+    unknown = sorted(found - set(PROPERTIES))
+    if unknown:
+        raise errors.UsageError(
+            f"there is no property `{unknown[0]}`",
+            expected=", ".join(f"`{name}`" for name in (*PROPERTIES, *GROUPS)),
+            mend="take one of those names for `only` or `skip`",
+        )
+    return found
