@@ -30,7 +30,7 @@ import torch
 import opsmith
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "checking"))
-from corpora import corpora, corpus_of, rightly_named, told
+from corpora import COMPILED, corpora, corpus_of, rightly_named, told
 from entries import PLANTED, SOUND, Planted, Sound
 from torch_tools import Verdict, by_gradcheck, by_gradgradcheck, by_opcheck
 
@@ -109,7 +109,7 @@ def _died_or(answer: tuple[Verdict] | None) -> Verdict:
 def _by_us(entry: Planted | Sound, effort: str, seed: int) -> tuple[str, bool, str]:
     """What check complains of, whether it names the cause, and what is said of that."""
     operator, samples = entry.build()
-    report = opsmith.check(operator, samples=samples, seed=seed, effort=effort, skip=["integration"])  # type: ignore[arg-type]
+    report = opsmith.check(operator, samples=samples, seed=seed, effort=effort, skip=COMPILED)  # type: ignore[arg-type]
     if isinstance(entry, Planted):
         complaint = report.verdict() if report.failures else ""
         return complaint, rightly_named(entry, report), told(entry, report)

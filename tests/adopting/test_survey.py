@@ -142,6 +142,7 @@ def test_a_class_that_leaves_torch_gains_nothing_and_says_what_would_help() -> N
     assert found.line == 'arctangent = opsmith.adopt(Arctangent, "mypackage::arctangent", opaque=True)'
 
 
+@pytest.mark.slow
 def test_no_random_state_is_moved_and_the_same_seed_gives_the_same_finding() -> None:
     before = torch.get_rng_state()
     first, second = (survey(judged.Swapped, seed=3) for _ in range(2))

@@ -14,6 +14,9 @@ from entries import PLANTED, SOUND, Planted, Sound
 
 from opsmith import Report
 
+COMPILED = ["compile", "export", "opcheck"]
+"""What is left out of a run on a corpus: it compiles, which takes seconds each, and has tests of its own."""
+
 PREFIXES = {"planted": "beside", "sound": "beside", "heldout": "heldout"}
 
 

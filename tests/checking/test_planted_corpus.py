@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from corpora import Corpus, corpora, corpus_of, rightly_named, told
+from corpora import COMPILED, Corpus, corpora, corpus_of, rightly_named, told
 from entries import PLANTED, SOUND
 
 import opsmith
@@ -22,9 +22,6 @@ from opsmith.checking.causes import CAUSES
 CORPORA = corpora()
 RUNS = [*((seed, "quick") for seed in range(1, 6)), (1, "default")]
 """Beside seed 0 at `quick`: five other seeds, and more effort."""
-COMPILED = ["compile", "export", "opcheck"]
-"""What compiles takes seconds for each, and has tests of its own."""
-
 NAMED = 0.9
 """The share of faults whose cause must be the right one."""
 

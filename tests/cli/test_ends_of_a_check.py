@@ -130,6 +130,7 @@ def test_what_leaves_elsewhere_is_no_success(opsmith: Run, write: Write) -> None
     assert left.value.exit_code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the death is told by a forked process")
 def test_a_crash_is_told_with_its_line_its_property_and_isolate(write: Write) -> None:
     file = write(FUNCTIONS)

@@ -24,6 +24,7 @@ LAYERS: list[tuple[str, ...]] = [
     FACES,
     ("page", "surveying", "testing", "tour"),
     ("cli",),
+    ("__main__",),
 ]
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 ALSO = {("benchmarking", "checking")}

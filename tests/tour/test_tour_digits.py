@@ -22,6 +22,7 @@ def context(out: Path, epochs: int) -> Context:
     return Context(out, device, Console(file=io.StringIO()), digits_epochs=epochs)
 
 
+@pytest.mark.slow
 def test_learns(tmp_path: Path) -> None:
     result = digits.run(context(tmp_path, 4))
     assert result.details["accuracy"] > 0.9
