@@ -22,7 +22,7 @@ def by_pointer(x: Tensor) -> Tensor:
     return torch.as_strided(x, x.shape, strides(tuple(x.shape))).clone()
 
 
-@wrong("layouts", "layout", "x", "`result` is right where `x` is contiguous and wrong where it is transposed")
+@wrong("layouts", "layout", "x", "`result` by the kernel for cpu is right where `x` is contiguous and wrong")
 def kernel_by_pointer() -> Any:
     return square("kernel_by_pointer").kernel("cpu", lambda x: by_pointer(x).square())
 

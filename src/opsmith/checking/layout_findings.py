@@ -11,6 +11,7 @@ from opsmith.checking.differentiated import rule_place
 from opsmith.checking.layouts import Layout
 from opsmith.checking.report import Failure
 from opsmith.checking.subject import Subject
+from opsmith.core.kernels import Kernel
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Wrong:
         case: Sample, dtype and device, in words.
         replay: Gives lines that show it.
         cause: The word for it.
+        kernel: What computed it, if it is a result and a kernel did.
     """
 
     odd: Odd
@@ -49,6 +51,7 @@ class Wrong:
     difference: Difference | None = None
     replay: Callable[[], str | None] = lambda: None
     cause: str = "layout"
+    kernel: Kernel | None = None
 
 
 @dataclass
@@ -86,6 +89,8 @@ def failure_of(check: str, subject: Subject, key: Key, group: Sequence[Wrong], s
     right = sorted(seen.right.get((odd_label, backward), set()) - set(names))
     label = about.removeprefix("gradient of ")
     subject_words = f"the gradient of `{label}`" if about.startswith("gradient of ") else f"`{label}`"
+    if shown.kernel is not None:
+        subject_words += f" by the kernel for {shown.kernel.device}"
     if shown.cause != "layout":
         written = "what comes in" if shown.cause == "mutates-grad-output" else f"`{odd_label}`"
         message = f"it writes into {written}: {shown.what}; work on a copy, `.clone()`"
@@ -110,8 +115,8 @@ def failure_of(check: str, subject: Subject, key: Key, group: Sequence[Wrong], s
         evidence["right for"] = ", ".join(right)
     gradient = about.startswith("gradient of ")
     where = rule_place(subject, _bare(label)) if gradient else subject.specification.where
-    if not gradient and subject.specification.kernels:
-        where = subject.specification.kernels[0].where
+    if shown.kernel is not None:
+        where = shown.kernel.where
     # A result that is wrong for a layout of an input is told under that input, which is what to mend.
     input = label if gradient or backward else odd_label
     return Failure(check, input, shown.cause, message, where, evidence, shown.replay())

@@ -21,6 +21,8 @@ from opsmith.checking.property import Findings, Note, Property, Skipped, each_sa
 from opsmith.checking.replay import layout_replay
 from opsmith.checking.sample import Sample, replica
 from opsmith.checking.subject import Subject, drawing_operations
+from opsmith.core.calls import tensors_in
+from opsmith.core.kernels import choose
 
 NAME = "layouts"
 
@@ -180,7 +182,7 @@ class Looked:
             first = odds[0]
             replay = self._replay(odds, position)
             what += self._together(odds)
-            self._enter(seen, Wrong(first, position, what, self.name, difference, replay))
+            self._enter(seen, Wrong(first, position, what, self.name, difference, replay), flat)
             if position < results:
                 return  # a gradient of a wrong result would only say so again
         if fine and len(odds) == 1:
@@ -204,7 +206,7 @@ class Looked:
             return
         position = len(self.grads) + self._raising(odds) if got.in_backward else 0
         replay, what = self._replay(odds, position), text + self._together(odds)
-        self._enter(seen, Wrong(first, position, what, self.name, replay=replay))
+        self._enter(seen, Wrong(first, position, what, self.name, replay=replay), flat)
 
     def _is_answer(self, error: Exception, got: Run, flat: Sequence[Any]) -> bool:
         """Whether an error says clearly, and in time, that a layout is not taken."""
@@ -229,11 +231,13 @@ class Looked:
             runner.subject, runner.sample, self.flat, self.grads, runner.places, laid, output, NAME
         )
 
-    def _enter(self, seen: Seen, wrong: Wrong) -> None:
+    def _enter(self, seen: Seen, wrong: Wrong, flat: Sequence[Any]) -> None:
         subject, sample = self.runner.subject, self.runner.sample
         results = subject.results(sample)
         if wrong.output < len(results):
             about = results[wrong.output].name
+            chosen, _ = choose(subject.specification.kernels, tensors_in([*flat]))
+            wrong = replace(wrong, kernel=chosen.kernel if chosen else None)
         else:
             about = f"gradient of {sample.labels[self.runner.places[wrong.output - len(results)]]}"
         if self.twin.written is not None:  # a write goes wrong where numbers share memory: that is the fault
