@@ -201,6 +201,7 @@ def test_check_goes_on_after_a_kernel_has_died() -> None:
     assert first.message.startswith("the process dies of SIGSEGV")
     assert "sample 1 (x [5])" in first.message
     assert first.where == f"{__file__}:{line_of('# where it sinks')}"
+    assert "isolate=True" in str(first.replay), "the script is not to die of it"
     assert told[-1] == ""
 
 

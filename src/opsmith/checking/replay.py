@@ -233,12 +233,19 @@ def layout_replay(
     return replay(subject, sample, flat, ending, more, check=check, fresh=True)
 
 
-def check_again(subject: Subject, check: str) -> str:
-    """A script that runs the property again, where its inputs cannot be written in a few lines."""
+def check_again(subject: Subject, check: str, *, isolate: bool = False) -> str:
+    """A script that runs the property again, where its inputs cannot be written in a few lines.
+
+    Args:
+        subject: What was checked.
+        check: The property.
+        isolate: Whether it ends the process that runs it.
+    """
     called = calling(subject)
     lines = ["import opsmith", ""] if called is None else list(called.lines)
     name = "operator" if called is None or called.reference is not None else called.checked
     options = f'only=["{check}"], seed={subject.seed}, effort="{subject.effort.name}"'
+    options += ", isolate=True" * isolate
     if subject.specification.samples is None or (called is not None and called.temporary):
         options = f"samples=samples, {options}"
         lines += _given(subject)

@@ -17,6 +17,9 @@ from opsmith.checking.subject import Subject
 
 Shows = Callable[[Exception], bool]
 
+DEADLY = frozenset({"signal", "status", "limit"})
+"""Evidence of a failure that ended the process, or had to be ended."""
+
 
 def replayed(outcomes: Sequence[Outcome], subject: Subject, *, run: bool) -> list[Outcome]:
     """The outcomes, where each failure that follows from no other has a replay.
@@ -35,8 +38,9 @@ def replayed(outcomes: Sequence[Outcome], subject: Subject, *, run: bool) -> lis
 def _with_replay(failure: Failure, subject: Subject, run: bool) -> Failure:
     if failure.replay is not None or failure.follows is not None:
         return failure
-    script = (_by_cause(failure, subject) if run else None) or check_again(subject, failure.check)
-    return replace(failure, replay=script)
+    script = _by_cause(failure, subject) if run else None
+    deadly = not DEADLY.isdisjoint(failure.evidence)
+    return replace(failure, replay=script or check_again(subject, failure.check, isolate=deadly))
 
 
 def _by_cause(failure: Failure, subject: Subject) -> str | None:
