@@ -38,6 +38,7 @@ def test_no_argument_is_a_question_for_help(opsmith: Run) -> None:
 @pytest.mark.parametrize("command", ["check", "doctor"])
 def test_the_help_of_a_command_has_examples_and_exit_statuses(opsmith: Run, command: str) -> None:
     done = opsmith(command, "--help")
+    assert opsmith(command, "-h").stdout == done.stdout
     assert done.exit_code == 0
     for words in ("Examples", f"opsmith {command}", "Exit status: 0", "--json"):
         assert words in done.stdout

@@ -19,6 +19,8 @@ COMMANDS = {
 }
 """Where each command is; its function has the command's name, and `EPILOG`, if any, ends its help."""
 
+HELP = {"help_option_names": ["-h", "--help"]}
+
 
 class Commands(TyperGroup):
     """A group that imports a command when it runs, or when its help is shown."""
@@ -31,7 +33,7 @@ class Commands(TyperGroup):
         """The command of this name; None where there is none."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        single = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+        single = typer.Typer(rich_markup_mode="markdown", add_completion=False, context_settings=HELP)
         module = importlib.import_module(COMMANDS[cmd_name])
         single.command(cmd_name, epilog=getattr(module, "EPILOG", None))(getattr(module, cmd_name))
         command = typer.main.get_command(single)
@@ -44,6 +46,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings=HELP,
 )
 
 
