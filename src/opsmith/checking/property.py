@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -112,9 +113,18 @@ def raised_at(check: str, place: str, error: BaseException, when: str, input: st
     )
 
 
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
 def first_line(error: BaseException) -> str:
-    """What an exception says first, without the lines that help to mend it."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    """What an exception says first, without the lines that help to mend it, and without addresses.
+
+    Example:
+        >>> first_line(ValueError(f"no room in {object()}\\nbuy more"))
+        'no room in <object object>'
+    """
+    # An address is another one in each process, and the same seed is to give the same report.
+    return ADDRESS.sub("", str(error).splitlines()[0]) if str(error) else type(error).__name__
 
 
 def _end(error: BaseException) -> str:

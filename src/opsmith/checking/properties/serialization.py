@@ -78,6 +78,7 @@ def _copies(subject: Subject) -> Iterator[Finding]:
         kept: Any = adopted.function_class
     else:
         kept = subject.torch_operator if subject.foreign else subject.operator
+    unkept: dict[str, list[str]] = {}
     for what, made, taken in _forms(kept):
         for how, copied in WAYS.items():
             try:
@@ -85,11 +86,16 @@ def _copies(subject: Subject) -> Iterator[Finding]:
                     again = taken(copied(made))
             except Exception as error:
                 refuse_own(error)
-                words = f"{how} of {what} raises {type(error).__name__}: {first_line(error)}"
-                yield Note(words) if subject.foreign else _failure(subject, words, "raises", {})
+                said = f"{type(error).__name__}: {first_line(error)}"
+                if subject.foreign:  # torch's own object: whether it can be stored is torch's affair
+                    unkept.setdefault(said, []).append(f"{how} of {what}")
+                else:
+                    yield _failure(subject, f"{how} of {what} raises {said}", "raises", {})
                 continue
             if again is not kept:
                 yield from _same(subject, again, f"{how} of {what}")
+    for said, ways in unkept.items():
+        yield Note(f"{', '.join(ways)}: {said}")
 
 
 def _forms(kept: Any) -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
