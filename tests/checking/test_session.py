@@ -71,6 +71,9 @@ def test_an_unknown_property_is_an_error_that_lists_them(chosen: dict[str, list[
     with pytest.raises(errors.UsageError, match="there is no property `forwrad`") as raised:
         opsmith.check(cube, samples=[(torch.ones(2),)], **chosen)
     assert "`second_order`" in str(raised.value)
+    assert "write `forward`" in str(raised.value)
+    with pytest.raises(errors.UsageError, match="take one of those names"):
+        opsmith.check(cube, samples=[(torch.ones(2),)], only=["weather"])
 
 
 def test_what_was_left_out_is_skipped_and_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 from opsmith import errors
@@ -41,9 +42,11 @@ def _known(names: Iterable[str] | None) -> frozenset[str] | None:
     found = frozenset(each for name in given for each in GROUPS.get(name, (name,)))
     unknown = sorted(found - set(PROPERTIES))
     if unknown:
+        every = [*PROPERTIES, *GROUPS]
+        close = difflib.get_close_matches(unknown[0], every, n=1)
         raise errors.UsageError(
             f"there is no property `{unknown[0]}`",
-            expected=", ".join(f"`{name}`" for name in (*PROPERTIES, *GROUPS)),
-            mend="take one of those names for `only` or `skip`",
+            expected=", ".join(f"`{name}`" for name in every),
+            mend=f"write `{close[0]}`" if close else "take one of those names for `only` or `skip`",
         )
     return found
