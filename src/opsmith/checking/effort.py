@@ -61,14 +61,14 @@ class Effort:
 
         Example:
             >>> EFFORTS["quick"].moved(100), EFFORTS["quick"].moved(1_000_000)
-            (256, 16)
+            (64, 16)
         """
         return max(min(self.elements, LEAST), min(self.elements, self.elements * LARGE // max(size, 1)))
 
 
 EFFORTS = MappingProxyType(
     {
-        "quick": Effort("quick", 3, 7, 256, 2, False, 2),
+        "quick": Effort("quick", 3, 7, 64, 2, False, 2),
         "default": Effort("default", 12, None, 2048, 3, True, 3),
         "thorough": Effort("thorough", 60, None, 16384, 6, True, 10),
     }
