@@ -19,6 +19,7 @@ def tangent(reverse: str) -> Failure:
 SHAPE = failure("forward", "shape", "result")
 WRONG = failure("forward", "kernel-mismatch", "result")
 SIGN = failure("gradient", "sign", "x")
+UNSTEADY = failure("determinism", "nondeterministic", "x")
 WRITES = failure("effects", "mutates-input", "x")
 
 
@@ -38,6 +39,9 @@ WRITES = failure("effects", "mutates-input", "x")
         (tangent("wrong as well"), [WRONG], "forward"),
         (tangent("right"), [WRONG], None),
         (tangent("wrong as well"), [SIGN], None),
+        (failure("effects", "mutates-saved", "x"), [UNSTEADY], "determinism"),
+        (failure("effects", "mutates-saved", "y"), [UNSTEADY], None),
+        (failure("effects", "mutates-saved"), [UNSTEADY], None),
         (failure("vmap", "raises"), [failure("vmap", "shape", "result")], None),
     ],
 )

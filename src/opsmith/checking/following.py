@@ -43,13 +43,17 @@ def explained_by(failure: Failure, before: Sequence[Failure]) -> str | None:
     One of tracing, mapping or copying is explained by the first that has the same cause, then by the first
     that is about the same argument or result, then by the first that leaves nothing right. One of
     differentiating is explained by wrong results alone: where the gradient that is right for right results
-    does not fit them, or where differences of wrong results contradict forward and reverse mode alike.
+    does not fit them, or where differences of wrong results contradict forward and reverse mode alike. That a
+    second backward gives another gradient says nothing where each run gives another.
 
     Args:
         failure: The failure.
         before: Those of the properties that stand before it.
     """
     if failure.check not in TRACED:
+        about = (failure.check, failure.cause) == ("effects", "mutates-saved") and failure.input is not None
+        if about and any((each.cause, each.input) == ("nondeterministic", failure.input) for each in before):
+            return "determinism"
         wrong = {each.cause for each in before if each.check == "forward" and each.follows is None}
         misfit = failure.cause == "raises" and "shape" in wrong
         contradicted = failure.evidence.get("reverse mode") == "wrong as well" and "kernel-mismatch" in wrong
