@@ -49,9 +49,8 @@ def refusal(subject: Subject, error: Exception, *, empty: bool) -> str | None:
     """
     if isinstance(error, NotImplementedError):
         return first_line(error)
-    if _inside_own_rule(subject, error) or stated(
-        error
-    ):  # these words are torch's only where torch says them
+    # The words below are torch's only where torch says them.
+    if _inside_own_rule(subject, error) or stated(error):
         return None
     text = str(error)
     if any(words in text for words in _REFUSALS) or (empty and not own_rule(subject)):

@@ -20,6 +20,7 @@ from opsmith.checking.special_values import Group
 from opsmith.checking.subject import NUDGES, Subject
 
 WAYS = 2
+"""In so many ways the arguments are nudged: what stays in all of them does not hang on rounding."""
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,8 @@ def survey(
     with one_thread():
         try:
             return _survey(function_class, seed, seconds, known)
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # one class must not keep the report on the others from its author
+        # One class must not keep the report on the others from its author.
+        except (Exception, SystemExit) as error:
             reason = f"looking at it ended in {type(error).__name__}: {error}"
             return Finding(known, _where(function_class), "needs a word", (reason, UNFINISHED))
 
