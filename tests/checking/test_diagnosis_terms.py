@@ -327,6 +327,13 @@ def test_what_writes_in_place_is_cut_elsewhere() -> None:
     assert not any(edge.slot == 0 and edge.operation in ("add_", "__setitem__") for edge in paths.edges)
 
 
+def test_a_reference_that_raises_without_a_summand_has_no_gradient_there() -> None:
+    x = random(3, 3)
+    paths = Paths(lambda flat: [torch.linalg.inv(flat[0] * 0 + flat[0])], [x], 0, [torch.ones_like(x)])
+    summands = [edge for edge in paths.edges if edge.operation == "add" and edge.slot >= 0]
+    assert [paths.leaving_out(edge) is None for edge in summands] == [False, True]
+
+
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "layer_norm": ((4,), random(4), random(4)),
     "rms_norm": ((4,), random(4)),

@@ -115,6 +115,14 @@ def test_what_is_raised_where_the_operator_is_called_is_the_operators(name: str)
         calls_operator(mistaken(name, "calling.py"))()
 
 
+def test_an_operator_that_runs_out_of_items_within_a_generator_is_no_mistake() -> None:
+    space: dict[str, Any] = {}
+    exec(compile("def told(call): yield call()", str(HOME / "told.py"), "exec"), space)
+    with pytest.raises(RuntimeError, match="generator raised StopIteration") as caught:
+        next(space["told"](lambda: next(iter([]))))
+    refuse_own(caught.value)
+
+
 @pytest.mark.parametrize("name", ANSWERS)
 def test_who_need_not_ask_does_catch_everything(name: str) -> None:
     assert [*catching(HOME / name)]

@@ -38,9 +38,10 @@ def truth(function: Callable[..., Tensor], *inputs: Tensor, dtype: torch.dtype) 
         (lambda x: x.sum(), (X,), 240),
         (lambda x: torch.softmax(x, -1), (X,), 40),
         (lambda x: torch.complex(x, x).sum(-1), (X,), 40),
+        (lambda x: torch.complex(x, 2 * x).sum(-1).conj(), (X,), 40),
         (lambda x: (x > 0).to(x.dtype), (X,), 240),  # autograd cannot tell: the size of the input
     ],
-    ids=["exp", "mul", "matmul", "sum", "softmax", "complex", "comparison"],
+    ids=["exp", "mul", "matmul", "sum", "softmax", "complex", "conjugate", "comparison"],
 )
 def test_how_many_elements_a_result_depends_on(function: Any, inputs: Any, count: int) -> None:
     assert fan_in(lambda flat: [function(*flat)], list(inputs), 0) == count

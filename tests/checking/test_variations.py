@@ -68,6 +68,20 @@ def test_a_size_that_no_sample_varies_stays_unless_each_place_stands_for_itself(
     assert {7, 1, 33, 0} <= {height for height, _ in sizes}
 
 
+def without_single_rows(x: Tensor) -> Tensor:
+    return (2 * x).squeeze(0)
+
+
+def row_by_row(x: Tensor) -> list[Tensor]:
+    return [2 * row for row in x.unbind(0)]
+
+
+@pytest.mark.parametrize("function", [without_single_rows, row_by_row])
+def test_a_part_of_another_rank_or_count_is_no_part(function: Any) -> None:
+    found = shaped(derived(declared(function, [(torch.rand(2, 3),)])))
+    assert {rows for ((rows, _),) in found} == {0, 2}  # a size of none is tried whatever it means
+
+
 def test_declared_letters_vary_and_what_is_written_in_them_follows() -> None:
     def halves(x: Tensor, weight: Tensor) -> Tensor:
         return x.unflatten(-1, (2, -1)).sum(-2) @ weight

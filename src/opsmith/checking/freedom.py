@@ -52,15 +52,19 @@ def _part(flat: list[object], dimensions: dict[int, int], start: int, length: in
 def _is_part(
     whole: Sequence[Tensor | None], part: Sequence[Tensor | None], size: int, start: int, length: int
 ) -> bool:
-    pairs = zip(whole, part, strict=True)
-    return all(_one_is_part(one, other, size, start, length) for one, other in pairs)
+    pairs = zip(whole, part, strict=False)
+    return len(whole) == len(part) and all(
+        _one_is_part(one, other, size, start, length) for one, other in pairs
+    )
 
 
 def _one_is_part(whole: Tensor | None, part: Tensor | None, size: int, start: int, length: int) -> bool:
     if whole is None or part is None:
         return whole is part
+    if whole.dim() != part.dim() or whole.dtype != part.dtype:
+        return False
     changed = [at for at, (a, b) in enumerate(zip(whole.shape, part.shape, strict=True)) if a != b]
-    if len(changed) != 1 or whole.shape[changed[0]] != size or whole.dtype != part.dtype:
+    if len(changed) != 1 or whole.shape[changed[0]] != size:
         return False
     expected = whole.narrow(changed[0], start, length)
     if not is_inexact(whole):

@@ -68,6 +68,8 @@ class Overlooking:
 
 
 def _is_own(error: BaseException) -> bool:
+    while isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+        error = error.__cause__  # what Python makes another of where it leaves a generator of the check
     code = _innermost(error.__traceback__)
     if code is None or isinstance(error, AboutOperatorError | errors.OpsmithError):
         return False

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from opsmith.checking.derivative import Results, vjp
 from opsmith.checking.diagnosis.source import Source, source_of
 from opsmith.checking.diagnosis.unrolled import unrolled
+from opsmith.checking.mistakes import Overlooking, calls_operator
 from opsmith.checking.sample import is_inexact
 
 MOST = 200
@@ -103,14 +104,16 @@ class Paths:
         return self._gradient(_Cutting(frozenset({(edge.call, edge.slot)}), zeros=True))
 
     def _gradient(self, cutting: _Cutting) -> Tensor | None:
+        """The gradient of a run; None where the function raises in it."""
+
         def function(flat: Sequence[Any]) -> Sequence[Tensor]:
             with cutting:
                 return self.function(flat)
 
-        found = vjp(function, self.flat, (self.place,), self.grads)
-        if found is None or found[0] is None:
-            return torch.zeros_like(self.flat[self.place])
-        return found[0]
+        with Overlooking():  # without a summand it may come upon what it never does: a singular matrix
+            found = vjp(function, self.flat, (self.place,), self.grads)
+            return torch.zeros_like(self.flat[self.place]) if found is None or found[0] is None else found[0]
+        return None
 
 
 class _Cutting(TorchFunctionMode):
@@ -127,6 +130,7 @@ class _Cutting(TorchFunctionMode):
         self.edges: list[Edge] = []
         self.calls = 0
 
+    @calls_operator
     def __torch_function__(
         self,
         func: Callable[..., Any],
