@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.derivative import IN_PLACE, with_gradient
+from opsmith.checking.derivative import IN_PLACE, strided, with_gradient
 from opsmith.checking.layouts import incoming
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
@@ -50,7 +50,7 @@ class Alive:
             grads: What comes in, for each open result.
             options: As of `torch.autograd.grad`.
         """
-        return list(
+        return strided(
             torch.autograd.grad(
                 [self.results[at] for at in self.open],
                 [self.leaves[place] for place in self.places],

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith import errors
 from opsmith.checking.sample import is_inexact
+from opsmith.torch_library.effects import foreign_kind
 
 Results = Callable[[Sequence[Any]], Sequence[Tensor]]
 
@@ -31,6 +33,9 @@ def vjp(
 
     Returns:
         For each place a gradient, or None where autograd has none; None if no result requires a gradient.
+
+    Raises:
+        LayoutError: If a gradient is no strided dense tensor.
     """
     with torch.enable_grad():
         leaves = [
@@ -44,7 +49,7 @@ def vjp(
         ]
     if not pairs:
         return None
-    return list(
+    return strided(
         torch.autograd.grad(
             [result for result, _ in pairs],
             [leaves[place] for place in places],
@@ -52,6 +57,28 @@ def vjp(
             allow_unused=True,
         )
     )
+
+
+def strided(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradients as they are, held to be strided dense tensors: torch lets others pass, which none compares.
+
+    Raises:
+        LayoutError: If one is sparse, nested or quantised.
+
+    Example:
+        >>> strided([torch.ones(1), None])
+        [tensor([1.]), None]
+    """
+    for each in gradients:
+        foreign = None if each is None else foreign_kind(each)
+        if foreign is not None:
+            raise errors.LayoutError(
+                "a gradient comes back that is no strided dense tensor",
+                expected="torch.strided",
+                got=foreign.name,
+                mend=f"return `{foreign.mend.format('gradient')}`",
+            )
+    return list(gradients)
 
 
 IN_PLACE = "leaf Variable that requires grad"

@@ -139,13 +139,18 @@ def unequal(got: Tensor, *right: Tensor) -> Difference | None:
 
 
 def form_fault(got: Tensor, expected: Tensor, *, strides: bool) -> tuple[str, str, str] | None:
-    """In what two tensors differ but for values: (`shape`, got, expected), or `dtype`, `device`, `stride`."""
+    """In what two tensors differ but for values, what came, and what is expected.
+
+    It is the `shape`, the `dtype`, the `device`, the `layout`, or the `stride`, the first of these.
+    """
     if got.shape != expected.shape:
         return "shape", str(list(got.shape)), str(list(expected.shape))
     if got.dtype != expected.dtype:
         return "dtype", str(got.dtype), str(expected.dtype)
     if got.device.type != expected.device.type:
         return "device", str(got.device), str(expected.device)
+    if got.layout != expected.layout:
+        return "layout", str(got.layout), str(expected.layout)
     if strides and _walked(got) != _walked(expected):
         return "stride", str(list(got.stride())), str(list(expected.stride()))
     return None

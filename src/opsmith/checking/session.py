@@ -59,7 +59,7 @@ def check(
 
     Raises:
         MissingSamplesError: If there are no samples.
-        SampleError: If a sample does not fit the operator's arguments.
+        SampleError: If a sample does not fit the arguments, or holds or gives what cannot be compared.
         UsageError: If `operator` is none, a name in `only` or `skip` is no property, they leave nothing to
             check, or `effort` is no level.
 

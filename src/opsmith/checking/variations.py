@@ -19,6 +19,7 @@ from torch import Tensor
 from opsmith.checking.changes import KINDS, Change
 from opsmith.checking.empties import Unserved, unserved
 from opsmith.checking.examples import all_finite
+from opsmith.checking.fitness import refuse_unfit_results
 from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.property import first_line
 from opsmith.checking.sample import Sample
@@ -57,6 +58,7 @@ def variations(subject: Subject) -> Variations:
         >>> print(variations(subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])).samples[1])
         sample 6 (x [0, 5]; sample 0 with `x.shape[0]` at 0 where it had 3)
     """
+    refuse_unfit_results(subject)
     accepted: list[Sample] = []
     rejected: dict[str, None] = {}
     faults: dict[str, Unserved] = {}

@@ -81,6 +81,12 @@ def _against_differences(tangents: Tangents, got: Sequence[Tensor | None]) -> Fi
     if not tangents.packed.row.numel():
         yield Skipped(f"{tangents.sample.brief} has no floating tensor with elements")
         return
+    for result, value, tangent in zip(
+        tangents.subject.results(tangents.sample), tangents.results, got, strict=True
+    ):
+        if tangent is not None and tangent.is_complex() and not value.is_complex():
+            yield _complex(tangents, result.name, tangent, value)
+            return
     untold = 0
     for weights in tangents.weights:
         numbers = tangents.numerically(weights, tangents.direction)
@@ -99,6 +105,19 @@ def _against_differences(tangents: Tangents, got: Sequence[Tensor | None]) -> Fi
             "reverse mode differ, as they may at a kink"
         )
         yield Note(words) if untold < len(tangents.weights) else Skipped(words)
+
+
+def _complex(tangents: Tangents, name: str, tangent: Tensor, value: Tensor) -> Failure:
+    subject, sample = tangents.subject, tangents.sample
+    names = ", ".join(sample.labels[place] for place in tangents.places)
+    message = (
+        f"the tangent of `{name}` by `{names}` is {tangent.dtype}, and `{name}` is {value.dtype}: return its "
+        "real part"
+    )
+    where = _rule(subject) or rule_place(subject, sample.names[tangents.places[0]])
+    return Failure(
+        NAME, names, "dtype", message, where, {"sample": named(sample, torch.float64, tangents.device)}
+    )
 
 
 ROUNDED = (
