@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -138,8 +139,17 @@ def test_a_second_backward_that_fails_inside_of_torch_is_a_fault() -> None:
     assert failure.cause == "mutates-saved"
 
 
-def test_a_second_backward_that_is_refused_in_words_is_noted() -> None:
-    found = outcome(Says, "effects")
+class SaysInOneLine(Freed):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        if ctx.kept is None: raise RuntimeError("this backward runs once")  # fmt: skip  # noqa: E701
+        ctx.kept = None
+        return grad.clone()
+
+
+@pytest.mark.parametrize("checked", [Says, SaysInOneLine])
+def test_a_second_backward_that_is_refused_in_words_is_noted(checked: Any) -> None:
+    found = outcome(checked, "effects")
     assert found.status == "passed"
     assert "a second backward through the same graph is refused: this backward runs once" in found.notes
 

@@ -9,11 +9,19 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.difference import Difference, off_linear
+from opsmith.checking.packed import coordinates
 
 FACTORS = (0.75, -1.5)
 SCALES = (2.0**-10, 2.0**10)
 """Small and large gradients too: a backward that clips is linear in the middle. Powers of two, since
 rounding to any format is then the same, and the tolerance can be small."""
+
+NARROW = (2.0**-2, 2.0**2)
+"""Of a backward that computes in float16, whose range ends soon: at 65504, and digits are lost below 6e-5."""
+
+SUMMED = 2.0**-6
+"""What a sum may be off: a backward that computes in bfloat16 rounds by 2**-9. What is not additive, such as
+a size or a largest element, misses by much more."""
 
 SCALED = torch.finfo(torch.float64).eps ** 0.25
 """What a multiple may be off: a nearly singular backward loses no more than three quarters of its digits."""
@@ -37,25 +45,22 @@ class Known:
     gradient: Tensor
 
 
-def departure(
-    backward: Backward, first: Known, second: Known, *, summed: float
-) -> tuple[str, Difference] | None:
+def departure(backward: Backward, first: Known, second: Known) -> tuple[str, Difference] | None:
     """For what a backward is not linear, in words, and by how much; None where it is.
 
     Args:
         backward: Gives the gradient by one input; None stands for zeros.
         first: One answer of it.
         second: Another one.
-        summed: What the gradient of a sum may be off, as a part of the largest summand.
 
     Example:
-        >>> grads = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 4.0])
+        >>> grads = torch.tensor([1.1, -2.0]), torch.tensor([0.5, 4.0])
         >>> clipped = lambda some: some[0].clamp(-9, 9)
         >>> known = [Known([each], clipped([each])) for each in grads]
-        >>> departure(clipped, *known, summed=1e-6)[0]
+        >>> departure(clipped, *known)[0]
         '1024 times an incoming gradient'
     """
-    for words, grads, expected, size, tolerated in _combined(first, second, summed):
+    for words, grads, expected, size, tolerated in _combined(first, second):
         given = backward(grads)
         got = torch.zeros_like(expected) if given is None else given
         difference = off_linear(got, expected, size, tolerated)
@@ -64,9 +69,7 @@ def departure(
     return None
 
 
-def _combined(
-    first: Known, second: Known, summed: float
-) -> Sequence[tuple[str, Grads, Tensor, float, float]]:
+def _combined(first: Known, second: Known) -> Sequence[tuple[str, Grads, Tensor, float, float]]:
     """Incoming gradients made of others; what the gradient must be, its terms' size, what it may be off."""
     a, b = FACTORS
     u, v = first.gradient, second.gradient
@@ -76,10 +79,17 @@ def _combined(
         for x, y in zip(first.grads, second.grads, strict=True)
     ]
     words = f"{a} u + ({b}) v, where those of u and of v are known"
-    found = [(words, mixed, a * u + b * v, abs(a) * largest + abs(b) * other, summed)]
-    for scale in SCALES:
+    found = [(words, mixed, a * u + b * v, abs(a) * largest + abs(b) * other, SUMMED)]
+    scales, tolerated = (NARROW, SUMMED) if _in_float16(u) else (SCALES, SCALED)
+    for scale in scales:
         scaled = [None if each is None else scale * each for each in first.grads]
-        found.append((f"{scale:g} times an incoming gradient", scaled, scale * u, scale * largest, SCALED))
+        found.append((f"{scale:g} times an incoming gradient", scaled, scale * u, scale * largest, tolerated))
     nothing = [None if each is None else torch.zeros_like(each) for each in first.grads]
     found.append(("an incoming gradient of zeros", nothing, torch.zeros_like(u), largest, SCALED))
     return found
+
+
+def _in_float16(gradient: Tensor) -> bool:
+    """Whether float16 holds each number of a gradient: one of more digits has others, too."""
+    numbers = coordinates(gradient)
+    return torch.equal(numbers.half().to(numbers.dtype), numbers)

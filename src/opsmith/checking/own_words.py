@@ -73,8 +73,14 @@ def raised_within(error: BaseException) -> bool:
     return bool(stack) and _is_operators(stack[-1][0])
 
 
+def by_statement(error: BaseException) -> bool:
+    """Whether a statement raises it, a `raise` or an `assert`, be it the operator's or torch's."""
+    stack = [*_stack(error.__traceback__)]
+    return bool(stack) and _opcode(*stack[-1]) == RAISE
+
+
 def stated(error: BaseException) -> bool:
-    """Whether a statement of the operator's own code raises it, a `raise` or an `assert`.
+    """Whether a statement of the operator's own code raises it.
 
     Example:
         >>> try:
@@ -83,8 +89,7 @@ def stated(error: BaseException) -> bool:
         ...     stated(error)
         True
     """
-    stack = [*_stack(error.__traceback__)]
-    return bool(stack) and _is_operators(stack[-1][0]) and _opcode(*stack[-1]) == RAISE
+    return raised_within(error) and by_statement(error)
 
 
 def _opcode(frame: FrameType, instruction: int) -> str:

@@ -36,15 +36,13 @@ from opsmith.checking.derivative import strided
 from opsmith.checking.difference import Difference, largest
 from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.nudging import nudged
+from opsmith.checking.packed import coordinates
 from opsmith.checking.sample import is_inexact
 
 LIBRARY = 8
 SUMMATION = 2
 DRAWS = 4
 PROBES = 3
-
-# The inputs are moved by this, and not by u, which in float64 would be lost in the truth's own rounding.
-_STEP = 2.0**-26
 
 Function = Callable[[list[Any]], Sequence[Tensor | None]]
 
@@ -79,19 +77,32 @@ def conditioning(
         truth: What the function returns for them.
         generator: Source of the signs.
     """
+    step = _step(truth)
     moved = [torch.zeros_like(t).abs() if t is not None and is_inexact(t) else None for t in truth]
     for _ in range(DRAWS):
-        for position, other in enumerate(function([nudged(value, _STEP, generator) for value in flat])):
+        for position, other in enumerate(function([nudged(value, step, generator) for value in flat])):
             known, result = moved[position], truth[position]
             if known is None or other is None or result is None:
                 continue
             if other.shape != result.shape:
                 moved[position] = torch.full_like(known, torch.inf)  # as far as can be: nothing is held there
             else:
-                step = (other - result).abs().nan_to_num(0.0, 0.0, 0.0) / _STEP
-                moved[position] = torch.maximum(known, step)
+                far = (other - result).abs().nan_to_num(0.0, 0.0, 0.0) / step
+                moved[position] = torch.maximum(known, far)
     accumulated = tuple(fan_in(function, flat, position) for position in range(len(truth)))
     return Conditioning(tuple(moved), accumulated)
+
+
+def _step(truth: Sequence[Tensor | None]) -> float:
+    """What part of themselves the inputs are moved by: half of the digits that the function computes in.
+
+    Less would be lost in its own rounding. Most compute in float64; of others the results tell.
+    """
+    numbers = [coordinates(each).nan_to_num() for each in truth if each is not None and is_inexact(each)]
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        if numbers and all(torch.equal(each.to(dtype).to(each.dtype), each) for each in numbers):
+            return math.sqrt(torch.finfo(dtype).eps)
+    return math.sqrt(torch.finfo(torch.float64).eps)
 
 
 def fan_in(function: Function, flat: list[Any], position: int) -> int:

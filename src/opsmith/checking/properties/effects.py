@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +19,7 @@ from opsmith.checking.footprints import footprints, left_behind, shown_shortly
 from opsmith.checking.guard import Guarded, guarded
 from opsmith.checking.mistakes import Overlooking, refuse_own
 from opsmith.checking.outside import other_settings
-from opsmith.checking.own_words import own_words
+from opsmith.checking.own_words import by_statement, own_words
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
@@ -29,7 +28,6 @@ from opsmith.checking.seeding import seeds
 from opsmith.checking.subject import Subject
 
 NAME = "effects"
-OWN_RAISE = ("raise ", "assert ")
 
 
 def run(subject: Subject) -> Findings:
@@ -273,9 +271,7 @@ def _refused(error: Exception, again: Callable[[], Any]) -> bool:
     What torch raises by a statement is a refusal only where the operator has not handed it something wrong,
     such as the None that it has put in the place of what was kept.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    by_statement = bool(frames) and (frames[-1].line or "").startswith(OWN_RAISE)
-    return by_statement and named_by(error).cause != "mutates-saved" and own_words(error, again)
+    return by_statement(error) and named_by(error).cause != "mutates-saved" and own_words(error, again)
 
 
 def _second_order(

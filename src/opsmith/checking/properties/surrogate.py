@@ -106,15 +106,11 @@ def _linear(subject: Subject, sample: Sample, place: int, gradient: Any, probe: 
     u, v = gradient(first), gradient(second)
     if u is None or v is None:
         return
-    found = departure(gradient, Known(first, u), Known(second, v), summed=_tolerance(subject))
+    found = departure(gradient, Known(first, u), Known(second, v))
     if found is not None:
         words, difference = found
         what = f"for {words}, {difference}; {WHY}"
         yield _failure(subject, sample, place, "nonlinear-grad", what, difference.evidence())
-
-
-def _tolerance(subject: Subject) -> float:
-    return float(torch.finfo(torch.float32 if subject.single_precision else torch.float64).eps ** 0.5)
 
 
 def _stand_in(subject: Subject, sample: Sample, places: tuple[int, ...], probe: Probe) -> Findings:
