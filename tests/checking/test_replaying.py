@@ -15,6 +15,7 @@ import wrong_results
 import wrong_writes
 from class_mutants import MUTANTS
 from mutants import WRONG
+from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
@@ -109,6 +110,23 @@ def test_a_class_is_checked_again_on_the_samples_that_were_given(sizes: Any) -> 
 def test_a_death_on_one_line_is_told_once() -> None:
     report = opsmith.check(Dies, samples=[(torch.rand(3, 4),)], effort="quick", isolate=True, only=DYING)
     assert [failure.follows for failure in report.failures] == [None, "linearity", "linearity"]
+
+
+def test_arguments_that_are_given_by_name_are_written_by_name() -> None:
+    @torch.library.custom_op("replaying::scaled", mutates_args=())
+    def scaled(x: Tensor, *, scale: float) -> Tensor:
+        return x * scale
+
+    @scaled.register_fake
+    def _(x: Tensor, *, scale: float) -> Tensor:
+        return x.new_empty(3)
+
+    samples = [opsmith.Make().call(torch.ones(2), scale=2.0)]
+    (failure,) = opsmith.check(scaled, samples=samples, effort="quick", only=["fake"]).failures
+    assert failure.replay is not None
+    assert "    opsmith.Make().call(torch.tensor([1.0, 1.0]), scale=2.0),\n" in failure.replay
+    with pytest.raises(AssertionError, match="fake-mismatch"):
+        run(failure.replay)
 
 
 DYING = ["linearity", "gradient", "determinism"]

@@ -259,13 +259,17 @@ def _given(subject: Subject) -> list[str]:
     for sample in subject.samples:
         if sample.origin:
             continue
-        args, _ = sample.arguments(sample.at())
+        args, named = sample.arguments(sample.at())
         adopted = subject.specification.adopted
         if adopted is not None and adopted.variadic:
             args = [*args[:-1], *args[-1]]
-        values += args
-        if all(map(writable, args)):
-            lines.append(f"    ({', '.join(map(written, args))}{',' if len(args) == 1 else ''}),")
+        every = [*args, *named.values()]
+        values += every
+        if all(map(writable, every)):
+            words = [*map(written, args), *(f"{name}={written(value)}" for name, value in named.items())]
+            sole = "," * (len(words) == 1)
+            call = f"opsmith.Make().call({', '.join(words)})" if named else f"({', '.join(words)}{sole})"
+            lines.append(f"    {call},")
     if not all(map(writable, values)) or sum(each.numel() for each in tensors_in(values)) > MOST_GIVEN:
         return ["samples = ...  # put in the samples that were given: they are too long to write here"]
     return [*imports(values), "samples = [", *lines, "]"]
