@@ -20,7 +20,7 @@ SOURCE = """
 #include <torch/csrc/autograd/custom_function.h>
 
 at::Tensor cube(const at::Tensor& x, double by, at::IntArrayRef size) {
-  return (x * x * x * by).contiguous();
+  return x * x * x * by;
 }
 
 struct Cube : torch::autograd::Function<Cube> {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import math
 from typing import Any
 
@@ -79,6 +80,15 @@ def test_an_operator_of_an_author_speaks_for_himself_from_compiled_code() -> Non
         return torch.ops.empties_compiled.pick(torch.empty(0))
 
     assert own_words(raised(call), call)
+
+
+def test_whoever_profiles_goes_on() -> None:
+    error = raised(OTHERS["an operation of torch"])
+    with cProfile.Profile() as profile:
+        assert not own_words(error, OTHERS["an operation of torch"])
+        math.sqrt(4)
+    names = {entry.code for entry in profile.getstats()}
+    assert "<built-in method math.sqrt>" in names
 
 
 class RowSoftmax(Function):

@@ -127,8 +127,16 @@ def _raising(again: Callable[[], Any], frame: FrameType, instruction: int) -> An
         with Overlooking():  # it has raised once already
             again()
     finally:
-        sys.setprofile(before)
+        _profile_on(before)
     return found[-1] if found else None
+
+
+def _profile_on(before: Any) -> None:
+    """Put back what profiled before; that of cProfile, no function in Python 3.11, has to start anew."""
+    if before is None or callable(before):
+        sys.setprofile(before)
+    else:
+        before.enable()
 
 
 def _is_known(called: Any) -> bool:
