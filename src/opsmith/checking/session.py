@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from opsmith import errors
 from opsmith.checking.brevity import BRIEF, briefly, remarks
 from opsmith.checking.effort import Effort, Level, effort_named
 from opsmith.checking.empties import failure_of
@@ -24,12 +27,15 @@ from opsmith.checking.selection import selected
 from opsmith.checking.subject import Subject
 from opsmith.checking.subjects import Samples, subject_of
 from opsmith.checking.variations import Variations, variations
+from opsmith.core.calls import shown
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 
 Progress = Callable[[str, int, int], None]
 
 
+# In a caller's inference mode there would be nothing to differentiate, but in the threads of `state`.
+@torch.inference_mode(mode=False)
 def check(
     operator: Any,
     *,
@@ -61,7 +67,7 @@ def check(
         MissingSamplesError: If there are no samples.
         SampleError: If a sample does not fit the operator's arguments.
         UsageError: If `operator` is none, a name in `only` or `skip` is no property, they leave nothing to
-            check, or `effort` is no level.
+            check, `effort` is no level, or `seed` no whole number that torch takes.
 
     Example:
         >>> import opsmith.ops
@@ -71,6 +77,7 @@ def check(
     wanted = selected(only, skip)
     level = effort if isinstance(effort, Effort) else effort_named(effort)
     limit_s = limit_of(isolate)
+    _refuse_seed(seed)
     loading = load_compiler() if only is None else 0.0  # one property alone may need none of it
     if limit_s:
         fallen = _fallen(operator, samples, seed, level, limit_s)
@@ -112,6 +119,22 @@ def check(
     ran = [name for name in PROPERTIES if found[name].status != "skipped"]
     about = {"inputs": inputs, "rejected": derived.rejected, "remarks": remarks(subject, ran)}
     return Report(subject.name, outcomes, seed, environment(), level.name, **about, loading=loading)
+
+
+SEEDS = range(-(2**32), 2**32)
+"""What torch takes, with room for the streams that are drawn apart from a seed."""
+
+
+def _refuse_seed(seed: Any) -> None:
+    """Refuse what no generator can be seeded with."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed not in SEEDS:
+        raise errors.UsageError(
+            "this is no seed",
+            argument="seed",
+            expected="a whole number from -2**32 to 2**32 - 1",
+            got=shown(seed),
+            mend="call `check(operator, seed=0)`",
+        )
 
 
 FIRST = ("randomness", "determinism", "effects", "state")
