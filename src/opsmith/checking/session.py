@@ -26,6 +26,7 @@ from opsmith.checking.running import few_threads, run
 from opsmith.checking.selection import selected
 from opsmith.checking.subject import Subject
 from opsmith.checking.subjects import Samples, subject_of
+from opsmith.checking.symmetry import DERIVATIVES, among_symmetric, remark
 from opsmith.checking.variations import Variations, variations
 from opsmith.core.calls import shown
 from opsmith.core.location import where
@@ -91,6 +92,7 @@ def check(
         refuse_isolation()
     with few_threads(level):
         derived, deaths = _derived(subject, limit_s)
+        smooth = subject if deaths else among_symmetric(subject)
     every = replace(subject, samples=(*subject.samples, *derived.samples))
     found: dict[str, Outcome] = {}
     for name in sorted(PROPERTIES, key=lambda name: name not in FIRST):
@@ -103,7 +105,8 @@ def check(
         else:
             known = PROPERTIES[name]
             some = every if known.varied else briefly(subject) if name in BRIEF else subject
-            found[name] = run(known, some, limit_s)
+            moved = smooth.symmetric if name in DERIVATIVES else frozenset()
+            found[name] = run(known, replace(some, symmetric=moved) if moved else some, limit_s)
     if progress is not None:
         progress("", len(found), len(PROPERTIES))
     before = found["forward"]
@@ -117,7 +120,11 @@ def check(
         outcomes = tuple(replayed(referred([found[name] for name in PROPERTIES]), every, run=replaying))
     inputs = tuple(map(str, every.samples))
     ran = [name for name in PROPERTIES if found[name].status != "skipped"]
-    about = {"inputs": inputs, "rejected": derived.rejected, "remarks": remarks(subject, ran)}
+    about = {
+        "inputs": inputs,
+        "rejected": derived.rejected,
+        "remarks": remarks(subject, ran) + remark(smooth),
+    }
     return Report(subject.name, outcomes, seed, environment(), level.name, **about, loading=loading)
 
 
