@@ -44,7 +44,7 @@ def vjp(
         ]
     if not pairs:
         return None
-    return list(
+    return dense(
         torch.autograd.grad(
             [result for result, _ in pairs],
             [leaves[place] for place in places],
@@ -52,6 +52,14 @@ def vjp(
             allow_unused=True,
         )
     )
+
+
+def dense(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradients as dense tensors: torch takes a sparse one of an input, as that of an embedding's table."""
+    return [
+        each.to_dense() if each is not None and each.layout is not torch.strided else each
+        for each in gradients
+    ]
 
 
 IN_PLACE = "leaf Variable that requires grad"

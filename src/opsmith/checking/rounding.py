@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.derivative import dense
 from opsmith.checking.difference import Difference, largest
 from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.nudging import nudged
@@ -188,8 +189,7 @@ def neighbours(flat: Sequence[Any], generator: torch.Generator) -> Iterator[list
 
 
 def _reached(element: Tensor, inputs: list[Tensor]) -> int:
-    gradients = torch.autograd.grad(element, inputs, retain_graph=True, allow_unused=True)
-    found: list[Tensor | None] = list(gradients)  # torch's types leave the None out
+    found = dense(torch.autograd.grad(element, inputs, retain_graph=True, allow_unused=True))
     return sum(int(gradient.count_nonzero()) for gradient in found if gradient is not None)
 
 
