@@ -23,6 +23,7 @@ from opsmith.surveying import Finding, survey
 from opsmith.surveying.finding import snake
 from opsmith.surveying.guessing import guesses, unguessable
 from opsmith.surveying.reading import Reading
+from opsmith.surveying.samples import guessed_samples
 
 VERDICTS = {
     "GradReverse": ("needs a word", ["`lambda_` is no tensor and has no type hint", "scaled or reversed"]),
@@ -251,3 +252,20 @@ def test_a_name_that_is_no_function_lists_those_that_are(name: str, says: str) -
     assert "`Outer.Inner`" in str(raised.value)
     with pytest.raises(errors.OperatorNotFoundError, match="defines no `autograd"):
         classes_of(sys.modules[Path.__module__])
+
+
+class EndlessBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return EndlessBackward.backward(ctx, grad)
+
+
+def test_a_guess_that_needs_no_gradient_is_no_way_around_a_backward_that_raises() -> None:
+    """Whole numbers run through the forward, and a plain number gives no tensor: neither says why."""
+    with pytest.raises(errors.MissingSamplesError) as raised:
+        guessed_samples(EndlessBackward, name="EndlessBackward", mend="")
+    assert "the one that came furthest ended in RecursionError" in str(raised.value)

@@ -459,3 +459,21 @@ def test_a_failure_names_the_samples_on_which_there_is_none() -> None:
     failure = report.failures[0]
     assert (failure.check, failure.cause) == ("gradient", "sign")
     assert failure.evidence["right on"] == "sample 0 (x [3, 4], factor=2.0)"
+
+
+class Twice(Function):
+    """Returns one tensor as two results."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y, y
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
+        return 2 * (first + second)
+
+
+def test_one_tensor_may_be_two_results() -> None:
+    report = opsmith.check(Twice, samples=[(torch.rand(3),)], only=["gradient", "backward_again"])
+    assert report.failures == (), str(report)

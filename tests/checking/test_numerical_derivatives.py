@@ -396,3 +396,17 @@ def test_a_gradient_that_differences_tell_in_part_is_passed_or_failed(factor: in
     report = opsmith.check(operator, samples=samples, only=["gradient"], effort="quick")
     (outcome,) = (each for each in report.outcomes if each.property == "gradient")
     assert outcome.status == status, str(report)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_a_gradient_that_is_no_number_in_any_sample_is_not_passed(number: float) -> None:
+    @opsmith.operator("numerical::odd")
+    def odd(x: Tensor) -> Tensor:
+        return x * x.sin()
+
+    odd.gradients(x=lambda grad, x: -grad * (x.sin() + x * x.cos()))  # of the other sign
+    report = opsmith.check(odd, samples=[(torch.full((3,), number),)], only=["gradient"], effort="quick")
+    (outcome,) = (each for each in report.outcomes if each.property == "gradient")
+    assert outcome.status == "skipped"
+    assert "nothing else says what it is" in outcome.reason
+    assert not report.passed_as_asked

@@ -206,3 +206,23 @@ def test_a_formula_in_numpy_says_that_it_cuts_the_graph() -> None:
     (failure,) = outcome(square, "second_order").failures
     assert (failure.input, failure.cause) == ("x", "second-order")
     assert "does not depend on `grad` as far as torch can see" in failure.message
+
+
+class KeepsSigmoid(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        s = torch.sigmoid(x)
+        ctx.save_for_backward(x, s)
+        return x * s
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        x, s = ctx.saved_tensors
+        return grad * (s + x * s * (1 - s))
+
+
+def test_what_a_forward_computed_and_saved_is_named_with_its_mend() -> None:
+    (failure,) = opsmith.check(KeepsSigmoid, samples=[(torch.randn(3),)], only=["second_order"]).failures
+    assert failure.cause == "second-order"
+    assert "kept, on `ctx` or by `save_for_backward`, and that is no result of it" in failure.message
+    assert "compute it again in the backward" in failure.message

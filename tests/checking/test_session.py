@@ -76,6 +76,35 @@ def test_an_unknown_property_is_an_error_that_lists_them(chosen: dict[str, list[
         opsmith.check(cube, samples=[(torch.ones(2),)], only=["weather"])
 
 
+@pytest.mark.parametrize("chosen", [{"only": 5}, {"only": [1]}, {"skip": [None]}])
+def test_what_is_no_name_of_a_property_is_an_error(chosen: dict[str, Any]) -> None:
+    with pytest.raises(errors.UsageError, match="`only` and `skip` take names of properties") as raised:
+        opsmith.check(cube, samples=[(torch.ones(2),)], **chosen)
+    assert 'mend: call `check(operator, only=["forward", "gradient"])`' in str(raised.value)
+
+
+@pytest.mark.parametrize("seed", ["1", 1.5, True, None, 2**32, -(2**32) - 1])
+def test_what_is_no_seed_is_an_error(seed: Any) -> None:
+    with pytest.raises(errors.UsageError, match="this is no seed") as raised:
+        opsmith.check(cube, samples=[(torch.ones(2),)], only=FAST, seed=seed)
+    assert "expected: a whole number from -2**32 to 2**32 - 1" in str(raised.value)
+
+
+@pytest.mark.parametrize("seed", [-1, -(2**32), 2**32 - 1])
+def test_every_whole_number_in_between_is_a_seed(seed: int) -> None:
+    assert opsmith.check(cube, samples=[(torch.rand(3),)], only=FAST, seed=seed).passed
+
+
+def test_a_check_sees_gradients_in_any_mode_of_its_caller() -> None:
+    options: Any = {"samples": [(torch.rand(3),)], "only": [*FAST, "state"]}
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            assert opsmith.check(cube, **options).passed_as_asked
+            assert [each.check for each in opsmith.check(half, **options).failures] == ["gradient"]
+            assert not torch.is_grad_enabled()
+        assert torch.is_grad_enabled()
+
+
 def test_what_was_left_out_is_skipped_and_says_so() -> None:
     outcomes = by_property(opsmith.check(cube, samples=[(torch.rand(3),)], only=["forward"]))
     assert list(outcomes) == list(PROPERTIES)

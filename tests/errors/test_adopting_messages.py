@@ -61,6 +61,12 @@ class ANumber(Function):
         return x * 2, 3
 
 
+class Sparse(Function):
+    @staticmethod
+    def forward(ctx: Any, x):  # type: ignore[no-untyped-def]
+        return x.to_sparse()
+
+
 DECLARING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "no name": (
         lambda: opsmith.adopt(Square),
@@ -120,6 +126,15 @@ DECLARING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         lambda: opsmith.adopt(ANumber, "refused::integer", samples=lambda: [(torch.ones(2),)]),
         errors.UnsupportedTypeError,
         ["`ANumber.forward` returns something that is no tensor", "got: int 3", "torch.as_tensor"],
+    ),
+    "result that is sparse": (
+        lambda: opsmith.check(Sparse, samples=[(torch.ones(2),)]),
+        errors.LayoutError,
+        [
+            "Sparse: `Sparse.forward` returns no strided dense tensor",
+            "got: torch.sparse_coo",
+            "`result.to_dense()`",
+        ],
     ),
     "reference of other arguments": (
         lambda: opsmith.adopt(Square, "refused::reference", reference=lambda: torch.ones(2)),

@@ -22,6 +22,7 @@ from opsmith import errors
 from opsmith.core.calls import shown
 from opsmith.core.location import where
 from opsmith.core.outputs import Outputs
+from opsmith.torch_library.effects import foreign_kind
 
 Shape = Any
 """What a structure is read from: "tensor", "optional", None, or a tuple of such."""
@@ -46,6 +47,7 @@ def outputs_of(
     Raises:
         MissingAnnotationError: If nothing says what it returns.
         UnsupportedTypeError: If it returns, or is said to return, what is no tensor.
+        LayoutError: If it returns a sparse, nested, quantised or mkldnn tensor.
         ResultTypeError: If it returns nothing.
     """
     if stated is not inspect.Signature.empty and _of_hint(stated) is _UNKNOWN:
@@ -107,6 +109,17 @@ def _of_run(run: Callable[[], tuple[int, Any]], function_class: Any, operator: s
 
 def _of_value(value: Any, function_class: type, operator: str) -> Shape:
     if isinstance(value, torch.Tensor):
+        foreign = foreign_kind(value)
+        if foreign is not None:
+            raise errors.LayoutError(
+                f"`{function_class.__qualname__}.forward` returns no strided dense tensor",
+                operator=operator,
+                argument="return",
+                expected="torch.strided",
+                got=foreign.name,
+                where=where(function_class.forward),  # type: ignore[attr-defined]  # a Function has one
+                mend=f"return `{foreign.mend.format('result')}`",
+            )
         return "tensor"
     if value is None:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.derivative import IN_PLACE, strided, with_gradient
+from opsmith.checking.derivative import IN_PLACE, dense, with_gradient
 from opsmith.checking.layouts import incoming
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
@@ -50,7 +50,7 @@ class Alive:
             grads: What comes in, for each open result.
             options: As of `torch.autograd.grad`.
         """
-        return strided(
+        return dense(
             torch.autograd.grad(
                 [self.results[at] for at in self.open],
                 [self.leaves[place] for place in self.places],
@@ -119,4 +119,4 @@ def answer(subject: Subject, sample: Sample, flat: Sequence[Any], places: Sequen
 
 def copies(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """Tensors as nobody can change them any more."""
-    return tuple(None if tensor is None else tensor.detach().clone() for tensor in tensors)
+    return tuple(None if tensor is None else tensor.detach().clone() for tensor in dense(tensors))

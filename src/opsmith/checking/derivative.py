@@ -12,6 +12,8 @@ from opsmith import errors
 from opsmith.checking.sample import is_inexact
 from opsmith.torch_library.effects import foreign_kind
 
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
 Results = Callable[[Sequence[Any]], Sequence[Tensor]]
 
 
@@ -49,7 +51,7 @@ def vjp(
         ]
     if not pairs:
         return None
-    return strided(
+    return dense(
         torch.autograd.grad(
             [result for result, _ in pairs],
             [leaves[place] for place in places],
@@ -59,17 +61,18 @@ def vjp(
     )
 
 
-def strided(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Gradients as they are, held to be strided dense tensors: torch lets others pass, which none compares.
+def dense(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradients as dense tensors: torch takes a sparse one of an input, as that of an embedding's table.
 
     Raises:
-        LayoutError: If one is sparse, nested or quantised.
+        LayoutError: If one is nested or quantised, which nothing is compared with.
 
     Example:
-        >>> strided([torch.ones(1), None])
+        >>> dense([torch.ones(1).to_sparse(), None])
         [tensor([1.]), None]
     """
-    for each in gradients:
+    found = [each.to_dense() if each is not None and each.layout in SPARSE else each for each in gradients]
+    for each in found:
         foreign = None if each is None else foreign_kind(each)
         if foreign is not None:
             raise errors.LayoutError(
@@ -78,7 +81,7 @@ def strided(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
                 got=foreign.name,
                 mend=f"return `{foreign.mend.format('gradient')}`",
             )
-    return list(gradients)
+    return found
 
 
 IN_PLACE = "leaf Variable that requires grad"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.derivative import strided, with_gradient
+from opsmith.checking.derivative import dense, with_gradient
 from opsmith.checking.diagnosis.comparable import alike
 from opsmith.checking.difference import Difference, form_fault, unequal
 from opsmith.checking.examples import replicas
@@ -90,8 +90,11 @@ class Runner:
         if not pairs or not self.places:
             return [None] * len(self.places)
         outputs, incoming = zip(*pairs, strict=True)
-        inputs = [leaves[place] for place in self.places]
-        return strided(torch.autograd.grad(outputs, inputs, incoming, allow_unused=True))
+        return dense(
+            torch.autograd.grad(
+                outputs, [leaves[place] for place in self.places], incoming, allow_unused=True
+            )
+        )
 
 
 def _bare(output: Tensor | None) -> Tensor | None:

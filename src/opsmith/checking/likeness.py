@@ -200,6 +200,17 @@ def _orthogonal(given: Tensor, shape: Shape, generator: torch.Generator) -> Tens
     return made
 
 
+def is_symmetric(tensor: Tensor) -> bool:
+    """Whether a tensor holds symmetric matrices, or Hermitian ones, of more than one element.
+
+    Example:
+        >>> is_symmetric(torch.eye(2)), is_symmetric(torch.ones(2, 3)), is_symmetric(torch.ones(2).diag(1))
+        (True, False, False)
+    """
+    given = tensor.detach()
+    return _square(given, given.shape) and given.numel() > 0 and _close(given, given.mH)
+
+
 def _symmetric(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:
     if not _square(given, shape) or shape[-1] != shape[-2] or not _close(given, given.mH):
         return None

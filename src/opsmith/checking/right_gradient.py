@@ -129,7 +129,9 @@ class RightGradient:
         """Whether anything says what the gradient by an input is, in one element at least."""
         if not self.sample.flat[place].numel():
             return False
-        return self.trusted(place, probe) or self.numerical(place, probe).tells
+        if self.trusted(place, probe):
+            return bool(self.through_reference(place, probe).isfinite().any())
+        return self.numerical(place, probe).tells
 
     def _glanced(self, place: int, probe: Probe, found: Tensor) -> bool:
         """Whether a glance is allowed, and bears out what autograd gives: a full look follows where not."""

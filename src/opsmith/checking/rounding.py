@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.derivative import strided
+from opsmith.checking.derivative import dense
 from opsmith.checking.difference import Difference, largest
 from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.nudging import nudged
@@ -200,7 +200,7 @@ def neighbours(flat: Sequence[Any], generator: torch.Generator) -> Iterator[list
 
 
 def _reached(element: Tensor, inputs: list[Tensor]) -> int:
-    found = strided(torch.autograd.grad(element, inputs, retain_graph=True, allow_unused=True))
+    found = dense(torch.autograd.grad(element, inputs, retain_graph=True, allow_unused=True))
     return sum(int(gradient.count_nonzero()) for gradient in found if gradient is not None)
 
 

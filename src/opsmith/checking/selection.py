@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 from opsmith import errors
 from opsmith.checking.properties import GROUPS, PROPERTIES
+from opsmith.core.calls import shown
 
 
 def selected(only: Iterable[str] | None, skip: Iterable[str] | None) -> frozenset[str]:
@@ -17,7 +19,7 @@ def selected(only: Iterable[str] | None, skip: Iterable[str] | None) -> frozense
         skip: As of `check`.
 
     Raises:
-        UsageError: If a name is no property, or nothing is left.
+        UsageError: If a name is no property or no string, or nothing is left.
 
     Example:
         >>> sorted(selected(["forward", "integration"], ["compile", "export", "opcheck"]))
@@ -38,7 +40,7 @@ def selected(only: Iterable[str] | None, skip: Iterable[str] | None) -> frozense
 def _known(names: Iterable[str] | None) -> frozenset[str] | None:
     if names is None:
         return None
-    given = [names] if isinstance(names, str) else names
+    given = _names(names)
     found = frozenset(each for name in given for each in GROUPS.get(name, (name,)))
     unknown = sorted(found - set(PROPERTIES))
     if unknown:
@@ -50,3 +52,16 @@ def _known(names: Iterable[str] | None) -> frozenset[str] | None:
             mend=f"write `{close[0]}`" if close else "take one of those names for `only` or `skip`",
         )
     return found
+
+
+def _names(given: Any) -> list[str]:
+    """The names that a caller gives, in a list or alone."""
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else None
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise errors.UsageError(
+            "`only` and `skip` take names of properties",
+            expected="a list of strings",
+            got=shown(given),
+            mend='call `check(operator, only=["forward", "gradient"])`',
+        )
+    return names

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from opsmith import errors
 from opsmith.checking.brevity import BRIEF, briefly, remarks
 from opsmith.checking.effort import Effort, Level, effort_named
 from opsmith.checking.empties import failure_of
@@ -23,13 +26,17 @@ from opsmith.checking.running import few_threads, run
 from opsmith.checking.selection import selected
 from opsmith.checking.subject import Subject
 from opsmith.checking.subjects import Samples, subject_of
+from opsmith.checking.symmetry import DERIVATIVES, among_symmetric, remark
 from opsmith.checking.variations import Variations, variations
+from opsmith.core.calls import shown
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 
 Progress = Callable[[str, int, int], None]
 
 
+# In a caller's inference mode there would be nothing to differentiate, but in the threads of `state`.
+@torch.inference_mode(mode=False)
 def check(
     operator: Any,
     *,
@@ -61,7 +68,7 @@ def check(
         MissingSamplesError: If there are no samples.
         SampleError: If a sample does not fit the arguments, or holds or gives what cannot be compared.
         UsageError: If `operator` is none, a name in `only` or `skip` is no property, they leave nothing to
-            check, or `effort` is no level.
+            check, `effort` is no level, or `seed` no whole number that torch takes.
 
     Example:
         >>> import opsmith.ops
@@ -71,6 +78,7 @@ def check(
     wanted = selected(only, skip)
     level = effort if isinstance(effort, Effort) else effort_named(effort)
     limit_s = limit_of(isolate)
+    _refuse_seed(seed)
     loading = load_compiler() if only is None else 0.0  # one property alone may need none of it
     if limit_s:
         fallen = _fallen(operator, samples, seed, level, limit_s)
@@ -84,6 +92,7 @@ def check(
         refuse_isolation()
     with few_threads(level):
         derived, deaths = _derived(subject, limit_s)
+        smooth = subject if deaths else among_symmetric(subject)
     every = replace(subject, samples=(*subject.samples, *derived.samples))
     found: dict[str, Outcome] = {}
     for name in sorted(PROPERTIES, key=lambda name: name not in FIRST):
@@ -96,7 +105,8 @@ def check(
         else:
             known = PROPERTIES[name]
             some = every if known.varied else briefly(subject) if name in BRIEF else subject
-            found[name] = run(known, some, limit_s)
+            moved = smooth.symmetric if name in DERIVATIVES else frozenset()
+            found[name] = run(known, replace(some, symmetric=moved) if moved else some, limit_s)
     if progress is not None:
         progress("", len(found), len(PROPERTIES))
     before = found["forward"]
@@ -110,8 +120,28 @@ def check(
         outcomes = tuple(replayed(referred([found[name] for name in PROPERTIES]), every, run=replaying))
     inputs = tuple(map(str, every.samples))
     ran = [name for name in PROPERTIES if found[name].status != "skipped"]
-    about = {"inputs": inputs, "rejected": derived.rejected, "remarks": remarks(subject, ran)}
+    about = {
+        "inputs": inputs,
+        "rejected": derived.rejected,
+        "remarks": remarks(subject, ran) + remark(smooth),
+    }
     return Report(subject.name, outcomes, seed, environment(), level.name, **about, loading=loading)
+
+
+SEEDS = range(-(2**32), 2**32)
+"""What torch takes, with room for the streams that are drawn apart from a seed."""
+
+
+def _refuse_seed(seed: Any) -> None:
+    """Refuse what no generator can be seeded with."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed not in SEEDS:
+        raise errors.UsageError(
+            "this is no seed",
+            argument="seed",
+            expected="a whole number from -2**32 to 2**32 - 1",
+            got=shown(seed),
+            mend="call `check(operator, seed=0)`",
+        )
 
 
 FIRST = ("randomness", "determinism", "effects", "state")

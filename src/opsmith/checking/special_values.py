@@ -18,11 +18,14 @@ class Group:
         values: The values.
         finite: Whether gradients are held there: arithmetic with infinities and nan, and where squares or
             their reciprocals overflow, differs between implementations that are as good.
+        everywhere: Whether a value fills a row, and then the whole input. Then much is equal, and what is
+            right for each element alone need not be so: gradients are held to be finite, and no more.
     """
 
     name: str
     values: tuple[float, ...]
     finite: bool = True
+    everywhere: bool = False
 
 
 def groups(dtype: torch.dtype, boundaries: Sequence[float]) -> list[Group]:
@@ -35,6 +38,7 @@ def groups(dtype: torch.dtype, boundaries: Sequence[float]) -> list[Group]:
     info = torch.finfo(dtype)
     found = [
         Group("zeros", (0.0, -0.0)),
+        Group("nothing but zeros", (0.0,), everywhere=True),
         Group("small whole numbers and halves", (1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0)),
         Group("values further out", (-6.5, 6.5, 11.0, -11.0, 27.0, -27.0)),
         Group("large values", (100.0, -100.0, 1000.0, -1000.0)),
@@ -52,18 +56,22 @@ def groups(dtype: torch.dtype, boundaries: Sequence[float]) -> list[Group]:
 
 
 def placed(
-    value: Tensor, numbers: Sequence[float], generator: torch.Generator
+    value: Tensor, group: Group, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, dict[int, float]]]:
     """A tensor with some numbers in place of at most half of its elements, as often as that takes.
 
     Args:
         value: The tensor; of a complex one the numbers become the real part.
-        numbers: The numbers.
+        group: The numbers; those that stand everywhere fill the first row, and then all of it.
         generator: Source of the positions.
 
     Yields:
         The tensor, and which number stands at which position.
     """
+    if group.everywhere:
+        yield from _filled(value, group.values)
+        return
+    numbers = group.values
     count = value.numel()
     slots = max(1, count // 2)
     for start in range(0, len(numbers), slots):
@@ -73,3 +81,13 @@ def placed(
         for position, number in zip(positions, some, strict=True):
             other.view(-1)[position] = number
         yield other, dict(zip(positions, some, strict=True))
+
+
+def _filled(value: Tensor, numbers: Sequence[float]) -> Iterator[tuple[Tensor, dict[int, float]]]:
+    count = value.numel()
+    row = value.shape[-1] if value.dim() else 1
+    for number in numbers:
+        for end in dict.fromkeys((row, count)):
+            other = value.clone(memory_format=torch.contiguous_format)
+            other.view(-1)[:end] = number
+            yield other, dict.fromkeys(range(end), number)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.derivative import with_gradient
+from opsmith.checking.derivative import dense, with_gradient
 from opsmith.checking.differentiated import differentiated
 from opsmith.checking.followed import called
 from opsmith.checking.layouts import incoming
@@ -140,10 +140,10 @@ def _backward(
     inputs = [value for each in wanted for value in each]
     if not pairs or not inputs:
         return [[] for _ in results]
-    every: Sequence[Tensor | None] = torch.autograd.grad(
+    every = torch.autograd.grad(
         [value for value, _ in pairs], inputs, [grad for _, grad in pairs], allow_unused=True
     )
-    found = iter(every)
+    found = iter(dense(every))
     return [
         [torch.zeros_like(value) if grad is None else grad for value, grad in zip(each, found, strict=False)]
         for each in wanted

@@ -48,6 +48,7 @@ class Subject:
         apply: What is called in the operator's place, with the same arguments: a class's own `apply`, or the
             operator of torch.library.
         shown_as: How the report calls it, if not by the operator's name.
+        symmetric: Labels of the inputs that are made symmetric before it sees them (see `symmetry`).
     """
 
     specification: Specification
@@ -57,6 +58,7 @@ class Subject:
     operator: Operator[..., Any] | None = None
     apply: Callable[..., Any] | None = None
     shown_as: str | None = None
+    symmetric: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -138,7 +140,7 @@ class Subject:
             WrongFormError: If a class returns another structure than it did before.
         """
         with self.seeded():
-            args, kwargs = sample.arguments(_own_generators(flat))
+            args, kwargs = sample.arguments(_own_generators(self._symmetrised(sample, flat)))
             returned = self.called(args, kwargs)
         adopted = self.specification.adopted
         if adopted is not None:  # its results may lie in tuples inside of tuples
@@ -152,8 +154,14 @@ class Subject:
     ) -> list[Tensor]:
         """All results of the reference, or of a function in its place, as plain PyTorch: hidden ones too."""
         with self.seeded():
-            args, kwargs = sample.arguments(_own_generators(flat))
+            args, kwargs = sample.arguments(_own_generators(self._symmetrised(sample, flat)))
             return self._listed((function or self.specification.reference)(*args, **kwargs))
+
+    def _symmetrised(self, sample: Sample, flat: Sequence[Any]) -> Sequence[Any]:
+        if not self.symmetric:
+            return flat
+        pairs = zip(sample.labels, flat, strict=True)
+        return [(value + value.mH) / 2 if label in self.symmetric else value for label, value in pairs]
 
     def kernel(self, sample: Sample, flat: Sequence[Any], function: Callable[..., Any]) -> list[Tensor]:
         """All results of a kernel, hidden ones too, held to the contract of kernels.

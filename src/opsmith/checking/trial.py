@@ -50,6 +50,17 @@ class Trial:
         """How messages call the input."""
         return self.sample.labels[self.place]
 
+    @property
+    def listed(self) -> str:
+        """The special values, one after the other."""
+        values = dict.fromkeys(self.where.values()) if self.group.everywhere else self.where.values()
+        return ", ".join(f"{value:g}" for value in values)
+
+    @property
+    def filled(self) -> str:
+        """How much of the input special values fill that stand everywhere in it."""
+        return "all" if len(self.where) == self.flat[self.place].numel() else "a row"
+
     def fresh(self) -> list[Any]:
         """The arguments, which a call may write into."""
         return [value.clone() if isinstance(value, Tensor) else value for value in self.flat]

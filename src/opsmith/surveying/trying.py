@@ -100,7 +100,9 @@ class Trials:
     @property
     def mistake(self) -> Stop | None:
         """A stop that no other arguments would mend: a clear one, or the same one for all that was tried."""
-        clear = [stop for stop in self.stops if stop.is_mistake]
+        # What comes of a guess that never gets as far as another did is of that guess.
+        reached = [stop for stop in self.stops if stop.method == "backward"]
+        clear = [stop for stop in reached or self.stops if stop.is_mistake]
         if clear:
             return clear[0]
         same = len({stop.text for stop in self.stops}) == 1 and self.tried >= ENOUGH
@@ -141,8 +143,9 @@ def tried(reading: Reading, seed: int, seconds: float, wanted: int = 1) -> Trial
         late = bool(stops) and stops[-1].method == "backward" and stops[-1].is_mistake
         if len(ran) >= wanted or late or count >= TRIES or time.perf_counter() > end:
             break
-    late = any(stop.method == "backward" and stop.is_mistake for stop in stops)
-    return Trials(tuple((ran or ({} if late else without)).values()), tuple(stops), count)
+    # Where a backward was reached and raised, calls that have none say nothing of the class.
+    reached = any(stop.method == "backward" for stop in stops)
+    return Trials(tuple((ran or ({} if reached else without)).values()), tuple(stops), count)
 
 
 Outcome = Literal["gradients", "no gradient", "not finite"]

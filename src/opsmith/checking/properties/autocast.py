@@ -23,7 +23,7 @@ from opsmith.checking.casting import (
     state,
 )
 from opsmith.checking.causes import UNKNOWN
-from opsmith.checking.derivative import vjp
+from opsmith.checking.derivative import dense, vjp
 from opsmith.checking.difference import Difference, form_fault
 from opsmith.checking.differentiated import differentiated, rule_place
 from opsmith.checking.followed import called
@@ -199,11 +199,13 @@ def _backward(
     labels = ", ".join(sample.labels[place] for place in places)
     try:
         with quiet():
-            found = torch.autograd.grad(
-                [each for each, _ in pairs],
-                [leaves[place] for place in places],
-                [grad for _, grad in pairs],
-                allow_unused=True,
+            found = dense(
+                torch.autograd.grad(
+                    [each for each, _ in pairs],
+                    [leaves[place] for place in places],
+                    [grad for _, grad in pairs],
+                    allow_unused=True,
+                )
             )
     except NotImplementedError as error:
         seen.refused[first_line(error)] = None

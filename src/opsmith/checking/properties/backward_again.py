@@ -185,9 +185,7 @@ def _changed_by_hooks(ask: Ask) -> Gradients:
     """Hooks on the results that double what comes in."""
     call = ask.call()
     results, grads = _results(ask, call)
-    for result in {
-        id(result): result for result in results
-    }.values():  # one that is returned twice gets one hook
+    for result in {id(each): each for each in results}.values():  # a class may return one tensor twice
         result.register_hook(_doubled)
     leaves = [call.leaves[place] for place in ask.places]
     return copies(torch.autograd.grad(results, leaves, grads, allow_unused=True))

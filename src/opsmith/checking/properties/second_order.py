@@ -119,8 +119,8 @@ def _failure(
 
 CUT = (
     "Something that the gradient depends on is hidden from autograd, as by `.detach()`, `.data`, NumPy, "
-    "`no_grad`, or a value that the forward computed and left on `ctx`; or what is used has a wrong backward "
-    "of its own"
+    "`no_grad`, or a value that the forward computed and kept, on `ctx` or by `save_for_backward`, and that "
+    "is no result of it: compute it again in the backward; or what is used has a wrong backward of its own"
 )
 
 

@@ -138,7 +138,7 @@ def _group(
 ) -> Findings:
     label = sample.labels[place]
     generator = subject.generator()
-    for other, where in placed(sample.at(dtype)[place], group.values, generator):
+    for other, where in placed(sample.at(dtype)[place], group, generator):
         if label in seen.wrong:
             return
         flat = [other if at == place else value for at, value in enumerate(sample.at(dtype))]
@@ -160,8 +160,7 @@ def _trial(trial: Trial, open_: Sequence[int]) -> Findings:
         return
     except Exception as error:
         refuse_own(error)
-        values = ", ".join(f"{value:g}" for value in trial.where.values())
-        yield Note(f"the operator rejects `{trial.label}` with {trial.group.name} in it ({values})")
+        yield Note(f"the operator rejects `{trial.label}` with {trial.group.name} in it ({trial.listed})")
         return
     yield from _written(trial, given)
     if not subject.foreign and not subject.own_code:
@@ -184,7 +183,7 @@ def _written(trial: Trial, given: Sequence[Any]) -> Findings:
             subject.call(sample, ordinary)
         if not same_bits(ordinary[place], sample.at(trial.dtype)[place]):
             return
-        label, values = sample.labels[place], ", ".join(f"{value:g}" for value in trial.where.values())
+        label, values = sample.labels[place], trial.listed
         message = (
             f"it writes into `{label}` where `{trial.label}` has {trial.group.name} in it ({values}), and at "
             "ordinary values it does not: write into a clone"
@@ -283,6 +282,8 @@ def _suspects(trial: Trial, place: int, got: Tensor, right: tuple[Tensor, Tensor
         if trial.dtype != torch.float64:  # digits are held in float64
             odd &= ~got.isfinite().reshape(-1)
         special = []
+    if trial.group.everywhere:
+        odd, special = odd & ~got.isfinite().reshape(-1), []
     return [*dict.fromkeys([*odd.nonzero().flatten().tolist(), *special])][:MOST_SUSPECTS]
 
 
@@ -353,7 +354,11 @@ def _failure(
     nan = not bool(got.reshape(-1)[at].isfinite())
     elementwise = place in (None, trial.place) and wrong.shape == trial.flat[trial.place].shape
     special = [_shown(trial.where[p]) for p in places if p in trial.where]
-    if elementwise and special:
+    values = ", ".join(f"{_shown(v)} at {p}" for p, v in trial.where.items())
+    if trial.group.everywhere:
+        condition = f"{trial.filled} of `{trial.label}` is {trial.listed}"
+        values = f"{trial.listed} in {trial.filled} of it"
+    elif elementwise and special:
         condition = f"`{trial.label}` is {' or '.join(dict.fromkeys(special))}"
     else:
         condition = f"`{trial.label}` holds {' or '.join(_shown(value) for value in trial.where.values())}"
@@ -363,7 +368,7 @@ def _failure(
     cause = "nan" if nan else "region" if place is not None else "kernel-mismatch"
     evidence = {
         "sample": named(sample, trial.dtype, CPU),
-        "values": ", ".join(f"{_shown(v)} at {p}" for p, v in trial.where.items()),
+        "values": values,
         "index": index,
         "got": got.reshape(-1)[at].item(),
         "expected": expected.reshape(-1)[at].item(),

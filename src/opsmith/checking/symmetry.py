@@ -1,0 +1,86 @@
+"""Inputs that are symmetric matrices, of which one triangle is read, as a Cholesky decomposition reads it.
+
+Of such a function differences by one element say how it depends on the triangle that it reads, and a right
+gradient says how it depends on a symmetric matrix. Both are the same once the matrix is moved as a whole:
+what comes in is made symmetric first, so that every derivative is taken among symmetric matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.likeness import is_symmetric
+from opsmith.checking.mistakes import Overlooking
+from opsmith.checking.sample import Sample
+from opsmith.checking.subject import Subject
+
+DERIVATIVES = frozenset({"gradient", "values", "forward_mode", "second_order"})
+"""Properties that compare derivatives with differences."""
+
+
+def among_symmetric(subject: Subject) -> Subject:
+    """The same, with those of its inputs made symmetric of which one triangle is read.
+
+    Args:
+        subject: What is under check.
+
+    Example:
+        >>> import opsmith.ops
+        >>> from opsmith.checking.effort import EFFORTS
+        >>> from opsmith.checking.subjects import subject_of
+        >>> among_symmetric(subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])).symmetric
+        frozenset()
+    """
+    labels = set[str]()
+    if not subject.draws:
+        every = [_of_one_triangle(subject, sample) for sample in subject.samples]
+        labels = set.intersection(*every)
+    return replace(subject, symmetric=frozenset(labels)) if labels else subject
+
+
+def remark(subject: Subject) -> tuple[str, ...]:
+    """What a report has to say of it."""
+    if not subject.symmetric:
+        return ()
+    names = ", ".join(f"`{label}`" for label in sorted(subject.symmetric))
+    return (
+        f"derivatives by {names} are those among symmetric matrices: every sample has one there, of which "
+        "one triangle alone is read",
+    )
+
+
+def _of_one_triangle(subject: Subject, sample: Sample) -> set[str]:
+    """Labels of a sample's symmetric matrices of which one triangle is read."""
+    return {
+        sample.labels[place]
+        for place in sample.inexact
+        if is_symmetric(sample.flat[place]) and _reads_one(subject, sample, place)
+    }
+
+
+def _reads_one(subject: Subject, sample: Sample, place: int) -> bool:
+    wide = sample.at(torch.float64)
+
+    def results(value: Tensor) -> list[Any]:
+        flat = [value if at == place else each for at, each in enumerate(wide)]
+        return subject.reference(sample, flat)
+
+    # Suppressed, since what it raises for a matrix that is not symmetric says that it reads all of it.
+    with Overlooking(), torch.no_grad():
+        matrix = wide[place]
+        whole = results(matrix)
+        return _same(whole, results(matrix + matrix.triu(1))) or _same(
+            whole, results(matrix + matrix.tril(-1))
+        )
+    return False
+
+
+def _same(some: list[Any], others: list[Any]) -> bool:
+    return len(some) == len(others) and all(
+        torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else one is other
+        for one, other in zip(some, others, strict=True)
+    )
