@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -38,6 +41,8 @@ def refusing(error: BaseException | None) -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Kernels that tests build are kept apart from the user's own, from one run to the next.
+    os.environ.setdefault("OPSMITH_CACHE", f"{tempfile.gettempdir()}/opsmith-tests-{getpass.getuser()}")
     # torch says this of the caches on disk, which are off then.
     config.addinivalue_line("filterwarnings", "ignore:dynamo_pgo force disabled:UserWarning")
 

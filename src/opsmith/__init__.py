@@ -60,7 +60,14 @@ def _module() -> Any:
     return module_of
 
 
+def _build_kernel() -> Any:
+    from opsmith.kernels.building import build_kernel
+
+    return build_kernel
+
+
 connect_face("module", _module)
+connect_face("build_kernel", _build_kernel)
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from opsmith import errors
 
@@ -31,3 +32,25 @@ def conservative() -> bool:
             mend=f"set {CONSERVATIVE}=1, or unset it",
         )
     return said == "1"
+
+
+CACHE = "OPSMITH_CACHE"
+"""The variable that names the directory in which built kernels are kept."""
+COMPILER = "CXX"
+"""The variable that names the C++ compiler, as build systems have it: a program, and options after it."""
+
+
+def cache_directory() -> Path:
+    """Where built kernels are kept: what `OPSMITH_CACHE` names, or `opsmith` in the user's own cache."""
+    named = os.environ.get(CACHE, "")
+    if named:
+        return Path(named).absolute()
+    if os.name == "nt":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "opsmith" / "cache"
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if home else Path.home() / ".cache") / "opsmith"
+
+
+def compiler() -> str:
+    """What `CXX` names; empty where it names nothing."""
+    return os.environ.get(COMPILER, "").strip()

@@ -9,7 +9,9 @@ from __future__ import annotations
 __all__ = [
     "AliasError",
     "ArgumentError",
+    "CacheError",
     "CapturedTensorError",
+    "CompileError",
     "DefaultError",
     "DeviceNameError",
     "FormulaError",
@@ -27,6 +29,9 @@ __all__ = [
     "InitializerError",
     "IntegerResultError",
     "KernelDtypeError",
+    "KernelError",
+    "KernelSignatureError",
+    "KernelSourceError",
     "LayoutError",
     "MissingAnnotationError",
     "MissingExtraError",
@@ -55,6 +60,7 @@ __all__ = [
     "ShapePatternError",
     "SignatureMismatchError",
     "SizeError",
+    "ToolchainError",
     "TransformError",
     "UnknownInputError",
     "UnknownResultError",
@@ -311,3 +317,27 @@ class PlacementError(OpsmithError, NotImplementedError):
 
 class TransformError(OpsmithError, NotImplementedError):
     """A transform, of `torch.func` or of a compiler, that this operator does not support."""
+
+
+class CacheError(OpsmithError, RuntimeError):
+    """What is built from a kernel's source can be kept nowhere, or not where nobody else can change it."""
+
+
+class CompileError(OpsmithError, RuntimeError):
+    """A compiler refuses the source of a kernel."""
+
+
+class ToolchainError(OpsmithError, RuntimeError):
+    """No compiler is found for a kernel's source, or it does not run."""
+
+
+class KernelSourceError(OpsmithError, ValueError):
+    """The source of a kernel cannot be read, or has no such function."""
+
+
+class KernelSignatureError(OpsmithError, TypeError):
+    """The parameters of a C++ kernel are not the operator's arguments and results."""
+
+
+class KernelError(OpsmithError, RuntimeError):
+    """A kernel threw an exception."""

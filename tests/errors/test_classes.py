@@ -33,6 +33,9 @@ def named_in(path: Path, callee: str) -> set[str]:
 
 RAISED = {name for path in ROOT.rglob("*.py") for name in named_in(path, "errors")}
 TESTED = {name for path in HERE.glob("test_*.py") for name in named_in(path, "says")}
+BUILDING = [path for folder in ("build", "kernels") for path in (HERE.parent / folder).glob("test_*.py")]
+"""Tests of kernels that are built, beside which those of their messages stand."""
+TESTED |= {name for path in BUILDING for name in named_in(path, "pytest.raises")}
 CLASSES = sorted(set(errors.__all__) - {"OpsmithError"})
 
 

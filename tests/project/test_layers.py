@@ -18,7 +18,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("config", "init"),
     ("core",),
     ("torch_library", "build"),
-    ("declaring",),
+    ("declaring", "kernels"),
     ("adopting",),
     ("locating",),
     FACES,

@@ -15,7 +15,6 @@ from opsmith.checking.effort import EFFORTS, Effort
 from opsmith.checking.misfits import WrongCountError, WrongFormError, in_words
 from opsmith.checking.mistakes import Overlooking, calls_operator
 from opsmith.checking.sample import Sample, is_inexact
-from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
@@ -219,7 +218,7 @@ class Subject:
 
     def runs_at(self, flat: Sequence[Any]) -> str:
         """`file:line` of what computes a call: the kernel that takes it, or the reference."""
-        accepted = choose(self.specification.kernels, tensors_in(list(flat)))[0]
+        accepted = choose(self.specification.kernels, list(flat))[0]
         return accepted.kernel.where if accepted else self.specification.where
 
     def visible(self, sample: Sample, every: list[Tensor]) -> list[Tensor]:

@@ -13,6 +13,7 @@ from opsmith import __version__
 
 COMMANDS = {
     "adopt": "opsmith.cli.adopt",
+    "cache": "opsmith.cli.cache",
     "check": "opsmith.cli.check",
     "doctor": "opsmith.cli.doctor",
     "tour": "opsmith.cli.tour",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable
+from os import PathLike
 from typing import Any, Self, TypeVar, overload
 
 from opsmith import errors
 from opsmith.core.attaching import check_attached
 from opsmith.core.calls import shown
+from opsmith.core.faces import face
 from opsmith.core.gradients import GradientRules, Rule, formula_rules, joint_rules
-from opsmith.core.kernels import Kernel, check_device, dtypes_of
+from opsmith.core.kernels import BuiltKernel, Kernel, check_device, dtypes_of
 from opsmith.core.location import where
 from opsmith.core.samples import Samples
 from opsmith.core.specification import Specification
@@ -202,19 +205,49 @@ class Aspects:
     def kernel(self, device: str, /, *, dtypes: Any = None) -> Callable[[F], F]: ...
     @overload
     def kernel(self, device: str, function: Callable[..., Any], /, *, dtypes: Any = None) -> Self: ...
+    @overload
     def kernel(
-        self, device: str, function: Callable[..., Any] | None = None, /, *, dtypes: Any = None
+        self, device: str, /, *, cpp: str, entry: str | None = None, dtypes: Any = None, strict: bool = False
+    ) -> Self: ...
+    @overload
+    def kernel(
+        self,
+        device: str,
+        /,
+        *,
+        cpp_file: str | PathLike[str],
+        entry: str | None = None,
+        dtypes: Any = None,
+        strict: bool = False,
+    ) -> Self: ...
+    def kernel(
+        self,
+        device: str,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        dtypes: Any = None,
+        cpp: str | None = None,
+        cpp_file: str | PathLike[str] | None = None,
+        entry: str | None = None,
+        strict: bool = False,
     ) -> Any:
         """Give a kernel for one type of device: a function that computes what the reference does, faster.
 
         Args:
             device: Device type: `cpu`, `cuda`, `mps`, ...
             function: Takes and returns what the reference does. Without it, `kernel` is a decorator.
-            dtypes: dtypes that it takes; all by default. Others run the reference: `explain` tells.
+            dtypes: dtypes that it takes; all by default, for a template in C++ float32 and float64. Others
+                run the reference: `explain` tells.
+            cpp: The kernel in C++: a function whose parameters are the arguments and then the results.
+            cpp_file: A file that holds it, beside the one that calls this.
+            entry: Name of the function in C++; by default the operator's own.
+            strict: Whether it is an error that the kernel cannot be built here.
 
         Raises:
             DeviceNameError: If torch knows no such device type.
             NotAFunctionError: If the kernel cannot be called as the operator is.
+            KernelSourceError, KernelDtypeError: If the source, or a dtype, is none for C++.
 
         Example:
             >>> @opsmith.operator("demo::negate")
@@ -227,18 +260,46 @@ class Aspects:
         if self._specification.own is not None:
             raise self._own_stays("kernels", "register it with `torch.library.impl`")
         chosen = None if dtypes is None else dtypes_of(dtypes, self.name)
+        if not (cpp is cpp_file is entry is None and not strict):
+            frame = inspect.currentframe()
+            built = face("build_kernel")(
+                self,
+                device,
+                frame=None if frame is None else frame.f_back,
+                function=function,
+                dtypes=chosen,
+                cpp=cpp,
+                cpp_file=cpp_file,
+                entry=entry,
+                strict=strict,
+            )
+            self._attach_kernel(Kernel(device, built))
+            return self
 
         def attach(function: F) -> F:
             self._check_attached(function, f"the kernel for {device}")
-            kernel = Kernel(device, function, chosen)
-            others = [k for k in self._specification.kernels if (k.device, k.dtypes) != (device, chosen)]
-            self._replace(kernels=(kernel, *others))
+            self._attach_kernel(Kernel(device, function, chosen))
             return function
 
         if function is None:
             return attach
         attach(function)
         return self
+
+    def reload(self) -> Self:
+        """Read the sources of kernels again; those that changed are built anew at the next call.
+
+        Raises:
+            KernelSourceError: If a source cannot be read; then the kernels stay as they are.
+        """
+        for kernel in self._specification.kernels:
+            if isinstance(kernel.function, BuiltKernel):
+                kernel.function.reload()
+        return self
+
+    def _attach_kernel(self, kernel: Kernel) -> None:
+        others = [each for each in self._specification.kernels if each.identity != kernel.identity]
+        self._replace(kernels=(kernel, *others))
 
     def fake(self, function: F) -> F:
         """Give the fake kernel: same arguments, returns empty tensors of the right shape, dtype and device.

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from opsmith.core.answers import NotImplementedGradient, Zero
-from opsmith.core.calls import tensors_in
 from opsmith.core.formula import Formula
 from opsmith.core.gradients import NEEDED
 from opsmith.core.kernels import choose
@@ -106,4 +105,4 @@ def takes_kernel(specification: Specification, values: list[Any]) -> bool:
     """Whether a kernel takes a call with these values, the author's or an adopted operator's own."""
     if specification.own is not None:
         return True
-    return bool(specification.kernels) and choose(specification.kernels, tensors_in(values))[0] is not None
+    return bool(specification.kernels) and choose(specification.kernels, values)[0] is not None

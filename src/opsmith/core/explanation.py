@@ -10,7 +10,7 @@ from opsmith.core.answers import NonDifferentiable
 from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_again, runs_ordinary
 from opsmith.core.calls import tensors_in
 from opsmith.core.formula import Formula
-from opsmith.core.kernels import choose
+from opsmith.core.kernels import BuiltKernel, choose
 from opsmith.core.location import where
 from opsmith.core.specification import Specification
 
@@ -30,6 +30,7 @@ class Explanation:
         recomputes: Whether the backward runs the reference, or the stand-in, to derive a gradient.
         notes: What the runs of an adopted class have shown.
         own_autograd: Whether an adopted operator differentiates itself.
+        copies: What the kernel copies, as it takes another layout.
     """
 
     operator: str
@@ -42,10 +43,12 @@ class Explanation:
     recomputes: bool
     notes: tuple[str, ...] = ()
     own_autograd: bool = False
+    copies: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [self.operator, f"  forward: {self.forward}"]
         lines += [f"    rejected: {reason}" for reason in self.rejected]
+        lines += [f"    copies {copy}" for copy in self.copies]
         lines += [f"  gradient of `{name}`: {source}" for name, source in self.gradients.items()]
         lines += [f"  tangent of `{name}`: {source}" for name, source in self.tangents.items()]
         nothing = "what the operations of the reference save" if self.ordinary else "nothing"
@@ -60,7 +63,8 @@ class Explanation:
 
 def explain(specification: Specification, values: list[Any]) -> Explanation:
     """Explain a call with these argument values."""
-    accepted, rejected = choose(specification.kernels, tensors_in(values))
+    accepted, rejected = choose(specification.kernels, values)
+    built = accepted.kernel.function if accepted else None
     if specification.own is not None:
         forward = "the operator's own kernel"
     elif accepted:
@@ -90,6 +94,7 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
         runs_again(specification, bool(plan.derived)) and not (ordinary or own_autograd),
         tuple(specification.adopted.notes()) if specification.adopted else (),
         own_autograd,
+        built.copies(values) if isinstance(built, BuiltKernel) else (),
     )
 
 

@@ -29,6 +29,11 @@ def connect_face(method: str, load: Callable[[], Callable[..., Any]]) -> None:
     _faces[method] = load
 
 
+def face(method: str) -> Callable[..., Any]:
+    """What answers a method, imported now if it has not been."""
+    return _faces[method]()
+
+
 class FaceMethods(Generic[R]):
     """The methods of a handle that make something else of the operator."""
 
@@ -70,7 +75,7 @@ class FaceMethods(Generic[R]):
             Scaled(features=3)
         """
         frame = inspect.currentframe()
-        generated: type[OperatorModule[R]] = _faces["module"]()(
+        generated: type[OperatorModule[R]] = face("module")(
             self,
             site=site_of(None if frame is None else frame.f_back),
             sizes=sizes,

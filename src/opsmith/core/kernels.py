@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from opsmith import errors
+from opsmith.core.calls import tensors_in
 from opsmith.core.location import where
+
+
+class BuiltKernel(ABC):
+    """A kernel that is built from source when it is first needed, and says itself what it takes."""
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """`file:line` of its source."""
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """Its source."""
+
+    @property
+    @abstractmethod
+    def entry(self) -> str:
+        """Name of the function in it."""
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Take and return what the reference does."""
+
+    @abstractmethod
+    def refusal(self, values: Sequence[Any]) -> str | None:
+        """Why it does not take a call with these argument values; None where it does."""
+
+    @abstractmethod
+    def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
+        """What it copies in a call with these argument values, each with the reason."""
+
+    @abstractmethod
+    def reload(self) -> None:
+        """Read the source again, and build it anew if it has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +66,22 @@ class Kernel:
     @property
     def where(self) -> str:
         """`file:line` of the function."""
-        return where(self.function)
+        return self.function.where if isinstance(self.function, BuiltKernel) else where(self.function)
 
-    def consider(self, tensors: Iterable[torch.Tensor]) -> Accepted | Rejected:
-        """Whether this kernel takes a call with these tensors."""
-        for tensor in tensors:
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What another kernel has in common with it that takes its place."""
+        return self.device, self.dtypes, getattr(self.function, "entry", None)
+
+    def consider(self, values: Sequence[Any]) -> Accepted | Rejected:
+        """Whether this kernel takes a call with these argument values."""
+        for tensor in tensors_in(list(values)):
             if tensor.device.type != self.device:
                 return Rejected(self, f"a tensor is on {tensor.device.type}")
             if self.dtypes is not None and tensor.dtype not in self.dtypes:
                 return Rejected(self, f"it does not take {tensor.dtype}")
-        return Accepted(self)
+        reason = self.function.refusal(values) if isinstance(self.function, BuiltKernel) else None
+        return Accepted(self) if reason is None else Rejected(self, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +100,12 @@ class Rejected:
 
 
 def choose(
-    kernels: tuple[Kernel, ...], tensors: list[torch.Tensor]
+    kernels: tuple[Kernel, ...], values: Sequence[Any]
 ) -> tuple[Accepted | None, tuple[Rejected, ...]]:
-    """The first kernel that takes these tensors, and those that were rejected before it."""
+    """The first kernel that takes these argument values, and those that were rejected before it."""
     rejected: list[Rejected] = []
     for kernel in kernels:
-        verdict = kernel.consider(tensors)
+        verdict = kernel.consider(values)
         if isinstance(verdict, Accepted):
             return verdict, tuple(rejected)
         rejected.append(verdict)

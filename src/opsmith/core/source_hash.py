@@ -24,6 +24,7 @@ import torch
 
 from opsmith.core.formula import Formula
 from opsmith.core.gradients import Rule
+from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
 from opsmith.core.tangents import TangentRule
@@ -227,6 +228,11 @@ def _rule(rule: Rule | TangentRule) -> Any:
     return (rule.function, rule.joint, rule.answers_for) if isinstance(rule, Formula) else repr(rule)
 
 
+def _computing(kernel: Kernel) -> Any:
+    """What a kernel's answers depend on; one that is built has a source of its own."""
+    return kernel.function.text if isinstance(kernel.function, BuiltKernel) else kernel.function
+
+
 def _aspects(specification: Specification) -> list[Any]:
     rules, tangents = specification.gradients, specification.tangents.rules
     return [
@@ -237,7 +243,7 @@ def _aspects(specification: Specification) -> list[Any]:
         [(name, _rule(rules.rules[name])) for name in sorted(rules.rules)],
         [(name, _rule(tangents[name])) for name in sorted(tangents)],
         [
-            (kernel.device, kernel.function, sorted(map(str, kernel.dtypes or ())))
+            (kernel.device, _computing(kernel), sorted(map(str, kernel.dtypes or ())))
             for kernel in specification.kernels
         ],
         specification.adopted and (specification.adopted.function_class, specification.adopted.reference),

@@ -65,7 +65,7 @@ class Ways:
             return NO_WAY
         if not self.in_shape(values):
             return NO_WAY
-        accepted, _ = choose(specification.kernels, tensors)
+        accepted, _ = choose(specification.kernels, values)
         kernel = accepted.kernel.function if accepted else specification.reference
         if accepted or specification.opaque:
             kernel = self._without_graph(kernel)

@@ -261,7 +261,7 @@ class DispatcherRegistration:
 
     def _run(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the kernel that takes the call, or the reference."""
-        accepted, _ = choose(self.specification.kernels, tensors_in(values))
+        accepted, _ = choose(self.specification.kernels, values)
         function = accepted.kernel.function if accepted else self.specification.computed_by
         # A class's forward runs without grad mode, as under `apply`.
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.specification.adopted is None):

@@ -22,7 +22,6 @@ from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.checking.truth import Measure
-from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import Kernel, Rejected, choose
 
 NAME = "forward"
@@ -55,7 +54,7 @@ def _sample(subject: Subject, sample: Sample, ran: set[Kernel]) -> Findings:
             yield Note(f"{sample} says nothing in {short(case.dtype)}, in which {words}")
         wrong: set[Kernel] = set()
         for kernel in subject.kernels_on(case.device):
-            if isinstance(kernel.consider(tensors_in(case.flat())), Rejected):
+            if isinstance(kernel.consider(case.sample.flattening.pack(case.flat())), Rejected):
                 continue
             ran.add(kernel)
             for failure in _kernel(case, kernel):
@@ -79,7 +78,7 @@ def _kernel(case: Case, kernel: Kernel) -> Findings:
 def _call(case: Case, wrong: set[Kernel]) -> Findings:
     """The call as users make it; if it runs a kernel that is wrong, it would only say so again."""
     subject, flat = case.subject, case.flat()
-    chosen = choose(subject.specification.kernels, tensors_in(flat))[0]
+    chosen = choose(subject.specification.kernels, case.sample.flattening.pack(flat))[0]
     if chosen is not None and chosen.kernel in wrong:
         return
     try:
@@ -189,8 +188,9 @@ def _idle(subject: Subject, ran: set[Kernel]) -> Findings:
     for kernel in subject.specification.kernels:
         if kernel in ran or missing_device(kernel.device) is not None:
             continue
-        flats = [sample.at(device=torch.device(kernel.device)) for sample in subject.samples]
-        verdicts = [kernel.consider(tensors_in(flat)) for flat in flats]
+        device = torch.device(kernel.device)
+        calls = [sample.flattening.pack(sample.at(device=device)) for sample in subject.samples]
+        verdicts = [kernel.consider(values) for values in calls]
         reasons = sorted({verdict.reason for verdict in verdicts if isinstance(verdict, Rejected)})
         yield Failure(
             NAME,

@@ -21,7 +21,6 @@ from opsmith.checking.property import Findings, Note, Property, Skipped, each_sa
 from opsmith.checking.replay import layout_replay
 from opsmith.checking.sample import Sample, replica
 from opsmith.checking.subject import Subject, drawing_operations
-from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import choose
 
 NAME = "layouts"
@@ -236,7 +235,7 @@ class Looked:
         results = subject.results(sample)
         if wrong.output < len(results):
             about = results[wrong.output].name
-            chosen, _ = choose(subject.specification.kernels, tensors_in([*flat]))
+            chosen, _ = choose(subject.specification.kernels, sample.flattening.pack(flat))
             wrong = replace(wrong, kernel=chosen.kernel if chosen else None)
         else:
             about = f"gradient of {sample.labels[self.runner.places[wrong.output - len(results)]]}"

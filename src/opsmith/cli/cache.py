@@ -1,0 +1,104 @@
+"""`opsmith cache`: the kernels that were built from source and are kept on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from opsmith.build.cpp.compiling import cache_on_disk
+from opsmith.build.entry import parts_of
+from opsmith.cli.guard import guarded
+
+SCHEMA = 1
+KINDS = {"cpp": "kernel in C++", "runtime": "opsmith's own library"}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An entry of the cache.
+
+    Attributes:
+        key: Name of its directory.
+        kind: What it is.
+        operator: Whose kernel it is; empty for what serves all.
+        bytes: How much room its files take.
+        built: When, in ISO 8601.
+    """
+
+    key: str
+    kind: str
+    operator: str
+    bytes: int
+    built: str
+
+
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove every entry.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
+    ] = False,
+) -> None:
+    """Show the kernels that were built from source and are kept on this machine.
+
+    The directory is `opsmith` in your cache directory, or what `OPSMITH_CACHE` names. What is removed is
+    built again when it is needed; what a running program has loaded goes on running.
+
+    **Examples**
+
+    - `opsmith cache`
+
+    - `opsmith cache --clear`
+
+    Exit status: 0; 2 if the directory is one that others can write into.
+    """
+    with guarded():
+        disk = cache_on_disk()
+        kept = [_kept(path) for path in disk.entries()]
+        if clear:
+            disk.clear()
+        if as_json:
+            answer = {
+                "schema": SCHEMA,
+                "directory": str(disk.directory),
+                "cleared": clear,
+                "entries": [asdict(each) for each in kept],
+            }
+            sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+        else:
+            _show(kept, disk.directory, cleared=clear)
+
+
+def _kept(path: Path) -> Kept:
+    parts = parts_of(path)
+    state = path.stat()
+    return Kept(
+        path.name,
+        KINDS.get(parts.get("kind", ""), parts.get("kind", "")),
+        parts.get("operator", ""),
+        sum(file.stat().st_size for file in path.iterdir()),
+        datetime.fromtimestamp(state.st_mtime).isoformat(timespec="seconds"),
+    )
+
+
+def _show(kept: list[Kept], directory: Path, *, cleared: bool) -> None:
+    console = Console()
+    if kept and not cleared:
+        rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
+        for heading in ("", "of", "kB", "built"):
+            rows.add_column(heading, overflow="fold", justify="right" if heading == "kB" else "left")
+        for each in sorted(kept, key=lambda each: each.built):
+            rows.add_row(each.kind, each.operator, f"{each.bytes / 1000:.0f}", each.built.replace("T", " "))
+        console.print(rows)
+    size = sum(each.bytes for each in kept) / 1e6
+    total = f"{len(kept)} entr{'y' if len(kept) == 1 else 'ies'}, {size:.1f} MB"
+    console.print(f"{'removed ' if cleared else ''}{total}", highlight=False)
+    console.print(str(directory), highlight=False, soft_wrap=True)

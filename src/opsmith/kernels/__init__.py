@@ -1,0 +1,1 @@
+"""Kernels that are built from source, as an operator has them."""

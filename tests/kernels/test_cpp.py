@@ -1,0 +1,261 @@
+"""Kernels in C++ compute what the reference does: in all sizes, strides, dtypes and kinds of argument."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cpp_operators import EVERY, WIDE, channel_sums, row_sums, scaled, told
+from torch import Tensor
+from torch.testing import assert_close
+
+import opsmith
+from opsmith.core.kernels import BuiltKernel
+
+
+def _negative(x: Tensor) -> Tensor:
+    """The same numbers with the negative bit set, where torch has that: what is imaginary of a conjugate."""
+    if x.dtype not in WIDE:
+        return x
+    negative = torch.complex(x, -x).conj().imag
+    assert negative.is_neg()
+    return negative
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "sliced": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "offset": lambda x: torch.cat([x.new_zeros(1, *x.shape[1:]), x])[1:],
+    "expanded": lambda x: x[:1].expand(x.shape),
+    "negative": _negative,
+}
+SHAPES = [(3, 5), (1, 1), (0, 3), (3, 0), (17, 129)]
+
+
+def kernel_of(operator: Any) -> Any:
+    function = operator.specification.kernels[0].function
+    assert isinstance(function, BuiltKernel)
+    return function
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", EVERY, ids=str)
+def test_every_dtype_layout_and_size(dtype: torch.dtype, shape: tuple[int, int], layout: str) -> None:
+    x = LAYOUTS[layout](torch.randn(shape, dtype=torch.float64).to(dtype))
+    shift = torch.randn(4, dtype=torch.float64).to(dtype)[2:]
+    for arguments in ((x, 2.0), (x, -0.5, shift)):
+        result = scaled(*arguments)
+        right = scaled.reference(*arguments)
+        assert_close(result, right)
+        if x.numel():  # torch's own stand-ins have other strides than its tensors where there is no element
+            assert result.stride() == right.stride()
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (2, 3, 4, 5)], ids=str)
+def test_any_number_of_dimensions(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    assert_close(scaled(x, 2.0), x * 2)
+
+
+def test_a_large_tensor_is_shared_among_threads() -> None:
+    x = torch.randn(300, 400)
+    assert_close(scaled(x, 3.0), x * 3)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+def test_several_results_and_any_strides(dtype: torch.dtype, layout: str) -> None:
+    x = LAYOUTS[layout](torch.randn(4, 6, dtype=dtype))
+    before = dict(kernel_of(row_sums).copied)
+    assert_close(row_sums(x), row_sums.reference(x))
+    assert kernel_of(row_sums).copied == before == {}
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_channels_last(channels_last: bool) -> None:
+    x = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    kernel_of(channel_sums).copied.clear()
+    assert_close(channel_sums(x), channel_sums.reference(x))
+    assert kernel_of(channel_sums).copied == ({} if channels_last else {"x": 1})
+    assert channel_sums.explain(x).copies == (() if channels_last else ("`x`, which is not channels-last",))
+
+
+def test_every_kind_of_argument() -> None:
+    x = torch.ones(1, dtype=torch.float64)
+    others = [torch.arange(3.0, dtype=torch.float64), torch.ones(4, dtype=torch.float64)[::2]]
+    full = (x, others, [1, -2, 2**40], [0.5, 1.25], [True, False, True], "été, in bytes", -7, True)
+    for arguments in ((*full, 3, 0.25, "word"), full, (x, [], [], [], [], "t", 0, False, 0, 0.0, "")):
+        assert_close(told(*arguments), told.reference(*arguments))
+
+
+def test_gradients_are_the_reference_s() -> None:
+    x = torch.randn(3, 5, requires_grad=True)
+    shift = torch.randn(2, requires_grad=True)
+    gradients = torch.autograd.grad(scaled(x, 2.0, shift).sum(), (x, shift))
+    assert_close(gradients, (torch.full_like(x, 2.0), torch.tensor([15.0, 0.0])))
+
+
+@pytest.mark.parametrize("operator", [scaled, row_sums, channel_sums], ids=lambda each: each.__name__)
+def test_check_passes(operator: Any) -> None:
+    report = opsmith.check(operator, skip=["compile", "export", "opcheck"])
+    assert report.passed, str(report)
+    forward = next(each for each in report.outcomes if each.property == "forward")
+    assert forward.status == "passed"
+
+
+@pytest.mark.compile
+@pytest.mark.xdist_group("cpp_kernels")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_code_calls_it(dynamic: bool) -> None:
+    compiled = torch.compile(lambda x: scaled(x + 1, 2.0) - 1, fullgraph=True, dynamic=dynamic)
+    for size in (5, 6, 7):
+        x = torch.randn(3, size)
+        assert_close(compiled(x), (x + 1) * 2 - 1)
+
+
+def test_what_it_does_not_take_is_computed_by_the_reference_and_explain_says_why() -> None:
+    x = torch.ones(2, dtype=torch.float64)
+    assert_close(scaled(x, 2.0), x * 2)
+    (reason,) = scaled.explain(x, 2.0).rejected
+    assert reason.endswith(": `x` is float64, and it takes float32 or float16 or bfloat16")
+    assert scaled.explain(x, 2.0).forward.startswith("reference, ")
+    (reason,) = scaled.explain(torch.ones(2), 2.0, torch.ones(1, 1)).rejected
+    assert reason.endswith(": `shift` has 2 dimensions, and it takes 1")
+
+
+def test_explain_names_its_line_and_what_it_copies() -> None:
+    said = scaled.explain(torch.ones(3, 2).mT, 2.0)
+    text = Path(__file__).with_name("cpp_operators.py").read_text().splitlines()
+    line = 1 + next(at for at, each in enumerate(text) if each.startswith("void scaled("))
+    assert said.forward.endswith(f"cpp_operators.py:{line}")
+    assert said.copies == ("`x`, which is not contiguous",)
+    assert "    copies `x`, which is not contiguous" in str(said).splitlines()
+    assert scaled.explain(torch.ones(3, 2), 2.0).copies == ()
+
+
+def test_what_it_throws_is_an_error_of_python() -> None:
+    with pytest.raises(opsmith.errors.KernelError) as caught:
+        scaled(torch.ones(2), 7.0)
+    assert str(caught.value).splitlines() == [
+        "cpp_kernels::scaled: the C++ kernel threw: `by` is 7, of all numbers",
+        f"  where: {kernel_of(scaled).where}",
+        "  mend: call it with what the kernel takes, or mend the kernel",
+    ]
+    assert_close(scaled(torch.ones(2), 2.0), torch.full((2,), 2.0))  # and nothing is broken afterwards
+
+
+def test_other_threads_run_meanwhile() -> None:
+    @opsmith.operator("cpp_kernels::slow")
+    def slow(x: Tensor) -> Tensor:
+        return x.clone()
+
+    slow.kernel(
+        "cpu",
+        cpp="""
+#include <unistd.h>
+void slow(View<const float, 1> x, View<float, 1> y) { usleep(300000); y(0) = x(0); }
+""",
+    )
+    slow(torch.ones(1))
+    ticks = 0
+    done = threading.Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not done.is_set():
+            ticks += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    before = ticks
+    slow(torch.ones(1))
+    after = ticks
+    done.set()
+    thread.join()
+    assert after - before > 20
+
+
+def test_threads_of_torch_are_those_of_the_kernel() -> None:
+    @opsmith.operator("cpp_kernels::thread_count")
+    def thread_count(x: Tensor) -> Tensor:
+        return torch.full_like(x, torch.get_num_threads())
+
+    thread_count.kernel(
+        "cpu",
+        cpp="""
+#include <omp.h>
+void thread_count(View<const int64_t> x, View<int64_t, 1> y) { y(0) = omp_get_max_threads(); }
+""",
+    )
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            assert thread_count(torch.zeros(1, dtype=torch.int64)).item() == count
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_called_by_many_threads_at_once() -> None:
+    x = torch.randn(50, 60)
+    wrong: list[Exception] = []
+
+    def run(by: float) -> None:
+        try:
+            for _ in range(50):
+                assert_close(scaled(x.mT, by), x.mT * by)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=run, args=(float(by),)) for by in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("kind", ["Half", "BFloat16"])
+def test_numbers_of_16_bits_round_as_torch_s_do(kind: str) -> None:
+    dtype = {"Half": torch.float16, "BFloat16": torch.bfloat16}[kind]
+
+    @opsmith.operator(f"cpp_kernels::to_{kind.lower()}")
+    def rounded(x: Tensor) -> Tensor:
+        return x.to(dtype)
+
+    rounded.kernel(
+        "cpu",
+        entry="f",
+        cpp=f"void f(View<const float, 1> x, View<{kind}, 1> y)\n"
+        "{ for (int64_t i = 0; i < x.size(0); i++) y(i) = x(i); }",
+    )
+
+    @opsmith.operator(f"cpp_kernels::from_{kind.lower()}")
+    def widened(x: Tensor) -> Tensor:
+        return x.to(torch.float32)
+
+    widened.kernel(
+        "cpu",
+        entry="f",
+        cpp=f"void f(View<const {kind}, 1> x, View<float, 1> y)\n"
+        "{ for (int64_t i = 0; i < x.size(0); i++) y(i) = x(i); }",
+    )
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    assert_close(widened(every), every.float(), rtol=0, atol=0, equal_nan=True)
+    # Around each of them, and halfway to the next: where rounding decides.
+    exact = every.float()[every.isfinite()].sort().values
+    halves = (exact[1:].double() + exact[:-1].double()) / 2
+    near = torch.cat([exact, *(halves.float() * factor for factor in (1.0, 1 + 2**-22, 1 - 2**-22))])
+    special = torch.tensor([float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 65519.9, 65520.0, 1e-45])
+    x = torch.cat([near, special])
+    assert_close(rounded(x), x.to(dtype), rtol=0, atol=0, equal_nan=True)

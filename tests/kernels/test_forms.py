@@ -1,0 +1,75 @@
+"""What a kernel's results are like is known before it runs, from the fake kernel or the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import opsmith
+from opsmith import errors
+from opsmith.kernels.forms import Form, forms_of
+from opsmith.torch_library import capabilities
+
+
+@opsmith.operator("kernel_forms::counted")
+def counted(x: Tensor) -> Tensor:
+    """Add 0, 1, 2, ... to each row: the numbers are a tensor that the reference makes itself, on the CPU."""
+    return x + torch.arange(x.shape[-1])
+
+
+counted.kernel(
+    "cpu",
+    cpp="""
+void counted(View<const float, 2> x, View<float, 2> y) {
+  for (int64_t i = 0; i < x.size(0); i++)
+    for (int64_t j = 0; j < x.size(1); j++) y(i, j) = x(i, j) + float(j);
+}
+""",
+)
+
+
+def test_shape_strides_and_dtype_are_the_reference_s() -> None:
+    @opsmith.operator("kernel_forms::halves")
+    def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x.argmax(0)
+
+    x = torch.ones(2, 3).mT
+    assert forms_of(halves.specification, [x]) == (
+        Form((3, 2), (1, 3), torch.float32),
+        Form((2,), (1,), torch.int64),
+    )
+
+
+def test_a_reference_that_makes_tensors_of_its_own_runs_on_torch_s_stand_ins() -> None:
+    x = torch.randn(3, 4)
+    if capabilities.on("fake_tensors"):
+        assert_close(counted(x), x + torch.arange(4.0))
+    else:  # tensors on `meta` do not mix with those on the CPU
+        with pytest.raises(errors.MissingFakeError, match="cannot be told before a kernel in C"):
+            counted(x)
+
+
+def test_a_reference_that_looks_at_data_needs_a_fake_kernel() -> None:
+    @opsmith.operator("kernel_forms::firsts")
+    def firsts(x: Tensor, count: Tensor) -> Tensor:
+        return x[: int(count.item())].clone()
+
+    source = (
+        "void firsts(View<const float, 1> x, View<const int64_t, 0> count, View<float, 1> y) { y(0) = 1; }"
+    )
+    firsts.kernel("cpu", cpp=source)
+    with pytest.raises(errors.MissingFakeError) as caught:
+        firsts(torch.zeros(3), torch.tensor(1))
+    problem, where, mend = str(caught.value).splitlines()
+    assert problem.startswith(
+        "kernel_forms::firsts: what its results are like cannot be told before a kernel in C++ runs: "
+        "the reference needs data for it ("
+    )
+    assert where == f"  where: {firsts.specification.where}"
+    assert (
+        mend == "  mend: write `@op.fake` over a function that returns `x.new_empty(shape)` for each result"
+    )
+    firsts.fake(lambda x, count: x.new_empty(1))
+    assert firsts(torch.zeros(3), torch.tensor(1)).tolist() == [1]

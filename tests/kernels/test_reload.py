@@ -1,0 +1,87 @@
+"""A source that is edited runs in the same process: by `reload`, or by declaring the kernel again."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opsmith
+from opsmith import errors
+
+TEMPLATE = "void value(View<const float, 1> x, View<float, 1> y) {{ y(0) = {}; }}\n"
+
+
+def declare() -> Any:
+    @opsmith.operator("cpp_reload::value")
+    def value(x: Tensor) -> Tensor:
+        return x + 1
+
+    return value
+
+
+def test_an_edited_file_runs_after_reload_and_not_before(tmp_path: Path) -> None:
+    file = tmp_path / "value.cpp"
+    file.write_text(TEMPLATE.format(10))
+    value = declare().kernel("cpu", cpp_file=file)
+    x = torch.zeros(1)
+    assert value(x).item() == 10
+    for number in (20, 30, 20):
+        file.write_text(TEMPLATE.format(number))
+        assert value(x).item() != number  # a call looks at no file
+        assert value.reload()(x).item() == number
+        gc.collect()  # what was before is gone, and nothing of it runs
+        assert value(x).item() == number
+
+
+def test_a_cell_that_is_run_again_takes_the_place_of_the_kernel() -> None:
+    value = declare()
+    for number in (1, 2):
+        value.kernel("cpu", cpp=TEMPLATE.format(number))
+        assert value(torch.zeros(1)).item() == number
+    assert len(value.specification.kernels) == 1
+
+
+def test_an_operator_that_is_declared_again_is_without_it() -> None:
+    value = declare().kernel("cpu", cpp=TEMPLATE.format(3))
+    assert value(torch.zeros(1)).item() == 3
+    again = declare()
+    assert again is value
+    assert again(torch.zeros(1)).item() == 1
+    again.kernel("cpu", cpp=TEMPLATE.format(3))
+    assert again(torch.zeros(1)).item() == 3
+
+
+def test_two_kernels_are_tried_in_turn_the_newest_first() -> None:
+    value = declare()
+    value.kernel(
+        "cpu", entry="general", cpp="void general(View<const float> x, View<float> y) { y.data[0] = 1; }"
+    )
+    value.kernel(
+        "cpu", entry="plane", cpp="void plane(View<const float, 2> x, View<float, 2> y) { y(0, 0) = 2; }"
+    )
+    assert value(torch.zeros(1)).item() == 1
+    assert value(torch.zeros(1, 1)).item() == 2
+    assert len(value.specification.kernels) == 2
+    (reason,) = value.explain(torch.zeros(1)).rejected
+    assert reason.endswith("`x` has 1 dimensions, and it takes 2")
+
+
+def test_a_file_that_is_gone_leaves_the_kernel_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "value.cpp"
+    file.write_text(TEMPLATE.format(4))
+    value = declare().kernel("cpu", cpp_file=file)
+    assert value(torch.zeros(1)).item() == 4
+    file.unlink()
+    with pytest.raises(errors.KernelSourceError, match="cannot be read"):
+        value.reload()
+    assert value(torch.zeros(1)).item() == 4
+
+
+def test_reload_without_a_kernel_from_source_does_nothing() -> None:
+    value = declare()
+    assert value.reload() is value
