@@ -1,0 +1,109 @@
+"""From the text of a C++ kernel to a library on disk, through the cache."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from opsmith import config, errors
+from opsmith.build.cache import Cache, Entry
+from opsmith.build.cpp.diagnostics import told
+from opsmith.build.cpp.generating import generated
+from opsmith.build.cpp.source import CppSource
+from opsmith.build.toolchain import FLAGS, Toolchain, cpu_model, find_toolchain
+
+HERE = Path(__file__).parent
+HEADER, RUNTIME = HERE / "opsmith.h", HERE / "runtime.cpp"
+LIBRARY = "kernel.so"
+STUB = "libtorch_cpu.so"
+"""Linked against in the place of torch's own, which takes a third of a second: it has the same name."""
+
+
+@cache
+def cache_on_disk() -> Cache:
+    """The cache of this process, in the directory that the environment names."""
+    return Cache(config.cache_directory())
+
+
+def compiled(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...]) -> Entry:
+    """Compile a kernel, or find it compiled.
+
+    Returns:
+        An entry whose directory holds `LIBRARY`.
+
+    Raises:
+        CompileError: If the compiler refuses the source: its errors, in the author's lines.
+        ToolchainError: If there is no compiler, or this system is none that kernels are built on.
+    """
+    toolchain = _toolchain()
+    text = generated(source, operator, dtypes)
+
+    def build(directory: Path) -> None:
+        (directory / "opsmith.h").write_bytes(HEADER.read_bytes())
+        (directory / "kernel.cpp").write_text(text, encoding="utf-8")
+        done = toolchain.run([*FLAGS, "kernel.cpp", "-o", LIBRARY], directory)
+        if done.status:
+            raise errors.CompileError(
+                "the C++ compiler refuses the kernel",
+                operator=operator,
+                got="\n".join(f"    {line}" for line in told(done.printed, source).splitlines()).lstrip(),
+                where=source.where,
+                mend="mend the first of these; those after it may follow from it",
+            )
+
+    parts = {"kind": "cpp", "operator": operator, "text": text, **_surroundings(toolchain)}
+    return cache_on_disk().obtain(parts, build)
+
+
+def runtime() -> Entry:
+    """The library between torch and all kernels, compiled once on a machine.
+
+    Raises:
+        ToolchainError: As `compiled`.
+    """
+    toolchain = _toolchain()
+
+    def build(directory: Path) -> None:
+        (directory / "empty.cpp").write_text("")
+        for path in (HEADER, RUNTIME):
+            (directory / path.name).write_bytes(path.read_bytes())
+        flags = ["-std=c++17", "-fPIC", "-shared"]
+        for arguments in (
+            [*flags, f"-Wl,-soname,{STUB}", "empty.cpp", "-o", STUB],
+            [*flags, "-O2", "-fvisibility=hidden", "-Wl,--no-as-needed", RUNTIME.name, STUB, "-o", LIBRARY],
+        ):
+            done = toolchain.run(arguments, directory)
+            if done.status:
+                raise errors.ToolchainError(
+                    "the C++ compiler does not compile opsmith's own library",
+                    expected="a compiler of C++17, as g++ 9 or clang 10",
+                    got=done.printed.strip(),
+                    mend="name another compiler in CXX",
+                )
+
+    text = RUNTIME.read_text(encoding="utf-8")
+    return cache_on_disk().obtain({"kind": "runtime", "text": text, **_surroundings(toolchain)}, build)
+
+
+def _toolchain() -> Toolchain:
+    if sys.platform != "linux":
+        raise errors.ToolchainError(
+            f"C++ kernels are not built on {sys.platform} yet",
+            expected="Linux",
+            got=sys.platform,
+            mend="leave the kernel there, and the reference computes the operator; or give one in Python",
+        )
+    return find_toolchain()
+
+
+def _surroundings(toolchain: Toolchain) -> dict[str, str]:
+    """What else than its own text decides what a library holds."""
+    return {
+        "header": HEADER.read_text(encoding="utf-8"),
+        "flags": " ".join(FLAGS),
+        "compiler": " ".join((*toolchain.command, toolchain.identity)),
+        "cpu": cpu_model(),
+    }

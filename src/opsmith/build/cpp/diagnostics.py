@@ -1,0 +1,69 @@
+"""What a C++ compiler says, in the author's own lines."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from opsmith.build.cpp.source import CppSource
+
+SHOWN = 3
+"""How many errors a message quotes: those after them mostly follow from them."""
+
+_LINE = re.compile(r"^(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?: +(?P<text>.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """An error of the compiler: its text, and the author's line that it is about."""
+
+    text: str
+    line: int
+    column: int | None
+
+    def shown(self, source: CppSource) -> str:
+        """Place, text, the line of source and a mark below the column."""
+        column = "" if self.column is None else f":{self.column}"
+        lines = [f"{source.path}:{self.line}{column}: {self.text}"]
+        quoted = source.quoted(self.line)
+        if quoted.strip():
+            lines.append(f"    {quoted}")
+            if self.column is not None:
+                indent = re.sub(r"[^\t]", " ", quoted[: self.column - 1])
+                lines.append(f"    {indent}^")
+        return "\n".join(lines)
+
+
+def diagnostics(printed: str, source: CppSource) -> list[Diagnostic]:
+    """The errors in what a compiler printed.
+
+    One that is found in another file, as in a header or in what is generated, is told at the author's line
+    from which the compiler came there, or else at the kernel.
+    """
+    found: list[Diagnostic] = []
+    last: tuple[int, int | None] | None = None
+    for line in printed.splitlines():
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        mine = match["file"] == source.path
+        place = int(match["line"]), None if match["column"] is None else int(match["column"])
+        text = match["text"]
+        if re.match(r"(fatal )?error: ", text):
+            at = place if mine else last or (source.at, None)
+            if at not in {(each.line, each.column) for each in found}:  # told once for all dtypes
+                found.append(Diagnostic(text.partition("error: ")[2], *at))
+            last = None
+        elif mine:
+            last = place
+    return found
+
+
+def told(printed: str, source: CppSource) -> str:
+    """The first errors, each with its place and line; all that was printed where none can be made out."""
+    found = diagnostics(printed, source)
+    if not found:
+        return printed.strip() or "it printed nothing"
+    rest = len(found) - SHOWN
+    shown = [each.shown(source) for each in found[:SHOWN]]
+    return "\n".join([*shown, *([f"and {rest} more"] if rest > 0 else [])])

@@ -1,0 +1,323 @@
+// What a C++ kernel of opsmith sees: views of tensors, lists, numbers and strings. Nothing of torch.
+//
+//   #include "opsmith.h"   (done for you)
+//   template <class T>
+//   void scaled(Contiguous<const T> x, double by, Contiguous<T> result) {
+//     for (int64_t i = 0; i < x.numel(); i++) result[i] = x[i] * T(by);
+//   }
+//
+// A function's parameters are the operator's arguments, in their order, and then its results. The type of a
+// parameter says what the kernel takes: dtype, number of dimensions (any, where none is given) and layout.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+namespace opsmith {
+
+// ---- Numbers of 16 bits: stored as such, computed in float.
+
+struct BFloat16 {
+  uint16_t bits;
+  BFloat16() = default;
+  BFloat16(float value) {
+    uint32_t wide;
+    std::memcpy(&wide, &value, 4);
+    bool is_nan = (wide & 0x7fffffffu) > 0x7f800000u;  // rounding would make infinity of some
+    bits = is_nan ? uint16_t((wide >> 16) | 0x40) : uint16_t((wide + 0x7fffu + ((wide >> 16) & 1)) >> 16);
+  }
+  operator float() const {
+    uint32_t wide = uint32_t(bits) << 16;
+    float value;
+    std::memcpy(&value, &wide, 4);
+    return value;
+  }
+};
+
+struct Half {
+  uint16_t bits;
+  Half() = default;
+  Half(float value) {
+    uint32_t wide;
+    std::memcpy(&wide, &value, 4);
+    uint32_t sign = (wide >> 16) & 0x8000u, size = wide & 0x7fffffffu;
+    if (size > 0x7f800000u) {
+      bits = uint16_t(sign | 0x7e00u);
+    } else if (size >= 0x477ff000u) {  // 65520 and more round to infinity
+      bits = uint16_t(sign | 0x7c00u);
+    } else if (size < 0x38800000u) {  // below 2**-14: the float adder rounds to the right multiple of 2**-24
+      float magnitude, shifted;
+      std::memcpy(&magnitude, &size, 4);
+      shifted = magnitude + 0.5f;
+      uint32_t rounded;
+      std::memcpy(&rounded, &shifted, 4);
+      bits = uint16_t(sign | (rounded - 0x3f000000u));
+    } else {
+      uint32_t odd = (size >> 13) & 1;
+      bits = uint16_t(sign | ((size - 0x38000000u + 0xfffu + odd) >> 13));
+    }
+  }
+  operator float() const {
+    uint32_t sign = uint32_t(bits & 0x8000u) << 16, rest = uint32_t(bits & 0x7fffu) << 13, wide;
+    float value;
+    if (rest >= (0x7c00u << 13)) {
+      wide = rest + 0x70000000u;  // infinity and nan: the largest exponent of either
+    } else if (rest >= (0x400u << 13)) {
+      wide = rest + 0x38000000u;
+    } else {
+      float scaled = float(bits & 0x3ffu) * 0x1p-24f;
+      std::memcpy(&wide, &scaled, 4);
+    }
+    wide |= sign;
+    std::memcpy(&value, &wide, 4);
+    return value;
+  }
+};
+
+// ---- dtypes, by torch's numbers.
+
+template <class T> struct dtype_of;
+template <> struct dtype_of<uint8_t> { static constexpr int32_t value = 0; };
+template <> struct dtype_of<int8_t> { static constexpr int32_t value = 1; };
+template <> struct dtype_of<int16_t> { static constexpr int32_t value = 2; };
+template <> struct dtype_of<int32_t> { static constexpr int32_t value = 3; };
+template <> struct dtype_of<int64_t> { static constexpr int32_t value = 4; };
+template <> struct dtype_of<Half> { static constexpr int32_t value = 5; };
+template <> struct dtype_of<float> { static constexpr int32_t value = 6; };
+template <> struct dtype_of<double> { static constexpr int32_t value = 7; };
+template <> struct dtype_of<bool> { static constexpr int32_t value = 11; };
+template <> struct dtype_of<BFloat16> { static constexpr int32_t value = 15; };
+
+// ---- What comes from the dispatcher, in one form for all: see runtime.cpp, which fills it.
+
+struct RawTensor {
+  void* data;
+  const int64_t* sizes;
+  const int64_t* strides;
+  int64_t dim;
+};
+
+struct RawList {
+  const void* data;
+  int64_t size;
+};
+
+struct Value {
+  bool given;  // false: the argument is None
+  union {
+    RawTensor tensor;
+    RawList list;  // of int64_t, double, bool, char or RawTensor
+    int64_t integer;
+    double number;
+    bool flag;
+  };
+};
+
+// ---- Views.
+
+constexpr int any_dim = -1;
+
+// A tensor with any strides. `x(i, j)` is an element; `x.data`, `x.sizes` and `x.strides` are plain pointers.
+template <class T, int N = any_dim>
+struct View {
+  T* data;
+  const int64_t* sizes;
+  const int64_t* strides;
+  int64_t dim;
+
+  int64_t size(int64_t at) const { return sizes[at < 0 ? at + dim : at]; }
+  int64_t stride(int64_t at) const { return strides[at < 0 ? at + dim : at]; }
+  int64_t numel() const {
+    int64_t count = 1;
+    for (int64_t at = 0; at < dim; at++) count *= sizes[at];
+    return count;
+  }
+  template <class... Index>
+  T& operator()(Index... index) const {
+    static_assert(N == any_dim || N == int(sizeof...(Index)), "as many indices as the view has dimensions");
+    int64_t at = 0, offset = 0;
+    ((offset += int64_t(index) * strides[at++]), ...);
+    return data[offset];
+  }
+};
+
+// A tensor whose elements lie one after the other, the last dimension fastest. `x[i]` is the i-th of them all.
+template <class T, int N = any_dim>
+struct Contiguous : View<T, N> {
+  T& operator[](int64_t at) const { return this->data[at]; }
+};
+
+// A tensor of 4 or 5 dimensions whose channels, dimension 1, lie one after the other: `torch.channels_last`.
+template <class T, int N = 4>
+struct ChannelsLast : View<T, N> {
+  static_assert(N == 4 || N == 5, "channels-last tensors have 4 or 5 dimensions");
+};
+
+template <class T>
+struct List {
+  const T* data;
+  int64_t size;
+  const T& operator[](int64_t at) const { return data[at]; }
+  const T* begin() const { return data; }
+  const T* end() const { return data + size; }
+};
+
+// ---- Errors: what a kernel throws becomes a Python exception.
+
+struct Error : std::exception {
+  char text[1000];
+  const char* what() const noexcept override { return text; }
+};
+
+#define OPSMITH_CHECK(condition, ...)                             \
+  do {                                                            \
+    if (__builtin_expect(!(condition), 0)) {                      \
+      ::opsmith::Error error_;                                    \
+      std::snprintf(error_.text, sizeof error_.text, __VA_ARGS__); \
+      throw error_;                                               \
+    }                                                             \
+  } while (0)
+
+// ---- What a parameter's type says, as data that the runtime and Python read.
+
+enum Form : int32_t { TENSOR, INTEGER, NUMBER, FLAG, STRING, TENSORS, INTEGERS, NUMBERS, FLAGS };
+enum Layout : int32_t { ANY = 0, CONTIGUOUS = 1, CHANNELS_LAST = 2 };
+
+struct Parameter {
+  int32_t form, optional, written, dtype, dim, layout;
+};
+
+template <class P> struct Taken {
+  static_assert(!sizeof(P), "a kernel takes views, std::optional of them, int64_t, double, bool, "
+                            "std::string_view and List<int64_t>, List<double>, List<bool>");
+};
+
+template <template <class, int> class V, class T, int N, Layout layout>
+struct TakenView {
+  using Element = std::remove_const_t<T>;
+  static constexpr Parameter parameter{TENSOR, 0, !std::is_const_v<T>, dtype_of<Element>::value, N, layout};
+  static V<T, N> get(const Value& value) {
+    V<T, N> view;
+    view.data = static_cast<T*>(value.tensor.data);
+    view.sizes = value.tensor.sizes;
+    view.strides = value.tensor.strides;
+    view.dim = value.tensor.dim;
+    return view;
+  }
+};
+template <class T, int N> struct Taken<View<T, N>> : TakenView<View, T, N, ANY> {};
+template <class T, int N> struct Taken<Contiguous<T, N>> : TakenView<Contiguous, T, N, CONTIGUOUS> {};
+template <class T, int N> struct Taken<ChannelsLast<T, N>> : TakenView<ChannelsLast, T, N, CHANNELS_LAST> {};
+
+template <> struct Taken<int64_t> {
+  static constexpr Parameter parameter{INTEGER, 0, 0, -1, -1, 0};
+  static int64_t get(const Value& value) { return value.integer; }
+};
+template <> struct Taken<double> {
+  static constexpr Parameter parameter{NUMBER, 0, 0, -1, -1, 0};
+  static double get(const Value& value) { return value.number; }
+};
+template <> struct Taken<bool> {
+  static constexpr Parameter parameter{FLAG, 0, 0, -1, -1, 0};
+  static bool get(const Value& value) { return value.flag; }
+};
+template <> struct Taken<std::string_view> {
+  static constexpr Parameter parameter{STRING, 0, 0, -1, -1, 0};
+  static std::string_view get(const Value& value) {
+    return {static_cast<const char*>(value.list.data), size_t(value.list.size)};
+  }
+};
+template <class T, Form form> struct TakenList {
+  static constexpr Parameter parameter{form, 0, 0, -1, -1, 0};
+  static List<T> get(const Value& value) { return {static_cast<const T*>(value.list.data), value.list.size}; }
+};
+// A view lies in memory as RawTensor does, so that a list of the one is a list of the other.
+template <template <class, int> class V, class T, int N> struct Taken<List<V<T, N>>> {
+  static_assert(sizeof(V<T, N>) == sizeof(RawTensor), "a view has the members of RawTensor");
+  static_assert(std::is_const_v<T>, "the tensors of a list are inputs: List<View<const T>>");
+  static constexpr Parameter parameter = [] {
+    Parameter taken = Taken<V<T, N>>::parameter;
+    taken.form = TENSORS;
+    return taken;
+  }();
+  static List<V<T, N>> get(const Value& value) {
+    return {static_cast<const V<T, N>*>(value.list.data), value.list.size};
+  }
+};
+template <> struct Taken<List<int64_t>> : TakenList<int64_t, INTEGERS> {};
+template <> struct Taken<List<double>> : TakenList<double, NUMBERS> {};
+template <> struct Taken<List<bool>> : TakenList<bool, FLAGS> {};
+
+template <class P> struct Taken<std::optional<P>> {
+  static constexpr Parameter parameter = [] {
+    Parameter taken = Taken<P>::parameter;
+    taken.optional = 1;
+    return taken;
+  }();
+  static std::optional<P> get(const Value& value) {
+    return value.given ? std::optional<P>(Taken<P>::get(value)) : std::nullopt;
+  }
+};
+
+// ---- One function, and the table of all.
+
+struct Candidate {
+  const Parameter* parameters;
+  int32_t count;
+  // Runs the kernel; returns whether it threw, and then what.
+  bool (*run)(const Value* values, char* error, size_t room);
+};
+
+template <auto function, class F> struct Entry;
+template <auto function, class... P>
+struct Entry<function, void (*)(P...)> {
+  static constexpr Parameter parameters[sizeof...(P) + 1] = {Taken<std::decay_t<P>>::parameter..., {}};
+  template <size_t... at>
+  static void call(const Value* values, std::index_sequence<at...>) {
+    function(Taken<std::decay_t<P>>::get(values[at])...);
+  }
+  static bool run(const Value* values, char* error, size_t room) {
+    try {
+      call(values, std::index_sequence_for<P...>());
+      return false;
+    } catch (const std::exception& thrown) {
+      std::snprintf(error, room, "%s", thrown.what());
+    } catch (...) {
+      std::snprintf(error, room, "it threw something that is no std::exception");
+    }
+    return true;
+  }
+};
+
+template <auto function>
+constexpr Candidate candidate() {
+  using E = Entry<function, decltype(function)>;
+  return {E::parameters, int32_t(sizeof(E::parameters) / sizeof(Parameter)) - 1, &E::run};
+}
+
+// What a library of a kernel exports; Python fills the last two when it loads it.
+struct Exported {
+  int64_t version;
+  int32_t count;
+  const Candidate* candidates;
+  void (*boxed)(uint64_t*, uint64_t, uint64_t);
+  void (*run)(void* record, uint64_t* stack);
+  void* record;
+};
+
+constexpr int64_t version = 1;
+
+}  // namespace opsmith
+
+using opsmith::BFloat16;
+using opsmith::ChannelsLast;
+using opsmith::Contiguous;
+using opsmith::Half;
+using opsmith::List;
+using opsmith::View;

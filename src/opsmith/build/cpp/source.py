@@ -1,0 +1,116 @@
+"""The source of a C++ kernel as its author wrote it: the text, where it stands, and which function it is."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from opsmith import errors
+
+_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class CppSource:
+    """Text of a kernel.
+
+    Attributes:
+        text: What the author wrote.
+        function: Name of the function in it that is the kernel.
+        template: Whether that is a template over the dtype.
+        path: The file that the text stands in; `<cpp of demo::linear>` where that is not known.
+        line: The line of that file on which the text begins, from 1.
+        at: The line of that file on which the function is named.
+    """
+
+    text: str
+    function: str
+    template: bool
+    path: str
+    line: int
+    at: int
+
+    @property
+    def where(self) -> str:
+        """`file:line` of the function."""
+        return f"{self.path}:{self.at}"
+
+    def quoted(self, line: int) -> str:
+        """A line of the file that the text stands in; empty for one that is not of the text."""
+        lines = self.text.splitlines()
+        at = line - self.line
+        return lines[at] if 0 <= at < len(lines) else ""
+
+
+def source_of(
+    operator: str,
+    *,
+    cpp: str | None,
+    cpp_file: str | PathLike[str] | None,
+    entry: str | None,
+    declared: str | None,
+) -> CppSource:
+    """Find out about a source.
+
+    Args:
+        operator: Name of the operator, `namespace::name`.
+        cpp: The text itself.
+        cpp_file: Or a file; a relative path is beside the file that declares the kernel.
+        entry: Name of the kernel in it; by default the operator's own, without its namespace.
+        declared: The file in which the kernel is declared.
+
+    Raises:
+        KernelSourceError: If there is no such file, or no such function in it.
+    """
+    if cpp_file is not None:
+        path = Path(cpp_file)
+        if not path.is_absolute() and declared is not None and Path(declared).exists():
+            path = Path(declared).parent / path
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise errors.KernelSourceError(
+                "the file of a C++ kernel cannot be read",
+                operator=operator,
+                argument="cpp_file",
+                expected="a file of C++ in UTF-8; a relative path is beside the file that declares it",
+                got=f"{path}: {error}",
+                mend="give the path of the file, or its text as `cpp=`",
+            ) from error
+        place, line = str(path), 1
+    else:
+        text = cpp or ""
+        place, line = _place_of(text, declared, f"<cpp of {operator}>")
+    name = entry or operator.partition("::")[2]
+    bare = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    found = re.search(rf"(template\s*<[^;{{}}]*?>\s*)?\b(?:[\w:]+\s+)*\bvoid\s+{re.escape(name)}\s*\(", bare)
+    if found is None:
+        raise errors.KernelSourceError(
+            f"the C++ source has no function `{name}`",
+            operator=operator,
+            argument="entry",
+            expected=f"`void {name}(...)`, whose parameters are the arguments and then the results",
+            got=_functions(bare),
+            where=f"{place}:{line}",
+            mend=f"name the kernel `{name}`, or say which function it is with `entry=`",
+        )
+    at = line + bare.count("\n", 0, found.end())
+    return CppSource(text, name, found[1] is not None, place, line, at)
+
+
+def _functions(bare: str) -> str:
+    names = re.findall(r"\bvoid\s+(\w+)\s*\(", bare)
+    return f"functions that return void: {', '.join(names)}" if names else "no function that returns void"
+
+
+def _place_of(text: str, declared: str | None, otherwise: str) -> tuple[str, int]:
+    """The file and line at which a text stands as a literal: errors name lines that its author sees."""
+    if declared is not None:
+        whole = "".join(linecache.getlines(declared))
+        before, found, _ = whole.partition(text)
+        if found:
+            return declared, before.count("\n") + 1
+    return otherwise, 1
