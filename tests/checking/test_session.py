@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import graph
 
 import opsmith
 from opsmith import errors
@@ -93,6 +94,20 @@ def test_what_is_no_seed_is_an_error(seed: Any) -> None:
 @pytest.mark.parametrize("seed", [-1, -(2**32), 2**32 - 1])
 def test_every_whole_number_in_between_is_a_seed(seed: int) -> None:
     assert opsmith.check(cube, samples=[(torch.rand(3),)], only=FAST, seed=seed).passed
+
+
+def test_hooks_on_saved_tensors_are_no_place_for_a_check() -> None:
+    for hooks in (graph.saved_tensors_hooks(lambda x: x, lambda x: x), graph.save_on_cpu()):
+        with pytest.raises(errors.UsageError) as raised, hooks:
+            opsmith.check(cube, samples=[(torch.rand(3),)], only=FAST)
+        assert str(raised.value).splitlines() == [
+            "a check was begun among hooks on saved tensors",
+            "  expected: none: torch refuses them under `vmap` and `torch.func`",
+            "  got: hooks, of `saved_tensors_hooks` or `save_on_cpu`",
+            "  mend: call `check` outside of the `with`",
+        ]
+    with graph.disable_saved_tensors_hooks("the caller has none either"):
+        assert opsmith.check(cube, samples=[(torch.rand(3),)], only=FAST).passed
 
 
 def test_a_check_sees_gradients_in_any_mode_of_its_caller() -> None:

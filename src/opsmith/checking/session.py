@@ -12,7 +12,7 @@ from opsmith import errors
 from opsmith.checking.brevity import BRIEF, briefly, remarks
 from opsmith.checking.effort import Effort, Level, effort_named
 from opsmith.checking.empties import failure_of
-from opsmith.checking.environment import environment
+from opsmith.checking.environment import environment, refuse_hooks
 from opsmith.checking.function_class import ForwardRaisedError
 from opsmith.checking.isolation import isolated, limit_of, refuse_isolation
 from opsmith.checking.loading import load_compiler
@@ -68,7 +68,8 @@ def check(
         MissingSamplesError: If there are no samples.
         SampleError: If a sample does not fit the arguments, or holds or gives what cannot be compared.
         UsageError: If `operator` is none, a name in `only` or `skip` is no property, they leave nothing to
-            check, `effort` is no level, or `seed` no whole number that torch takes.
+            check, `effort` is no level, `seed` no whole number that torch takes, or hooks on saved tensors
+            are set.
 
     Example:
         >>> import opsmith.ops
@@ -79,6 +80,7 @@ def check(
     level = effort if isinstance(effort, Effort) else effort_named(effort)
     limit_s = limit_of(isolate)
     _refuse_seed(seed)
+    refuse_hooks()
     loading = load_compiler() if only is None else 0.0  # one property alone may need none of it
     if limit_s:
         fallen = _fallen(operator, samples, seed, level, limit_s)

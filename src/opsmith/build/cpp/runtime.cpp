@@ -181,9 +181,9 @@ PUBLIC void* opsmith_register(Exported* library, const char* name_space, const c
   return record.release();
 }
 
+// The record stays: a call in another thread may still read it.
 PUBLIC void opsmith_unregister(void* held) {
-  std::unique_ptr<Record> record(static_cast<Record*>(held));
-  aoti_torch_delete_library_object(record->registered);
+  aoti_torch_delete_library_object(static_cast<Record*>(held)->registered);
 }
 
 PUBLIC int64_t opsmith_version() { return version; }
