@@ -280,6 +280,7 @@ def sampled() -> list[tuple[Tensor]]:
     return [(x(3, 4),), (x(5),)]
 
 
+@pytest.mark.slow
 def test_kinds_and_what_check_holds_them_to() -> None:
     single = opsmith.adopt(InFloat32, "adopted_operators::single", kind="float32")
     assert opsmith.check(single, samples=sampled(), effort="quick").passed

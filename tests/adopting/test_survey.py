@@ -83,6 +83,7 @@ def test_every_class_of_the_file_has_a_verdict_here() -> None:
     assert list(classes_of(judged)) == list(VERDICTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VERDICTS)
 def test_the_verdict_and_its_reasons(name: str) -> None:
     found = of(name)
@@ -174,6 +175,7 @@ def test_an_exception_of_any_kind_ends_in_a_finding(monkeypatch: pytest.MonkeyPa
     assert "run `opsmith.check`" in found.reasons[1]
 
 
+@pytest.mark.slow
 def test_a_finding_is_made_of_the_types_of_json() -> None:
     read = of("Swapped").to_dict()
     assert (read["name"], read["verdict"], read["line"]) == ("Swapped", "wrong", None)

@@ -199,6 +199,7 @@ def test_another_class_cannot_be_checked() -> None:
         opsmith.check(torch.nn.Linear)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_forward_that_rounds_is_no_truth_for_a_backward_that_finite_differences_agree_with() -> None:
     report = opsmith.check(RoundedRight, samples=[(matrix(),)], only=FAST)
     assert report.passed
@@ -294,6 +295,7 @@ def test_results_of_float32_for_float64_are_a_fault_of_dtype(dtype: torch.dtype)
     assert left_out in outcome(single, "forward").notes
 
 
+@pytest.mark.slow
 def test_a_layout_is_still_looked_at_where_the_forward_is_no_truth() -> None:
     report = opsmith.check(RoundedAndFlat, samples=[(matrix(),)], only=[*FAST, "layouts"])
     assert {failure.cause for failure in report.failures} == {"layout"}

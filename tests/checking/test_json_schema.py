@@ -113,6 +113,7 @@ def run_apart(example: str, *arguments: str) -> dict[str, Any]:
     return read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["quick_start"])
 def test_the_command_prints_what_the_schema_says(example: str) -> None:
     read = run_apart(example, *FAST)

@@ -12,6 +12,7 @@ NAMES = [name for name, wrong in WRONG.items() if wrong.check == "layouts"]
 MODULES = (wrong_gradients, wrong_layouts, wrong_surrogates)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_found_by_layouts_alone(name: str) -> None:
     wrong = WRONG[name]
@@ -22,6 +23,7 @@ def test_it_is_found_by_layouts_alone(name: str) -> None:
     assert failures[wrong.cause, wrong.input].evidence["wrong for"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_its_script_fails_for_it_alone(name: str) -> None:
     report = opsmith.check(WRONG[name].operator, only=["layouts"])

@@ -54,6 +54,7 @@ def report_on(name: str) -> opsmith.Report:
     return opsmith.check(WRONG[name].operator, skip=["integration"], effort=effort)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_operator_is_rejected(name: str) -> None:
     wrong = WRONG[name]
@@ -82,6 +83,7 @@ def test_two_faults_are_no_single_one() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_operator_passes(name: str) -> None:
     report = opsmith.check(RIGHT[name], skip=["integration"], effort="quick")

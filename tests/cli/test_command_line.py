@@ -100,6 +100,7 @@ def test_a_real_run_prints_json_on_stdout_and_leaves_with_its_status(write: Writ
     assert err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT to send")
 def test_ctrl_c_in_a_real_run_has_status_130_and_no_traceback(write: Write, tmp_path: Path) -> None:
     started = tmp_path / "started"

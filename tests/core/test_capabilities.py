@@ -34,6 +34,7 @@ def library() -> Iterator[Any]:
     capabilities.destroy(library)  # torch 2.11 lists the operators of one that is only dropped
 
 
+@pytest.mark.slow
 def test_steady_device_guard() -> None:
     """Threads that end may enter a fake mode one after the other, where that is the first use."""
     program = (

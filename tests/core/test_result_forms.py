@@ -150,7 +150,7 @@ def test_schema_and_check(form: str, name: str) -> None:
     }
     assert str(operator.torch_operator._schema) == f"{name}(Tensor x, SymInt n) -> {returns[form]}"
     operator.samples(lambda make: [(make(3), 1), (make(2, 2), 3), *([(make(3), 2)] * (form != "alone"))])
-    report = opsmith.check(operator)
+    report = opsmith.check(operator, effort="quick")
     assert report.passed, report.failures
 
 
@@ -169,7 +169,7 @@ def test_the_check_rejects_a_wrong_formula(form: str, name: str) -> None:
             )
         )
     operator.samples(lambda make: [(make(3), 3)])
-    failures = opsmith.check(operator).failures
+    failures = opsmith.check(operator, effort="quick").failures
     assert {failure.check for failure in failures} >= {"gradient"}
 
 
@@ -178,7 +178,7 @@ def test_the_check_rejects_a_kernel_with_other_results(presence: bool, name: str
     operator = opsmith.operator(name)(optional)
     operator.kernel("cpu", lambda x, n: (x**2, x**3 if presence else None))
     operator.samples(lambda make: [(make(3), 0 if presence else 1)])
-    first = opsmith.check(operator).failures[0]
+    first = opsmith.check(operator, effort="quick").failures[0]
     assert (first.check, first.input, first.cause) == ("forward", "result1", "kernel-mismatch")
 
 
@@ -292,7 +292,7 @@ def test_a_whole_batch_of_lists(name: str) -> None:
         found = torch.vmap(lambda x, three=three: flat(operator(x, three)), in_dims=1, out_dims=1)(x)
         assert_close(found, (x * 2, x.exp(), x * 3)[: 2 + three])
     operator.samples(lambda make: [(make(3), True), (make(2, 3), False)])
-    (found,) = opsmith.check(operator).failures
+    (found,) = opsmith.check(operator, effort="quick").failures
     assert (found.check, found.cause) == ("effects", "side-effect"), "that both() appends to `seen`"
     operator = opsmith.operator(f"{name}_led", shapes="x: B M -> B M, B M", batching="B")(both)
     operator.kernel("cpu", both)

@@ -89,6 +89,7 @@ def test_an_operator_counts_with_its_formulas() -> None:
     assert operator_hash(square.specification) != before
 
 
+@pytest.mark.slow
 def test_processes_agree_on_the_bundled_operators() -> None:
     program = (
         "import opsmith.ops\n"

@@ -120,6 +120,7 @@ def test_what_is_missing_warns_once_and_plain_use_stays_right(name: str) -> None
     assert len(names) == len(set(names))
 
 
+@pytest.mark.slow
 def test_nothing_is_said_where_everything_works() -> None:
     done = run(PROGRAM.format(loss="", names=["inlining"]))
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
@@ -137,7 +138,8 @@ def test_without_the_dispatcher_there_is_one_error() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["dispatch", pytest.param("inlining", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dispatch", "inlining"])
 def test_doctor_lists_it(name: str) -> None:
     losses = {**LOSSES, "dispatch": "del torch._C._AutoDispatchBelowAutograd"}
     program = (
@@ -164,6 +166,7 @@ def test_conservative_turns_off_what_has_another_way_and_warns_of_nothing() -> N
     assert (done.returncode, done.stdout, done.stderr) == (0, "['dispatch']\n", "")
 
 
+@pytest.mark.slow
 def test_a_strange_value_of_the_variable_is_refused() -> None:
     program = "import opsmith.ops"
     done = run(program, OPSMITH_CONSERVATIVE="yes")
@@ -177,6 +180,7 @@ def test_a_strange_value_of_the_variable_is_refused() -> None:
     assert run("import opsmith", OPSMITH_CONSERVATIVE="yes").returncode == 0, "it is not read at import"
 
 
+@pytest.mark.slow
 def test_a_capability_is_decided_outside_of_whatever_runs() -> None:
     """The first use may be under a transform, a mode or inference: the self-test sees none of it."""
     program = (

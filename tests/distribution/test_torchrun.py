@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed.py"
 
 
+@pytest.mark.slow
 def test_the_example_runs_on_two_ranks() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run([*torchrun, EXAMPLE], capture_output=True, text=True, timeout=100, check=False)

@@ -60,6 +60,7 @@ def test_what_one_torch_built_runs_under_the_other(tmp_path: Path, newer_first: 
     assert len(built) == 3  # two kernels, and what lies between them and torch
 
 
+@pytest.mark.slow
 def test_in_a_new_process_it_comes_from_the_disk(tmp_path: Path) -> None:
     results = [run(Path(sys.executable), tmp_path / "cache") for _ in range(2)]
     assert results[0] == results[1]

@@ -188,6 +188,7 @@ def test_junit_has_a_case_for_each(
     assert seconds.get("name") == "seconds"
 
 
+@pytest.mark.slow
 def test_k_x_and_a_path_beside_it(folder: Path) -> None:
     chosen = ("-k", "gradient or ordinary", "-x", "-v")
     done = run(folder, "--opsmith", "plugged/ops.py", "test_ordinary.py", *chosen)

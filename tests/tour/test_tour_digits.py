@@ -38,6 +38,7 @@ def test_learns(tmp_path: Path) -> None:
     assert torch.equal(digits.confusion(network, dataset.digits(0)[1]), matrix)
 
 
+@pytest.mark.slow
 def test_reaches_its_target_in_a_minute(tmp_path: Path) -> None:
     start = perf_counter()
     result = digits.run(context(tmp_path, Context.digits_epochs))
