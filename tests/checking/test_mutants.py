@@ -120,6 +120,7 @@ def test_opcheck_rejects_a_wrong_operator(name: str, test: str, cause: str, says
     assert says in failure.message
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.xdist_group("opcheck")
 @pytest.mark.parametrize("name", marked(RIGHT))

@@ -44,8 +44,8 @@ def report_on(name: str, seed: int, effort: str) -> opsmith.Report:
         return opsmith.check(operator, samples=samples, seed=seed, effort=effort, skip=COMPILED)  # type: ignore[arg-type]
 
 
-def cases(values: Iterable[Any], corpus: Callable[[Any], str]) -> list[Any]:
-    """Each value in each run; a run of a corpus stays in one process, which keeps its reports."""
+def cases(values: Iterable[Any], corpus: Callable[[Any], str], what: str) -> list[Any]:
+    """Each value in each run; a run of a corpus's faults stays in one process, which keeps their reports."""
     return [
         pytest.param(
             value,
@@ -53,7 +53,7 @@ def cases(values: Iterable[Any], corpus: Callable[[Any], str]) -> list[Any]:
             effort,
             id=str(value) if run == 0 else f"{value}-{effort}-{seed}",
             marks=[
-                pytest.mark.xdist_group(f"{corpus(value)}-{effort}-{seed}"),
+                pytest.mark.xdist_group(f"{what} {corpus(value)}-{effort}-{seed}"),
                 *([pytest.mark.slow] if run else []),
             ],
         )
@@ -62,19 +62,23 @@ def cases(values: Iterable[Any], corpus: Callable[[Any], str]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("name", "seed", "effort"), cases(PLANTED, lambda name: corpus_of(PLANTED[name])))
+FAULTS = cases(PLANTED, lambda name: corpus_of(PLANTED[name]), "faults")
+RIGHT = cases(SOUND, lambda name: corpus_of(SOUND[name]), "right")
+
+
+@pytest.mark.parametrize(("name", "seed", "effort"), FAULTS)
 def test_a_planted_fault_is_found(name: str, seed: int, effort: str) -> None:
     report = report_on(name, seed, effort)
     assert report.failures, str(report)
 
 
-@pytest.mark.parametrize(("name", "seed", "effort"), cases(SOUND, lambda name: corpus_of(SOUND[name])))
+@pytest.mark.parametrize(("name", "seed", "effort"), RIGHT)
 def test_a_right_operator_passes(name: str, seed: int, effort: str) -> None:
     report = report_on(name, seed, effort)
     assert report.passed, str(report)
 
 
-@pytest.mark.parametrize(("corpus", "seed", "effort"), cases(CORPORA, str))
+@pytest.mark.parametrize(("corpus", "seed", "effort"), cases(CORPORA, str, "faults"))
 def test_most_faults_are_named_rightly(corpus: Corpus, seed: int, effort: str) -> None:
     reports = {name: report_on(name, seed, effort) for name in corpus.planted}
     wrong = [name for name, report in reports.items() if not rightly_named(PLANTED[name], report)]

@@ -126,6 +126,7 @@ def test_unpickling_imports_the_module_that_declares_it(
     assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_unpickling_says_what_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the module declares the operator no longer, or is gone, the process that loads is told so."""
     module = tmp_path / "emptied_module.py"

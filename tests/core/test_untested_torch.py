@@ -104,6 +104,7 @@ def warned_of(done: subprocess.CompletedProcess[str]) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_all_that_is_missing_warns_once_and_plain_use_stays_right() -> None:
     """Without several names at once, of those that torch itself does not need here."""
     names = ["autocast", "front_door", "torch_func"]

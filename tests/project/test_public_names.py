@@ -71,6 +71,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_each_name_resolves_and_works_before_and_after_all_submodules(tmp_path: Path) -> None:
     (tmp_path / "star.py").write_text(
         "from opsmith import *\nnames = {each for each in globals() if not each.startswith('__')}\n"

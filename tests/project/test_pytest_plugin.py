@@ -126,6 +126,7 @@ def test_every_property_of_every_operator_is_a_test(
     assert f"collected {4 * len(PROPERTIES)} items" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_what_the_compiler_logs_for_its_own_tools_is_not_shown(folder: Path) -> None:
     done = run(folder, "--opsmith", "plugged.ops:wrong", "-q", "-k", "gradient or compile")

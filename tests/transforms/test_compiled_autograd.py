@@ -46,7 +46,12 @@ def test_compiled_forward(subject: Subject) -> None:
 # torch reads `.grad` of every tensor that compiled code closes over, and then warns of it.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize(
-    "warm", ["not", "forward", "backward"], ids=["first-call", "second-call", "later-call"]
+    "warm",
+    [
+        pytest.param("not", id="first-call"),
+        pytest.param("forward", id="second-call", marks=pytest.mark.slow),
+        pytest.param("backward", id="later-call"),
+    ],
 )
 @pytest.mark.parametrize(
     "subject", [s for s in SUBJECTS if s.name in BACKWARDS], ids=lambda subject: subject.name

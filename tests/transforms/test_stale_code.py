@@ -56,6 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.xdist_group("stale")
 def test_the_same_sources_find_their_code(folder: Path) -> None:
