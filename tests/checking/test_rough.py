@@ -57,12 +57,14 @@ def saturated(seed: int) -> Any:
     return 4 * torch.randn(3, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_cancellation_in_another_formula_is_rounding(seed: int) -> None:
     report = opsmith.check(Softmax, samples=[(saturated(seed),)], only=["gradient"], seed=seed)
     assert report.passed_as_asked, str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 7])
 @pytest.mark.parametrize("wrong", [SlightlyOff, InSingle, InHalf])
 def test_what_is_wrong_by_as_little_is_still_wrong(wrong: Any, seed: int) -> None:

@@ -68,12 +68,14 @@ def blocks(mixed: Result) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_report_has_a_block_for_each_class(mixed: Result, blocks: dict[str, str]) -> None:
     assert mixed.exit_code == 1, mixed.output
     assert mixed.stderr == ""
     assert list(blocks) == list(REPORT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPORT)
 def test_the_verdict_on_a_mixed_function(blocks: dict[str, str], name: str) -> None:
     verdict, words = REPORT[name]
@@ -82,11 +84,13 @@ def test_the_verdict_on_a_mixed_function(blocks: dict[str, str], name: str) -> N
         assert each in blocks[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LINES)
 def test_the_line_to_copy_stands_by_itself(mixed: Result, name: str) -> None:
     assert LINES[name] in [line.strip() for line in mixed.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_report_ends_in_a_table_and_in_what_to_do(mixed: Result) -> None:
     end = mixed.stdout[mixed.stdout.index("10 Functions: ") :]
     assert end.splitlines()[0] == "10 Functions: 2 work, 6 need a word, 2 are wrong"

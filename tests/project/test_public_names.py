@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import opsmith
 
 # Each name is looked up and used; then all submodules are imported; then all of it again.

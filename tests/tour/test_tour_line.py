@@ -31,6 +31,7 @@ def test_300_steps(tmp_path: Path) -> None:
         assert f"{value:.4f}" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_5000_steps(tmp_path: Path, seed: int) -> None:
     result = line.run(context(tmp_path, 5000, seed))

@@ -111,6 +111,7 @@ def test_single_thread_is_given_back() -> None:
 
 
 # torch warns of its own deprecated names when it first loads the formulas of forward mode.
+@pytest.mark.slow
 @pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated:DeprecationWarning")
 def test_checks_tell_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @opsmith.operator("tests_tour::twice")
