@@ -71,6 +71,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", marked(SUBJECTS))
 def test_results_and_gradients(name: str, report: dict[str, Any]) -> None:
     told = report[name]
@@ -78,6 +79,7 @@ def test_results_and_gradients(name: str, report: dict[str, Any]) -> None:
     assert told["faults"] == {}, "\n".join(f"{way}:\n{fault}" for way, fault in told["faults"].items())
 
 
+@pytest.mark.slow
 def test_every_placement_is_tried(report: dict[str, Any]) -> None:
     assert {name: report[name]["tried"] for name in ("exp", "marked", "opaque")} == {
         "exp": 4,
@@ -86,6 +88,7 @@ def test_every_placement_is_tried(report: dict[str, Any]) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_kernel_runs_on_shards_where_that_is_right(report: dict[str, Any]) -> None:
     """On whole tensors, on rows, and on columns where weights are split alike, for parts of a sum."""
     runs = [report[name]["kernel"] for name in ("kernel", "sized-kernel")]
@@ -95,6 +98,7 @@ def test_a_kernel_runs_on_shards_where_that_is_right(report: dict[str, Any]) -> 
         assert runs == [[[3, 3], [5, 2], [5, 3]], [[5, 2], [5, 3]]]
 
 
+@pytest.mark.slow
 def test_only_what_torch_derives_nothing_for_is_gathered(report: dict[str, Any]) -> None:
     warned = {name: report[name]["warned"] for name in SUBJECTS if report[name]["warned"]}
     assert set(warned) == {"involution"}
@@ -104,6 +108,7 @@ def test_only_what_torch_derives_nothing_for_is_gathered(report: dict[str, Any])
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_module_under(name: str, report: dict[str, Any]) -> None:
     assert report["modules"][name] == ""

@@ -50,7 +50,7 @@ def test_compiled_forward(subject: Subject) -> None:
     [
         pytest.param("not", id="first-call"),
         pytest.param("forward", id="second-call", marks=pytest.mark.slow),
-        pytest.param("backward", id="later-call"),
+        pytest.param("backward", id="later-call", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def test_the_same_sources_find_their_code(folder: Path) -> None:
     assert run(folder) == ["1", "1", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.xdist_group("stale")
 def test_another_closure_is_compiled_anew(folder: Path) -> None:
