@@ -302,7 +302,8 @@ class DispatcherRegistration:
         """Answer calls of `torch.ops` as those of the handle are answered, before the dispatcher."""
         self._opened = True
         # The door takes what authors take, and returns what they return.
-        if self.specification.schema.lowering is not None or self.specification.adopted is not None:
+        others = self.specification.schema.lowering is not None or self.specification.adopted is not None
+        if others or not capabilities.on("front_door"):
             return
         for operator in (self.overload, self._packets[0]):
             through = capabilities.direct_call(operator)
@@ -311,10 +312,10 @@ class DispatcherRegistration:
                 capabilities.answer_calls(operator, door)
 
     def _close_door(self) -> None:
-        if self._opened:
-            self._opened = False
+        if self._opened and capabilities.on("front_door"):
             for operator in (self.overload, self._packets[0]):
                 capabilities.answer_calls(operator, None)
+        self._opened = False
 
     def _by_reference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Run the reference, whatever kernels there are."""
