@@ -15,8 +15,12 @@ from pathlib import Path
 from opsmith import config, errors
 
 NAMES = ("g++", "clang++", "c++")
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden", "-pipe")
-"""Without `-ffast-math`: a kernel is held to the reference in nan and inf as well."""
+FLAGS = (
+    *("-std=c++17", "-O3", "-g1", "-march=native", "-fopenmp"),
+    *("-fPIC", "-shared", "-fvisibility=hidden", "-pipe"),
+)
+"""Without `-ffast-math`: a kernel is held to the reference in nan and inf as well. With lines (`-g1`), so
+that a crash can be told with its own."""
 LIMIT_S = 600
 """A compiler that takes longer is killed: kernels are small, and a machine may be slow."""
 

@@ -102,6 +102,11 @@ class CppKernel(BuiltKernel):
         """Name of the function in C++."""
         return self.source.function
 
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...] | None:
+        """What a template is made for; None for the usual ones."""
+        return None if self._dtypes is None else tuple(self._dtypes)
+
     def reload(self) -> None:
         """Read the source again; it is compiled at the next call, if it has changed."""
         source = self._read()

@@ -19,6 +19,7 @@ from opsmith.checking.properties.linearity import LINEARITY
 from opsmith.checking.properties.memory import MEMORY
 from opsmith.checking.properties.opcheck import OPCHECK
 from opsmith.checking.properties.randomness import RANDOMNESS
+from opsmith.checking.properties.sanitized import SANITIZED
 from opsmith.checking.properties.second_order import SECOND_ORDER
 from opsmith.checking.properties.serialization import SERIALIZATION
 from opsmith.checking.properties.state import STATE
@@ -27,7 +28,7 @@ from opsmith.checking.properties.values import VALUES
 from opsmith.checking.properties.vmap import VMAP
 from opsmith.checking.property import Property
 
-__all__ = ["GROUPS", "PROPERTIES"]
+__all__ = ["ASKED", "EVERY", "GROUPS", "PROPERTIES"]
 
 PROPERTIES: dict[str, Property] = {
     known.name: known
@@ -57,6 +58,11 @@ PROPERTIES: dict[str, Property] = {
         OPCHECK,
     )
 }
+
+ASKED: dict[str, Property] = {SANITIZED.name: SANITIZED}
+"""Those that are checked only where they are asked for: they take long, or need more than torch."""
+
+EVERY = {**PROPERTIES, **ASKED}
 
 GROUPS = {"integration": ("autocast", "serialization", "compile", "export", "opcheck")}
 """Names that stand for several properties in `only` and `skip`: all that ask what torch makes of it."""
