@@ -69,6 +69,7 @@ def test_a_right_kernel_passes(operator: Any) -> None:
     assert (found.status, found.failures, found.notes) == ("passed", (), ()), found
 
 
+@pytest.mark.slow
 def test_the_script_fails_again_and_what_else_would_run_the_kernel_here_does_not() -> None:
     name = "writes_after"
     report = opsmith.check(FAULTS[name].operator, only=["forward", "state"], effort="quick", sanitize=True)
