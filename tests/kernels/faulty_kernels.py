@@ -26,8 +26,8 @@ class Fault:
 
 
 FAULTS: dict[str, Fault] = {}
-WITHOUT_LINE = ("recurses", "leaves")
-"""Of which nothing knows the line: the first dies where it is entered, the other leaves without a word."""
+WITHOUT_LINE = ("recurses",)
+"""It dies where it is entered."""
 RIGHT: dict[str, Any] = {}
 
 
@@ -149,7 +149,7 @@ fault(
     "undefined",
     None,
     "C\\+\\+ does not say what this gives: division by zero",
-    body="  int zero = int(n) * 0;\n  if (n && 7 / zero == 9) y[0] = 0;  // fault\n",
+    body="  volatile int zero = 0;\n  if (n) y[0] += T(int(n) / zero);  // fault\n",
     deadly=True,
 )
 fault(

@@ -25,6 +25,10 @@ class Line:
     file: str
     number: int
 
+    def is_of(self, file: str) -> bool:
+        """Whether it is of a file, which stands behind the compiler's own directory where it is no path."""
+        return self.file == file or self.file.endswith(f"/{file}")
+
 
 def lines_at(library: Path, addresses: Sequence[int]) -> list[list[Line]]:
     """For each address the line it is of, and behind it those that it was inlined into.

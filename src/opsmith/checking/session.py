@@ -18,6 +18,7 @@ from opsmith.checking.isolation import isolated, limit_of, refuse_isolation
 from opsmith.checking.loading import load_compiler
 from opsmith.checking.merging import referred
 from opsmith.checking.mistakes import UncheckableError
+from opsmith.checking.natives import kernels_in_cpp
 from opsmith.checking.properties import ASKED, EVERY, PROPERTIES
 from opsmith.checking.property import raised
 from opsmith.checking.quiet import quiet
@@ -207,7 +208,9 @@ def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failur
             return Outcome("forward", "passed")
 
         place = subject.specification.where
-        deaths = isolated("forward", begin, where=place, limit_s=limit_s).failures
+        deaths = isolated(
+            "forward", begin, where=place, limit_s=limit_s, kernels=kernels_in_cpp(subject.specification)
+        ).failures
         if deaths:
             return Variations((), ()), deaths
     try:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.build.cpp.sanitizing import Fill, sanitized
+from opsmith.build.cpp.tracing import trace_exit, tracer
 from opsmith.checking.sample import replica
 from opsmith.checking.sanitizing.fence import Span, fenced
 from opsmith.checking.sanitizing.job import Form, Job, Trial, Values
@@ -60,6 +61,7 @@ class Child:
             with sanitized(fill):
                 stand_ins[fill] = self._declared(fill)
         self.stand_ins = stand_ins
+        self.tracer = tracer()
         self.tell({"built": True})
         start = deaths = 0
         while start < len(self.job.trials) and deaths < DEATHS:
@@ -103,6 +105,8 @@ class Child:
             # Each sanitizer writes to the standard error, and only there do both.
             self.log = os.open(self.folder / f"log.{os.getpid()}", os.O_RDWR | os.O_CREAT | os.O_APPEND)
             os.dup2(self.log, 2)
+            if self.tracer is not None:
+                trace_exit(self.tracer, 2)
             self.tell({"fork": os.getpid()})
             torch.set_num_threads(self.job.threads)
             # Not `use_deterministic_algorithms`, which imports torch's compiler.

@@ -13,6 +13,7 @@ from typing import Any
 from opsmith.build.cpp.sanitizer_reports import SanitizerReport
 from opsmith.build.cpp.source import CppSource
 from opsmith.build.cpp.warnings import unset_lines
+from opsmith.build.symbols import Line
 from opsmith.checking.isolation import SIGNALS
 from opsmith.checking.report import Failure
 from opsmith.checking.sanitizing.fence import FENCE, Span
@@ -62,17 +63,20 @@ def apart(failures: Sequence[Failure]) -> list[Failure]:
     """The failures, without those that tell less of what another one tells of the same line.
 
     Two builds run, of which one does not know where its results lie; and both sanitizers see a null pointer,
-    or an index that an array does not have.
+    an index that an array does not have, or a division by zero.
     """
     outside = [each for each in failures if each.cause == "out-of-bounds"]
     named = {each.where for each in outside if each.input is not None}
     told = {each.where for each in outside}
+    undefined = {each.where for each in failures if each.cause == "undefined"}
     also = {each.where: each.message for each in failures if each.cause == "undefined" and each.where in told}
     kept = []
     for failure in failures:
         if failure.cause == "out-of-bounds" and failure.input is None and failure.where in named:
             continue
         if failure.cause == "undefined" and failure.where in told:
+            continue
+        if failure.message.startswith(ENDS["FPE"]) and failure.where in undefined:
             continue
         if failure.cause == "out-of-bounds" and failure.where in also:
             failure = replace(failure, evidence={**failure.evidence, "also": also[failure.where]})
@@ -104,12 +108,12 @@ class Findings:
         if run.late and not run.reports:
             yield self._late(trial, self.source.where)
         elif run.status is not None and not run.reports:
-            yield self._died(run.status, trial)
+            yield self._died(run.status, run.lines, trial)
         for depends in run.depends:
             yield self._depending(depends, trial)
 
     def _reported(self, report: SanitizerReport, run: Run, trial: Trial) -> Failure:
-        where, line = self._place(report)
+        where, line = self._place(report.lines)
         if run.late and report.kind == "ABRT":
             return self._late(trial, where, line)
         evidence = self._evidence(trial, line, report.words)
@@ -164,9 +168,10 @@ class Findings:
         message = f"a call did not finish within {self.limit_s:g} s" + "; it was in this line" * bool(line)
         return Failure(self.check, None, "raises", message, where, evidence)
 
-    def _died(self, status: int, trial: Trial) -> Failure:
+    def _died(self, status: int, lines: Sequence[Line], trial: Trial) -> Failure:
         """A death of which the sanitizer says nothing."""
-        evidence = self._evidence(trial, "")
+        where, line = self._place(lines)
+        evidence = self._evidence(trial, line)
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
             name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
@@ -175,7 +180,7 @@ class Findings:
         else:
             how = f"it ends the process, with status {os.WEXITSTATUS(status)}, instead of returning"
             evidence["status"] = os.WEXITSTATUS(status)
-        return Failure(self.check, None, "raises", how, self.source.where, evidence)
+        return Failure(self.check, None, "raises", how, where, evidence)
 
     def _depending(self, found: Any, trial: Trial) -> Failure:
         name = found["result"]
@@ -199,9 +204,9 @@ class Findings:
         """Lines that use a variable before it is set, as far as the compiler sees it, with its warnings."""
         return unset_lines(self.source, self.job.operator, self.job.dtypes)
 
-    def _place(self, report: SanitizerReport) -> tuple[str, str]:
+    def _place(self, lines: Sequence[Line]) -> tuple[str, str]:
         """`file:line` of the author's innermost line, and that line; of the function where none is known."""
-        for line in report.lines:
+        for line in lines:
             # In the process the text stood for itself, and its lines were counted from 1.
             if OWN.search(line.file):
                 number = line.number + self.source.line - 1

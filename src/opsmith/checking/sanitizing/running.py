@@ -19,6 +19,8 @@ from typing import Any
 from opsmith import errors
 from opsmith.build.cpp.sanitizer_reports import SanitizerReport, reports
 from opsmith.build.cpp.sanitizing import preloaded
+from opsmith.build.cpp.tracing import lines_in
+from opsmith.build.symbols import Line
 from opsmith.build.toolchain import find_toolchain
 from opsmith.checking.mistakes import UncheckableError
 from opsmith.checking.sanitizing.fence import Span
@@ -61,6 +63,7 @@ class Run:
         reports: What the sanitizers told of.
         status: That of the process, where the call ended it.
         late: Whether it took too long.
+        lines: Where it left the process, the innermost first.
     """
 
     trial: int
@@ -70,6 +73,7 @@ class Run:
     reports: list[SanitizerReport] = field(default_factory=list)
     status: int | None = None
     late: bool = False
+    lines: list[Line] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -195,22 +199,24 @@ class _Conversation:
             run = self.runs[-1]
             run.raised, run.depends = event["raised"], event.get("depends", [])
             run.spans += [Span(*span) for span in event.get("memory", [])]
-            run.reports += self._reports(event["size"])
+            run.reports += reports(self._written(event["size"]))
         elif "died" in event:
             if not self.runs or self.runs[-1].trial != event["died"]:
                 self.runs.append(Run(event["died"]))
             self.runs[-1].status = event["status"]
-            self.runs[-1].reports += self._reports(None)
+            words = self._written(None)
+            self.runs[-1].reports += reports(words)
+            self.runs[-1].lines = lines_in(words)
 
-    def _reports(self, size: int | None) -> list[SanitizerReport]:
+    def _written(self, size: int | None) -> str:
         """What the sanitizers have written since the last call, up to so many bytes; to the end for None."""
         if not self.forks:
-            return []
+            return ""
         with (self.folder / f"log.{self.forks[-1]}").open("rb") as log:
             log.seek(self.read)
             written = log.read(None if size is None else size - self.read)
         self.read += len(written)
-        return reports(written.decode(errors="replace"))
+        return written.decode(errors="replace")
 
     def _never_ran(self) -> errors.ToolchainError:
         words = (self.folder / "said").read_text(errors="replace").strip()
