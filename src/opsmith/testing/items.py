@@ -54,7 +54,7 @@ def module_of(session: pytest.Session, text: str) -> OperatorModule:
     """
     place, name, wanted = _parts(text)
     operators = Target(place, name).operators()
-    asked = [*ASKED] if session.config.option.opsmith_sanitize else []
+    asked = [*ASKED] if getattr(session.config.option, "opsmith_sanitize", False) else []
     names = [wanted] if wanted else [*PROPERTIES, *asked]
     return OperatorModule.from_parent(session, name=place, nodeid=place, operators=operators, names=names)
 
