@@ -92,7 +92,7 @@ fault(
     "overflows",
     "undefined",
     None,
-    "signed integer overflow: 2147483647",
+    r"signed integer overflow: \d+ \+ 2147483647",
     body="  int count = 2147483647;\n  count += int(n);  // fault\n  if (count == 7) y[0] = 0;\n",
 )
 fault(
