@@ -20,7 +20,10 @@ from opsmith import errors
 from opsmith.build import toolchain
 from opsmith.build.cpp import sanitizing
 from opsmith.build.toolchain import Toolchain
+from opsmith.checking.natives import kernels_in_cpp
+from opsmith.checking.properties import EVERY
 from opsmith.checking.report import Outcome
+from opsmith.ops import add, exp, involution, linear, mul
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="C++ kernels are built on Linux")
 
@@ -70,6 +73,17 @@ def test_a_right_kernel_passes(operator: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("operator", [exp, mul, add, linear, involution], ids=str)
+def test_bundled_operators_pass_or_have_no_kernel_in_cpp(operator: Any) -> None:
+    found = outcome(operator)
+    assert found.failures == ()
+    if kernels_in_cpp(operator.specification):
+        assert (found.status, found.notes) == ("passed", ())
+    else:
+        assert found.reason == "it has no kernel in C++"
+
+
+@pytest.mark.slow
 def test_the_script_fails_again_and_what_else_would_run_the_kernel_here_does_not() -> None:
     name = "writes_after"
     report = opsmith.check(FAULTS[name].operator, only=["forward", "state"], effort="quick", sanitize=True)
@@ -86,7 +100,7 @@ def test_the_script_fails_again_and_what_else_would_run_the_kernel_here_does_not
 
 
 def test_without_a_kernel_in_cpp_it_is_skipped_and_says_so() -> None:
-    report = opsmith.check(opsmith.ops.exp, only=["forward"], effort="quick", sanitize=True)
+    report = opsmith.check(exp, only=["forward"], effort="quick", sanitize=True)
     found = report.outcomes[-1]
     assert (found.property, found.status, found.reason) == (
         "sanitized",
@@ -96,8 +110,17 @@ def test_without_a_kernel_in_cpp_it_is_skipped_and_says_so() -> None:
     assert report.passed_as_asked
 
 
+def test_it_goes_first_and_progress_tells() -> None:
+    told: list[tuple[str, int, int]] = []
+    options: Any = {"only": ["forward"], "effort": "quick", "sanitize": True}
+    opsmith.check(exp, progress=lambda *event: told.append(event), **options)
+    assert told[0][:2] == ("sanitized", 0)
+    assert [done for _, done, _ in told] == list(range(len(EVERY) + 1))
+    assert sorted(name for name, _, _ in told[:-1]) == sorted(EVERY)
+
+
 def test_without_being_asked_for_it_is_not_there() -> None:
-    report = opsmith.check(opsmith.ops.exp, only=["forward"], effort="quick")
+    report = opsmith.check(exp, only=["forward"], effort="quick")
     assert "sanitized" not in {each.property for each in report.outcomes}
     assert "sanitized" not in report.omissions()
 

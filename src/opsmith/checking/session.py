@@ -101,6 +101,8 @@ def check(
         refuse_isolation()
     found: dict[str, Outcome] = {}
     for name in (each for each in ASKED if each in names):  # before anything runs its kernels here
+        if progress is not None:
+            progress(name, len(found), len(names))
         try:
             found[name] = run(ASKED[name], replace(subject, limit_s=limit_s or subject.limit_s), 0.0)
         except UncheckableError as error:
@@ -115,10 +117,10 @@ def check(
             smooth = safe if deaths else among_symmetric(safe)
     every = replace(subject, samples=(*subject.samples, *derived.samples))
     for name in sorted(names, key=lambda name: name not in FIRST):
-        if progress is not None:
-            progress(name, len(found), len(names))
         if name in found:
             continue
+        if progress is not None:
+            progress(name, len(found), len(names))
         if name not in wanted:
             found[name] = Outcome(name, "skipped", "left out, as asked", left_out=True)
         elif (unsteady := _unsteady(found)) and (name not in FIRST or name == "state"):
