@@ -110,7 +110,7 @@ def can_mount() -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("kilobytes", [4, 16, 48, 100, 200, 400])
+@pytest.mark.parametrize("kilobytes", [4, 16, 48, 100, 200])
 def test_on_a_full_disk_a_kernel_is_built_for_the_process(folder: Path, kilobytes: int) -> None:
     if not can_mount():
         pytest.skip("this user may not mount a small disk")

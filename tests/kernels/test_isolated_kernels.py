@@ -47,6 +47,17 @@ def test_a_death_is_told_with_its_line(name: str) -> None:
         assert failure.evidence["line"].endswith("// fault")
 
 
+@pytest.mark.slow
+def test_a_kernel_that_damages_the_heap_does_so_in_child_processes_alone() -> None:
+    """Inputs are derived, and asked whether they are symmetric, by the reference."""
+    report = opsmith.check(
+        FAULTS["writes_after"].operator, only=["forward", "gradient"], effort="quick", isolate=True
+    )
+    outcomes = {each.property: each for each in report.outcomes}
+    assert all(outcomes[name].status in ("failed", "passed") for name in ("forward", "gradient"))
+    assert {failure.cause for failure in report.failures} <= {"raises", "kernel-mismatch"}
+
+
 @opsmith.operator("isolated_kernels::deadly")
 def deadly(x: torch.Tensor) -> torch.Tensor:
     return x + 1
