@@ -33,8 +33,14 @@ def cache_on_disk() -> Cache:
     return Cache(config.cache_directory())
 
 
-def compiled(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...]) -> Entry:
+def compiled(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], shapes: str = "") -> Entry:
     """Compile a kernel, or find it compiled.
+
+    Args:
+        source: What its author wrote.
+        operator: Name of the operator.
+        dtypes: Those that a template is made for.
+        shapes: What `shapes=` says, in C++.
 
     Returns:
         An entry whose directory holds `LIBRARY`.
@@ -44,7 +50,7 @@ def compiled(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...]) 
         ToolchainError: If there is no compiler, or this system is none that kernels are built on.
     """
     toolchain = _toolchain()
-    text, flags = generated(source, operator, dtypes), flags_in_force()
+    text, flags = generated(source, operator, dtypes, shapes), flags_in_force()
 
     def build(directory: Path) -> None:
         (directory / "opsmith.h").write_bytes(HEADER.read_bytes())

@@ -15,7 +15,7 @@ from opsmith.core.bases import NUMBERED
 FORMS = ("Tensor", "int", "float", "bool", "str", "Tensor[]", "int[]", "float[]", "bool[]")
 """The forms of a parameter, in the header's order, in torch's schema language."""
 LAYOUTS = ("any", "contiguous", "channels-last")
-VERSION = 2
+VERSION = 3
 """Of what a library exports; a test holds it to the header's."""
 
 
@@ -64,6 +64,7 @@ class _Candidate(ctypes.Structure):
         ("parameters", ctypes.POINTER(_Parameter)),
         ("count", ctypes.c_int32),
         ("run", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
     ]
 
 
@@ -86,11 +87,13 @@ class CppLibrary:
 
     Attributes:
         candidates: The parameters of each instance of the kernel.
+        tells_sizes: Whether it tells the sizes of the results.
     """
 
     def __init__(self, directory: Path) -> None:
         self._library = ctypes.CDLL(str(directory / LIBRARY))
         self.exported = _Exported.in_dll(self._library, "opsmith_kernel")
+        self.tells_sizes = bool(self.exported.candidates[0].sizes)
         self.candidates = tuple(
             tuple(_parameter(each.parameters[at]) for at in range(each.count))
             for each in self.exported.candidates[: self.exported.count]
