@@ -23,6 +23,7 @@ from opsmith.build.toolchain import Toolchain
 from opsmith.checking.natives import kernels_in_cpp
 from opsmith.checking.properties import EVERY
 from opsmith.checking.report import Outcome
+from opsmith.checking.sanitizing import running
 from opsmith.ops import add, exp, involution, linear, mul
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="C++ kernels are built on Linux")
@@ -69,7 +70,31 @@ def test_a_fault_is_told_with_its_line_and_what_it_is_of(name: str) -> None:
 )
 def test_a_right_kernel_passes(operator: Any) -> None:
     found = outcome(operator)
-    assert (found.status, found.failures, found.notes) == ("passed", (), ()), found
+    assert (found.status, found.failures) == ("passed", ()), found
+    if operator is RIGHT["refusing"]:
+        (note,) = found.notes
+        assert (
+            "raised: KernelError: faulty::refusing: the C++ kernel threw: no more than 2 dimensions" in note
+        )
+    else:
+        assert found.notes == ()
+
+
+@pytest.mark.slow
+def test_calls_that_were_not_made_are_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the system ends the process for want of memory."""
+    monkeypatch.setattr(
+        running,
+        "PROGRAM",
+        "import os\n"
+        + running.PROGRAM.replace(
+            "import main\n",
+            "import main, Child\nChild._forked = lambda self, start: os._exit(0)\n",
+        ),
+    )
+    found = outcome(RIGHT["columns"])
+    assert found.status == "skipped"
+    assert "were not made: their process ended, and nothing says why" in found.reason
 
 
 @pytest.mark.slow
@@ -166,8 +191,6 @@ def test_a_text_in_the_place_of_a_library_names_it(tmp_path: Path) -> None:
 
 
 def test_a_process_that_does_not_start_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from opsmith.checking.sanitizing import running
-
     monkeypatch.setattr(running, "PROGRAM", "raise SystemExit('no shadow memory')")
     with pytest.raises(errors.ToolchainError) as caught:
         outcome(FAULTS["reads_after"].operator)

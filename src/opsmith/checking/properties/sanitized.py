@@ -62,12 +62,17 @@ def _kernel(subject: Subject, kernel: Kernel) -> Findings:
         return
     answer = done(job, subject.limit_s)
     findings = KernelFindings(NAME, job, built.source, subject.limit_s)
-    yield from apart([failure for each in answer.runs for failure in findings.of(each)])
-    if answer.left:
-        yield Note(f"{answer.left} calls of the kernel at {kernel.where} were left out, after so many deaths")
-    if not any(each.raised is None for each in answer.runs):
-        words = next((each.raised for each in answer.runs if each.raised), "it died")
-        yield Skipped(f"no call of the kernel at {kernel.where} came to its end: {words}")
+    failures = apart([failure for each in answer.runs for failure in findings.of(each)])
+    yield from failures
+    raised = [each.raised for each in answer.runs if each.raised is not None]
+    what = f"of the {len(job.trials)} calls of the kernel at {kernel.where}"
+    if answer.left and failures:
+        yield Note(f"{answer.left} {what} were left out, after so many deaths")
+    elif answer.left:
+        yield Skipped(f"{answer.left} {what} were not made: their process ended, and nothing says why")
+    if raised:
+        words = f"{len(raised)} {what} raised: {raised[0].splitlines()[0]}"
+        yield Note(words) if len(raised) < len(answer.runs) else Skipped(words)
 
 
 def _job(subject: Subject, kernel: Kernel, built: CppKernel) -> Job:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,12 +124,10 @@ def done(job: Job, limit_s: float) -> Done:
             runs = _Conversation(folder, limit_s).of(reading)
         finally:
             os.close(reading)
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                process.poll()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and its forks
             process.wait()
-    return Done(runs, len(job.trials) - 1 - runs[-1].trial if runs else 0)
+    return Done(runs, len(job.trials) - (1 + runs[-1].trial if runs else 0))
 
 
 PROGRAM = """\
@@ -156,7 +155,8 @@ class _Conversation:
                 if late or not self.built or not self.forks or not self.runs:
                     break  # it does not even die
                 late = self.runs[-1].late = True
-                os.kill(self.forks[-1], signal.SIGABRT)  # the sanitizer says where it is
+                with suppress(ProcessLookupError):  # it has ended just now
+                    os.kill(self.forks[-1], signal.SIGABRT)  # the sanitizer says where it is
                 self.limit_s = GRACE_S
                 continue
             self._take(event)
