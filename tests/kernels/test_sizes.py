@@ -93,7 +93,8 @@ def test_nothing_is_proven_by_sizes_of_which_strides_tell_nothing() -> None:
         x = torch.randn(size, 3)
         result, right = windows(x, 3, 2.0), windows.reference(x, 3, 2.0)
         assert_close(result, right)
-        assert result.stride() == right.stride()
+        if size > 1:  # the stride of a dimension of one means nothing, and torch's stand-ins have another
+            assert result.stride() == right.stride()
 
 
 def test_sizes_that_are_not_the_reference_s_are_an_error() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from opsmith import errors
 from opsmith.build.cpp.compiling import LIBRARY
 from opsmith.core.bases import NUMBERED
 
@@ -91,7 +92,14 @@ class CppLibrary:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._library = ctypes.CDLL(str(directory / LIBRARY))
+        try:
+            self._library = ctypes.CDLL(str(directory / LIBRARY))
+        except OSError as error:
+            raise errors.CompileError(
+                "the compiled kernel cannot be loaded",
+                got=str(error),
+                mend="see that every library it needs is installed, and that CXX is this machine's compiler",
+            ) from error
         self.exported = _Exported.in_dll(self._library, "opsmith_kernel")
         self.tells_sizes = bool(self.exported.candidates[0].sizes)
         self.candidates = tuple(
