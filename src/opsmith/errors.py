@@ -32,6 +32,7 @@ __all__ = [
     "KernelError",
     "KernelSignatureError",
     "KernelSourceError",
+    "LaunchError",
     "LayoutError",
     "MissingAnnotationError",
     "MissingExtraError",
@@ -336,8 +337,12 @@ class KernelSourceError(OpsmithError, ValueError):
 
 
 class KernelSignatureError(OpsmithError, TypeError):
-    """The parameters of a C++ kernel are not the operator's arguments and results."""
+    """The parameters of a kernel in C++ or CUDA are not the operator's arguments and results."""
+
+
+class LaunchError(OpsmithError, ValueError):
+    """How a CUDA kernel is launched cannot be told from a call, or is nothing that a GPU does."""
 
 
 class KernelError(OpsmithError, RuntimeError):
-    """A kernel threw an exception."""
+    """A kernel threw an exception, or the CUDA driver did not launch it."""

@@ -38,6 +38,7 @@ def test_these_are_the_examples() -> None:
         "distributed",
         "dropout",
         "hot_reload",
+        "involution_cuda",
         "layer_norm",
         "numpy_routine",
         "quick_start",

@@ -6,11 +6,12 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable
 from os import PathLike
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from opsmith import errors
 from opsmith.core.attaching import check_attached
 from opsmith.core.calls import shown
+from opsmith.core.cuda_options import CudaOptions
 from opsmith.core.faces import face
 from opsmith.core.gradients import GradientRules, Rule, formula_rules, joint_rules
 from opsmith.core.kernels import BuiltKernel, Kernel, check_device, dtypes_of
@@ -220,6 +221,8 @@ class Aspects:
         dtypes: Any = None,
         strict: bool = False,
     ) -> Self: ...
+    @overload
+    def kernel(self, device: str, /, **options: Unpack[CudaOptions]) -> Self: ...
     def kernel(
         self,
         device: str,
@@ -231,6 +234,7 @@ class Aspects:
         cpp_file: str | PathLike[str] | None = None,
         entry: str | None = None,
         strict: bool = False,
+        **options: Any,
     ) -> Any:
         """Give a kernel for one type of device: a function that computes what the reference does, faster.
 
@@ -243,11 +247,12 @@ class Aspects:
             cpp_file: A file that holds it, beside the one that calls this.
             entry: Name of the function in C++; by default the operator's own.
             strict: Whether it is an error that the kernel cannot be built here.
+            **options: A kernel in CUDA C++, and how it is launched: see `CudaOptions`.
 
         Raises:
             DeviceNameError: If torch knows no such device type.
             NotAFunctionError: If the kernel cannot be called as the operator is.
-            KernelSourceError, KernelDtypeError: If the source, or a dtype, is none for C++.
+            KernelSourceError, KernelDtypeError, LaunchError: If what is said of it is nothing for a kernel.
 
         Example:
             >>> @opsmith.operator("demo::negate")
@@ -260,7 +265,7 @@ class Aspects:
         if self._specification.own is not None:
             raise self._own_stays("kernels", "register it with `torch.library.impl`")
         chosen = None if dtypes is None else dtypes_of(dtypes, self.name)
-        if not (cpp is cpp_file is entry is None and not strict):
+        if not (cpp is cpp_file is entry is None and not strict and not options):
             frame = inspect.currentframe()
             built = face("build_kernel")(
                 self,
@@ -272,6 +277,7 @@ class Aspects:
                 cpp_file=cpp_file,
                 entry=entry,
                 strict=strict,
+                options=options,
             )
             self._attach_kernel(Kernel(device, built))
             return self

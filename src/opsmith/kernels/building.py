@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from types import FrameType
 from typing import Any
@@ -12,11 +12,12 @@ import torch
 from opsmith import errors
 from opsmith.build.cpp.generating import TYPES
 from opsmith.build.cpp.source import CppSource, source_of
+from opsmith.core.cuda_options import SOURCES
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.cpp import CppKernel
 
-_SOURCES = "one of a function in Python, `cpp=` and `cpp_file=`"
+_SOURCES = "one of a function in Python, `cpp=`, `cpp_file=`, `cuda=` and `cuda_file=`"
 
 
 def build_kernel(
@@ -30,6 +31,7 @@ def build_kernel(
     cpp_file: str | PathLike[str] | None,
     entry: str | None,
     strict: bool,
+    options: Mapping[str, Any] | None = None,
 ) -> BuiltKernel:
     """Make a kernel of a source.
 
@@ -43,20 +45,45 @@ def build_kernel(
         cpp_file: A file of it.
         entry: Name of the function in it.
         strict: Whether it is an error that it cannot be built here.
+        options: A source in CUDA C++, and how it is launched.
 
     Raises:
         UsageError: If the words do not fit one another.
-        KernelSourceError, KernelDtypeError: If the source, or a dtype, is none for C++.
+        KernelSourceError, KernelDtypeError, LaunchError: If the source, a dtype or a launch is none.
     """
-    given = [name for name, value in (("cpp", cpp), ("cpp_file", cpp_file)) if value is not None]
+    options = dict(options or {})
+    others = {name: options.pop(name, None) for name in SOURCES}
+    sources = {"cpp": cpp, "cpp_file": cpp_file, **others}
+    given = [name for name, value in sources.items() if value is not None]
     if len(given) != 1 or function is not None:
         shown = [*(["a function"] if function is not None else []), *(f"`{name}=`" for name in given)]
         raise errors.UsageError(
             "a kernel has one source",
             operator=operator.name,
             expected=_SOURCES,
-            got=" and ".join(shown) or "`entry=` or `strict=` alone",
+            got=" and ".join(shown or [f"`{name}=`" for name in options]) or "`entry=` or `strict=` alone",
             mend="give each kernel by a call of `op.kernel(...)` of its own",
+        )
+    if any(value is not None for value in others.values()):
+        from opsmith.kernels.cuda_building import build_cuda_kernel
+
+        return build_cuda_kernel(
+            operator,
+            device,
+            **others,
+            entry=entry,
+            declared=None if frame is None else frame.f_code.co_filename,
+            dtypes=_ordered(operator.name, dtypes),
+            options=options,
+            strict=strict,
+        )
+    if options:
+        raise errors.UsageError(
+            "a kernel in C++ is not launched",
+            operator=operator.name,
+            expected="`entry=`, `dtypes=` and `strict=`",
+            got=", ".join(f"`{name}=`" for name in options),
+            mend="leave it out; `grid=` and what belongs to it are for `cuda=`",
         )
     if device != "cpu":
         raise errors.UsageError(
