@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any, Self, TypeVar, overload
 
@@ -220,6 +220,19 @@ class Aspects:
         dtypes: Any = None,
         strict: bool = False,
     ) -> Self: ...
+    @overload
+    def kernel(
+        self,
+        device: str,
+        /,
+        *,
+        triton: Callable[..., Any],
+        grid: Any,
+        constants: Mapping[str, Any] | None = None,
+        layouts: Mapping[str, str] | None = None,
+        dtypes: Any = None,
+        strict: bool = False,
+    ) -> Self: ...
     def kernel(
         self,
         device: str,
@@ -230,6 +243,10 @@ class Aspects:
         cpp: str | None = None,
         cpp_file: str | PathLike[str] | None = None,
         entry: str | None = None,
+        triton: Callable[..., Any] | None = None,
+        grid: Any = None,
+        constants: Mapping[str, Any] | None = None,
+        layouts: Mapping[str, str] | None = None,
         strict: bool = False,
     ) -> Any:
         """Give a kernel for one type of device: a function that computes what the reference does, faster.
@@ -237,17 +254,22 @@ class Aspects:
         Args:
             device: Device type: `cpu`, `cuda`, `mps`, ...
             function: Takes and returns what the reference does. Without it, `kernel` is a decorator.
-            dtypes: dtypes that it takes; all by default, for a template in C++ float32 and float64. Others
-                run the reference: `explain` tells.
+            dtypes: dtypes that it takes; all by default, for a template in C++ float32 and float64, in Triton
+                float16, bfloat16 and float32. Others run the reference: `explain` tells.
             cpp: The kernel in C++: a function whose parameters are the arguments and then the results.
             cpp_file: A file that holds it, beside the one that calls this.
             entry: Name of the function in C++; by default the operator's own.
+            triton: The kernel in Triton: a function whose parameters are named after what they get.
+            grid: How many programs of it run: numbers, or a function of what it names.
+            constants: What other parameters of it get: values, or functions of what they name.
+            layouts: Tensors that it wants `channels-last`, or `contiguous` although it takes their strides.
             strict: Whether it is an error that the kernel cannot be built here.
 
         Raises:
             DeviceNameError: If torch knows no such device type.
             NotAFunctionError: If the kernel cannot be called as the operator is.
-            KernelSourceError, KernelDtypeError: If the source, or a dtype, is none for C++.
+            KernelSourceError, KernelDtypeError: If the source, or a dtype, is none for C++ or Triton.
+            KernelSignatureError: If a parameter of a kernel in Triton has a name that tells nothing.
 
         Example:
             >>> @opsmith.operator("demo::negate")
@@ -260,7 +282,9 @@ class Aspects:
         if self._specification.own is not None:
             raise self._own_stays("kernels", "register it with `torch.library.impl`")
         chosen = None if dtypes is None else dtypes_of(dtypes, self.name)
-        if not (cpp is cpp_file is entry is None and not strict):
+        if strict or any(
+            each is not None for each in (cpp, cpp_file, entry, triton, grid, constants, layouts)
+        ):
             frame = inspect.currentframe()
             built = face("build_kernel")(
                 self,
@@ -271,6 +295,10 @@ class Aspects:
                 cpp=cpp,
                 cpp_file=cpp_file,
                 entry=entry,
+                triton=triton,
+                grid=grid,
+                constants=constants,
+                layouts=layouts,
                 strict=strict,
             )
             self._attach_kernel(Kernel(device, built))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from types import FrameType
 from typing import Any
@@ -16,7 +16,7 @@ from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.cpp import CppKernel
 
-_SOURCES = "one of a function in Python, `cpp=` and `cpp_file=`"
+_SOURCES = "one of a function in Python, `cpp=`, `cpp_file=` and `triton=`"
 
 
 def build_kernel(
@@ -29,6 +29,10 @@ def build_kernel(
     cpp: str | None,
     cpp_file: str | PathLike[str] | None,
     entry: str | None,
+    triton: Callable[..., Any] | None,
+    grid: Any,
+    constants: Mapping[str, Any] | None,
+    layouts: Mapping[str, str] | None,
     strict: bool,
 ) -> BuiltKernel:
     """Make a kernel of a source.
@@ -42,22 +46,52 @@ def build_kernel(
         cpp: Text in C++.
         cpp_file: A file of it.
         entry: Name of the function in it.
+        triton: A function in Triton.
+        grid: How many programs of it run.
+        constants: What parameters of it get.
+        layouts: In which layout it wants tensors.
         strict: Whether it is an error that it cannot be built here.
 
     Raises:
         UsageError: If the words do not fit one another.
-        KernelSourceError, KernelDtypeError: If the source, or a dtype, is none for C++.
+        KernelSourceError, KernelDtypeError: If the source, or a dtype, is none for C++ or Triton.
+        KernelSignatureError: If it cannot be told what a parameter of a kernel in Triton gets.
     """
-    given = [name for name, value in (("cpp", cpp), ("cpp_file", cpp_file)) if value is not None]
+    sources = {"cpp": cpp, "cpp_file": cpp_file, "triton": triton}
+    given = [name for name, value in sources.items() if value is not None]
     if len(given) != 1 or function is not None:
         shown = [*(["a function"] if function is not None else []), *(f"`{name}=`" for name in given)]
         raise errors.UsageError(
             "a kernel has one source",
             operator=operator.name,
             expected=_SOURCES,
-            got=" and ".join(shown) or "`entry=` or `strict=` alone",
+            got=" and ".join(shown) or f"{_alone(grid, constants, layouts)} alone",
             mend="give each kernel by a call of `op.kernel(...)` of its own",
         )
+    if triton is not None:
+        from opsmith.kernels.building_triton import build_triton
+
+        return build_triton(
+            operator,
+            device,
+            triton,
+            grid=grid,
+            constants=constants or {},
+            layouts=layouts or {},
+            dtypes=dtypes,
+            entry=entry,
+            strict=strict,
+        )
+    words = {"grid": grid, "constants": constants, "layouts": layouts}
+    for name, value in words.items():
+        if value is not None:
+            raise errors.UsageError(
+                f"`{name}=` is given for a kernel in C++",
+                operator=operator.name,
+                expected=f"`{name}=` for a kernel in Triton alone",
+                got=f"`{given[0]}=` and `{name}=`",
+                mend="leave it out",
+            )
     if device != "cpu":
         raise errors.UsageError(
             f"a kernel in C++ is declared for `{device}`",
@@ -83,6 +117,12 @@ def build_kernel(
             mend="leave `dtypes=` out: the views in its parameters say what it takes",
         )
     return kernel
+
+
+def _alone(grid: Any, constants: Any, layouts: Any) -> str:
+    """The words that say something of a kernel, where none is given."""
+    words = {"`grid=`": grid, "`constants=`": constants, "`layouts=`": layouts}
+    return " and ".join(name for name, value in words.items() if value is not None) or "`entry=` or `strict=`"
 
 
 def _ordered(operator: str, dtypes: Iterable[torch.dtype] | None) -> tuple[torch.dtype, ...] | None:

@@ -1,0 +1,179 @@
+"""Triton kernels compiled ahead of time, for what an operator's samples make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.build.triton.compiling import Specialization, Used, compiled
+from opsmith.build.triton.source import LAUNCH_OPTIONS, POINTERS
+from opsmith.core.samples import Make, samples_of
+from opsmith.kernels.triton import TritonKernel
+
+DIVISOR = 16
+"""Triton compiles a kernel anew for numbers that are divisible by this: so it loads several at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A row of a report: one kernel for one architecture, for arguments of one form.
+
+    Attributes:
+        operator: The operator's name.
+        kernel: Name of the function.
+        where: `file:line` of it.
+        architecture: As `sm_90`.
+        specialization: What it was compiled for.
+        used: Registers, spills, shared memory and threads.
+    """
+
+    operator: str
+    kernel: str
+    where: str
+    architecture: str
+    specialization: Specialization
+    used: Used
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as plain values."""
+        return {
+            "operator": self.operator,
+            "kernel": self.kernel,
+            "where": self.where,
+            "architecture": self.architecture,
+            "specialization": str(self.specialization),
+            "registers": self.used.registers,
+            "spilled": self.used.spilled,
+            "shared": self.used.shared,
+            "threads": self.used.threads,
+            "source": self.used.source,
+        }
+
+
+def compile_ahead(kernel: TritonKernel, architectures: Iterable[str]) -> list[CompiledKernel]:
+    """Compile a kernel in Triton for each form of arguments in the operator's samples; no GPU is needed.
+
+    Floating tensors come in each dtype that the kernel takes, and in every configuration of
+    `triton.autotune`. Addresses are taken to be divisible by 16, as torch allocates.
+
+    Args:
+        kernel: The kernel.
+        architectures: As `sm_80`, `sm_90`.
+
+    Returns:
+        A row for each form and architecture, in their order.
+
+    Raises:
+        MissingSamplesError: If the operator has no samples.
+        ToolchainError: If Triton is not installed.
+        CompileError: If Triton refuses the kernel.
+    """
+    wanted = specializations(kernel)
+    return [
+        CompiledKernel(
+            kernel.operator.name,
+            kernel.entry,
+            kernel.where,
+            architecture,
+            each,
+            compiled(kernel.source, kernel.operator.name, each, architecture),
+        )
+        for architecture in architectures
+        for each in wanted
+    ]
+
+
+def specializations(kernel: TritonKernel) -> list[Specialization]:
+    """What the operator's samples, in every dtype that the kernel takes, have it compiled for.
+
+    Raises:
+        MissingSamplesError: If the operator has no samples.
+    """
+    found: dict[str, Specialization] = {}
+    for values in _calls(kernel):
+        if kernel.misfit(values) is not None:
+            continue
+        prepared = kernel.prepared(values)
+        for config in kernel.source.configs or (None,):
+            arguments = dict(prepared.arguments)
+            if config is not None:
+                arguments |= config.all_kwargs()
+            for name, heuristic in kernel.source.heuristics.items():
+                arguments[name] = heuristic(arguments)
+            each = _specialization(kernel, arguments)
+            found.setdefault(repr(each), each)
+    return list(found.values())
+
+
+def _calls(kernel: TritonKernel) -> Iterator[list[Any]]:
+    """The argument values of each sample, without data, in each floating dtype that the kernel takes."""
+    specification = kernel.operator.specification
+    schema = specification.schema
+    if specification.samples is None:
+        raise errors.MissingSamplesError(
+            "there are no samples to compile its kernel for",
+            operator=specification.name,
+            where=specification.where,
+            mend=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
+            "of arguments",
+        )
+    floating = sorted((dtype for dtype in kernel.dtypes if dtype.is_floating_point), key=str)
+    for call in samples_of(specification.samples, Make(), schema, specification.name):
+        values = schema.call_values(call.args, call.kwargs)
+        inexact = any(isinstance(each, Tensor) and each.is_floating_point() for each in values)
+        for dtype in floating if inexact else [torch.float32]:
+            yield [_without_data(value, dtype) for value in values]
+
+
+def _without_data(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, list | tuple):
+        return [_without_data(item, dtype) for item in value]
+    if not isinstance(value, Tensor):
+        return value
+    kept = dtype if value.is_floating_point() else value.dtype
+    return torch.empty_strided(value.shape, value.stride(), dtype=kept, device="meta")
+
+
+def _specialization(kernel: TritonKernel, arguments: Mapping[str, Any]) -> Specialization:
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    divisible: list[str] = []
+    jit = kernel.source.compiled_by()
+    defaults = {each.name: each.default for each in jit.params if each.has_default}
+    for parameter, described in zip(kernel.source.parameters, jit.params, strict=True):
+        name = parameter.name
+        value = arguments[name] if name in arguments else defaults[name]
+        fixed = described.do_not_specialize
+        if parameter.constant or value is None or (_is_whole(value) and value == 1 and not fixed):
+            signature[name], constants[name] = "constexpr", value
+            continue
+        signature[name] = described.annotation_type or kind_of(value)
+        if isinstance(value, Tensor) or (_is_whole(value) and value % DIVISOR == 0 and not fixed):
+            divisible.append(name)
+    options = {name: value for name, value in arguments.items() if name in LAUNCH_OPTIONS}
+    return Specialization(signature, constants, tuple(divisible), options)
+
+
+def kind_of(value: Any) -> str:
+    """What Triton calls the type of an argument.
+
+    Example:
+        >>> kind_of(torch.ones(1)), kind_of(3), kind_of(2**40), kind_of(0.5), kind_of(True)
+        ('*fp32', 'i32', 'i64', 'fp32', 'u1')
+    """
+    if isinstance(value, Tensor):
+        return POINTERS[value.dtype]
+    if isinstance(value, bool):
+        return "u1"
+    if isinstance(value, float):
+        return "fp32"
+    return "i32" if -(2**31) <= value < 2**31 else "i64"
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

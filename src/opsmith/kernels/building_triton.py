@@ -1,0 +1,88 @@
+"""What `op.kernel("cuda", triton=...)` makes of a function in Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.build.triton.source import POINTERS, source_of
+from opsmith.core.operator import Operator
+from opsmith.kernels.triton import DTYPES, TritonKernel
+
+
+def build_triton(
+    operator: Operator[..., Any],
+    device: str,
+    triton: Any,
+    *,
+    grid: Any,
+    constants: Mapping[str, Any],
+    layouts: Mapping[str, str],
+    dtypes: Iterable[torch.dtype] | None,
+    entry: str | None,
+    strict: bool,
+) -> TritonKernel:
+    """Make a kernel of a function in Triton.
+
+    Args:
+        operator: Whose kernel it is.
+        device: Type of device.
+        triton: The function.
+        grid: How many programs of it run.
+        constants: What parameters of it get.
+        layouts: In which layout it wants tensors.
+        dtypes: Those that it takes.
+        entry: Name of a function in a source, which this is none of.
+        strict: Whether it is an error that Triton is missing.
+
+    Raises:
+        UsageError: If the words do not fit one another.
+        KernelSourceError, KernelDtypeError: If the function, or a dtype, is none for Triton.
+        KernelSignatureError: If it cannot be told what a parameter gets.
+    """
+    if device != "cuda":
+        raise errors.UsageError(
+            f"a kernel in Triton is declared for `{device}`",
+            operator=operator.name,
+            expected="`cuda`, where Triton runs; `check` interprets it on the CPU",
+            got=repr(device),
+            mend="write `op.kernel('cuda', triton=...)`",
+        )
+    if entry is not None:
+        raise errors.UsageError(
+            "`entry=` is given for a kernel in Triton",
+            operator=operator.name,
+            expected="`triton=`, which is the function itself",
+            got=f"`entry={entry!r}`",
+            mend="leave it out",
+        )
+    if grid is None:
+        raise errors.UsageError(
+            "a kernel in Triton has no grid",
+            operator=operator.name,
+            expected="how many programs run",
+            got="`triton=` without `grid=`",
+            mend="write `grid=lambda result, BLOCK: (triton.cdiv(result.numel(), BLOCK),)`",
+        )
+    unknown = [dtype for dtype in dtypes or () if dtype not in POINTERS]
+    if unknown:
+        raise errors.KernelDtypeError(
+            "a kernel in Triton is declared for a dtype that it has no pointer to",
+            operator=operator.name,
+            argument="dtypes",
+            expected=", ".join(map(str, POINTERS)),
+            got=", ".join(sorted(map(str, unknown))),
+            mend="leave it out: the reference computes it",
+        )
+    return TritonKernel(
+        operator,
+        source_of(triton, operator.name),
+        grid=grid,
+        constants=constants,
+        layouts=layouts,
+        dtypes=frozenset(DTYPES if dtypes is None else dtypes),
+        strict=strict,
+    )
