@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.build.triton.compiling import Specialization, Used, compiled
-from opsmith.build.triton.source import LAUNCH_OPTIONS, POINTERS
+from opsmith.build.triton.source import LAUNCH_OPTIONS
 from opsmith.core.samples import Make, samples_of
 from opsmith.kernels.triton import TritonKernel
 
@@ -160,19 +160,11 @@ def _specialization(kernel: TritonKernel, arguments: Mapping[str, Any]) -> Speci
 
 
 def kind_of(value: Any) -> str:
-    """What Triton calls the type of an argument.
+    """What Triton calls the type of an argument: `*fp32`, `i32`, `i64`, `fp32`, `u1`."""
+    from triton.runtime.jit import mangle_type
 
-    Example:
-        >>> kind_of(torch.ones(1)), kind_of(3), kind_of(2**40), kind_of(0.5), kind_of(True)
-        ('*fp32', 'i32', 'i64', 'fp32', 'u1')
-    """
-    if isinstance(value, Tensor):
-        return POINTERS[value.dtype]
-    if isinstance(value, bool):
-        return "u1"
-    if isinstance(value, float):
-        return "fp32"
-    return "i32" if -(2**31) <= value < 2**31 else "i64"
+    here = torch.empty(1, dtype=value.dtype) if isinstance(value, Tensor) else value
+    return str(mangle_type(here))
 
 
 def _is_whole(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.build.triton.source import POINTERS, source_of
+from opsmith.build.triton.source import POINTED, source_of
 from opsmith.core.operator import Operator
 from opsmith.kernels.triton import DTYPES, TritonKernel
 
@@ -67,13 +67,13 @@ def build_triton(
             got="`triton=` without `grid=`",
             mend="write `grid=lambda result, BLOCK: (triton.cdiv(result.numel(), BLOCK),)`",
         )
-    unknown = [dtype for dtype in dtypes or () if dtype not in POINTERS]
+    unknown = [dtype for dtype in dtypes or () if dtype not in POINTED]
     if unknown:
         raise errors.KernelDtypeError(
             "a kernel in Triton is declared for a dtype that it has no pointer to",
             operator=operator.name,
             argument="dtypes",
-            expected=", ".join(map(str, POINTERS)),
+            expected=", ".join(map(str, POINTED)),
             got=", ".join(sorted(map(str, unknown))),
             mend="leave it out: the reference computes it",
         )

@@ -42,8 +42,8 @@ class Taken:
         return value.is_contiguous(memory_format=self._memory_format(value.dim()))
 
     def laid_out(self, value: Tensor) -> Tensor:
-        """A tensor in this layout."""
-        return value.contiguous(memory_format=self._memory_format(value.dim()))
+        """A copy of a tensor in this layout."""
+        return value.clone(memory_format=self._memory_format(value.dim()))
 
     def room_for(self, form: Form, device: torch.device) -> Tensor:
         """Memory for a result of this form, as the kernel writes it."""

@@ -16,22 +16,22 @@ from opsmith.core.location import where
 
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """What Triton takes beside a kernel's own parameters."""
-POINTERS = {
-    torch.bool: "*i1",
-    torch.int8: "*i8",
-    torch.int16: "*i16",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-    torch.uint8: "*u8",
-    torch.uint16: "*u16",
-    torch.uint32: "*u32",
-    torch.uint64: "*u64",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-}
-"""What Triton calls a tensor of each dtype."""
+POINTED = (
+    torch.bool,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
+"""The dtypes of tensors that Triton has pointers to."""
 
 
 @dataclass(frozen=True, slots=True)
