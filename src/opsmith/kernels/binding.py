@@ -95,7 +95,7 @@ def bind(
                 got=result.hint(),
                 mend="give the kernel in Python: `@op.kernel('cuda')`",
             )
-    names = {parameter.name for parameter in source.parameters}
+    names = [parameter.name for parameter in source.parameters]
     for name in constants:
         if name not in names and name not in LAUNCH_OPTIONS:
             raise _misfit(

@@ -24,8 +24,7 @@ def triton_module() -> Any:
             "Triton is not installed" if missing else "Triton does not load",
             expected="the package `triton`, which torch for CUDA brings along",
             got=f"none on {sys.platform}" if missing else str(error),
-            mend=f"`pip install triton`, or `{install('triton')}`; until then the reference computes the "
-            "operator",
+            mend=f"{install('triton')}; until then the reference computes the operator",
         ) from error
     module: ModuleType = triton
     return module
