@@ -54,3 +54,12 @@ def cache_directory() -> Path:
 def compiler() -> str:
     """What `CXX` names; empty where it names nothing."""
     return os.environ.get(COMPILER, "").strip()
+
+
+CUDA = "CUDA_HOME"
+"""The variable that names a CUDA toolkit, as build systems have it."""
+
+
+def cuda_toolkit() -> str:
+    """Where a CUDA toolkit is: what `CUDA_HOME` or `CUDA_PATH` names; empty where neither does."""
+    return os.environ.get(CUDA, "") or os.environ.get("CUDA_PATH", "")

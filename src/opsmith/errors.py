@@ -32,6 +32,7 @@ __all__ = [
     "KernelError",
     "KernelSignatureError",
     "KernelSourceError",
+    "LaunchError",
     "LayoutError",
     "MissingAnnotationError",
     "MissingExtraError",
@@ -337,6 +338,10 @@ class KernelSourceError(OpsmithError, ValueError):
 
 class KernelSignatureError(OpsmithError, TypeError):
     """The parameters of a C++ kernel are not the operator's arguments and results."""
+
+
+class LaunchError(OpsmithError, ValueError):
+    """How a CUDA kernel is launched cannot be told from a call, or is nothing that a GPU does."""
 
 
 class KernelError(OpsmithError, RuntimeError):

@@ -21,7 +21,7 @@ from triton_operators import OPERATORS, picked, pixel_sums, product, softmax, ti
 
 from opsmith.build.triton import compiling  # noqa: E402
 from opsmith.build.triton.source import POINTED  # noqa: E402
-from opsmith.kernels.ahead import compile_ahead, kind_of, specializations  # noqa: E402
+from opsmith.kernels.triton_ahead import compile_ahead, kind_of, specializations  # noqa: E402
 
 ARCHITECTURES = ("sm_80", "sm_90")
 CUBIN_MAGIC = b"\x7fELF"

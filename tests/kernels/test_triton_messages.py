@@ -41,12 +41,13 @@ def place() -> str:
         ("no_grid", {"triton": plain_kernel}, "a kernel in Triton has no grid"),
         ("on_cpu", {**GIVEN, "device": "cpu"}, "a kernel in Triton is declared for `cpu`"),
         ("entry", {**GIVEN, "entry": "f"}, "`entry=` is given for a kernel in Triton"),
+        ("block", {**GIVEN, "block": 32}, "a kernel in Triton is given with words that it does not know"),
         ("both", {**GIVEN, "cpp": "void both() {}"}, "a kernel has one source"),
         ("alone", {"grid": 1}, "a kernel has one source"),
         (
             "cpp",
             {"cpp": "void cpp() {}", "constants": {}, "device": "cpu"},
-            "`constants=` is given for a kernel in C++",
+            "a kernel in C++ is not launched",
         ),
     ],
 )
@@ -167,7 +168,7 @@ def test_results_that_no_kernel_in_triton_gives() -> None:
 
 @pytest.mark.parametrize("grid", [0.5, True, (1, 2, 3, 4), (), -1], ids=str)
 def test_what_is_no_grid(grid: Any) -> None:
-    with pytest.raises(errors.KernelError) as caught:
+    with pytest.raises(errors.LaunchError) as caught:
         declared("bad_grid").kernel("cuda", triton=plain_kernel, grid=grid, constants={"N": 1})
     assert caught.value.problem == "the grid of the Triton kernel is none"
     assert caught.value.expected == "one to three whole numbers, none of them negative"
@@ -182,7 +183,7 @@ def test_a_grid_that_leaves_results_unwritten() -> None:
     operator = declared("unwritten").kernel(
         "cuda", triton=plain_kernel, grid=lambda x: x.numel() // 8, constants={"N": 1}
     )
-    with pytest.raises(errors.KernelError) as caught:
+    with pytest.raises(errors.LaunchError) as caught:
         kernel_of(operator).interpreted(torch.ones(3))
     assert str(caught.value).splitlines() == [
         "triton_messages::unwritten: the grid of the Triton kernel has no programs, and nothing writes "
@@ -197,7 +198,7 @@ def test_a_grid_that_leaves_results_unwritten() -> None:
 
 def test_a_grid_that_is_too_large() -> None:
     operator = declared("large").kernel("cuda", triton=plain_kernel, grid=(1, 70_000), constants={"N": 1})
-    with pytest.raises(errors.KernelError) as caught:
+    with pytest.raises(errors.LaunchError) as caught:
         kernel_of(operator)(torch.ones(3))
     assert caught.value.problem == "the grid of the Triton kernel has more programs than a GPU takes"
     assert (caught.value.expected, caught.value.got) == ("at most 65535 in dimension 1", "(1, 70000)")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from os import PathLike
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from opsmith import errors
 from opsmith.core.attaching import check_attached
 from opsmith.core.calls import shown
+from opsmith.core.cuda_options import CudaOptions
 from opsmith.core.faces import face
 from opsmith.core.gradients import GradientRules, Rule, formula_rules, joint_rules
 from opsmith.core.kernels import BuiltKernel, Kernel, check_device, dtypes_of
@@ -18,6 +19,7 @@ from opsmith.core.location import where
 from opsmith.core.samples import Samples
 from opsmith.core.specification import Specification
 from opsmith.core.tangents import joint_tangent_rules, tangent_rules
+from opsmith.core.triton_options import TritonOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -221,18 +223,9 @@ class Aspects:
         strict: bool = False,
     ) -> Self: ...
     @overload
-    def kernel(
-        self,
-        device: str,
-        /,
-        *,
-        triton: Callable[..., Any],
-        grid: Any,
-        constants: Mapping[str, Any] | None = None,
-        layouts: Mapping[str, str] | None = None,
-        dtypes: Any = None,
-        strict: bool = False,
-    ) -> Self: ...
+    def kernel(self, device: str, /, **options: Unpack[CudaOptions]) -> Self: ...
+    @overload
+    def kernel(self, device: str, /, **options: Unpack[TritonOptions]) -> Self: ...
     def kernel(
         self,
         device: str,
@@ -243,33 +236,28 @@ class Aspects:
         cpp: str | None = None,
         cpp_file: str | PathLike[str] | None = None,
         entry: str | None = None,
-        triton: Callable[..., Any] | None = None,
-        grid: Any = None,
-        constants: Mapping[str, Any] | None = None,
-        layouts: Mapping[str, str] | None = None,
         strict: bool = False,
+        **options: Any,
     ) -> Any:
         """Give a kernel for one type of device: a function that computes what the reference does, faster.
 
         Args:
             device: Device type: `cpu`, `cuda`, `mps`, ...
             function: Takes and returns what the reference does. Without it, `kernel` is a decorator.
-            dtypes: dtypes that it takes; all by default, for a template in C++ float32 and float64, in Triton
-                float16, bfloat16 and float32. Others run the reference: `explain` tells.
+            dtypes: dtypes that it takes; all by default, for a template in C++ float32 and float64. Others
+                run the reference: `explain` tells.
             cpp: The kernel in C++: a function whose parameters are the arguments and then the results.
             cpp_file: A file that holds it, beside the one that calls this.
             entry: Name of the function in C++; by default the operator's own.
-            triton: The kernel in Triton: a function whose parameters are named after what they get.
-            grid: How many programs of it run: numbers, or a function of what it names.
-            constants: What other parameters of it get: values, or functions of what they name.
-            layouts: Tensors that it wants `channels-last`, or `contiguous` although it takes their strides.
             strict: Whether it is an error that the kernel cannot be built here.
+            **options: A kernel in CUDA C++ or Triton, and how it is launched: see `CudaOptions` and
+                `TritonOptions`.
 
         Raises:
             DeviceNameError: If torch knows no such device type.
             NotAFunctionError: If the kernel cannot be called as the operator is.
-            KernelSourceError, KernelDtypeError: If the source, or a dtype, is none for C++ or Triton.
-            KernelSignatureError: If a parameter of a kernel in Triton has a name that tells nothing.
+            KernelSourceError, KernelDtypeError, KernelSignatureError, LaunchError: If what is said of it is
+                nothing for a kernel.
 
         Example:
             >>> @opsmith.operator("demo::negate")
@@ -282,9 +270,7 @@ class Aspects:
         if self._specification.own is not None:
             raise self._own_stays("kernels", "register it with `torch.library.impl`")
         chosen = None if dtypes is None else dtypes_of(dtypes, self.name)
-        if strict or any(
-            each is not None for each in (cpp, cpp_file, entry, triton, grid, constants, layouts)
-        ):
+        if not (cpp is cpp_file is entry is None and not strict and not options):
             frame = inspect.currentframe()
             built = face("build_kernel")(
                 self,
@@ -295,11 +281,8 @@ class Aspects:
                 cpp=cpp,
                 cpp_file=cpp_file,
                 entry=entry,
-                triton=triton,
-                grid=grid,
-                constants=constants,
-                layouts=layouts,
                 strict=strict,
+                options=options,
             )
             self._attach_kernel(Kernel(device, built))
             return self

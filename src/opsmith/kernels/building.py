@@ -12,11 +12,12 @@ import torch
 from opsmith import errors
 from opsmith.build.cpp.generating import TYPES
 from opsmith.build.cpp.source import CppSource, source_of
+from opsmith.core.cuda_options import SOURCES
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.cpp import CppKernel
 
-_SOURCES = "one of a function in Python, `cpp=`, `cpp_file=` and `triton=`"
+_SOURCES = "one of a function in Python, `cpp=`, `cpp_file=`, `cuda=`, `cuda_file=` and `triton=`"
 
 
 def build_kernel(
@@ -29,11 +30,8 @@ def build_kernel(
     cpp: str | None,
     cpp_file: str | PathLike[str] | None,
     entry: str | None,
-    triton: Callable[..., Any] | None,
-    grid: Any,
-    constants: Mapping[str, Any] | None,
-    layouts: Mapping[str, str] | None,
     strict: bool,
+    options: Mapping[str, Any] | None = None,
 ) -> BuiltKernel:
     """Make a kernel of a source.
 
@@ -46,18 +44,17 @@ def build_kernel(
         cpp: Text in C++.
         cpp_file: A file of it.
         entry: Name of the function in it.
-        triton: A function in Triton.
-        grid: How many programs of it run.
-        constants: What parameters of it get.
-        layouts: In which layout it wants tensors.
         strict: Whether it is an error that it cannot be built here.
+        options: A source in CUDA C++ or Triton, and how it is launched.
 
     Raises:
         UsageError: If the words do not fit one another.
-        KernelSourceError, KernelDtypeError: If the source, or a dtype, is none for C++ or Triton.
-        KernelSignatureError: If it cannot be told what a parameter of a kernel in Triton gets.
+        KernelSourceError, KernelDtypeError, LaunchError: If the source, a dtype or a launch is none.
     """
-    sources = {"cpp": cpp, "cpp_file": cpp_file, "triton": triton}
+    options = dict(options or {})
+    others = {name: options.pop(name, None) for name in SOURCES}
+    triton = options.pop("triton", None)
+    sources = {"cpp": cpp, "cpp_file": cpp_file, **others, "triton": triton}
     given = [name for name, value in sources.items() if value is not None]
     if len(given) != 1 or function is not None:
         shown = [*(["a function"] if function is not None else []), *(f"`{name}=`" for name in given)]
@@ -65,33 +62,36 @@ def build_kernel(
             "a kernel has one source",
             operator=operator.name,
             expected=_SOURCES,
-            got=" and ".join(shown) or f"{_alone(grid, constants, layouts)} alone",
+            got=" and ".join(shown or [f"`{name}=`" for name in options]) or "`entry=` or `strict=` alone",
             mend="give each kernel by a call of `op.kernel(...)` of its own",
         )
-    if triton is not None:
-        from opsmith.kernels.building_triton import build_triton
+    if any(value is not None for value in others.values()):
+        from opsmith.kernels.cuda_building import build_cuda_kernel
 
-        return build_triton(
+        return build_cuda_kernel(
             operator,
             device,
-            triton,
-            grid=grid,
-            constants=constants or {},
-            layouts=layouts or {},
-            dtypes=dtypes,
+            **others,
             entry=entry,
+            declared=None if frame is None else frame.f_code.co_filename,
+            dtypes=_ordered(operator.name, dtypes),
+            options=options,
             strict=strict,
         )
-    words = {"grid": grid, "constants": constants, "layouts": layouts}
-    for name, value in words.items():
-        if value is not None:
-            raise errors.UsageError(
-                f"`{name}=` is given for a kernel in C++",
-                operator=operator.name,
-                expected=f"`{name}=` for a kernel in Triton alone",
-                got=f"`{given[0]}=` and `{name}=`",
-                mend="leave it out",
-            )
+    if triton is not None:
+        from opsmith.kernels.triton_building import build_triton_kernel
+
+        return build_triton_kernel(
+            operator, device, triton, entry=entry, dtypes=dtypes, options=options, strict=strict
+        )
+    if options:
+        raise errors.UsageError(
+            "a kernel in C++ is not launched",
+            operator=operator.name,
+            expected="`entry=`, `dtypes=` and `strict=`",
+            got=", ".join(f"`{name}=`" for name in options),
+            mend="leave it out; `grid=` and what belongs to it are for `cuda=` and `triton=`",
+        )
     if device != "cpu":
         raise errors.UsageError(
             f"a kernel in C++ is declared for `{device}`",
@@ -117,12 +117,6 @@ def build_kernel(
             mend="leave `dtypes=` out: the views in its parameters say what it takes",
         )
     return kernel
-
-
-def _alone(grid: Any, constants: Any, layouts: Any) -> str:
-    """The words that say something of a kernel, where none is given."""
-    words = {"`grid=`": grid, "`constants=`": constants, "`layouts=`": layouts}
-    return " and ".join(name for name, value in words.items() if value is not None) or "`entry=` or `strict=`"
 
 
 def _ordered(operator: str, dtypes: Iterable[torch.dtype] | None) -> tuple[torch.dtype, ...] | None:

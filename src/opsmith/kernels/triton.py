@@ -19,10 +19,10 @@ from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import VisibleKernel
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
-from opsmith.kernels.binding import Binding, bind, names_in
 from opsmith.kernels.choosing import plain
 from opsmith.kernels.forms import Form, forms_of
-from opsmith.kernels.grids import check_grid, check_launchable, shape_of
+from opsmith.kernels.triton_binding import Binding, bind, names_in
+from opsmith.kernels.triton_grid import check_grid, check_launchable, shape_of
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """What a kernel takes of floating tensors where its author says nothing."""
@@ -257,7 +257,7 @@ class TritonKernel(VisibleKernel):
         ]
         if filled and not callable(prepared.grid) and not all(prepared.grid):
             name, result = filled[0]
-            raise errors.KernelError(
+            raise errors.LaunchError(
                 f"the grid of the Triton kernel has no programs, and nothing writes `{name}`",
                 operator=self._operator.name,
                 argument=name,

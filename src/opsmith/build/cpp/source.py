@@ -65,27 +65,9 @@ def source_of(
     Raises:
         KernelSourceError: If there is no such file, or no such function in it.
     """
-    if cpp_file is not None:
-        path = Path(cpp_file)
-        if not path.is_absolute() and declared is not None and Path(declared).exists():
-            path = Path(declared).parent / path
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise errors.KernelSourceError(
-                "the file of a C++ kernel cannot be read",
-                operator=operator,
-                argument="cpp_file",
-                expected="a file of C++ in UTF-8; a relative path is beside the file that declares it",
-                got=f"{path}: {error}",
-                mend="give the path of the file, or its text as `cpp=`",
-            ) from error
-        place, line = str(path), 1
-    else:
-        text = cpp or ""
-        place, line = _place_of(text, declared, f"<cpp of {operator}>")
+    text, place, line = text_of(operator, "C++", "cpp", cpp, cpp_file, declared)
     name = entry or operator.partition("::")[2]
-    bare = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    bare = without_comments(text)
     found = re.search(rf"(template\s*<[^;{{}}]*?>\s*)?\b(?:[\w:]+\s+)*\bvoid\s+{re.escape(name)}\s*\(", bare)
     if found is None:
         raise errors.KernelSourceError(
@@ -101,6 +83,51 @@ def source_of(
     return CppSource(text, name, found[1] is not None, place, line, at)
 
 
+def text_of(
+    operator: str,
+    language: str,
+    argument: str,
+    text: str | None,
+    file: str | PathLike[str] | None,
+    declared: str | None,
+) -> tuple[str, str, int]:
+    """The text of a kernel, the file that it stands in, and the line on which it begins there.
+
+    Args:
+        operator: Name of the operator.
+        language: What it is written in, for messages.
+        argument: The argument that gives the text; with `_file` behind it, that which names a file.
+        text: The text, or None.
+        file: The file, or None.
+        declared: The file in which the kernel is declared.
+
+    Raises:
+        KernelSourceError: If there is no such file.
+    """
+    if file is None:
+        text = text or ""
+        return text, *_place_of(text, declared, f"<{argument} of {operator}>")
+    path = Path(file)
+    if not path.is_absolute() and declared is not None and Path(declared).exists():
+        path = Path(declared).parent / path
+    try:
+        return path.read_text(encoding="utf-8"), str(path), 1
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.KernelSourceError(
+            f"the file of a {language} kernel cannot be read",
+            operator=operator,
+            argument=f"{argument}_file",
+            expected=f"a file of {language} in UTF-8; a relative path is beside the file that declares it",
+            got=f"{path}: {error}",
+            mend=f"give the path of the file, or its text as `{argument}=`",
+        ) from error
+
+
+def without_comments(text: str) -> str:
+    """The text with spaces in the place of comments and strings, in the same lines."""
+    return _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+
+
 def _functions(bare: str) -> str:
     names = re.findall(r"\bvoid\s+(\w+)\s*\(", bare)
     return f"functions that return void: {', '.join(names)}" if names else "no function that returns void"
@@ -108,7 +135,7 @@ def _functions(bare: str) -> str:
 
 def _place_of(text: str, declared: str | None, otherwise: str) -> tuple[str, int]:
     """The file and line at which a text stands as a literal: errors name lines that its author sees."""
-    if declared is not None:
+    if declared is not None and text:
         whole = "".join(linecache.getlines(declared))
         before, found, _ = whole.partition(text)
         if found:

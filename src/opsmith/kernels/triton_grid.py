@@ -8,9 +8,7 @@ import torch
 
 from opsmith import errors
 from opsmith.core.calls import shown
-
-LIMITS = (2**31 - 1, 65_535, 65_535)
-"""How many programs CUDA takes in each dimension of a grid."""
+from opsmith.kernels.launching import MOST_GRID
 
 
 def shape_of(grid: Any) -> tuple[Any, ...]:
@@ -27,11 +25,11 @@ def check_grid(grid: tuple[Any, ...], operator: str, where: str) -> None:
     """Refuse what is no grid.
 
     Raises:
-        KernelError: If it is not one to three whole numbers, none of them negative.
+        LaunchError: If it is not one to three whole numbers, none of them negative.
     """
     sizes = all(isinstance(size, int | torch.SymInt) and not isinstance(size, bool) for size in grid)
     if not sizes or not 1 <= len(grid) <= 3 or any(size < 0 for size in grid):
-        raise errors.KernelError(
+        raise errors.LaunchError(
             "the grid of the Triton kernel is none",
             operator=operator,
             argument="grid",
@@ -46,11 +44,11 @@ def check_launchable(grid: tuple[int, ...], operator: str, where: str) -> None:
     """Refuse a grid that is larger than a GPU takes.
 
     Raises:
-        KernelError: Naming the dimension.
+        LaunchError: Naming the dimension.
     """
-    for dimension, (size, limit) in enumerate(zip(grid, LIMITS, strict=False)):
+    for dimension, (size, limit) in enumerate(zip(grid, MOST_GRID, strict=False)):
         if size > limit:
-            raise errors.KernelError(
+            raise errors.LaunchError(
                 "the grid of the Triton kernel has more programs than a GPU takes",
                 operator=operator,
                 argument="grid",

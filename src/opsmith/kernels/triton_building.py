@@ -10,19 +10,18 @@ import torch
 from opsmith import errors
 from opsmith.build.triton.source import POINTED, source_of
 from opsmith.core.operator import Operator
+from opsmith.core.triton_options import WORDS
 from opsmith.kernels.triton import DTYPES, TritonKernel
 
 
-def build_triton(
+def build_triton_kernel(
     operator: Operator[..., Any],
     device: str,
     triton: Any,
     *,
-    grid: Any,
-    constants: Mapping[str, Any],
-    layouts: Mapping[str, str],
-    dtypes: Iterable[torch.dtype] | None,
     entry: str | None,
+    dtypes: Iterable[torch.dtype] | None,
+    options: Mapping[str, Any],
     strict: bool,
 ) -> TritonKernel:
     """Make a kernel of a function in Triton.
@@ -31,17 +30,15 @@ def build_triton(
         operator: Whose kernel it is.
         device: Type of device.
         triton: The function.
-        grid: How many programs of it run.
-        constants: What parameters of it get.
-        layouts: In which layout it wants tensors.
-        dtypes: Those that it takes.
         entry: Name of a function in a source, which this is none of.
+        dtypes: Those that it takes.
+        options: As in `TritonOptions`.
         strict: Whether it is an error that Triton is missing.
 
     Raises:
         UsageError: If the words do not fit one another.
         KernelSourceError, KernelDtypeError: If the function, or a dtype, is none for Triton.
-        KernelSignatureError: If it cannot be told what a parameter gets.
+        KernelSignatureError, LaunchError: If it cannot be told what a parameter gets, or the grid.
     """
     if device != "cuda":
         raise errors.UsageError(
@@ -59,12 +56,15 @@ def build_triton(
             got=f"`entry={entry!r}`",
             mend="leave it out",
         )
-    if grid is None:
+    others = [name for name in options if name not in WORDS]
+    if others or options.get("grid") is None:
         raise errors.UsageError(
-            "a kernel in Triton has no grid",
+            "a kernel in Triton is given with words that it does not know"
+            if others
+            else "a kernel in Triton has no grid",
             operator=operator.name,
-            expected="how many programs run",
-            got="`triton=` without `grid=`",
+            expected=", ".join(f"`{name}=`" for name in WORDS),
+            got=", ".join(f"`{name}=`" for name in others) or "`triton=` without `grid=`",
             mend="write `grid=lambda result, BLOCK: (triton.cdiv(result.numel(), BLOCK),)`",
         )
     unknown = [dtype for dtype in dtypes or () if dtype not in POINTED]
@@ -80,9 +80,9 @@ def build_triton(
     return TritonKernel(
         operator,
         source_of(triton, operator.name),
-        grid=grid,
-        constants=constants,
-        layouts=layouts,
+        grid=options["grid"],
+        constants=options.get("constants") or {},
+        layouts=options.get("layouts") or {},
         dtypes=frozenset(DTYPES if dtypes is None else dtypes),
         strict=strict,
     )

@@ -1,0 +1,331 @@
+"""A kernel in CUDA C++: compiled when it is first needed, for the GPU and for what pays, and launched."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.build.cpp.generating import DEFAULT
+from opsmith.build.cuda.compiling import Cubin, compiled, descriptions
+from opsmith.build.cuda.driver import DriverError
+from opsmith.build.cuda.generating import Instance
+from opsmith.build.cuda.parameters import CudaParameter
+from opsmith.build.cuda.source import CudaSource
+from opsmith.core.calls import tensors_in
+from opsmith.core.kernels import BuiltKernel
+from opsmith.core.operator import Operator
+from opsmith.core.specification import Specification
+from opsmith.kernels.cuda_machine import TorchCuda
+from opsmith.kernels.cuda_plan import Plan, allocated, constants_of, copy_of, in_form, must_copy, planned
+from opsmith.kernels.cuda_signature import check_parameters, chosen, passed
+from opsmith.kernels.launching import Geometry, Launching
+
+REMEMBERED = 4096
+"""Plans that are kept: a size that changes with each call must not fill the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the author allows a kernel to take; None: anything.
+
+    Attributes:
+        spills: Bytes that are spilled.
+        registers: Registers of a thread.
+    """
+
+    spills: int | None = None
+    registers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The instance that takes a call, and its parameters."""
+
+    instance: Instance
+    parameters: tuple[CudaParameter, ...]
+
+
+@dataclass(slots=True)
+class _Function:
+    """A kernel that is loaded on a GPU, and how much dynamic shared memory its launches may have."""
+
+    handle: int
+    cubin: Cubin
+    shared: int
+
+
+class CudaKernel(BuiltKernel):
+    """A function that computes an operator by a kernel in CUDA C++.
+
+    Args:
+        operator: Whose kernel it is.
+        read: Reads the source; again after `reload`.
+        dtypes: Those that a template is made for; None for the usual ones.
+        launching: How it is launched.
+        limits: What it may take of a GPU.
+        strict: Whether a missing NVRTC is an error, and not only a reason to run the reference.
+        machine: The GPUs.
+
+    Attributes:
+        copied: How often each argument, and the results, were copied for their layout.
+    """
+
+    def __init__(
+        self,
+        operator: Operator[..., Any],
+        read: Callable[[], CudaSource],
+        dtypes: Sequence[torch.dtype] | None,
+        launching: Launching,
+        limits: Limits,
+        *,
+        strict: bool,
+        machine: TorchCuda | None = None,
+    ) -> None:
+        self._operator = operator
+        self._read = read
+        self._dtypes = dtypes
+        self._strict = strict
+        self._machine = machine or TorchCuda()
+        self._lock = threading.RLock()
+        self.launching, self.limits = launching, limits
+        self.__name__ = operator.name.partition("::")[2]
+        self.source = read()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._missing: errors.ToolchainError | None = None
+        self._described: dict[Any, tuple[tuple[CudaParameter, ...], ...]] = {}
+        self._functions: dict[tuple[Instance, int], _Function] = {}
+        self._planned_for: Specification | None = None
+        self._choices: dict[Any, Choice | str] = {}
+        self._plans: dict[Any, Plan] = {}
+        self.copied: dict[str, int] = {}
+
+    @property
+    def where(self) -> str:
+        """`file:line` of the function in CUDA."""
+        return self.source.where
+
+    @property
+    def text(self) -> str:
+        """The source."""
+        return self.source.text
+
+    @property
+    def entry(self) -> str:
+        """Name of the function in CUDA."""
+        return self.source.function
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """What its template is made for; nothing where it is none over the dtype."""
+        return tuple(self._dtypes or DEFAULT) if self.source.over_dtype else ()
+
+    def reload(self) -> None:
+        """Read the source again; it is compiled at the next call, if it has changed."""
+        source = self._read()
+        with self._lock:
+            self.source = source
+            self._forget()  # what was loaded stays: a launch of it may wait in some stream
+
+    def refusal(self, values: Sequence[Any]) -> str | None:
+        """Why it does not take a call with these argument values; None where it does.
+
+        Raises:
+            CompileError: If NVRTC refuses the source.
+        """
+        hindrance = self._machine.hindrance()
+        if hindrance is not None:
+            return hindrance
+        tensors = tensors_in(list(values))
+        devices = {tensor.device for tensor in tensors}
+        if len(devices) != 1:
+            return f"its tensors are on {', '.join(sorted(map(str, devices))) or 'no device'}"
+        try:
+            choice = self._chosen(self._operator.specification, values, tensors[0].device)
+        except errors.ToolchainError as error:
+            if self._strict:
+                raise
+            return f"{error.problem}: {error.got}; {error.mend}"
+        return choice if isinstance(choice, str) else None
+
+    def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
+        """The arguments that it copies, as it takes another layout than theirs."""
+        schema = self._operator.specification.schema
+        (device, *_) = {tensor.device for tensor in tensors_in(list(values))}
+        choice = self._chosen(self._operator.specification, values, device)
+        if isinstance(choice, str):
+            return ()
+        named = dict(zip(schema.names, values, strict=True))
+        return tuple(
+            f"`{name}`, which is not {parameter.layout}"
+            if parameter.layout != "any"
+            else f"`{name}`, which has the negative bit"
+            for name, parameter in zip(passed(schema), choice.parameters, strict=False)
+            if must_copy(named[name], parameter)
+        )
+
+    def choose(self, values: Sequence[Any], architecture: str) -> Choice | str:
+        """The instance that takes these argument values, or why none does.
+
+        Raises:
+            CompileError, ToolchainError: If NVRTC refuses the source, or there is none.
+            KernelSignatureError: If its parameters are not the operator's arguments and results.
+            LaunchError: If a constant cannot be told.
+        """
+        specification = self._operator.specification
+        schema = specification.schema
+        constants = constants_of(self.launching, schema, values)
+        instances = [Instance(dtype, constants) for dtype in self.dtypes or (None,)]
+        candidates = self._candidates(instances, architecture)
+        names = passed(schema)
+        restored = {
+            each.name: each.kind.restore(value) for each, value in zip(schema.arguments, values, strict=True)
+        }
+        found = chosen(names, [restored[name] for name in names], candidates)
+        return found if isinstance(found, str) else Choice(instances[found], candidates[found])
+
+    def compiled(self, instance: Instance, architecture: str) -> Cubin:
+        """An instance, compiled for an architecture.
+
+        Raises:
+            CompileError, ToolchainError: If NVRTC refuses the source, or there is none.
+        """
+        return compiled(self.source, self._operator.name, instance, architecture)
+
+    def plan(self, choice: Choice, values: Sequence[Any]) -> Plan:
+        """How calls of the form of these values are run by an instance.
+
+        Raises:
+            LaunchError, KernelSignatureError, MissingFakeError: As their names say.
+        """
+        return planned(
+            self._operator.specification,
+            values,
+            choice.instance,
+            choice.parameters,
+            self.launching,
+            self.where,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the operator; by the reference where the kernel does not take the call."""
+        specification = self._operator.specification
+        values = specification.schema.call_values(args, kwargs)
+        device = tensors_in(values)[0].device
+        choice = self._chosen(specification, values, device)
+        if isinstance(choice, str):
+            return specification.computed_by(*args, **kwargs)
+        plan = self._planned(choice, values)
+        for position, parameter in plan.copied:
+            values[position] = copy_of(values[position], parameter)
+            self._count(specification.schema.names[position])
+        results = [allocated(form, other, device) for form, other in plan.results]
+        if plan.geometry is not None:
+            tensors = [*tensors_in([values[position] for position in plan.given]), *results]
+            self._launch(plan, plan.geometry, tensors, device.index or 0)
+        for position, (form, other) in enumerate(plan.results):
+            if other is not None and results[position].stride() != form.stride:
+                results[position] = in_form(results[position], form)
+                self._count("result")
+        return results[0] if specification.schema.single else tuple(results)
+
+    def _launch(self, plan: Plan, geometry: Geometry, tensors: Sequence[Tensor], index: int) -> None:
+        driver = self._machine.driver()
+        try:
+            with driver.on_device(index):
+                function = self._function(plan.instance, geometry, index)
+                driver.launch(
+                    function.handle,
+                    geometry.grid,
+                    geometry.block,
+                    geometry.shared,
+                    self._machine.stream(index),
+                    plan.packing.filled([tensor.data_ptr() for tensor in tensors]),
+                    plan.packing.offsets,
+                )
+        except DriverError as error:
+            raise errors.KernelError(
+                f"the CUDA kernel is not launched: {error}",
+                operator=self._operator.name,
+                got=f"grid {geometry.grid}, block {geometry.block}, {geometry.shared} bytes of shared "
+                f"memory, on {self._machine.architecture(index)}",
+                where=self.where,
+                mend="see what it takes with `opsmith compile`; what a kernel before it did wrong comes up "
+                "here, too: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
+            ) from None
+
+    def _function(self, instance: Instance, geometry: Geometry, index: int) -> _Function:
+        """The kernel, loaded on a GPU whose context is this thread's."""
+        with self._lock:
+            driver = self._machine.driver()
+            function = self._functions.get((instance, index))
+            if function is None:
+                cubin = self.compiled(instance, self._machine.architecture(index))
+                handle = driver.load(cubin.image, cubin.name, shared=geometry.shared)
+                function = _Function(handle, cubin, geometry.shared)
+                self._functions[instance, index] = function
+            if geometry.shared > function.shared:
+                driver.allow_shared(function.handle, geometry.shared)
+                function.shared = geometry.shared
+            return function
+
+    def _candidates(
+        self, instances: Sequence[Instance], architecture: str
+    ) -> tuple[tuple[CudaParameter, ...], ...]:
+        key = (*instances, architecture)
+        with self._lock:
+            if self._missing is not None:
+                raise self._missing
+            if key not in self._described:
+                specification = self._operator.specification
+                try:
+                    found = descriptions(self.source, specification.name, instances, architecture)
+                except errors.ToolchainError as error:
+                    self._missing = error
+                    raise
+                check_parameters(found, specification.schema, specification.name, self.where)
+                self._described[key] = found
+            return self._described[key]
+
+    def _chosen(
+        self, specification: Specification, values: Sequence[Any], device: torch.device
+    ) -> Choice | str:
+        """What `choose` says, remembered."""
+        self._keep_to(specification)
+        key = tuple(map(_key, values))
+        choice = self._choices.get(key)
+        if choice is None:
+            choice = self.choose(values, self._machine.architecture(device.index or 0))
+            self._choices[key] = choice
+        return choice
+
+    def _planned(self, choice: Choice, values: Sequence[Any]) -> Plan:
+        key = tuple(map(_key, values))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self.plan(choice, values)
+        return plan
+
+    def _keep_to(self, specification: Specification) -> None:
+        """Forget what was told for another specification, or when there is too much of it."""
+        if self._planned_for is not specification or len(self._choices) >= REMEMBERED:
+            self._choices, self._plans, self._planned_for = {}, {}, specification
+
+    def _count(self, name: str) -> None:
+        self.copied[name] = self.copied.get(name, 0) + 1
+
+
+def _key(value: Any) -> Any:
+    """What a plan may depend on in an argument."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device, value.is_neg()
+    if isinstance(value, list | tuple):
+        return tuple(map(_key, value))
+    return type(value), value

@@ -1,0 +1,163 @@
+"""CUDA kernels where there is no GPU: a driver that holds callers to its contract, and runs them on the CPU.
+
+Everything but the GPU is real: NVRTC compiles the kernel, its cubin is loaded by its name, the parameters are
+laid out and handed over as the driver takes them. The same text, compiled by g++, then reads them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import opsmith
+from opsmith import config
+from opsmith.build.cpp.generating import TYPES
+from opsmith.build.cuda.compiling import HEADER
+from opsmith.build.cuda.driver import Driver
+from opsmith.build.cuda.generating import Instance, expression
+from opsmith.core.kernels import Kernel
+from opsmith.kernels.cuda import CudaKernel
+from opsmith.kernels.cuda_machine import TorchCuda
+
+HERE = Path(__file__).parent
+ARCHITECTURE = "sm_90"
+STREAM = 0x5EED
+
+
+class Record(ctypes.Structure):
+    """What the driver wrote down, as in fake_driver.c."""
+
+    _fields_ = [
+        ("launches", ctypes.c_int),
+        ("loads", ctypes.c_int),
+        ("device", ctypes.c_int),
+        ("allowed", ctypes.c_int),
+        ("depth", ctypes.c_int),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("name", ctypes.c_char * 256),
+    ]
+
+
+def _built(name: str, texts: list[str], command: list[str]) -> Path:
+    """A library, built once on a machine for each text."""
+    digest = hashlib.sha256("\0".join([*texts, *command]).encode()).hexdigest()[:16]
+    folder = config.cache_directory() / f"cuda-on-cpu-{digest}"
+    library = folder / f"{name}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        for at, text in enumerate(texts):
+            (folder / f"source{at}.{'c' if command[0] == 'gcc' else 'cpp'}").write_text(text)
+        scratch = folder / f"{name}-{id(folder)}.so"
+        subprocess.run(
+            [*command, "source0" + (".c" if command[0] == "gcc" else ".cpp"), "-o", scratch.name],
+            cwd=folder,
+            check=True,
+        )
+        scratch.rename(library)
+    return library
+
+
+@cache
+def driver_library() -> Any:
+    """The driver; one in a process, as the real one is."""
+    text = (HERE / "fake_driver.c").read_text()
+    library: Any = ctypes.CDLL(
+        str(_built("driver", [text], ["gcc", "-O1", "-fPIC", "-shared", "-Wall", "-Werror"]))
+    )
+    library.fake_record.restype = ctypes.POINTER(Record)
+    return library
+
+
+@cache
+def driver() -> Driver:
+    return Driver(driver_library())
+
+
+def record() -> Record:
+    """What the driver wrote down since it was told to forget."""
+    found: Record = driver_library().fake_record().contents
+    return found
+
+
+def forget(*, dry: bool = True) -> None:
+    """Let the driver forget; it refuses a kernel that it cannot run on the CPU, unless it is dry."""
+    driver_library().fake_reset(int(dry))
+
+
+class OnCpu(TorchCuda):
+    """A machine whose tensors are on the CPU, and whose driver is that one."""
+
+    def hindrance(self) -> str | None:
+        return None
+
+    def architecture(self, index: int) -> str:
+        return ARCHITECTURE
+
+    def stream(self, index: int) -> int:
+        return STREAM + index
+
+    def driver(self) -> Driver:
+        return driver()
+
+
+def on_cpu(operator: opsmith.Operator[..., Any]) -> CudaKernel:
+    """Let the CUDA kernel of an operator run on CPU tensors, among its kernels for the CPU."""
+    (kernel,) = (
+        each.function for each in operator.specification.kernels if isinstance(each.function, CudaKernel)
+    )
+    kernel._machine = OnCpu()
+    operator._attach_kernel(Kernel("cpu", kernel))
+    return kernel
+
+
+def host(text: str) -> str:
+    """The header for a compiler of the CPU: what is written in the GPU's own instructions, in C."""
+    for gpu, cpu in (
+        ('asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));', "bits = emulated_half(value);"),
+        (
+            'float value;\n    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));\n    return value;',
+            "return emulated_float(bits);",
+        ),
+    ):
+        assert gpu in text
+        text = text.replace(gpu, cpu)
+    return text
+
+
+def emulate(kernels: dict[CudaKernel, list[Instance]]) -> None:
+    """Compile instances of kernels for the CPU, all at once, and give them to the driver."""
+    pieces = [(HERE / "cuda_on_cpu.h").read_text(), host(HEADER.read_text()).replace("#pragma once", "")]
+    named = {}
+    for kernel, instances in kernels.items():
+        source = kernel.source
+        pieces.append(source.text)
+        for instance in instances:
+            lowered = kernel.compiled(instance, ARCHITECTURE).name
+            named[lowered] = expression(source, instance)
+    table = ",\n".join(f'{{"{lowered}", emulate<&{name}>}}' for lowered, name in named.items())
+    pieces.append(
+        f"static const std::unordered_map<std::string, Run> runs = {{{table}}};\n"
+        'extern "C" Run emulated(const char* name) {\n'
+        "  auto found = runs.find(name);\n  return found == runs.end() ? nullptr : found->second;\n}\n"
+        "namespace opsmith { unsigned char opsmith_shared[65536]; }\n"
+    )
+    library = _built("emulation", ["\n".join(pieces)], ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-w"])
+    assert driver_library().fake_emulate(str(library).encode())
+
+
+def instances(kernel: CudaKernel, *constants: tuple[tuple[str, int], ...]) -> list[Instance]:
+    """An instance for each dtype, and for each of these constants."""
+    assert set(kernel.dtypes) <= set(TYPES)
+    return [Instance(dtype, each) for dtype in kernel.dtypes or (None,) for each in constants or ((),)]
+
+
+EVERY = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

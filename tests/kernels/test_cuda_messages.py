@@ -1,0 +1,369 @@
+"""What is said where a kernel in CUDA cannot be had or launched, and what explain says meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import driver_library, forget, on_cpu, record
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+import opsmith
+from opsmith import errors
+from opsmith.build.cuda import nvrtc
+from opsmith.kernels.cuda_machine import TorchCuda
+
+HERE = Path(__file__)
+RIGHT = """
+template <class T>
+__global__ void twice(Contiguous<const T> x, double by, Contiguous<T> y) {
+  OPSMITH_EACH(i, y.numel()) y[i] = x[i] * T(by);
+}
+"""
+
+
+def declared(name: str) -> Any:
+    @opsmith.operator(f"cuda_messages::{name}")
+    def twice(x: Tensor, by: float = 2.0) -> Tensor:
+        return x * by
+
+    return twice
+
+
+def given(name: str, text: str = RIGHT, **words: Any) -> Any:
+    """An operator with a kernel that a CPU runs."""
+    operator = declared(name).kernel("cuda", cuda=text, entry="twice", **{"grid": 1, **words})
+    on_cpu(operator)
+    return operator
+
+
+def line_of(text: str) -> int:
+    return 1 + next(at for at, line in enumerate(HERE.read_text().splitlines()) if line.startswith(text))
+
+
+def test_a_compile_error_shows_the_author_s_line_and_column() -> None:
+    wrong = given(
+        "wrong_line",
+        r"""
+template <class T>
+__global__ void twice(Contiguous<const T> x, double by, Contiguous<T> y) {
+	OPSMITH_EACH(i, y.numel()) y[i] = x[i] * bye;
+}
+""",
+    )
+    with pytest.raises(errors.CompileError) as caught:
+        wrong(torch.ones(2))
+    at = line_of("\tOPSMITH_EACH(i, y.numel()) y[i] = x[i] * bye;")
+    assert str(caught.value).splitlines() == [
+        "cuda_messages::wrong_line: NVRTC refuses the kernel",
+        f'  got: {HERE}:{at}:43: identifier "bye" is undefined',
+        "        \tOPSMITH_EACH(i, y.numel()) y[i] = x[i] * bye;",
+        "        \t                                         ^",
+        f"  where: {HERE}:{at - 1}",
+        "  mend: mend the first of these; those after it may follow from it",
+    ]
+
+
+def test_a_type_that_no_kernel_takes_is_told_at_the_author_s_function() -> None:
+    wrong = given("pointers", "__global__ void twice(const float* x, double by, View<float> y) {}")
+    with pytest.raises(errors.CompileError, match="a kernel takes views, Optional of them") as caught:
+        wrong(torch.ones(2))
+    at = next(
+        n for n, line in enumerate(HERE.read_text().splitlines(), 1) if "void twice(const float* x" in line
+    )
+    assert caught.value.where == f"{HERE}:{at}"
+    assert (caught.value.got or "").startswith(f"{HERE}:{at}: static assertion failed")
+
+
+def test_other_parameters_than_the_operator_s() -> None:
+    wrong = given("parameters", "__global__ void twice(View<const float> x, int by, View<float> y) {}")
+    with pytest.raises(errors.KernelSignatureError) as caught:
+        wrong(torch.ones(2))
+    assert str(caught.value).splitlines()[:3] == [
+        "cuda_messages::parameters: the parameters of the CUDA kernel are not the operator's arguments and "
+        "results",
+        "  expected: (View<const T> x, double by, View<T> result)",
+        "  got: (View<const float32>, int, View<float32>)",
+    ]
+
+
+def test_a_result_of_another_dtype() -> None:
+    wrong = given("dtype", "__global__ void twice(View<const float> x, double by, View<double, 2> y) {}")
+    with pytest.raises(errors.KernelSignatureError) as caught:
+        wrong(torch.ones(2))
+    assert str(caught.value).splitlines()[:4] == [
+        "cuda_messages::dtype: the CUDA kernel does not write the result that the reference gives",
+        "  argument: result",
+        "  expected: float32 of 1 dimensions",
+        "  got: View<float64, 2>",
+    ]
+
+
+def test_arguments_that_no_kernel_takes() -> None:
+    @opsmith.operator("cuda_messages::cast")
+    def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.to(dtype)
+
+    cast.kernel("cuda", cuda="__global__ void cast(View<const float> x, View<float> y) {}", grid=1)
+    on_cpu(cast)
+    with pytest.raises(errors.KernelSignatureError) as caught:
+        cast(torch.ones(2), torch.float32)
+    assert str(caught.value).splitlines()[:4] == [
+        "cuda_messages::cast: a CUDA kernel cannot take `dtype`",
+        "  argument: dtype",
+        "  expected: tensors, int, float, bool, or None for one, and lists of them; each result one tensor",
+        "  got: torch.dtype",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "got"),
+    [
+        ("void twice() {}", "the CUDA source has no kernel `twice`", "no function that is `__global__ void`"),
+        (
+            "__global__ void thrice(View<const float> x) {}",
+            "the CUDA source has no kernel `twice`",
+            "kernels: thrice",
+        ),
+        (
+            "template <class T, typename U>\n__global__ void twice(View<T> x) {}",
+            "the CUDA kernel `twice` is a template over 2 types",
+            "template <class T, typename U>",
+        ),
+    ],
+)
+def test_a_source_without_the_kernel(text: str, problem: str, got: str) -> None:
+    with pytest.raises(errors.KernelSourceError) as caught:
+        declared("source").kernel("cuda", cuda=text, entry="twice", grid=1)
+    assert (caught.value.problem, caught.value.got) == (problem, got)
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(errors.KernelSourceError, match="the file of a CUDA kernel cannot be read") as caught:
+        declared("no_file").kernel("cuda", cuda_file="nowhere.cu", entry="twice", grid=1)
+    assert caught.value.argument == "cuda_file"
+    assert (caught.value.got or "").startswith(f"{HERE.with_name('nowhere.cu')}: ")
+
+
+@pytest.mark.parametrize(
+    ("device", "words", "problem"),
+    [
+        ("cpu", {"cuda": RIGHT, "grid": 1}, "a kernel in CUDA C++ is declared for `cpu`"),
+        ("cuda", {"cuda": RIGHT}, "it is not said how many blocks a CUDA kernel is launched with"),
+        (
+            "cuda",
+            {"cuda": RIGHT, "gird": 1},
+            "a kernel in CUDA C++ is given with words that it does not know",
+        ),
+        ("cpu", {"cpp": "void twice() {}", "grid": 1}, "a kernel in C++ is not launched"),
+        ("cuda", {"cuda": RIGHT, "cuda_file": "a.cu", "grid": 1}, "a kernel has one source"),
+        ("cuda", {"grid": 1}, "a kernel has one source"),
+    ],
+)
+def test_words_that_do_not_fit(device: str, words: dict[str, Any], problem: str) -> None:
+    with pytest.raises(errors.UsageError) as caught:
+        declared("words").kernel(device, **words)
+    assert caught.value.problem == problem
+
+
+def test_dtypes_for_what_is_no_template() -> None:
+    with pytest.raises(errors.KernelDtypeError) as caught:
+        declared("plain").kernel(
+            "cuda", cuda="__global__ void twice() {}", entry="twice", grid=1, dtypes=[torch.float32]
+        )
+    assert caught.value.problem == "dtypes are given for a CUDA function that is no template over them"
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (
+            {"grid": "ceil(y.numel / 256)"},
+            [
+                "`grid` of a CUDA kernel is nothing that can be told from the sizes of a call",
+                "  argument: grid",
+                "  expected: names among `x`, `by`, `result`",
+                "  got: `ceil(y.numel / 256)`, which names `y`",
+            ],
+        ),
+        (
+            {"grid": "x.numel ** 2"},
+            ["  got: `x.numel ** 2`: `x.numel ** 2` is no part of the language"],
+        ),
+        (
+            {"block": lambda x, z: 1},
+            ["  expected: a function of some of `x`, `by`, `result`", "  got: a function of `z`"],
+        ),
+        ({"grid": (1, 1, 1, 1)}, ["  expected: 1 to 3 numbers", "  got: 4 of them"]),
+        ({"shared": 1.5}, ["  expected: a number, a text, or a function", "  got: 1.5"]),
+        (
+            {"constants": {"K": 3}},
+            [
+                "the constants of a CUDA kernel are not the numbers of its template",
+                "  expected: none: the template has no number",
+                "  got: `K`",
+                "  mend: leave `K` out, or write `template <class T, int K>`",
+            ],
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_said_of_a_launch_is_read_when_it_is_declared(words: Any, lines: list[str]) -> None:
+    operator = declared("said")
+    with pytest.raises(errors.LaunchError) as caught:
+        operator.kernel("cuda", cuda=RIGHT, entry="twice", **{"grid": 1, **words})
+    said = str(caught.value).replace("cuda_messages::said: ", "").splitlines()
+    assert [line for line in said if line in lines] == lines
+
+
+def test_a_template_whose_number_is_not_given() -> None:
+    text = RIGHT.replace("class T", "class T, int K")
+    with pytest.raises(errors.LaunchError) as caught:
+        declared("number").kernel("cuda", cuda=text, entry="twice", grid=1)
+    assert caught.value.mend == "write `constants={'K': 'x.shape[0]'}`"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "got"),
+    [
+        (
+            {"grid": "result.numel / 2"},
+            "`grid` of a CUDA kernel cannot be told",
+            "1.5, which is no whole number",
+        ),
+        ({"grid": "ceil(3 / (x.dim - 1))"}, "cannot be told", "`ceil(3 / (x.dim - 1))`: it divides by zero"),
+        (
+            {"grid": "x.shape[2]"},
+            "cannot be told",
+            "`x.shape[2]`: `x.shape[2]` is beyond the last: there are 1",
+        ),
+        ({"grid": "0 * x.numel"}, "nothing that a GPU can launch", "0, for x [3], result [3]"),
+        ({"block": (64, 32)}, "nothing that a GPU can launch", "64 x 32, for x [3], result [3]"),
+        (
+            {"block": lambda x: (1, 1, 65)},
+            "nothing that a GPU can launch",
+            "1 x 1 x 65, for x [3], result [3]",
+        ),
+        ({"shared": "-x.numel"}, "nothing that a GPU can launch", "-3, for x [3], result [3]"),
+    ],
+    ids=str,
+)
+def test_what_comes_of_it_in_a_call(words: Any, problem: str, got: str) -> None:
+    forget()
+    operator = given("call", **words)
+    with pytest.raises(errors.LaunchError) as caught:
+        operator(torch.ones(3))
+    assert problem in caught.value.problem
+    assert caught.value.got == got
+    assert record().launches == 0
+
+
+def test_an_empty_tensor_launches_nothing_whatever_the_grid() -> None:
+    forget()
+    operator = given("empty", grid="result.numel")
+    assert operator(torch.ones(0, 3)).shape == (0, 3)
+    assert record().launches == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: too many resources requested for launch"),
+        (999, "status 999"),
+    ],
+)
+def test_what_the_driver_refuses_is_an_error_of_python(status: int, said: str) -> None:
+    operator = given("refused")
+    forget()
+    driver_library().fake_fail(status)
+    with pytest.raises(errors.KernelError) as caught:
+        operator(torch.ones(2))
+    at = line_of("__global__ void twice(Contiguous<const T> x, double by")
+    assert str(caught.value).splitlines()[:4] == [
+        f"cuda_messages::refused: the CUDA kernel is not launched: cuLaunchKernel returns {said}",
+        "  got: grid (1, 1, 1), block (256, 1, 1), 0 bytes of shared memory, on sm_90",
+        f"  where: {HERE}:{at}",
+        "  mend: see what it takes with `opsmith compile`; what a kernel before it did wrong comes up here, "
+        "too: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
+    ]
+    assert record().depth == 0
+
+
+def test_more_shared_memory_is_asked_for_and_refused_beyond_what_there_is() -> None:
+    operator = given("shared", shared="x.shape[0] * 1024")
+    kernel: Any = operator.specification.kernels[0].function
+    forget()
+    for kilobytes, allowed in ((1, 0), (64, 64 * 1024), (96, 96 * 1024), (80, 96 * 1024)):
+        operator(torch.ones(kilobytes))
+        assert (record().shared, record().allowed) == (kilobytes * 1024, allowed)
+    assert record().loads == len(kernel._functions) == 1
+    with pytest.raises(errors.KernelError, match="cuFuncSetAttribute returns CUDA_ERROR_INVALID_VALUE"):
+        operator(torch.ones(228))
+
+
+def test_without_nvrtc_the_reference_runs_and_explain_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nvrtc, "nvrtc_places", lambda: ())
+    operator, strict = given("missing"), given("missing_strictly", strict=True)
+    assert torch.equal(operator(torch.ones(2)), torch.full((2,), 2.0))
+    reason = operator.explain(torch.ones(2)).rejected[0].partition(": ")[2]
+    assert reason == (
+        "there is no NVRTC, which compiles CUDA C++: none is found; pip install '.[cuda]' in a checkout of "
+        "opsmith; or `pip install nvidia-cuda-nvrtc`, or name a toolkit in CUDA_HOME; until then the "
+        "reference computes the operator"
+    )
+    with pytest.raises(errors.ToolchainError, match="there is no NVRTC"):
+        strict(torch.ones(2))
+
+
+def test_rocm_has_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    operator = declared("rocm").kernel("cuda", cuda=RIGHT, entry="twice", grid=1)
+    with FakeTensorMode():
+        x = torch.empty(3, device="cuda")
+    (reason,) = operator.explain(x).rejected
+    assert reason.endswith(": this torch is built for ROCm, and CUDA C++ is for NVIDIA's GPUs")
+
+
+def test_a_tensor_on_another_device_is_refused_with_the_reason() -> None:
+    operator = declared("elsewhere").kernel("cuda", cuda=RIGHT, entry="twice", grid=1)
+    (reason,) = operator.explain(torch.ones(2)).rejected
+    assert reason.endswith(": a tensor is on cpu")
+    assert torch.equal(operator(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_a_call_on_a_gpu_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TorchCuda, "architecture", lambda self, index: "sm_80")
+    operator = declared("explained").kernel("cuda", cuda=RIGHT, entry="twice", grid=1)
+    with FakeTensorMode():
+        x, whole = torch.empty(3, 2, device="cuda"), torch.empty(2, device="cuda", dtype=torch.int64)
+    said = operator.explain(x.mT)
+    assert said.forward.startswith(f"kernel for cuda, {HERE}:")
+    assert said.copies == ("`x`, which is not contiguous",)
+    (reason,) = operator.explain(whole).rejected
+    assert reason.endswith(": `x` is int64, and it takes float32 or float64")
+
+
+def test_reload_and_declaring_again(tmp_path: Path) -> None:
+    file = tmp_path / "twice.cu"
+    file.write_text(RIGHT.replace("class T", "class T, int K = 1"))
+    operator = declared("again").kernel("cuda", cuda_file=file, entry="twice", grid=1)
+    kernel = on_cpu(operator)
+    assert kernel.source.constants == ("K",)
+    choice: Any = kernel.choose([torch.ones(2), 2.0], "sm_80")
+    before = kernel.compiled(choice.instance, "sm_80")
+    file.write_text(RIGHT)
+    operator.reload()
+    assert kernel.source.constants == ()
+    choice = kernel.choose([torch.ones(2), 2.0], "sm_80")
+    assert kernel.compiled(choice.instance, "sm_80").name != before.name
+    operator.kernel("cuda", cuda=RIGHT, entry="twice", grid=2)
+    assert len([each for each in operator.specification.kernels if each.device == "cuda"]) == 1
+    file.unlink()
+    with pytest.raises(errors.KernelSourceError):
+        kernel.reload()
+    assert kernel.source.constants == ()
