@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import linecache
+import os
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,6 +163,43 @@ def _raising() -> Any:
         return x.clone()
 
     return raising.kernel("cuda", triton=raising_kernel, grid=1)
+
+
+def test_the_source_is_that_which_was_declared_though_its_file_was_edited(tmp_path: Path) -> None:
+    file = tmp_path / "edited_kernels.py"
+    text = """
+        import triton
+        import triton.language as tl
+
+        @triton.jit
+        def one(x):
+            return x + 1
+
+        def edited_kernel(x, result):
+            number = one(tl.load(x))
+            tl.store(result, number)
+    """
+    file.write_text(textwrap.dedent(text))
+    specification = importlib.util.spec_from_file_location("edited_kernels", file)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+
+    @opsmith.operator("triton_kernels::edited")
+    def edited(x: Tensor) -> Tensor:
+        return x + 1
+
+    edited.kernel("cuda", triton=module.edited_kernel, grid=1)
+    x = torch.zeros(())
+    assert kernel_of(edited).interpreted(x) == 1
+    file.write_text(
+        file.read_text().replace("x + 1", "x + 2").replace("(result, number)", "(result, number * 9)")
+    )
+    os.utime(file, (1, 1))
+    assert kernel_of(edited).interpreted(x) == 1
+    assert "number * 9" not in kernel_of(edited).source.compiled_by().src
+    assert "number * 9" in "".join(linecache.getlines(str(file)))
 
 
 def test_several_threads_interpret_one_after_the_other() -> None:

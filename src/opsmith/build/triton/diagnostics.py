@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from opsmith import errors
@@ -40,13 +39,13 @@ def told_of_compilation(error: Any, source: TritonSource, operator: str) -> erro
     while inner is not None:  # of a function that it calls, the innermost knows what is wrong
         message = getattr(inner, "error_message", None) or message or str(inner)
         inner = inner.__cause__
-    lines, first = inspect.getsourcelines(source.function)
+    lines, first = source.text.splitlines(), source.function.__code__.co_firstlineno
     before = next((at for at, line in enumerate(lines) if line.lstrip().startswith("def ")), 0)
     at, shown = source.where, message.strip()
     line = getattr(error.node, "lineno", None)
     if line is not None:
         at = f"{source.function.__code__.co_filename}:{first + before + line - 1}"
-        quoted = "".join(lines[before + line - 1 : before + line]).rstrip()
+        quoted = "".join(lines[before + line - 1 : before + line])
         indent = len(lines[0]) - len(lines[0].lstrip())  # which Triton takes away
         column = error.node.col_offset + indent
         shown = f"{at}:{column + 1}: {shown}\n        {quoted}\n        {' ' * column}^"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import linecache
 import threading
 import traceback
 import types
@@ -55,7 +56,8 @@ def interpret(
         from triton.runtime.interpreter import InterpretedFunction
 
         try:
-            InterpretedFunction(_apart(source.function))[grid](**given)
+            with _as_read(source.function, source.text):
+                InterpretedFunction(_apart(source.function))[grid](**given)
         except Exception as error:
             raise _told(error, source, operator) from error
     for narrow, widened in kept:
@@ -123,6 +125,29 @@ def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
+def _as_read(function: Callable[..., Any], text: str) -> Iterator[None]:
+    """A region in which the source of a function is what it was when the function was made.
+
+    The interpreter reads the file again, which may have been edited since.
+    """
+    file, first = function.__code__.co_filename, function.__code__.co_firstlineno
+    lines = text.splitlines(keepends=True)
+    linecache.checkcache(file)
+    if linecache.getlines(file, function.__globals__)[first - 1 : first - 1 + len(lines)] == lines:
+        yield
+        return
+    before = linecache.cache.get(file)
+    whole = ["\n"] * (first - 1) + lines
+    linecache.cache[file] = (len(text), None, whole, file)  # which no look at the file's time replaces
+    try:
+        yield
+    finally:
+        del linecache.cache[file]
+        if before is not None:
+            linecache.cache[file] = before
+
+
+@contextlib.contextmanager
 def _language_kept() -> Iterator[None]:
     """A region in which functions under `triton.jit` can be called by interpreted ones.
 
@@ -140,7 +165,8 @@ def _language_kept() -> Iterator[None]:
 
     def interpreted(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.fn not in rewritten:
-            rewritten[self.fn] = InterpretedFunction(_apart(self.fn)).rewrite()
+            with _as_read(self.fn, "".join(self.raw_src)):
+                rewritten[self.fn] = InterpretedFunction(_apart(self.fn)).rewrite()
         return rewritten[self.fn](*args, **kwargs)
 
     JITFunction.__call__ = interpreted

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -99,8 +101,7 @@ class TritonSource:
         Raises:
             ToolchainError: If Triton is not installed.
         """
-        triton = triton_module()
-        return self.given if self.layers else triton.jit(self.function)
+        return self.given if self.layers else _jitted(self.function)
 
     def compiled_by(self) -> Any:
         """The function under `triton.jit` alone, whatever else it is decorated with.
@@ -108,11 +109,8 @@ class TritonSource:
         Raises:
             ToolchainError: If Triton is not installed.
         """
-        triton_module()
-        from triton.runtime.jit import JITFunction
-
-        inner = next((layer for layer in self.layers if isinstance(layer, JITFunction)), None)
-        return JITFunction(self.function) if inner is None else inner
+        jitted = _jitted(self.function)
+        return next((layer for layer in self.layers if isinstance(layer, type(jitted))), jitted)
 
 
 def source_of(given: Any, operator: str) -> TritonSource:
@@ -141,7 +139,18 @@ def source_of(given: Any, operator: str) -> TritonSource:
     variadic = [each for each in found if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     if variadic:
         raise _no_kernel(f"a kernel in Triton takes `{variadic[0]}`", operator, given)
+    if "triton" in sys.modules:
+        _jitted(function)
     return TritonSource(given, function, tuple(layers), tuple(map(_parameter, found)), text)
+
+
+@functools.cache
+def _jitted(function: Callable[..., Any]) -> Any:
+    """A function under `triton.jit`, made once: it reads the source then, which may be edited later."""
+    triton_module()
+    from triton.runtime.jit import JITFunction
+
+    return JITFunction(function)
 
 
 def _parameter(parameter: inspect.Parameter) -> KernelParameter:
