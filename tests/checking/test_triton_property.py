@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 import opsmith
+from opsmith.build.triton.interpreter import missing_interpreter
 from opsmith.checking.properties.triton import MOST_PROGRAMS
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: no part of a torch for the CPU")
 
 import triton.language as tl  # noqa: E402
+
+pytestmark = pytest.mark.skipif(missing_interpreter() is not None, reason=str(missing_interpreter()))
 
 
 def outcome_of(operator: Any, **words: Any) -> Any:

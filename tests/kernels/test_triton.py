@@ -23,6 +23,10 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: no part 
 
 from triton_operators import EVERY, OPERATORS, picked, pixel_sums, product, softmax, times, tuned  # noqa: E402
 
+from opsmith.build.triton.interpreter import missing_interpreter  # noqa: E402
+
+pytestmark = pytest.mark.skipif(missing_interpreter() is not None, reason=str(missing_interpreter()))
+
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda x: x,
     "transposed": lambda x: x.mT.contiguous().mT,

@@ -251,3 +251,31 @@ def test_an_operator_without_such_a_kernel_skips_the_property() -> None:
     report = opsmith.check(operator, only=["triton"])
     [outcome] = [each for each in report.outcomes if each.property == "triton"]
     assert (outcome.status, outcome.reason) == ("skipped", "it has no kernel in Triton")
+
+
+def test_the_interpreter_of_an_old_triton_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opsmith.build.triton.interpreter.triton_module", lambda: Old)
+    assert missing_interpreter() == (
+        "the interpreter of Triton 3.6.0 does not run loops with NumPy 2.4: check the kernel under a later "
+        "torch, or on a GPU"
+    )
+
+
+class Old:
+    """Another version of Triton."""
+
+    __version__ = "3.6.0"
+
+
+def test_the_interpreter_needs_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opsmith.build.triton.interpreter.triton_module", lambda: New)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    assert missing_interpreter() == (
+        "Triton's interpreter needs NumPy, which is not installed: `pip install numpy`"
+    )
+
+
+class New:
+    """A version of Triton whose interpreter is used."""
+
+    __version__ = "3.10.1+git"

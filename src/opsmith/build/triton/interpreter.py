@@ -22,6 +22,9 @@ from opsmith import errors
 from opsmith.build.triton.installed import triton_module
 from opsmith.build.triton.source import TritonSource
 
+FIRST = (3, 7)
+"""The first version of Triton whose interpreter is used."""
+
 _LOCK = threading.RLock()
 """One launch at a time: the interpreter changes Triton's language while it runs."""
 
@@ -75,7 +78,14 @@ def missing_interpreter() -> str | None:
 
 
 def _numpy() -> Any:
-    triton_module()
+    version = str(triton_module().__version__)
+    if tuple(map(int, version.split(".")[:2])) < FIRST:
+        raise errors.ToolchainError(
+            f"the interpreter of Triton {version} does not run loops with NumPy 2.4",
+            expected=f"Triton {FIRST[0]}.{FIRST[1]} or later, which torch 2.13 for CUDA brings along",
+            got=version,
+            mend="check the kernel under a later torch, or on a GPU",
+        )
     try:
         import numpy
     except ImportError as error:
