@@ -277,6 +277,27 @@ def test_compiler_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not capabilities.compiler_imported()
 
 
+def test_tracing_imported() -> None:
+    torch.compiler.reset()
+    assert capabilities.tracing_imported()
+
+
+def test_direct_call() -> None:
+    assert capabilities.direct_call(torch.ops.aten.neg.default)(torch.ones(1)).item() == -1
+
+
+def test_answer_calls() -> None:
+    for operator in (torch.ops.aten.neg.default, torch.ops.aten.neg):
+        known = {operator: "known"}
+        capabilities.answer_calls(operator, lambda self, x: (self, x))
+        assert operator(1) == (operator, 1)
+        assert known[operator] == "known"
+        assert isinstance(operator, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+        capabilities.answer_calls(operator, None)
+        capabilities.answer_calls(operator, None)  # as often as one likes
+        assert operator(torch.ones(1)).item() == -1
+
+
 def test_fake_mode() -> None:
     with capabilities.fake_mode() as mode:
         fake = mode.from_tensor(torch.ones(2, 3))

@@ -306,7 +306,7 @@ class Aspects:
         for kernel in self._specification.kernels:
             if isinstance(kernel.function, BuiltKernel):
                 kernel.function.reload()
-        return self
+        return self._replace()
 
     def _attach_kernel(self, kernel: Kernel) -> None:
         others = [each for each in self._specification.kernels if each.identity != kernel.identity]

@@ -15,7 +15,13 @@ from opsmith.core.location import where
 
 
 class BuiltKernel(ABC):
-    """A kernel that is built from source when it is first needed, and says itself what it takes."""
+    """A kernel that is built from source when it is first needed, and says itself what it takes.
+
+    Attributes:
+        pure: Whether it is known to write into none of its arguments, and to return new tensors.
+    """
+
+    pure = False
 
     @property
     @abstractmethod
@@ -35,6 +41,22 @@ class BuiltKernel(ABC):
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Take and return what the reference does."""
+
+    @property
+    def direct(self) -> Callable[..., Any]:
+        """The kernel as it is called fastest, by who knows that it takes the call."""
+        return self
+
+    def serve(self, name: str, aside: Callable[..., Any]) -> None:  # noqa: B027  many are called by Python
+        """Take calls of an operator of torch's dispatcher, where a kernel can without Python.
+
+        Args:
+            name: Its name, `namespace::name`.
+            aside: Computes the calls that it does not take, in Python.
+        """
+
+    def withdraw(self) -> None:  # noqa: B027
+        """Take no calls of the dispatcher any more, and forget what was remembered of them."""
 
     @abstractmethod
     def refusal(self, values: Sequence[Any]) -> str | None:

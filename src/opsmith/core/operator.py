@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
@@ -25,6 +25,21 @@ R = TypeVar("R")
 
 MISSING = object()
 """What a front door hands on for an argument that was not given."""
+
+
+def without_missing(
+    names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that were given, of those that a front door hands on.
+
+    Example:
+        >>> without_missing(("x", "by"), (1, MISSING), {})
+        ((), {'x': 1})
+    """
+    if any(value is MISSING for value in (*args, *kwargs.values())):
+        every = {**dict(zip(names, args, strict=False)), **kwargs}
+        return (), {name: value for name, value in every.items() if value is not MISSING}
+    return args, kwargs
 
 
 class Registration(Protocol):
@@ -151,11 +166,8 @@ class Operator(Aspects, FaceMethods[R], Generic[P, R]):
 
     def _from_door(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a call that is not one for the front door: all arguments, some perhaps not given."""
-        if any(value is MISSING for value in (*args, *kwargs.values())):
-            named = dict(zip(self._specification.schema.names, args, strict=False))
-            kwargs = {name: value for name, value in {**named, **kwargs}.items() if value is not MISSING}
-            args = ()
-        return Operator.__call__(self, *args, **kwargs)
+        given, named = without_missing(self._specification.schema.names, args, kwargs)
+        return Operator.__call__(self, *given, **named)
 
     def explain(self, /, *args: P.args, **kwargs: P.kwargs) -> Explanation:
         """Say what this call would run, without running it: kernel, formulas, what is saved.

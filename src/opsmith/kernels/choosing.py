@@ -75,13 +75,6 @@ def lies_right(tensor: Tensor, parameter: Parameter) -> bool:
     return tensor.is_contiguous(memory_format=memory_format(parameter, tensor.dim()))
 
 
-def laid_out(value: Any, parameter: Parameter) -> Any:
-    """A tensor, or each of a list, in the layout that a parameter takes."""
-    if isinstance(value, Tensor):
-        return value.contiguous(memory_format=memory_format(parameter, value.dim()))
-    return [laid_out(item, parameter) for item in value]
-
-
 def plain(dtype: torch.dtype | None) -> str:
     """A dtype's name without its module.
 

@@ -14,7 +14,7 @@ from opsmith import errors
 from opsmith.core.answers import NonDifferentiable
 from opsmith.core.calls import tensors_in
 from opsmith.core.formula import Formula
-from opsmith.core.kernels import choose
+from opsmith.core.kernels import BuiltKernel, choose
 from opsmith.core.location import where
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
@@ -67,7 +67,9 @@ class Ways:
             return NO_WAY
         accepted, _ = choose(specification.kernels, values)
         kernel = accepted.kernel.function if accepted else specification.reference
-        if accepted or specification.opaque:
+        if isinstance(kernel, BuiltKernel) and kernel.pure:
+            kernel = kernel.direct
+        elif accepted or specification.opaque:
             kernel = self._without_graph(kernel)
         fits = capabilities.tensor_guard(tensors)
         way = self._way(fits, kernel, given, tensors)

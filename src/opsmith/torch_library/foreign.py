@@ -71,7 +71,9 @@ class ForeignRegistration(DispatcherRegistration):
         """Whether this is the operator that was looked at, and nothing has been registered for it since."""
         return self._looked_at == _state(overload)
 
-    def front_door(self, call: Callable[..., Any]) -> Callable[..., Any] | None:
+    def front_door(
+        self, call: Callable[..., Any], compiled: Callable[..., Any] | None = None
+    ) -> Callable[..., Any] | None:
         """None: its kernel is reached through the dispatcher alone."""
         return None
 

@@ -15,7 +15,8 @@ from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
 from opsmith.core.calls import misfit, tensors_in
 from opsmith.core.captured import refuse_captured
-from opsmith.core.kernels import VisibleKernel, choose
+from opsmith.core.kernels import BuiltKernel, Kernel, VisibleKernel, choose
+from opsmith.core.operator import without_missing
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities
@@ -39,14 +40,6 @@ HIDDEN_SUFFIX = "_and_hidden"
 """An operator with hidden results has a sibling of this name, which returns them too."""
 
 
-NOT_TAKEN = object()
-"""What the front door answers to the dispatcher for a call that it does not take."""
-
-
-def _not_taken(*_args: Any, **_kwargs: Any) -> Any:
-    return NOT_TAKEN
-
-
 class DispatcherRegistration:
     """One operator, registered; `update` makes torch use another specification.
 
@@ -64,7 +57,7 @@ class DispatcherRegistration:
     def __init__(self, specification: Specification) -> None:
         self.specification = specification
         self.proven = False
-        self._door: Callable[..., Any] | None = None
+        self._opened = False
         self._plans: dict[frozenset[str], BackwardPlan] = {}
         self._lying: dict[tuple[int | None, ...], ResultFlattening] = {}
         self._compiled = CompiledCode()
@@ -73,9 +66,11 @@ class DispatcherRegistration:
 
     def update(self, specification: Specification) -> None:
         """Use this specification from now on; compiled code that holds the old one is dropped."""
+        self._withdraw()
+        self._close_door()
         before, self.specification = self.specification, specification
         self._plans, self._lying = {}, {}
-        self.proven, self._door = False, None
+        self.proven = False
         if _torch_face(before) != _torch_face(specification):
             self.remove()
             try:
@@ -89,7 +84,9 @@ class DispatcherRegistration:
             self._compiled.drop()
 
     def remove(self) -> None:
-        """Take the operator out of the dispatcher."""
+        """Take the operator out of the dispatcher; kernels first, or torch would crash."""
+        self._withdraw()
+        self._close_door()
         for packet in self._packets:
             forget_flops(packet)
         capabilities.destroy(self._library)
@@ -118,7 +115,7 @@ class DispatcherRegistration:
             raise
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            return self._returned(self._run(self._values(args, kwargs)), hidden=hidden)
+            return self._in_python(args, kwargs, hidden=hidden)
 
         def fake(*args: Any, **kwargs: Any) -> Any:
             return self._returned(self._run_fake(self._values(args, kwargs)), hidden=hidden)
@@ -170,17 +167,8 @@ class DispatcherRegistration:
             functionalize = capabilities.transform_kernel(f"{self.specification.namespace}::{name}")
 
         def autograd(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if self._door is None and self.proven:
-                # The door takes what authors take, and returns what they return.
-                other = (
-                    self.specification.schema.lowering is not None or self.specification.adopted is not None
-                )
-                self._door = None if other else self.front_door(_not_taken)
-                self._door = self._door or _not_taken
-            if self._door is not None:
-                result = self._door(None, *args, **kwargs)
-                if result is not NOT_TAKEN:
-                    return result
+            if self.proven and not self._opened:
+                self._open_door()
             values = self._values(args, kwargs)
             if not self._differentiates(values):
                 return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)
@@ -260,10 +248,15 @@ class DispatcherRegistration:
         shown = results if hidden else [results[position] for position in self.specification.schema.visible]
         return shown[0] if len(shown) == 1 else tuple(shown)
 
+    def _in_python(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, hidden: bool) -> Any:
+        return self._returned(self._run(self._values(args, kwargs)), hidden=hidden)
+
     def _run(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the kernel that takes the call, or the reference."""
         accepted, _ = choose(self.specification.kernels, values)
         function = accepted.kernel.function if accepted else self.specification.computed_by
+        if accepted and isinstance(function, BuiltKernel):
+            self._let_serve(accepted.kernel, function)
         # A class's forward runs without grad mode, as under `apply`.
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.specification.adopted is None):
             results = run_pure(self.specification, function, values)
@@ -271,8 +264,27 @@ class DispatcherRegistration:
         self.proven = True
         return results
 
-    def front_door(self, call: Callable[..., Any]) -> Callable[..., Any] | None:
-        """A `__call__` that is faster, and hands on to `call` what it does not take; None where none is."""
+    def _let_serve(self, kernel: Kernel, built: BuiltKernel) -> None:
+        """Let a kernel take the calls of its device without Python, if it is the first of that device."""
+        specification = self.specification
+        first = next(each for each in specification.kernels if each.device == kernel.device)
+        if first is kernel and specification.adopted is None and not specification.schema.hidden:
+            built.serve(
+                specification.name, lambda *args, **kwargs: self._in_python(args, kwargs, hidden=False)
+            )
+
+    def _withdraw(self) -> None:
+        for kernel in self.specification.kernels:
+            if isinstance(kernel.function, BuiltKernel):
+                kernel.function.withdraw()
+
+    def front_door(
+        self, call: Callable[..., Any], compiled: Callable[..., Any] | None = None
+    ) -> Callable[..., Any] | None:
+        """A `__call__` that is faster, and hands on to `call` what it does not take; None where none is.
+
+        While torch compiles, it calls `compiled` instead, by default the operator as torch knows it.
+        """
         specification = self.specification
         if not capabilities.on("front_door"):
             return None
@@ -285,7 +297,26 @@ class DispatcherRegistration:
             )
         from opsmith.torch_library.front_door import front_door  # after the first call, not at import
 
-        return front_door(specification, self.overload, call)
+        return front_door(specification, compiled or self.overload, call)
+
+    def _open_door(self) -> None:
+        """Answer calls of `torch.ops` as those of the handle are answered, before the dispatcher."""
+        self._opened = True
+        # The door takes what authors take, and returns what they return.
+        others = self.specification.schema.lowering is not None or self.specification.adopted is not None
+        if others or not capabilities.on("front_door"):
+            return
+        for operator in (self.overload, self._packets[0]):
+            through = capabilities.direct_call(operator)
+            door = self.front_door(partial(_passed_on, through, self.specification.schema.names), through)
+            if door is not None:
+                capabilities.answer_calls(operator, door)
+
+    def _close_door(self) -> None:
+        if self._opened and capabilities.on("front_door"):
+            for operator in (self.overload, self._packets[0]):
+                capabilities.answer_calls(operator, None)
+        self._opened = False
 
     def _by_reference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Run the reference, whatever kernels there are."""
@@ -359,6 +390,18 @@ class DispatcherRegistration:
         if lying is None:
             lying = self._lying[lengths] = ResultFlattening(self.specification.schema, lengths)
         return lying
+
+
+def _passed_on(
+    through: Callable[..., Any],
+    names: tuple[str, ...],
+    _operator: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """A call of `torch.ops` that the door does not take."""
+    given, named = without_missing(names, args, kwargs)
+    return through(*given, **named)
 
 
 def _torch_face(specification: Specification) -> tuple[Any, ...]:

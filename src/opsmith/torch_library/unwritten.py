@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.torch_library import capabilities
 
@@ -50,6 +51,8 @@ def never_writes(function: Callable[..., Any]) -> bool:
         >>> never_writes(lambda x, w: x.mul_(w)), never_writes(print)
         (False, False)
     """
+    if isinstance(function, BuiltKernel):
+        return function.pure
     return _function(function, set())
 
 
@@ -62,8 +65,8 @@ def always_new(function: Callable[..., Any]) -> bool:
         >>> always_new(lambda x: x), always_new(lambda x: x.mT)
         (False, False)
     """
-    if not never_writes(function):
-        return False
+    if not never_writes(function) or isinstance(function, BuiltKernel):
+        return isinstance(function, BuiltKernel) and function.pure
     code = list(dis.get_instructions(function))
     returns = [place for place, each in enumerate(code) if each.opname.startswith("RETURN_")]
     if (

@@ -17,6 +17,9 @@ from opsmith.build.toolchain import FLAGS, Toolchain, cpu_model, find_toolchain
 
 HERE = Path(__file__).parent
 HEADER, RUNTIME = HERE / "opsmith.h", HERE / "runtime.cpp"
+RUNTIME_HEADERS = tuple(
+    HERE / name for name in ("stable_torch.h", "python_errors.h", "arguments.h", "plans.h")
+)
 LIBRARY = "kernel.so"
 STUB = "libtorch_cpu.so"
 """Linked against in the place of torch's own, which takes a third of a second: it has the same name."""
@@ -68,7 +71,7 @@ def runtime() -> Entry:
 
     def build(directory: Path) -> None:
         (directory / "empty.cpp").write_text("")
-        for path in (HEADER, RUNTIME):
+        for path in (HEADER, RUNTIME, *RUNTIME_HEADERS):
             (directory / path.name).write_bytes(path.read_bytes())
         flags = ["-std=c++17", "-fPIC", "-shared"]
         for arguments in (
@@ -84,7 +87,7 @@ def runtime() -> Entry:
                     mend="name another compiler in CXX",
                 )
 
-    text = RUNTIME.read_text(encoding="utf-8")
+    text = "".join(path.read_text(encoding="utf-8") for path in (RUNTIME, *RUNTIME_HEADERS))
     return cache_on_disk().obtain({"kind": "runtime", "text": text, **_surroundings(toolchain)}, build)
 
 

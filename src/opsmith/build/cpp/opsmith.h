@@ -301,17 +301,17 @@ constexpr Candidate candidate() {
   return {E::parameters, int32_t(sizeof(E::parameters) / sizeof(Parameter)) - 1, &E::run};
 }
 
-// What a library of a kernel exports; Python fills the last two when it loads it.
+// What a library of a kernel exports. The last two are filled in when it is loaded.
 struct Exported {
   int64_t version;
   int32_t count;
   const Candidate* candidates;
-  void (*boxed)(uint64_t*, uint64_t, uint64_t);
-  void (*run)(void* record, uint64_t* stack);
+  void (*entries[2])(uint64_t* stack, uint64_t, uint64_t);  // what the dispatcher calls: see runtime.cpp
+  void (*run)(void* record, int32_t entry, uint64_t* stack);
   void* record;
 };
 
-constexpr int64_t version = 1;
+constexpr int64_t version = 2;
 
 }  // namespace opsmith
 

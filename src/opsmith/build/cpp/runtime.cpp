@@ -1,189 +1,232 @@
 // Between torch's dispatcher and the kernels: one library for all of them, built once on a machine.
 //
-// It speaks to torch through the C functions that torch keeps stable (torch/csrc/stable/c/shim.h and
-// torch/csrc/inductor/aoti_torch/c/shim.h), declared here as they are there, so that no header of torch is
-// read and what is built for one torch runs on the next.
-#include <memory>
+// A library of a kernel is registered for two operators: one of its own, which runs it and nothing else, and the
+// operator that it is a kernel of. Calls of a form that is known run here from end to end. What is not known
+// goes aside, to an operator of the same arguments that is written in Python: it finds out, tells `remember`,
+// and calls again; or it computes the call by other means, as where no instance of the kernel takes it.
+#include <atomic>
 #include <string>
-#include <vector>
 
-#include "opsmith.h"
-
-extern "C" {
-typedef struct AtenTensorOpaque* TensorHandle;
-typedef struct TorchLibraryOpaque* LibraryHandle;
-typedef struct StableListOpaque* ListHandle;
-typedef struct StringOpaque* StringHandle;
-typedef int32_t Status;  // 0: success
-Status aoti_torch_get_data_ptr(TensorHandle, void**);
-Status aoti_torch_get_dim(TensorHandle, int64_t*);
-Status aoti_torch_get_sizes(TensorHandle, int64_t**);
-Status aoti_torch_get_strides(TensorHandle, int64_t**);
-Status aoti_torch_delete_tensor_object(TensorHandle);
-Status aoti_torch_library_init_impl(const char*, const char*, const char*, uint32_t, LibraryHandle*);
-Status aoti_torch_delete_library_object(LibraryHandle);
-Status torch_library_impl(LibraryHandle, const char*, void (*)(uint64_t*, uint64_t, uint64_t), uint64_t);
-Status torch_list_size(ListHandle, size_t*);
-Status torch_list_get_item(ListHandle, size_t, uint64_t*);
-Status torch_delete_list(ListHandle);
-Status torch_string_c_str(StringHandle, const char**);
-Status torch_string_length(StringHandle, size_t*);
-Status torch_delete_string(StringHandle);
-void aoti_torch_check(bool, const char*, const char*, uint32_t, const char*);
-}
+#include "plans.h"
+#include "python_errors.h"
 
 namespace {
 using namespace opsmith;
 
-void must(Status status, const char* what) {
-  if (status) {
-    Error error;
-    std::snprintf(error.text, sizeof error.text, "torch failed: %s", what);
-    throw error;
+struct Record {
+  Exported* library;
+  std::vector<Argument> arguments;
+  int64_t results;
+  uint64_t torch_version;
+  PyObject* make_error;
+  std::string aside[2];
+  LibraryHandle registered[2] = {nullptr, nullptr};
+  Plans plans;
+  std::unique_ptr<std::atomic<int64_t>[]> copies;  // of each argument, and of results
+};
+
+// The call that went aside last in this thread, for what its Python code wants remembered.
+struct Pending {
+  Record* record = nullptr;
+  const Words* words = nullptr;
+};
+thread_local Pending pending;
+
+class Aside {
+ public:
+  Aside(Record* record, const Words* words) : before_(pending) { pending = {record, words}; }
+  ~Aside() { pending = before_; }
+
+ private:
+  Pending before_;
+};
+
+class WithoutGrad {
+ public:
+  WithoutGrad() : before_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }
+  ~WithoutGrad() { aoti_torch_grad_mode_set_enabled(before_); }
+
+ private:
+  bool before_;
+};
+
+constexpr int32_t cpu = 0;
+
+// Tensors that were made for a call; those that are not handed on are let go of.
+struct Made : Inline<TensorHandle, 8> {
+  ~Made() {
+    for (size_t at = 0; at < size(); at++)
+      if ((*this)[at] != nullptr) aoti_torch_delete_tensor_object((*this)[at]);
+  }
+
+  TensorHandle empty(int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
+    TensorHandle made;
+    must(aoti_torch_empty_strided(dim, sizes, strides, dtype, cpu, 0, &made), "aoti_torch_empty_strided");
+    push(made);
+    return made;
+  }
+};
+
+TensorHandle copy(Made& made, TensorHandle from, int32_t dtype, int64_t dim, const int64_t* sizes,
+                  const int64_t* strides) {
+  TensorHandle result = made.empty(dtype, dim, sizes, strides);
+  WithoutGrad guard;
+  must(aoti_torch_copy_(result, from, 0), "aoti_torch_copy_");
+  return result;
+}
+
+void* memory(TensorHandle tensor) {
+  void* data;
+  must(aoti_torch_get_data_ptr(tensor, &data), "aoti_torch_get_data_ptr");
+  return data;
+}
+
+// The view of a tensor that lies in another layout is made one of its copy.
+void lay_out(Record& record, const Copied& copied, Arguments& arguments, Made& made) {
+  Value& value = arguments.values[size_t(copied.argument)];
+  RawTensor* raw = &value.tensor;
+  if (record.arguments[size_t(copied.argument)].form == TENSORS) {
+    int64_t before = 0;  // tensors of the arguments to the left
+    for (int64_t at = 0; at < copied.argument; at++) {
+      const Value& other = arguments.values[size_t(at)];
+      int32_t form = record.arguments[size_t(at)].form;
+      before += !other.given ? 0 : form == TENSORS ? other.list.size : form == TENSOR;
+    }
+    raw = const_cast<RawTensor*>(static_cast<const RawTensor*>(value.list.data)) + (copied.tensor - before);
+  }
+  TensorHandle from = arguments.tensors[size_t(copied.tensor)];
+  int32_t dtype;
+  must(aoti_torch_get_dtype(from, &dtype), "aoti_torch_get_dtype");
+  raw->data = memory(copy(made, from, dtype, raw->dim, raw->sizes, copied.strides.data()));
+  raw->strides = copied.strides.data();
+}
+
+void compute(Record& record, const Plan& plan, Arguments& arguments, uint64_t* stack) {
+  Made made, results;
+  // An argument that is copied twice in one call, as a list may be, counts once.
+  int64_t counted = -1;
+  for (const Copied& copied : plan.copied) {
+    lay_out(record, copied, arguments, made);
+    if (copied.argument != counted) record.copies[size_t(copied.argument)]++;
+    counted = copied.argument;
+  }
+  for (const Result& result : plan.results) {
+    const int64_t dim = int64_t(result.sizes.size());
+    const int64_t* strides = (result.written.empty() ? result.strides : result.written).data();
+    TensorHandle tensor = results.empty(result.dtype, dim, result.sizes.data(), strides);
+    Value value;
+    value.given = true;
+    value.tensor = {memory(tensor), result.sizes.data(), strides, dim};
+    arguments.values.push(value);
+  }
+  char error[1000];
+  if (record.library->candidates[plan.candidate].run(arguments.values.data(), error, sizeof error))
+    throw KernelThrew(record.make_error, error);
+  for (size_t at = 0; at < plan.results.size(); at++) {
+    const Result& result = plan.results[at];
+    if (!result.written.empty()) {
+      TensorHandle written = results[at];
+      made.push(written);
+      results[at] = nullptr;
+      Made one;
+      copy(one, written, result.dtype, int64_t(result.sizes.size()), result.sizes.data(), result.strides.data());
+      std::swap(results[at], one[0]);
+      record.copies[record.arguments.size()]++;
+    }
+  }
+  for (size_t at = 0; at < results.size(); at++) {
+    stack[at] = reinterpret_cast<uint64_t>(results[at]);
+    results[at] = nullptr;
   }
 }
 
-// How an operator is known to the dispatcher, and which library computes it.
-struct Record {
-  Exported* library;
-  std::vector<int32_t> forms;
-  std::vector<bool> optional;
-  LibraryHandle registered = nullptr;
-};
-
-// The arguments of one call. What the dispatcher hands over is owned here, and let go of at the end.
-struct Arguments {
-  std::vector<Value> values;
-  std::vector<TensorHandle> tensors;
-  std::vector<ListHandle> lists;
-  std::vector<StringHandle> strings;
-  std::vector<std::unique_ptr<char[]>> arrays;
-
-  ~Arguments() {
-    for (TensorHandle each : tensors) aoti_torch_delete_tensor_object(each);
-    for (ListHandle each : lists) torch_delete_list(each);
-    for (StringHandle each : strings) torch_delete_string(each);
-  }
-
-  RawTensor tensor(uint64_t word) {
-    TensorHandle handle = reinterpret_cast<TensorHandle>(word);
-    tensors.push_back(handle);
-    RawTensor raw;
-    int64_t *sizes, *strides;
-    must(aoti_torch_get_data_ptr(handle, &raw.data), "aoti_torch_get_data_ptr");
-    must(aoti_torch_get_dim(handle, &raw.dim), "aoti_torch_get_dim");
-    must(aoti_torch_get_sizes(handle, &sizes), "aoti_torch_get_sizes");
-    must(aoti_torch_get_strides(handle, &strides), "aoti_torch_get_strides");
-    raw.sizes = sizes;
-    raw.strides = strides;
-    return raw;
-  }
-
-  template <class T, class Read>
-  RawList list(uint64_t word, Read read) {
-    ListHandle handle = reinterpret_cast<ListHandle>(word);
-    lists.push_back(handle);
-    size_t size;
-    must(torch_list_size(handle, &size), "torch_list_size");
-    arrays.emplace_back(new char[size * sizeof(T) + 1]);
-    T* items = reinterpret_cast<T*>(arrays.back().get());
-    for (size_t at = 0; at < size; at++) {
-      uint64_t item;
-      must(torch_list_get_item(handle, at, &item), "torch_list_get_item");
-      items[at] = read(item);
-    }
-    return {items, int64_t(size)};
-  }
-
-  void take(uint64_t word, int32_t form, bool optional) {
-    Value value;
-    value.given = true;
-    if (optional) {  // a pointer to the word, which is ours to delete; null for None
-      uint64_t* held = reinterpret_cast<uint64_t*>(word);
-      value.given = held != nullptr;
-      if (!value.given) {
-        std::memset(&value.tensor, 0, sizeof value.tensor);
-        values.push_back(value);
-        return;
-      }
-      word = *held;
-      delete held;
-    }
-    auto number = [](uint64_t bits) {
-      double result;
-      std::memcpy(&result, &bits, sizeof result);
-      return result;
-    };
-    switch (form) {
-      case TENSOR: value.tensor = tensor(word); break;
-      case INTEGER: value.integer = int64_t(word); break;
-      case NUMBER: value.number = number(word); break;
-      case FLAG: value.flag = (word & 1) != 0; break;
-      case STRING: {
-        StringHandle handle = reinterpret_cast<StringHandle>(word);
-        strings.push_back(handle);
-        const char* text;
-        size_t length;
-        must(torch_string_c_str(handle, &text), "torch_string_c_str");
-        must(torch_string_length(handle, &length), "torch_string_length");
-        value.list = {text, int64_t(length)};
-        break;
-      }
-      case TENSORS: value.list = list<RawTensor>(word, [&](uint64_t item) { return tensor(item); }); break;
-      case INTEGERS: value.list = list<int64_t>(word, [](uint64_t item) { return int64_t(item); }); break;
-      case NUMBERS: value.list = list<double>(word, number); break;
-      case FLAGS: value.list = list<bool>(word, [](uint64_t item) { return (item & 1) != 0; }); break;
-    }
-    values.push_back(value);
-  }
-};
-
-// The stack holds the number of the candidate, and then what the candidate's parameters are.
-void run(void* held, uint64_t* stack) {
+void run(void* held, int32_t entry, uint64_t* stack) {
   Record& record = *static_cast<Record*>(held);
-  char error[1000];
-  bool failed;
-  {
-    Arguments arguments;
-    arguments.values.reserve(record.forms.size());
-    try {
-      for (size_t at = 0; at < record.forms.size(); at++)
-        arguments.take(stack[at + 1], record.forms[at], record.optional[at]);
-      failed = record.library->candidates[stack[0]].run(arguments.values.data(), error, sizeof error);
-    } catch (const std::exception& thrown) {
-      std::snprintf(error, sizeof error, "%s", thrown.what());
-      failed = true;
-    }
+  Arguments arguments;
+  for (size_t at = 0; at < record.arguments.size(); at++) arguments.read(stack[at], record.arguments[at]);
+  std::shared_ptr<const Plan> plan = record.plans.find(arguments.words);
+  if (plan != nullptr) {
+    arguments.own();
+    compute(record, *plan, arguments, stack);
+    return;
   }
-  if (failed) aoti_torch_check(false, "opsmith", "kernel", 0, error);  // throws what Python sees
+  Aside aside(&record, &arguments.words);
+  must(torch_call_dispatcher(record.aside[entry].c_str(), "", stack, record.torch_version), "torch_call_dispatcher");
+  if (held_error.error != nullptr)
+    for (int64_t at = 0; at < record.results; at++)
+      aoti_torch_delete_tensor_object(reinterpret_cast<TensorHandle>(stack[at]));
+  throw_held();
 }
 }  // namespace
 
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
-// Registers a library's kernel for `name_space::name` at a dispatch key; null where torch refuses.
-// `forms` has a number for each argument after the first: its form, and 100 more where it is optional.
-PUBLIC void* opsmith_register(Exported* library, const char* name_space, const char* name, const char* key,
-                              const int32_t* forms, int32_t count, uint64_t torch_version) {
+// Takes a library of a kernel. `forms` has a number for each argument: its form, and 100 more where it is optional.
+// `make_error` makes an exception of Python from what the kernel threw.
+PUBLIC void* opsmith_take(Exported* library, const int32_t* forms, int32_t count, int32_t results,
+                          PyObject* make_error, uint64_t torch_version) {
   auto record = std::make_unique<Record>();
   record->library = library;
-  for (int32_t at = 0; at < count; at++) {
-    record->forms.push_back(forms[at] % 100);
-    record->optional.push_back(forms[at] >= 100);
-  }
-  if (aoti_torch_library_init_impl(name_space, key, __FILE__, __LINE__, &record->registered)) return nullptr;
+  for (int32_t at = 0; at < count; at++) record->arguments.push_back({forms[at] % 100, forms[at] >= 100});
+  record->results = results;
+  record->torch_version = torch_version;
+  record->make_error = make_error;
+  Py_IncRef(make_error);
+  record->copies.reset(new std::atomic<int64_t>[size_t(count) + 1]());
   library->run = run;
   library->record = record.get();
-  if (torch_library_impl(record->registered, name, library->boxed, torch_version)) {
-    aoti_torch_delete_library_object(record->registered);
-    return nullptr;
-  }
   return record.release();
 }
 
+// Registers a taken library for the operator `name_space::name`; returns whether torch takes it.
+PUBLIC int32_t opsmith_register(void* held, int32_t entry, const char* name_space, const char* name,
+                                const char* aside) {
+  Record& record = *static_cast<Record*>(held);
+  record.aside[entry] = aside;
+  LibraryHandle& registered = record.registered[entry];
+  if (aoti_torch_library_init_impl(name_space, "CPU", __FILE__, __LINE__, &registered)) return 0;
+  if (torch_library_impl(registered, name, record.library->entries[entry], record.torch_version)) {
+    aoti_torch_delete_library_object(registered);
+    registered = nullptr;
+    return 0;
+  }
+  return 1;
+}
+
 // The record stays: a call in another thread may still read it.
-PUBLIC void opsmith_unregister(void* held) {
-  aoti_torch_delete_library_object(static_cast<Record*>(held)->registered);
+PUBLIC void opsmith_unregister(void* held, int32_t entry) {
+  LibraryHandle& registered = static_cast<Record*>(held)->registered[entry];
+  if (registered != nullptr) aoti_torch_delete_library_object(registered);
+  registered = nullptr;
+}
+
+// The form of the call that went aside and has Python working on it; null where there is none of this record.
+PUBLIC void* opsmith_pending(void* held) {
+  if (pending.record != held || pending.words == nullptr) return nullptr;
+  Key* key = new Key(*pending.words);
+  pending.words = nullptr;
+  return key;
+}
+
+// Remembers a plan for a form, which is let go of; without a plan that is all.
+PUBLIC void opsmith_remember(void* held, void* form, const int64_t* plan) {
+  std::unique_ptr<Key> key(static_cast<Key*>(form));
+  if (plan != nullptr) static_cast<Record*>(held)->plans.remember(*key, Plan::read(plan));
+}
+
+PUBLIC void opsmith_forget(void* held) { static_cast<Record*>(held)->plans.forget(); }
+
+PUBLIC int64_t opsmith_remembered(void* held) { return static_cast<Record*>(held)->plans.count(); }
+
+PUBLIC int64_t opsmith_copies(void* held, int32_t argument) {
+  return static_cast<Record*>(held)->copies[size_t(argument)];
+}
+
+// Holds an exception of Python until C++ may throw it.
+PUBLIC void opsmith_hold(PyObject* error, const char* text) {
+  Py_IncRef(error);
+  held_error.error = error;
+  held_error.text = text;
 }
 
 PUBLIC int64_t opsmith_version() { return version; }

@@ -51,9 +51,11 @@ if TYPE_CHECKING:  # the types of all names; what they stand for is looked up be
     from opsmith.torch_library.capabilities.private.front_door import (
         FRONT_DOOR_CONDITIONS as FRONT_DOOR_CONDITIONS,
     )
+    from opsmith.torch_library.capabilities.private.front_door import answer_calls as answer_calls
     from opsmith.torch_library.capabilities.private.front_door import any_autocast as any_autocast
     from opsmith.torch_library.capabilities.private.front_door import direct_apply as direct_apply
     from opsmith.torch_library.capabilities.private.front_door import direct_backward as direct_backward
+    from opsmith.torch_library.capabilities.private.front_door import direct_call as direct_call
     from opsmith.torch_library.capabilities.private.front_door import front_door_checks as front_door_checks
     from opsmith.torch_library.capabilities.private.front_door import nothing_active as nothing_active
     from opsmith.torch_library.capabilities.private.front_door import returns_new as returns_new
@@ -94,6 +96,7 @@ if TYPE_CHECKING:  # the types of all names; what they stand for is looked up be
     from opsmith.torch_library.capabilities.private.torch_func import single_level_nodes as single_level_nodes
     from opsmith.torch_library.capabilities.private.torch_func import transform_kernel as transform_kernel
     from opsmith.torch_library.capabilities.private.torch_func import unwrap_dead as unwrap_dead
+    from opsmith.torch_library.capabilities.private.watching import tracing_imported as tracing_imported
     from opsmith.torch_library.capabilities.private.watching import watching as watching
 
 

@@ -26,9 +26,11 @@ CAPABILITIES = {
             provides=(
                 "front_door_checks",
                 "FRONT_DOOR_CONDITIONS",
+                "answer_calls",
                 "any_autocast",
                 "direct_apply",
                 "direct_backward",
+                "direct_call",
                 "nothing_active",
                 "returns_new",
                 "tensor_guard",
@@ -107,7 +109,7 @@ CAPABILITIES = {
             "those of a backward that take fewer digits than it is given",
             instead="the check finds undeclared randomness only where two runs differ, and no constant of "
             "float32 in a class's backward",
-            provides=("watching",),
+            provides=("tracing_imported", "watching"),
         ),
         Capability(
             name="registered",

@@ -127,6 +127,26 @@ def direct_apply(node: type[torch.autograd.Function]) -> Any:
     return super(torch.autograd.Function, node).apply  # type: ignore[misc]
 
 
+def direct_call(overload: Any) -> Callable[..., Any]:
+    """An operator as the function in C that calls it, past the frame in Python around it."""
+    function: Callable[..., Any] = overload._op
+    return function
+
+
+def answer_calls(operator: Any, answer: Callable[..., Any] | None) -> None:
+    """Answer calls of `torch.ops.namespace.name` or an overload of it; without an answer torch does again."""
+    # By its class: the function in C that it has is what it is known by, in sets and in graphs.
+    kind = type(operator)
+    torch_s = getattr(kind, "_op_kind", kind)
+    described = {"__module__": torch_s.__module__, "__doc__": torch_s.__doc__, "_op_kind": torch_s}
+    named = {"__qualname__": torch_s.__qualname__, "__hash__": torch_s.__hash__}
+    operator.__class__ = (
+        torch_s
+        if answer is None
+        else type(torch_s.__name__, (torch_s,), {**described, **named, "__call__": answer})
+    )
+
+
 def self_test() -> None:
     """A form is told again, and every special thing makes it another; what code does is read off schemas."""
     x, y = torch.ones(2), torch.ones(3)
@@ -188,6 +208,15 @@ def self_test() -> None:
     direct_backward(Sevenfold, lambda ctx, grad: grad * 8)
     (gradient,) = torch.autograd.grad(direct_apply(Sevenfold)(leaf).sum(), leaf)
     assert gradient.tolist() == [8.0, 8.0]
+
+    negative = torch.ops.aten.neg.default
+    assert direct_call(negative)(x).tolist() == [-1.0, -1.0]
+    kept = {negative}
+    answer_calls(negative, lambda *args: args)
+    assert negative(x) == (negative, x)
+    assert negative in kept
+    answer_calls(negative, None)
+    assert negative(x).tolist() == [-1.0, -1.0]
 
     source = versions_source(["x", "nothing"])
     before = eval(source, known)

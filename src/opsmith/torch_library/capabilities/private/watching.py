@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -23,7 +24,17 @@ def watching(
     return watch
 
 
+def tracing_imported() -> bool:
+    """Whether torch has imported what it traces with, which an operation on `meta` may cause."""
+    return "torch._dynamo" in sys.modules
+
+
 class _Watch(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to say so to the compiler, torch would import it, which takes one to two seconds."""
+        return False
+
     def __init__(
         self, see: Callable[[Any, dict[str, Any]], None], given: Callable[[Any, Sequence[Any]], None] | None
     ) -> None:

@@ -12,3 +12,8 @@ def watching(
 ) -> AbstractContextManager[Any]:
     """A region of which neither `see` nor `given` is told anything."""
     return nullcontext()
+
+
+def tracing_imported() -> bool:
+    """Yes, as far as anybody wants to do without."""
+    return True

@@ -1,0 +1,111 @@
+// How calls of one form are run: decided once, in Python, and remembered here.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "arguments.h"
+
+namespace opsmith {
+
+struct Copied {
+  int64_t tensor;    // which of all tensors of the call
+  int64_t argument;  // of which argument it is, for the count
+  std::vector<int64_t> strides;
+};
+
+struct Result {
+  int32_t dtype;
+  std::vector<int64_t> sizes, strides;
+  std::vector<int64_t> written;  // the strides that the kernel writes; empty where they are these
+};
+
+struct Plan {
+  int32_t candidate;
+  std::vector<Copied> copied;
+  std::vector<Result> results;
+
+  // The form in which Python hands one over: numbers, one after the other.
+  static std::shared_ptr<const Plan> read(const int64_t* at) {
+    auto plan = std::make_shared<Plan>();
+    auto several = [&at](int64_t count) {
+      std::vector<int64_t> numbers(at, at + count);
+      at += count;
+      return numbers;
+    };
+    plan->candidate = int32_t(*at++);
+    for (int64_t left = *at++; left > 0; left--) {
+      Copied copied;
+      copied.tensor = *at++;
+      copied.argument = *at++;
+      int64_t dim = *at++;
+      copied.strides = several(dim);
+      plan->copied.push_back(std::move(copied));
+    }
+    for (int64_t left = *at++; left > 0; left--) {
+      Result result;
+      result.dtype = int32_t(*at++);
+      int64_t dim = *at++;
+      bool otherwise = *at++ != 0;
+      result.sizes = several(dim);
+      result.strides = several(dim);
+      if (otherwise) result.written = several(dim);
+      plan->results.push_back(std::move(result));
+    }
+    return plan;
+  }
+};
+
+struct Key {
+  std::vector<uint64_t> words;
+  explicit Key(const Words& from) : words(from.data(), from.data() + from.size()) {}
+};
+
+// Many threads read it, and hardly ever one writes.
+class Plans {
+ public:
+  std::shared_ptr<const Plan> find(const Words& words) const {
+    std::shared_lock lock(mutex_);
+    auto [at, end] = plans_.equal_range(hash(words.data(), words.size()));
+    for (; at != end; ++at) {
+      const std::vector<uint64_t>& known = at->second.first.words;
+      if (known.size() == words.size() && !std::memcmp(known.data(), words.data(), 8 * words.size()))
+        return at->second.second;
+    }
+    return nullptr;
+  }
+
+  void remember(const Key& key, std::shared_ptr<const Plan> plan) {
+    std::unique_lock lock(mutex_);
+    if (plans_.size() >= limit) plans_.clear();  // sizes that change with each call must not fill the memory
+    plans_.emplace(hash(key.words.data(), key.words.size()), std::make_pair(key, std::move(plan)));
+  }
+
+  void forget() {
+    std::unique_lock lock(mutex_);
+    plans_.clear();
+  }
+
+  int64_t count() const {
+    std::shared_lock lock(mutex_);
+    return int64_t(plans_.size());
+  }
+
+ private:
+  static constexpr size_t limit = 4096;
+
+  static uint64_t hash(const uint64_t* words, size_t count) {
+    uint64_t sum = count;
+    for (size_t at = 0; at < count; at++) {
+      sum = (sum ^ words[at]) * 0x9e3779b97f4a7c15u;
+      sum ^= sum >> 29;
+    }
+    return sum;
+  }
+
+  mutable std::shared_mutex mutex_;
+  std::unordered_multimap<uint64_t, std::pair<Key, std::shared_ptr<const Plan>>> plans_;
+};
+}  // namespace opsmith

@@ -1,0 +1,74 @@
+// Exceptions of Python, thrown through the frames of C++ that lie between an operator and whoever called it.
+//
+// Torch's binding hands what C++ throws to pybind11, which asks an exception of its class `builtin_exception`
+// to set Python's error itself. That class is declared here as pybind11 declares it, and known by its name. A
+// caller that is not Python sees a `std::runtime_error` with the same text.
+#pragma once
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+extern "C" {
+typedef struct _object PyObject;
+__attribute__((weak)) PyObject* PyObject_CallFunction(PyObject*, const char*, ...);
+__attribute__((weak)) PyObject* PyObject_Type(PyObject*);
+__attribute__((weak)) void PyErr_SetObject(PyObject*, PyObject*);
+__attribute__((weak)) void Py_IncRef(PyObject*);
+__attribute__((weak)) void Py_DecRef(PyObject*);
+__attribute__((weak)) int PyGILState_Ensure();
+__attribute__((weak)) void PyGILState_Release(int);
+}
+
+namespace pybind11 {
+class __attribute__((visibility("default"))) builtin_exception : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+  virtual void set_error() const = 0;
+};
+}  // namespace pybind11
+
+namespace opsmith {
+inline void set_python_error(PyObject* error) {
+  PyObject* type = PyObject_Type(error);
+  PyErr_SetObject(type, error);
+  Py_DecRef(type);
+}
+
+// What a kernel threw; `make` makes an exception of Python from the text.
+struct KernelThrew : pybind11::builtin_exception {
+  PyObject* make;
+  KernelThrew(PyObject* make, const char* text) : builtin_exception(text), make(make) {}
+  void set_error() const override {
+    PyObject* error = PyObject_CallFunction(make, "s", what());
+    if (error == nullptr) return;  // what went wrong in `make` is the error, then
+    set_python_error(error);
+    Py_DecRef(error);
+  }
+};
+
+// What Python raised further below. It may be dropped where nobody holds the interpreter's lock.
+struct PythonRaised : pybind11::builtin_exception {
+  std::shared_ptr<PyObject> error;
+  PythonRaised(PyObject* raised, const char* text)
+      : builtin_exception(text), error(raised, [](PyObject* dropped) {
+          int state = PyGILState_Ensure();
+          Py_DecRef(dropped);
+          PyGILState_Release(state);
+        }) {}
+  void set_error() const override { set_python_error(error.get()); }
+};
+
+// An exception that Python code below caught, for the frames of C above it cannot carry one.
+struct HeldError {
+  PyObject* error = nullptr;
+  std::string text;
+};
+inline thread_local HeldError held_error;
+
+inline void throw_held() {
+  PyObject* error = held_error.error;
+  if (error == nullptr) return;
+  held_error.error = nullptr;
+  throw PythonRaised(error, held_error.text.c_str());
+}
+}  // namespace opsmith
