@@ -337,7 +337,7 @@ class KernelSourceError(OpsmithError, ValueError):
 
 
 class KernelSignatureError(OpsmithError, TypeError):
-    """The parameters of a C++ kernel are not the operator's arguments and results."""
+    """The parameters of a kernel in C++ or CUDA are not the operator's arguments and results."""
 
 
 class LaunchError(OpsmithError, ValueError):
@@ -345,4 +345,4 @@ class LaunchError(OpsmithError, ValueError):
 
 
 class KernelError(OpsmithError, RuntimeError):
-    """A kernel threw an exception."""
+    """A kernel threw an exception, or the CUDA driver did not launch it."""

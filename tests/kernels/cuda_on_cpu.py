@@ -139,7 +139,8 @@ def emulate(kernels: dict[CudaKernel, list[Instance]]) -> None:
     named = {}
     for kernel, instances in kernels.items():
         source = kernel.source
-        pieces.append(source.text)
+        if source.text not in pieces:  # several kernels may stand in one file
+            pieces.append(source.text)
         for instance in instances:
             lowered = kernel.compiled(instance, ARCHITECTURE).name
             named[lowered] = expression(source, instance)

@@ -175,6 +175,11 @@ _TABLE = (
         "Weak references after the backward, with and without the cycle collector.",
     ),
     Cause(
+        "resources",
+        "A kernel takes more of a GPU than its author allows, or than there is.",
+        "Registers, spills and shared memory, as the assembler says, beside the limits.",
+    ),
+    Cause(
         "not-exercised",
         "A formula, kernel or claim was never run: no sample reaches it.",
         "None of the samples does.",

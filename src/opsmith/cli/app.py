@@ -15,6 +15,7 @@ COMMANDS = {
     "adopt": "opsmith.cli.adopt",
     "cache": "opsmith.cli.cache",
     "check": "opsmith.cli.check",
+    "compile": "opsmith.cli.compile",
     "doctor": "opsmith.cli.doctor",
     "tour": "opsmith.cli.tour",
 }

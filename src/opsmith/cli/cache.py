@@ -19,7 +19,12 @@ from opsmith.build.entry import parts_of
 from opsmith.cli.guard import guarded
 
 SCHEMA = 1
-KINDS = {"cpp": "kernel in C++", "runtime": "opsmith's own library"}
+KINDS = {
+    "cpp": "kernel in C++",
+    "cuda": "kernel in CUDA C++",
+    "cuda description": "what a kernel in CUDA C++ takes",
+    "runtime": "opsmith's own library",
+}
 
 
 @dataclass(frozen=True, slots=True)

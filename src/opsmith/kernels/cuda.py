@@ -191,6 +191,15 @@ class CudaKernel(BuiltKernel):
         found = chosen(names, [restored[name] for name in names], candidates)
         return found if isinstance(found, str) else Choice(instances[found], candidates[found])
 
+    def check(self, instance: Instance, architecture: str) -> None:
+        """Hold the parameters of an instance to the operator.
+
+        Raises:
+            KernelSignatureError: If they are others.
+            CompileError, ToolchainError: If NVRTC refuses the source, or there is none.
+        """
+        self._candidates([instance], architecture)
+
     def compiled(self, instance: Instance, architecture: str) -> Cubin:
         """An instance, compiled for an architecture.
 

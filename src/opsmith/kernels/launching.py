@@ -58,6 +58,11 @@ class _Rule:
     parameters: tuple[str, ...]
     operator: str
 
+    @property
+    def depends(self) -> bool:
+        """Whether it depends on the call."""
+        return any(each.names if isinstance(each, Expression) else callable(each) for each in self.said)
+
     def value(self, values: Mapping[str, Any]) -> tuple[int, ...]:
         """What it comes to in a call: whole numbers.
 
@@ -145,7 +150,7 @@ def _rule(what: str, said: Said, operator: str, names: Sequence[str], most: int 
             parsed = expression(part)
         except ExpressionError as error:
             raise wrong(f"`{part}`: {error}") from None
-        unknown = [name for name in parsed.names if name not in names]
+        unknown = sorted(parsed.names - {*names})
         if unknown:
             raise wrong(
                 f"`{part}`, which names `{unknown[0]}`", f"names among {', '.join(f'`{n}`' for n in names)}"
@@ -179,6 +184,12 @@ class Launching:
             LaunchError: If one of them cannot be told.
         """
         return tuple((name, rule.value(values)[0]) for name, rule in self.constants.items())
+
+    def fixed_constants(self) -> tuple[tuple[str, int], ...] | None:
+        """The numbers of the template where they are the same in all calls; None where they are not."""
+        if any(rule.depends for rule in self.constants.values()):
+            return None
+        return self.constants_of({})
 
     def geometry(self, values: Mapping[str, Any], results: Sequence[str]) -> Geometry | None:
         """How a call is launched; None where there is nothing to do.

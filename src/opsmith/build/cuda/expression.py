@@ -67,13 +67,13 @@ class Expression:
     tree: ast.expr
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The arguments and results in it, in order."""
+    def names(self) -> frozenset[str]:
+        """The arguments and results in it."""
         called = {id(node.func) for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
         found = [
             node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name) and id(node) not in called
         ]
-        return tuple(dict.fromkeys(found))
+        return frozenset(found)
 
     def value(self, values: Mapping[str, Any]) -> Any:
         """Its value: a number, or a tuple of them.
@@ -105,7 +105,7 @@ def expression(text: str) -> Expression:
 
     Example:
         >>> expression("(ceil(x.shape[1] / 16), x.shape[0])").names
-        ('x',)
+        frozenset({'x'})
     """
     try:
         tree = ast.parse(text.strip(), mode="eval").body

@@ -106,11 +106,12 @@ def cuda_source(
 
 
 def _parts(listed: str) -> list[str]:
-    """What stands between the commas that are in no brackets."""
-    parts, depth = [""], 0
+    """What stands between the commas that are in no brackets; in round ones `<` and `>` compare."""
+    parts, round_, pointed = [""], 0, 0
     for letter in listed:
-        depth += (letter in "(<[{") - (letter in ")>]}")
-        if letter == "," and not depth:
+        round_ += (letter in "([") - (letter in ")]")
+        pointed += 0 if round_ else (letter == "<") - (letter == ">")
+        if letter == "," and not round_ and not pointed:
             parts.append("")
         else:
             parts[-1] += letter

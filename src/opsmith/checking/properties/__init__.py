@@ -19,6 +19,7 @@ from opsmith.checking.properties.linearity import LINEARITY
 from opsmith.checking.properties.memory import MEMORY
 from opsmith.checking.properties.opcheck import OPCHECK
 from opsmith.checking.properties.randomness import RANDOMNESS
+from opsmith.checking.properties.resources import RESOURCES
 from opsmith.checking.properties.second_order import SECOND_ORDER
 from opsmith.checking.properties.serialization import SERIALIZATION
 from opsmith.checking.properties.state import STATE
@@ -57,6 +58,7 @@ PROPERTIES: dict[str, Property] = {
         COMPILE,
         EXPORT,
         OPCHECK,
+        RESOURCES,
     )
 }
 

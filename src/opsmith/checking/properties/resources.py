@@ -1,0 +1,72 @@
+"""The CUDA kernels compile, with or without a GPU, and take no more of one than their author allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opsmith import errors
+from opsmith.checking.property import Findings, Note, Property, Skipped, raised
+from opsmith.checking.report import Failure
+from opsmith.checking.subject import Subject
+from opsmith.core.kernels import BuiltKernel
+
+if TYPE_CHECKING:
+    from opsmith.kernels.cuda_report import Taken
+
+NAME = "resources"
+SHOWN = 4
+"""So many instances are told of."""
+
+
+def run(subject: Subject) -> Findings:
+    """Compile every instance that the samples need, and hold each to its limits."""
+    if not any(
+        kernel.device == "cuda" and isinstance(kernel.function, BuiltKernel)
+        for kernel in subject.specification.kernels
+    ):
+        yield Skipped("it has no kernel in CUDA C++")
+        return
+    from opsmith.kernels.cuda_report import ARCHITECTURES, cuda_kernels, taken_by  # which few need
+
+    operator = subject.operator
+    kernels = [] if operator is None else cuda_kernels(operator)
+    if operator is None or not kernels:
+        yield Skipped("it has no kernel in CUDA C++")
+        return
+    architectures = ARCHITECTURES[-1:] if subject.effort.name == "quick" else ARCHITECTURES
+
+    def calls(dtype: torch.dtype) -> Iterator[list[Any]]:
+        for sample in subject.samples:
+            yield sample.flattening.pack(sample.at(dtype if dtype.is_floating_point else None))
+
+    for kernel in kernels:
+        try:
+            beyond = [each for each in taken_by(operator, kernel, architectures, calls) if each.faults]
+            if beyond:
+                yield _failure(beyond)
+        except errors.ToolchainError as error:
+            yield Skipped(f"{error.problem}: {error.mend}")
+        except errors.MissingSamplesError as error:
+            yield Note(error.problem)
+        except errors.OpsmithError as error:
+            yield raised(NAME, subject, error, f"compiled for {' and '.join(architectures)}")
+
+
+def _failure(beyond: Sequence[Taken]) -> Failure:
+    """One failure for a kernel, with the instances that take too much."""
+    told = [
+        f"for {', '.join(filter(None, [each.instance, each.architecture]))} {' and '.join(each.faults)}"
+        for each in beyond
+    ]
+    more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
+    message = f"the CUDA kernel takes more than it may: {'; '.join(told[:SHOWN])}{more}"
+    registers = max(each.registers for each in beyond)
+    spills = max(each.spill_stores + each.spill_loads for each in beyond)
+    evidence = {"most registers": registers, "most bytes spilled": spills}
+    return Failure(NAME, None, "resources", message, beyond[0].where, evidence)
+
+
+RESOURCES = Property(NAME, "its CUDA kernels compile, and take no more of a GPU than they may", run)

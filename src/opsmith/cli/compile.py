@@ -1,0 +1,178 @@
+"""`opsmith compile`: every CUDA kernel of files and modules, for GPUs that need not be there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from opsmith import errors
+from opsmith.build.cuda.compiling import known_architectures
+from opsmith.build.cuda.nvrtc import find_nvrtc
+from opsmith.cli.guard import FAILED, complain, guarded, waiting
+from opsmith.core.operator import Operator
+from opsmith.kernels.cuda import CudaKernel
+from opsmith.kernels.cuda_report import ARCHITECTURES, Taken, cuda_kernels, taken_by
+from opsmith.locating import Target
+
+SCHEMA = 1
+"""Version of what `--json` prints; it changes when a key changes its meaning or goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A kernel that does not compile, or cannot be launched as it says.
+
+    Attributes:
+        operator: Name of the operator.
+        where: `file:line` of the kernel.
+        message: Why.
+    """
+
+    operator: str
+    where: str
+    message: str
+
+
+def compile(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE_OR_MODULE[:NAME]...",
+            help="`.py` files or modules, and which of their operators; all of them without `:NAME`.",
+            show_default=False,
+        ),
+    ],
+    architectures: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arch",
+            metavar="ARCH",
+            help="Compile for this architecture, as `sm_90`; may be given again. By default: "
+            f"{' and '.join(ARCHITECTURES)}.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
+    ] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")] = False,
+) -> None:
+    """Compile CUDA kernels, and say what each takes: registers, spills, shared memory, occupancy.
+
+    It needs NVRTC, and neither a GPU nor a driver. A kernel is compiled for what the operator's samples need,
+    and held to the limits that its author states: `max_spills=`, `max_registers=`.
+
+    **Examples**
+
+    - `opsmith compile operators.py`
+
+    - `opsmith compile mypackage.ops:involution --arch sm_80 --arch sm_100`
+
+    - `opsmith compile operators.py --json > resources.json`
+
+    Exit status: 0 all compile and keep to their limits, 1 one does not, 2 nothing could be compiled.
+    """
+    out = sys.stdout
+    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the modules print is no report
+        chosen = _architectures(architectures)
+        kernels = _kernels(targets)
+        taken: list[Taken] = []
+        refused: list[Refused] = []
+        for operator, kernel in kernels:
+            with waiting(f"compiling {escape(operator.name)}"):
+                try:
+                    taken += taken_by(operator, kernel, chosen)
+                except errors.ToolchainError:
+                    raise
+                except errors.OpsmithError as error:
+                    refused.append(Refused(operator.name, kernel.where, str(error)))
+                    complain(error)
+        if as_json:
+            out.write(json.dumps(_to_dict(taken, refused, chosen), indent=2, allow_nan=False) + "\n")
+        else:
+            _show(Console(file=out, highlight=False), taken, refused)
+    raise typer.Exit(FAILED if refused or any(each.faults for each in taken) else 0)
+
+
+def _architectures(named: list[str] | None) -> tuple[str, ...]:
+    known = known_architectures()
+    chosen = tuple(dict.fromkeys(named or ARCHITECTURES))
+    unknown = [each for each in chosen if each.rstrip("af") not in known]
+    if unknown:
+        version = ".".join(map(str, find_nvrtc().version))
+        raise errors.UsageError(
+            f"NVRTC of CUDA {version} does not compile for `{unknown[0]}`",
+            argument="--arch",
+            expected=", ".join(known),
+            got=unknown[0],
+            mend="name one of these, or install another NVRTC: `pip install -U nvidia-cuda-nvrtc`",
+        )
+    return chosen
+
+
+def _kernels(targets: list[str]) -> list[tuple[Operator[..., Any], CudaKernel]]:
+    found: dict[CudaKernel, Operator[..., Any]] = {}
+    for target in targets:
+        with waiting(f"importing {escape(target)}"):
+            operators = Target.of(target).operators()
+        found |= {kernel: operator for operator in operators for kernel in cuda_kernels(operator)}
+    if not found:
+        raise errors.OperatorNotFoundError(
+            f"no operator of {', '.join(f'`{target}`' for target in targets)} has a CUDA kernel",
+            mend="give it one: `op.kernel('cuda', cuda=..., grid=...)`",
+        )
+    return [(operator, kernel) for kernel, operator in found.items()]
+
+
+def _show(console: Console, taken: list[Taken], refused: list[Refused]) -> None:
+    rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for heading in ("kernel", "for", "", "registers", "spills", "shared", "threads", "occupancy"):
+        rows.add_column(
+            heading, overflow="fold", justify="left" if heading in ("kernel", "for", "") else "right"
+        )
+    for each in taken:
+        shared = f"{each.shared + each.dynamic_shared}"
+        rows.add_row(
+            each.operator,
+            each.instance,
+            each.architecture,
+            str(each.registers),
+            Text(str(each.spill_stores + each.spill_loads), style="red" if each.faults else ""),
+            shared,
+            "?" if each.threads is None else str(each.threads),
+            "?" if each.occupancy is None else f"{each.occupancy:.0%}",
+        )
+    if taken:
+        console.print(rows)
+        console.print(
+            Text("spills and shared in bytes; occupancy is an estimate, from the samples' blocks", "dim")
+        )
+    for each in taken:
+        for fault in each.faults:
+            name = ", ".join(filter(None, [each.operator, each.instance, each.architecture]))
+            console.print(Text(f"{name}: {fault}\n  {each.where}", style="red"), soft_wrap=True)
+    wrong = {each.where for each in refused} | {each.where for each in taken if each.faults}
+    total = len(wrong | {each.where for each in taken})
+    kernels = f"{total} kernel{'' if total == 1 else 's'}"
+    console.print(f"{len(wrong)} of {kernels} failed" if wrong else f"{kernels} compiled")
+
+
+def _to_dict(taken: list[Taken], refused: list[Refused], architectures: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "nvrtc": ".".join(map(str, find_nvrtc().version)),
+        "architectures": list(architectures),
+        "passed": not refused and not any(each.faults for each in taken),
+        "kernels": [asdict(each) for each in taken],
+        "refused": [asdict(each) for each in refused],
+    }

@@ -1,0 +1,92 @@
+"""Expressions over the sizes of a call: what they come to, and what is no part of the language."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from opsmith.build.cuda.expression import ExpressionError, expression
+
+VALUES: dict[str, Any] = {
+    "x": torch.empty(2, 3, 5, dtype=torch.float16),
+    "bias": None,
+    "stride": (2, 1),
+    "by": 1.5,
+    "count": 7,
+    "flag": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("256", 256),
+        ("ceil(x.numel / 7)", 5),
+        ("-(-x.numel // 7)", 5),
+        ("floor(x.numel / 7)", 4),
+        ("x.shape[0] * x.shape[-1]", 10),
+        ("x.dim + x.itemsize", 5),
+        ("max(1, min(count, 4), 2)", 4),
+        ("stride[1] + len(stride)", 3),
+        ("count % 4", 3),
+        ("(ceil(x.shape[1] / 2), x.shape[0], 1)", (2, 2, 1)),
+        ("1 if bias is None else bias.numel", 1),
+        ("x.numel if flag else 0", 30),
+        ("0 if not flag else count", 7),
+        ("2 if x.shape[0] >= 2 else 3", 2),
+        ("x.numel * 9007199254740993 / 9007199254740993", 30),
+    ],
+)
+def test_values(text: str, value: Any) -> None:
+    assert expression(text).value(VALUES) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("x.numel ** 2", "x.numel ** 2"),
+        ("__import__('os')", "__import__('os')"),
+        ("x.data_ptr", "x.data_ptr"),
+        ("x.shape[0].bit_length()", "x.shape[0].bit_length()"),
+        ("[1, 2]", "[1, 2]"),
+        ("lambda: 1", "lambda: 1"),
+        ("max(1, default=2)", "max(1, default=2)"),
+        ("'text'", "'text'"),
+        ("1.5 * count", "1.5"),
+        ("ceil", "ceil"),
+        ("1 < count < 3", "1 < count < 3"),
+        ("x.shape[0:1]", "0:1"),
+    ],
+)
+def test_what_is_no_part_of_the_language(text: str, part: str) -> None:
+    with pytest.raises(ExpressionError) as caught:
+        expression(text)
+    assert str(caught.value) == f"`{part}` is no part of the language"
+
+
+def test_what_python_cannot_read() -> None:
+    with pytest.raises(ExpressionError, match="Python cannot read it: "):
+        expression("ceil(x.numel")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("bias.numel", "`bias` is None, which has no `numel`"),
+        ("count / (x.dim - 3)", "it divides by zero"),
+        ("stride[2]", "`stride[2]` is beyond the last: there are 2"),
+        ("count[0]", "`count[0]` is an item of what has none"),
+        ("bias + 1", "`bias` is no number"),
+        ("ceil(bias)", "must be real number, not NoneType"),
+    ],
+)
+def test_what_has_no_value(text: str, why: str) -> None:
+    with pytest.raises(ExpressionError) as caught:
+        expression(text).value(VALUES)
+    assert str(caught.value) == why
+
+
+def test_names_are_those_of_arguments_alone() -> None:
+    assert expression("ceil(x.numel / count) + max(stride[0], x.dim)").names == {"x", "count", "stride"}

@@ -1,0 +1,179 @@
+"""`opsmith compile` compiles CUDA kernels without a GPU, and holds them to their limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from opsmith.build.cuda import nvrtc
+
+KERNELS = """
+import torch, opsmith
+from torch import Tensor
+
+SIZE = "x.shape[0]"
+
+@opsmith.operator("{space}::twice")
+def twice(x: Tensor) -> Tensor:
+    return x + x
+
+twice.kernel("cuda", grid="ceil(result.numel / 128)", block=128, {words} constants={"N": SIZE}, cuda='''
+template <class T, int N>
+__global__ void twice(Contiguous<const T> x, Contiguous<T> y) {
+  OPSMITH_EACH(i, y.numel()) y[i] = x[i] {plus} x[i];
+}
+''')
+{samples}
+
+@opsmith.operator("{space}::plain")
+def plain(x: Tensor) -> Tensor:
+    return x + x
+"""
+SAMPLES = "twice.samples(lambda make: [(make(3),), (make(5, 2),)])"
+
+
+@pytest.fixture
+def kernels(write: Callable[..., Path]) -> Callable[..., Path]:
+    def kernels(*, words: str = "", plus: str = "+", samples: str = SAMPLES) -> Path:
+        text = KERNELS.replace("{words}", words).replace("{plus}", plus).replace("{samples}", samples)
+        return write(text)
+
+    return kernels
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_what_each_instance_takes(
+    kernels: Callable[..., Path], opsmith: Callable[..., Result], space: str
+) -> None:
+    done = opsmith("compile", str(kernels()), "--arch", "sm_80", "--arch", "sm_90")
+    assert done.exit_code == 0, done.output
+    rows = [line.split() for line in done.stdout.splitlines() if line.strip().startswith(f"{space}::")]
+    assert [row[:4] for row in rows] == [
+        [f"{space}::twice", f"{dtype},", f"N={size}", architecture]
+        for architecture in ("sm_80", "sm_90")
+        for dtype in ("float32", "float64")
+        for size in (3, 5)
+    ]
+    for *_, registers, spills, shared, threads, occupancy in rows:
+        assert 8 <= int(registers) <= 64
+        assert (spills, shared, threads, occupancy) == ("0", "0", "128", "100%")
+    assert done.stdout.splitlines()[-1] == "1 kernel compiled"
+
+
+def test_json(kernels: Callable[..., Path], opsmith: Callable[..., Result], space: str) -> None:
+    file = kernels()
+    done = opsmith("compile", f"{file}:twice", "--arch", "sm_90", "--json")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert (answer["schema"], answer["architectures"], answer["passed"]) == (1, ["sm_90"], True)
+    assert answer["refused"] == []
+    first = answer["kernels"][0]
+    registers = first.pop("registers")
+    assert registers > 0
+    assert first == {
+        "operator": f"{space}::twice",
+        "where": f"{file}:13",
+        "kernel": "twice",
+        "instance": "float32, N=3",
+        "architecture": "sm_90",
+        "spill_stores": 0,
+        "spill_loads": 0,
+        "stack": 0,
+        "shared": 0,
+        "dynamic_shared": 0,
+        "threads": 128,
+        "occupancy": 1.0,
+        "faults": [],
+    }
+
+
+def test_a_limit_that_is_not_kept(
+    kernels: Callable[..., Path], opsmith: Callable[..., Result], space: str
+) -> None:
+    done = opsmith("compile", str(kernels(words="max_registers=2, max_spills=0,")), "--arch", "sm_90")
+    assert done.exit_code == 1
+    assert f"{space}::twice, float32, N=3, sm_90: it takes " in done.stdout
+    assert "registers, and max_registers is 2\n" in done.stdout
+    assert "max_spills is" not in done.stdout
+    assert done.stdout.splitlines()[-1] == "1 of 1 kernel failed"
+
+
+def test_a_block_that_fits_on_no_multiprocessor(
+    kernels: Callable[..., Path], opsmith: Callable[..., Result]
+) -> None:
+    done = opsmith("compile", str(kernels(words="shared=200_000,")), "--arch", "sm_80", "--arch", "sm_90")
+    assert done.exit_code == 1
+    assert "sm_80: no block of 128 threads, " in done.stdout
+    assert "200000 bytes of shared memory fits on a multiprocessor" in done.stdout
+    assert "sm_90: no block" not in done.stdout
+
+
+def test_a_compile_error(kernels: Callable[..., Path], opsmith: Callable[..., Result]) -> None:
+    file = kernels(plus="+ more *")
+    done = opsmith("compile", str(file), "--arch", "sm_90", "--json")
+    assert done.exit_code == 1
+    answer = json.loads(done.stdout)
+    assert (answer["passed"], answer["kernels"]) == (False, [])
+    (refused,) = answer["refused"]
+    assert f'{file}:14:44: identifier "more" is undefined' in refused["message"]
+    assert "NVRTC refuses the kernel" in done.stderr
+
+
+def test_constants_that_no_sample_tells(kernels: Callable[..., Path], opsmith: Callable[..., Result]) -> None:
+    done = opsmith("compile", str(kernels(samples="")))
+    assert done.exit_code == 1
+    assert "its constants depend on sizes" in done.stderr
+    assert done.stdout.splitlines()[-1] == "1 of 1 kernel failed"
+
+
+def test_without_samples_constants_that_are_numbers_are_enough(
+    write: Callable[..., Path], opsmith: Callable[..., Result]
+) -> None:
+    text = KERNELS.replace('"x.shape[0]"', "4").replace("{words}", "").replace("{plus}", "+")
+    done = opsmith("compile", str(write(text.replace("{samples}", ""))), "--arch", "sm_90", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["kernels"]
+    assert [(each["instance"], each["threads"]) for each in found] == [
+        ("float32, N=4", None),
+        ("float64, N=4", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--arch", "sm_9"], "does not compile for `sm_9`"),
+        (["--arch", "sm_90", "nowhere.py"], "nowhere.py"),
+    ],
+)
+def test_what_cannot_be_carried_out(
+    words: list[str], said: str, kernels: Callable[..., Path], opsmith: Callable[..., Result]
+) -> None:
+    done = opsmith("compile", str(kernels()), *words)
+    assert done.exit_code == 2
+    assert said in done.stderr
+
+
+def test_no_cuda_kernel_at_all(
+    kernels: Callable[..., Path], opsmith: Callable[..., Result], space: str
+) -> None:
+    done = opsmith("compile", f"{kernels()}:plain")
+    assert done.exit_code == 2
+    assert f"no operator of `{kernels()}:plain` has a CUDA kernel" in done.stderr
+
+
+def test_without_nvrtc(
+    kernels: Callable[..., Path], opsmith: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvrtc, "nvrtc_places", lambda: ())
+    done = opsmith("compile", str(kernels()))
+    assert done.exit_code == 2
+    assert "there is no NVRTC, which compiles CUDA C++" in done.stderr
