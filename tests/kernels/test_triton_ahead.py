@@ -21,7 +21,7 @@ from triton_operators import OPERATORS, picked, pixel_sums, product, softmax, ti
 
 from opsmith.build.triton import compiling  # noqa: E402
 from opsmith.build.triton.source import POINTED  # noqa: E402
-from opsmith.kernels.triton_ahead import compile_ahead, kind_of, specializations  # noqa: E402
+from opsmith.kernels.triton_ahead import kind_of, specializations, taken_by_triton, triton_kernels  # noqa: E402
 
 ARCHITECTURES = ("sm_80", "sm_90")
 CUBIN_MAGIC = b"\x7fELF"
@@ -40,16 +40,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_kernel_compiles_for_every_architecture(name: str) -> None:
-    rows = compile_ahead(kernel_of(OPERATORS[name]), ARCHITECTURES)
-    assert {row.architecture for row in rows} == {*ARCHITECTURES}
-    assert len(rows) == 2 * len(specializations(kernel_of(OPERATORS[name])))
-    for row in rows:
-        assert row.used.cubin.read_bytes().startswith(CUBIN_MAGIC)
-        assert 0 < row.used.registers <= 255
-        assert row.used.spilled == 0
-        assert row.used.threads in (32, 64, 128)
-        assert row.operator == OPERATORS[name].name
-        assert Path(row.where.rpartition(":")[0]).name == "triton_operators.py"
+    [kernel] = triton_kernels(OPERATORS[name])
+    taken = list(taken_by_triton(kernel))
+    assert {each.architecture for each in taken} == {*ARCHITECTURES}
+    assert len(taken) == 2 * len(specializations(kernel))
+    for each in taken:
+        assert 0 < each.registers <= 255
+        assert each.spill_stores == each.spill_loads == 0
+        assert each.threads in (32, 64, 128)
+        assert each.occupancy is not None
+        assert 0 < each.occupancy <= 1
+        assert each.operator == OPERATORS[name].name
+        assert Path(each.where.rpartition(":")[0]).name == "triton_operators.py"
 
 
 def test_a_form_for_each_dtype_and_each_sample_that_differs() -> None:
@@ -98,34 +100,40 @@ def test_types_are_called_as_triton_calls_them() -> None:
     assert len({*kinds.values()}) == len(POINTED)
 
 
+def compiled_all(operator: Any, architecture: str) -> list[compiling.Compiled]:
+    kernel = kernel_of(operator)
+    return [
+        compiling.compiled(kernel.source, operator.name, each, architecture)
+        for each in specializations(kernel)
+    ]
+
+
 def test_what_was_compiled_is_found_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [row.used.source for row in compile_ahead(kernel_of(pixel_sums), ["sm_80"])] == ["built"] * 3
-    assert [row.used.source for row in compile_ahead(kernel_of(pixel_sums), ["sm_80"])] == ["memory"] * 3
+    first = compiled_all(pixel_sums, "sm_80")
+    assert [each.source for each in first] == ["built"] * 3
+    assert all(each.cubin.read_bytes().startswith(CUBIN_MAGIC) for each in first)
+    assert [each.source for each in compiled_all(pixel_sums, "sm_80")] == ["memory"] * 3
     other = Cache(cache)
     monkeypatch.setattr(compiling, "cache_on_disk", lambda: other)
-    rows = compile_ahead(kernel_of(pixel_sums), ["sm_80"])
-    assert [row.used.source for row in rows] == ["disk"] * 3
-    rows[0].used.cubin.write_bytes(b"not a cubin")
+    found = compiled_all(pixel_sums, "sm_80")
+    assert [each.source for each in found] == ["disk"] * 3
+    assert [each.resources for each in found] == [each.resources for each in first]
+    found[0].cubin.write_bytes(b"not a cubin")
     again = Cache(cache)
     monkeypatch.setattr(compiling, "cache_on_disk", lambda: again)
-    rows = compile_ahead(kernel_of(pixel_sums), ["sm_80"])
-    assert sorted(row.used.source for row in rows) == ["built", "disk", "disk"]
-    assert rows[0].used.cubin.read_bytes().startswith(CUBIN_MAGIC)
+    mended = compiled_all(pixel_sums, "sm_80")
+    assert [each.source for each in mended] == ["built", "disk", "disk"]
+    assert mended[0].cubin.read_bytes() == first[0].cubin.read_bytes()
 
 
-def test_a_row_as_plain_values() -> None:
-    row = compile_ahead(kernel_of(softmax), ["sm_90"])[0]
-    plain = row.to_json()
-    assert plain["operator"] == "triton_kernels::softmax"
-    assert plain["kernel"] == "softmax_kernel"
-    assert plain["specialization"] == (
+def test_what_is_told_of_one() -> None:
+    [first, *_] = taken_by_triton(kernel_of(softmax), ["sm_90"])
+    assert first.operator == "triton_kernels::softmax"
+    assert first.kernel == "softmax_kernel"
+    assert first.instance == (
         "x_ptr: *bf16, result_ptr: *bf16, x_size_1: i32, x_stride_0: i32, x_stride_1=1, BLOCK=16, num_warps=2"
     )
-    assert plain["threads"] == 64
-    assert set(plain) == {
-        *("operator", "kernel", "where", "architecture", "specialization"),
-        *("registers", "spilled", "shared", "threads", "source"),
-    }
+    assert (first.threads, first.faults) == (64, ())
 
 
 def declared(name: str, function: Any, **words: Any) -> Any:
@@ -144,15 +152,16 @@ def test_a_kernel_that_spills_is_told() -> None:
 
     words = {"N": 1024, "num_warps": 1, "maxnreg": 16}
     operator = declared("greedy", greedy_kernel, constants=words, dtypes=torch.float32)
-    [row] = compile_ahead(kernel_of(operator), ["sm_80"])
-    assert row.used.registers <= 24
-    assert row.used.spilled > 0
+    [taken] = taken_by_triton(kernel_of(operator), ["sm_80"])
+    assert taken.registers <= 24
+    assert taken.spill_stores > 0
+    assert taken.stack >= taken.spill_stores // 2
 
 
 def test_an_unknown_architecture_is_refused() -> None:
     for name in ("sm_70", "90", "gfx942", "sm_"):
         with pytest.raises(errors.UsageError) as caught:
-            compile_ahead(kernel_of(softmax), [name])
+            list(taken_by_triton(kernel_of(softmax), [name]))
         assert str(caught.value).splitlines() == [
             "this is no architecture that Triton compiles for",
             "  argument: architecture",
@@ -166,7 +175,7 @@ def test_without_samples_nothing_says_what_to_compile() -> None:
     operator = declared("unsampled", kernel_of(tuned).source.function, constants={"BLOCK": 16, "EVEN": False})
     operator._specification = replace(operator.specification, samples=None)
     with pytest.raises(errors.MissingSamplesError, match="there are no samples to compile its kernel for"):
-        compile_ahead(kernel_of(operator), ["sm_80"])
+        list(taken_by_triton(kernel_of(operator), ["sm_80"]))
 
 
 def test_a_compile_error_shows_the_author_s_line_and_column() -> None:
@@ -176,7 +185,7 @@ def test_a_compile_error_shows_the_author_s_line_and_column() -> None:
 
     operator = declared("wrong", wrong_kernel)
     with pytest.raises(errors.CompileError) as caught:
-        compile_ahead(kernel_of(operator), ["sm_90"])
+        list(taken_by_triton(kernel_of(operator), ["sm_90"]))
     first = wrong_kernel.__code__.co_firstlineno
     lines = str(caught.value).splitlines()
     assert lines[0] == "triton_ahead::wrong: Triton's compiler refuses the kernel"
@@ -198,6 +207,6 @@ def test_an_error_in_a_function_that_a_kernel_calls_is_told_at_the_call() -> Non
 
     operator = declared("calling", calling_kernel)
     with pytest.raises(errors.CompileError) as caught:
-        compile_ahead(kernel_of(operator), ["sm_90"])
+        list(taken_by_triton(kernel_of(operator), ["sm_90"]))
     assert "missing is not defined" in str(caught.value)
     assert caught.value.where == f"{__file__}:{calling_kernel.fn.__code__.co_firstlineno + 3}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from opsmith.kernels.choosing import MEMORY_FORMATS
-from opsmith.kernels.forms import Form
+from opsmith.build.cpp.plan import Form
 
 
 @dataclass(frozen=True, slots=True)

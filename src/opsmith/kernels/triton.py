@@ -20,7 +20,8 @@ from opsmith.core.kernels import VisibleKernel
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
 from opsmith.kernels.choosing import plain
-from opsmith.kernels.forms import Form, forms_of
+from opsmith.build.cpp.plan import Form
+from opsmith.kernels.forms import forms_of
 from opsmith.kernels.triton_binding import Binding, bind, names_in
 from opsmith.kernels.triton_grid import check_grid, check_launchable, shape_of
 

@@ -2,60 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.build.triton.compiling import Specialization, Used, compiled
+from opsmith.build.cuda.occupancy import occupancy
+from opsmith.build.triton.compiling import Specialization, compiled
 from opsmith.build.triton.source import LAUNCH_OPTIONS
+from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of
+from opsmith.kernels.cuda_report import ARCHITECTURES, Taken
 from opsmith.kernels.triton import TritonKernel
 
 DIVISOR = 16
 """Triton compiles a kernel anew for numbers that are divisible by this: so it loads several at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledKernel:
-    """A row of a report: one kernel for one architecture, for arguments of one form.
-
-    Attributes:
-        operator: The operator's name.
-        kernel: Name of the function.
-        where: `file:line` of it.
-        architecture: As `sm_90`.
-        specialization: What it was compiled for.
-        used: Registers, spills, shared memory and threads.
-    """
-
-    operator: str
-    kernel: str
-    where: str
-    architecture: str
-    specialization: Specialization
-    used: Used
-
-    def to_json(self) -> dict[str, Any]:
-        """The row as plain values."""
-        return {
-            "operator": self.operator,
-            "kernel": self.kernel,
-            "where": self.where,
-            "architecture": self.architecture,
-            "specialization": str(self.specialization),
-            "registers": self.used.registers,
-            "spilled": self.used.spilled,
-            "shared": self.used.shared,
-            "threads": self.used.threads,
-            "source": self.used.source,
-        }
+def triton_kernels(operator: Operator[..., Any]) -> list[TritonKernel]:
+    """The kernels in Triton of an operator, in the order in which they are tried."""
+    kernels = dict.fromkeys(each.function for each in operator.specification.kernels)
+    return [each for each in kernels if isinstance(each, TritonKernel)]
 
 
-def compile_ahead(kernel: TritonKernel, architectures: Iterable[str]) -> list[CompiledKernel]:
+def taken_by_triton(kernel: TritonKernel, architectures: Sequence[str] = ARCHITECTURES) -> Iterator[Taken]:
     """Compile a kernel in Triton for each form of arguments in the operator's samples; no GPU is needed.
 
     Floating tensors come in each dtype that the kernel takes, and in every configuration of
@@ -66,26 +38,41 @@ def compile_ahead(kernel: TritonKernel, architectures: Iterable[str]) -> list[Co
         architectures: As `sm_80`, `sm_90`.
 
     Returns:
-        A row for each form and architecture, in their order.
+        What each takes of a GPU, as of a kernel in CUDA C++.
 
     Raises:
         MissingSamplesError: If the operator has no samples.
         ToolchainError: If Triton is not installed.
+        UsageError: If there is no such architecture.
         CompileError: If Triton refuses the kernel.
     """
     wanted = specializations(kernel)
-    return [
-        CompiledKernel(
-            kernel.operator.name,
-            kernel.entry,
-            kernel.where,
-            architecture,
-            each,
-            compiled(kernel.source, kernel.operator.name, each, architecture),
-        )
-        for architecture in architectures
-        for each in wanted
-    ]
+    for architecture in architectures:
+        for each in wanted:
+            yield _taken(kernel, each, architecture)
+
+
+def _taken(kernel: TritonKernel, wanted: Specialization, architecture: str) -> Taken:
+    done = compiled(kernel.source, kernel.operator.name, wanted, architecture)
+    found = done.resources
+    # Of static shared memory the assembler counts what every block of the architecture has reserved.
+    estimate = occupancy(architecture, done.threads, found.registers, done.shared)
+    return Taken(
+        operator=kernel.operator.name,
+        where=kernel.where,
+        kernel=kernel.entry,
+        instance=str(wanted),
+        architecture=architecture,
+        registers=found.registers,
+        spill_stores=found.spill_stores,
+        spill_loads=found.spill_loads,
+        stack=found.stack,
+        shared=found.shared,
+        dynamic_shared=done.shared,
+        threads=done.threads,
+        occupancy=estimate,
+        faults=(),
+    )
 
 
 def specializations(kernel: TritonKernel) -> list[Specialization]:

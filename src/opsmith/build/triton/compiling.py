@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from opsmith import errors
 from opsmith.build.cpp.compiling import cache_on_disk
+from opsmith.build.cuda.resources import Resources, resources
 from opsmith.build.triton.diagnostics import told_of_compilation
 from opsmith.build.triton.installed import triton_module
 from opsmith.build.triton.source import TritonSource
@@ -47,27 +48,25 @@ class Specialization:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
-    """What a compiled kernel uses of a GPU.
+class Compiled:
+    """A compiled kernel, and what it uses of a GPU.
 
     Attributes:
-        registers: Registers of each thread.
-        spilled: Bytes that each thread spills into memory, since registers do not suffice.
-        shared: Bytes of shared memory of each block.
+        resources: Registers, spills and static shared memory.
+        shared: Bytes of dynamic shared memory of each block, with which Triton launches it.
         threads: Threads of each block.
         source: Whether it was compiled now, or where it was found.
         cubin: The file.
     """
 
-    registers: int
-    spilled: int
+    resources: Resources
     shared: int
     threads: int
     source: Literal["memory", "disk", "built", "private"]
     cubin: Path
 
 
-def compiled(source: TritonSource, operator: str, wanted: Specialization, architecture: str) -> Used:
+def compiled(source: TritonSource, operator: str, wanted: Specialization, architecture: str) -> Compiled:
     """Compile a kernel for an architecture, or find it compiled; no GPU is needed.
 
     Args:
@@ -100,12 +99,14 @@ def compiled(source: TritonSource, operator: str, wanted: Specialization, archit
     }
     entry = cache_on_disk().obtain(parts, build)
     used = json.loads((entry.directory / USED).read_text())
-    return Used(**used, source=entry.source, cubin=entry.directory / CUBIN)
+    return Compiled(
+        Resources(**used["resources"]), used["shared"], used["threads"], entry.source, entry.directory / CUBIN
+    )
 
 
 def _compile(
     triton: Any, function: Any, source: TritonSource, operator: str, wanted: Specialization, number: int
-) -> tuple[bytes, dict[str, int]]:
+) -> tuple[bytes, dict[str, Any]]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.compiler.errors import CompilationError
@@ -140,13 +141,10 @@ def _compile(
                 where=source.where,
                 mend="mend the kernel, or leave the architecture out",
             ) from error
-    log = printed.getvalue()
-    registers = re.search(r"Used (\d+) registers", log)
-    spilled = re.search(r"(\d+) bytes spill stores", log)
-    assert registers is not None, log
+    found = resources(printed.getvalue(), kernel.metadata.name)
+    assert found is not None, printed.getvalue()
     used = {
-        "registers": int(registers[1]),
-        "spilled": int(spilled[1]) if spilled else 0,
+        "resources": asdict(found),
         "shared": int(kernel.metadata.shared),
         "threads": int(kernel.metadata.num_warps) * WARP,
     }
