@@ -13,7 +13,7 @@ import torch
 
 from opsmith import errors
 from opsmith.build.cache import Cache
-from opsmith.build.cuda import compiling, finding, nvrtc
+from opsmith.build.cuda import compiling, driver, finding, nvrtc
 from opsmith.build.cuda.diagnostics import diagnostics
 from opsmith.build.cuda.generating import Instance, expression
 from opsmith.build.cuda.occupancy import MULTIPROCESSORS, occupancy
@@ -114,7 +114,7 @@ def test_a_corrupted_cubin_is_built_again(disk: Cache) -> None:
 
 
 def test_a_kernel_may_include_the_headers_of_cuda() -> None:
-    if not finding.include_directories():
+    if not any((folder / "crt" / "host_defines.h").exists() for folder in finding.include_directories()):
         pytest.skip("there are no headers of CUDA here: nvidia-cuda-runtime and nvidia-cuda-crt bring them")
     source = source_of(
         """
@@ -286,3 +286,56 @@ def test_occupancy_of_what_is_not_known() -> None:
     assert occupancy("sm_999", 256, 32, 0) is None
     assert occupancy("sm_90a", 256, 32, 0) == 1.0
     assert occupancy("sm_80", 2048, 32, 0) == 0.0
+
+
+# What the libraries refuse.
+
+
+class Failing:
+    """An NVRTC whose compiler fails in another way than by refusing a source."""
+
+    def __init__(self) -> None:
+        self.nvrtcVersion = self.nvrtcGetNumSupportedArchs = lambda *_: 0
+        self.nvrtcGetSupportedArchs = self.nvrtcCreateProgram = self.nvrtcDestroyProgram = lambda *_: 0
+        self.nvrtcGetProgramLogSize = self.nvrtcGetProgramLog = lambda *_: 0
+        self.nvrtcCompileProgram = lambda *_: 7
+        self.nvrtcGetErrorString = Said()
+
+
+class Said:
+    """A C function that says what a status is."""
+
+    restype: Any = None
+
+    def __call__(self, status: int) -> bytes:
+        return b"NVRTC_ERROR_BUILTIN_OPERATION_FAILURE"
+
+
+def test_an_nvrtc_that_is_not_whole() -> None:
+    compiler = nvrtc.Nvrtc(Failing(), finding.Place("/here/libnvrtc.so.13", "one"))
+    with pytest.raises(errors.ToolchainError) as caught:
+        compiler.compile("", options=[])
+    assert str(caught.value).splitlines() == [
+        "NVRTC fails: nvrtcCompileProgram returns NVRTC_ERROR_BUILTIN_OPERATION_FAILURE",
+        "  expected: an NVRTC that is whole, and of one version with what lies beside it",
+        "  got: /here/libnvrtc.so.13",
+        "  mend: install it again: `pip install --force-reinstall nvidia-cuda-nvrtc`",
+    ]
+
+
+def test_an_nvrtc_that_tells_no_resources(disk: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "resources", lambda log, name: None)
+    with pytest.raises(errors.ToolchainError) as caught:
+        compiling.compiled(source_of(SPILLING), "cuda_build::greedy", Instance(torch.float32), "sm_80")
+    assert caught.value.problem == "NVRTC does not say what the kernel takes of the GPU"
+    assert "Used " in (caught.value.got or "")
+
+
+def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "LIBRARIES", ("libcuda-that-is-not-there.so.1",))
+    with pytest.raises(errors.ToolchainError) as caught:
+        driver.find_driver.__wrapped__()
+    assert (caught.value.problem, caught.value.expected) == (
+        "there is no CUDA driver",
+        "libcuda-that-is-not-there.so.1",
+    )

@@ -64,7 +64,7 @@ def test_a_reference_that_looks_at_data_needs_a_fake_kernel() -> None:
         firsts(torch.zeros(3), torch.tensor(1))
     problem, where, mend = str(caught.value).splitlines()
     assert problem.startswith(
-        "kernel_forms::firsts: what its results are like cannot be told before a kernel in C++ runs: "
+        "kernel_forms::firsts: what its results are like cannot be told before a native kernel runs: "
         "the reference needs data for it ("
     )
     assert where == f"  where: {firsts.specification.where}"

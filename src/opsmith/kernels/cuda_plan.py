@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.build.cpp.plan import Form
 from opsmith.build.cuda.generating import Instance
 from opsmith.build.cuda.packing import Packing, pack
 from opsmith.build.cuda.parameters import CudaParameter
 from opsmith.core.calls import tensors_in
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
-from opsmith.kernels.choosing import laid_out, lies_right, memory_format
+from opsmith.kernels.choosing import lies_right, memory_format
 from opsmith.kernels.cuda_signature import passed, written_dtype
-from opsmith.kernels.forms import Form, forms_of
+from opsmith.kernels.forms import forms_of
 from opsmith.kernels.launching import Geometry, Launching
 
 
@@ -111,7 +112,9 @@ def must_copy(value: Any, parameter: CudaParameter) -> bool:
 def copy_of(value: Any, parameter: CudaParameter) -> Any:
     """A tensor, or each of a list, as a parameter takes it; a clone has numbers for a negative bit."""
     if isinstance(value, Tensor):
-        return value.clone() if parameter.layout == "any" else laid_out(value.resolve_neg(), parameter)
+        if parameter.layout == "any":
+            return value.clone()
+        return value.resolve_neg().contiguous(memory_format=memory_format(parameter, value.dim()))
     return [copy_of(item, parameter) for item in value]
 
 

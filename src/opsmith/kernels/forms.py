@@ -55,7 +55,7 @@ def forms_of(specification: Specification, values: Sequence[Any]) -> tuple[Form,
             raise
         except Exception:
             raise errors.MissingFakeError(
-                "what its results are like cannot be told before a kernel in C++ runs: the reference "
+                "what its results are like cannot be told before a native kernel runs: the reference "
                 f"needs data for it ({type(error).__name__})",
                 operator=specification.name,
                 where=specification.where,
