@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.kernels.choosing import MEMORY_FORMATS
 from opsmith.build.cpp.plan import Form
+from opsmith.kernels.choosing import MEMORY_FORMATS
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.build.cpp.plan import Form
 from opsmith.build.triton.diagnostics import told_of_launch
 from opsmith.build.triton.installed import missing_triton, triton_module
 from opsmith.build.triton.interpreter import interpret
@@ -20,7 +21,6 @@ from opsmith.core.kernels import VisibleKernel
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
 from opsmith.kernels.choosing import plain
-from opsmith.build.cpp.plan import Form
 from opsmith.kernels.forms import forms_of
 from opsmith.kernels.triton_binding import Binding, bind, names_in
 from opsmith.kernels.triton_grid import check_grid, check_launchable, shape_of

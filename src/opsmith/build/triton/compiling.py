@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import re
@@ -95,6 +96,7 @@ def compiled(source: TritonSource, operator: str, wanted: Specialization, archit
         "source": function.cache_key,  # with that of all functions it calls
         "for": json.dumps(asdict(wanted), sort_keys=True, default=repr),
         "architecture": architecture,
+        "generator": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),  # what an entry holds
         "compiler": f"triton {triton.__version__} {_identity(triton)}",
     }
     entry = cache_on_disk().obtain(parts, build)
