@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
 import linecache
@@ -21,6 +22,8 @@ import opsmith
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: no part of a torch for the CPU")
 
+from triton.compiler.errors import CompilationError  # noqa: E402
+from triton.runtime.errors import OutOfResources  # noqa: E402
 from triton_operators import EVERY, OPERATORS, picked, pixel_sums, product, softmax, times, tuned  # noqa: E402
 
 from opsmith.build.triton.interpreter import missing_interpreter  # noqa: E402
@@ -254,9 +257,15 @@ class Recorder:
     def __init__(self, fn: Any) -> None:
         self.fn = fn
         self.launches: list[tuple[Any, dict[str, Any]]] = []
+        self.raises: Exception | None = None
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return lambda **arguments: self.launches.append((grid, arguments))
+        def launch(**arguments: Any) -> None:
+            if self.raises is not None:
+                raise self.raises
+            self.launches.append((grid, arguments))
+
+        return launch
 
 
 @pytest.fixture
@@ -316,6 +325,26 @@ def test_empty_tensors_launch_nothing(recorded: tuple[Any, Recorder, list[Any]])
     kernel, recorder, _ = recorded
     assert kernel(torch.ones(0, 3), 2.0).shape == (0, 3)
     assert recorder.launches == []
+
+
+def test_what_a_launch_raises_is_told(recorded: tuple[Any, Recorder, list[Any]]) -> None:
+    kernel, recorder, _ = recorded
+    recorder.raises = OutOfResources(300_000, 232_448, "shared memory")
+    with pytest.raises(opsmith.errors.KernelError) as caught:
+        kernel(torch.ones(3), 2.0)
+    assert str(caught.value).splitlines() == [
+        "triton_kernels::recorded: the Triton kernel needs more shared memory than the GPU has",
+        "  expected: at most 232448",
+        "  got: 300000",
+        f"  where: {kernel.where}",
+        "  mend: make its blocks smaller, or lower `num_stages` in `constants=`",
+    ]
+    recorder.raises = CompilationError(None, ast.parse("f(1)").body[0], "no such thing")
+    with pytest.raises(opsmith.errors.CompileError, match="no such thing"):
+        kernel(torch.ones(3), 2.0)
+    recorder.raises = ValueError("another matter")
+    with pytest.raises(ValueError, match="another matter"):
+        kernel(torch.ones(3), 2.0)
 
 
 def test_a_kernel_that_is_declared_again_takes_the_place_of_the_one_before() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +18,20 @@ from opsmith.build.cache import Cache
 triton = pytest.importorskip("triton", reason="Triton is not installed: no part of a torch for the CPU")
 
 import triton.language as tl  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime.jit import JITFunction  # noqa: E402
 from triton_operators import OPERATORS, picked, pixel_sums, product, softmax, times, tuned  # noqa: E402
 
 from opsmith.build.triton import compiling  # noqa: E402
 from opsmith.build.triton.source import POINTED  # noqa: E402
-from opsmith.kernels.triton_ahead import kind_of, specializations, taken_by_triton, triton_kernels  # noqa: E402
+from opsmith.core.samples import samples_of  # noqa: E402
+from opsmith.kernels.triton_ahead import (  # noqa: E402
+    kind_of,
+    specialization_of,
+    specializations,
+    taken_by_triton,
+    triton_kernels,
+)
 
 ARCHITECTURES = ("sm_80", "sm_90")
 CUBIN_MAGIC = b"\x7fELF"
@@ -210,3 +220,45 @@ def test_an_error_in_a_function_that_a_kernel_calls_is_told_at_the_call() -> Non
         list(taken_by_triton(kernel_of(operator), ["sm_90"]))
     assert "missing is not defined" in str(caught.value)
     assert caught.value.where == f"{__file__}:{calling_kernel.fn.__code__.co_firstlineno + 3}"
+
+
+def test_what_the_assembler_refuses_is_told() -> None:
+    def bogus_kernel(x, result):  # type: ignore[no-untyped-def]
+        at = tl.arange(0, 8)
+        code: tl.constexpr = "bogus.instruction $0, $1;"
+        told = tl.inline_asm_elementwise(code, "=f,f", [tl.load(x + at)], tl.float32, True, 1)
+        tl.store(result + at, told)
+
+    operator = declared("bogus", bogus_kernel, dtypes=torch.float32)
+    with pytest.raises(errors.CompileError) as caught:
+        list(taken_by_triton(kernel_of(operator), ["sm_80"]))
+    assert caught.value.problem == "Triton's compiler refuses the kernel"
+    assert "ptxas" in str(caught.value.got)
+    assert caught.value.where == f"{__file__}:{bogus_kernel.__code__.co_firstlineno}"
+    assert caught.value.mend == "mend the kernel: what it is made of"
+
+
+@pytest.mark.parametrize("name", ["times", "softmax", "product", "picked"])
+def test_it_is_what_triton_would_compile_at_a_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Types, constants and divisibility, beside those that Triton finds itself; its driver is a stand-in."""
+    driver = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    )
+    monkeypatch.setattr(type(triton.runtime.driver), "active", property(lambda self: driver))
+    kernel, operator = kernel_of(OPERATORS[name]), OPERATORS[name]
+    dtype = torch.float32
+    for call in samples_of(
+        operator.specification.samples, opsmith.Make(dtype), operator.specification.schema, ""
+    ):
+        values = operator.specification.schema.call_values(call.args, call.kwargs)
+        arguments = kernel.prepared(values).arguments
+        launched = JITFunction(kernel.source.function).run(grid=(1,), warmup=True, **arguments)
+        mine = specialization_of(kernel, arguments)
+        constants = {(list(mine.signature).index(name),): value for name, value in mine.constants.items()}
+        divisible = {(list(mine.signature).index(name),) for name in mine.divisible}
+        assert launched.src.signature == mine.signature
+        assert launched.src.constants == constants
+        assert {place for place, attributes in launched.src.attrs.items() if attributes} == divisible
+        assert launched.metadata.num_warps == mine.options.get("num_warps", 4)

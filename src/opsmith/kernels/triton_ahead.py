@@ -92,7 +92,7 @@ def specializations(kernel: TritonKernel) -> list[Specialization]:
                 arguments |= config.all_kwargs()
             for name, heuristic in kernel.source.heuristics.items():
                 arguments[name] = heuristic(arguments)
-            each = _specialization(kernel, arguments)
+            each = specialization_of(kernel, arguments)
             found.setdefault(repr(each), each)
     return list(found.values())
 
@@ -126,7 +126,8 @@ def _without_data(value: Any, dtype: torch.dtype) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=kept, device="meta")
 
 
-def _specialization(kernel: TritonKernel, arguments: Mapping[str, Any]) -> Specialization:
+def specialization_of(kernel: TritonKernel, arguments: Mapping[str, Any]) -> Specialization:
+    """What a kernel is compiled for with these values of its parameters: as Triton would at a launch."""
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     divisible: list[str] = []

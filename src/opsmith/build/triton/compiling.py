@@ -17,7 +17,7 @@ from opsmith import errors
 from opsmith.build.cpp.compiling import cache_on_disk
 from opsmith.build.cuda.resources import Resources, resources
 from opsmith.build.triton.diagnostics import told_of_compilation
-from opsmith.build.triton.installed import triton_module
+from opsmith.build.triton.installed import LANGUAGE, triton_module
 from opsmith.build.triton.source import TritonSource
 
 CUBIN, USED = "kernel.cubin", "used.json"
@@ -111,7 +111,7 @@ def _compile(
 ) -> tuple[bytes, dict[str, Any]]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from triton.compiler.errors import CompilationError
+    from triton.errors import TritonError
 
     attributes = {
         (place,): [["tt.divisibility", 16]]
@@ -124,6 +124,7 @@ def _compile(
     printed = io.StringIO()
     knobs = triton.knobs
     with (
+        LANGUAGE,
         tempfile.TemporaryDirectory(prefix="opsmith-triton-") as own,
         knobs.cache.scope(),
         knobs.nvidia.scope(),
@@ -133,16 +134,8 @@ def _compile(
         knobs.nvidia.dump_ptxas_log = True
         try:
             kernel = triton.compile(ast, target=GPUTarget("cuda", number, WARP), options=dict(wanted.options))
-        except CompilationError as error:
+        except (TritonError, RuntimeError) as error:  # the latter where LLVM fails
             raise told_of_compilation(error, source, operator) from error
-        except RuntimeError as error:
-            raise errors.CompileError(
-                f"Triton does not compile the kernel for sm_{number}",
-                operator=operator,
-                got="\n    ".join(str(error).strip().splitlines()[:6]),
-                where=source.where,
-                mend="mend the kernel, or leave the architecture out",
-            ) from error
     found = resources(printed.getvalue(), kernel.metadata.name)
     assert found is not None, printed.getvalue()
     used = {

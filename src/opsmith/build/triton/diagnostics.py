@@ -7,13 +7,16 @@ from typing import Any
 from opsmith import errors
 from opsmith.build.triton.source import TritonSource
 
+SHOWN = 6
+"""So many lines of what the compiler says are quoted."""
+
 
 def told_of_launch(error: Exception, source: TritonSource, operator: str) -> errors.OpsmithError | None:
     """The error for what Triton raises where it compiles or launches; None for anything else."""
     from triton.compiler.errors import CompilationError
-    from triton.runtime.errors import OutOfResources
+    from triton.runtime.errors import OutOfResources, PTXASError
 
-    if isinstance(error, CompilationError):
+    if isinstance(error, CompilationError | PTXASError):
         return told_of_compilation(error, source, operator)
     if isinstance(error, OutOfResources):
         return errors.KernelError(
@@ -31,7 +34,7 @@ def told_of_compilation(error: Any, source: TritonSource, operator: str) -> erro
     """The error for a kernel that Triton's compiler refuses, at the author's line and column.
 
     Args:
-        error: Triton's `CompilationError`: the place in it counts from the `def` of the function.
+        error: What Triton raised; the place in its `CompilationError` counts from the `def` of the function.
         source: The kernel.
         operator: The operator's name.
     """
@@ -42,7 +45,8 @@ def told_of_compilation(error: Any, source: TritonSource, operator: str) -> erro
     lines, first = source.text.splitlines(), source.function.__code__.co_firstlineno
     before = next((at for at, line in enumerate(lines) if line.lstrip().startswith("def ")), 0)
     at, shown = source.where, message.strip()
-    line = getattr(error.node, "lineno", None)
+    shown = "\n        ".join(shown.splitlines()[:SHOWN])
+    line = getattr(getattr(error, "node", None), "lineno", None)
     if line is not None:
         at = f"{source.function.__code__.co_filename}:{first + before + line - 1}"
         quoted = "".join(lines[before + line - 1 : before + line])
@@ -54,5 +58,5 @@ def told_of_compilation(error: Any, source: TritonSource, operator: str) -> erro
         operator=operator,
         got=shown,
         where=at,
-        mend="mend the line that it names",
+        mend="mend the line that it names" if line is not None else "mend the kernel: what it is made of",
     )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
 from types import ModuleType
 from typing import Any
 
 from opsmith import errors
 from opsmith.extras import install
+
+LANGUAGE = threading.RLock()
+"""Held by who compiles, and by the interpreter, which changes Triton's language while it runs."""
 
 
 def triton_module() -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import linecache
-import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -19,14 +18,11 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.build.triton.installed import triton_module
+from opsmith.build.triton.installed import LANGUAGE, triton_module
 from opsmith.build.triton.source import TritonSource
 
 FIRST = (3, 7)
 """The first version of Triton whose interpreter is used."""
-
-_LOCK = threading.RLock()
-"""One launch at a time: the interpreter changes Triton's language while it runs."""
 
 
 def interpret(
@@ -55,7 +51,7 @@ def interpret(
         if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
             given[name], narrow, widened = _widened(value)
             kept.append((narrow, widened))
-    with _LOCK, _language_kept(), numpy.errstate(all="ignore"):
+    with LANGUAGE, _language_kept(), numpy.errstate(all="ignore"):
         from triton.runtime.interpreter import InterpretedFunction
 
         try:
