@@ -62,3 +62,21 @@ def test_three_are_told_and_the_others_counted() -> None:
 def test_what_cannot_be_read_is_shown_whole() -> None:
     assert told("ld: cannot find -lgomp\n", SOURCE) == "ld: cannot find -lgomp"
     assert told("\n", SOURCE) == "it printed nothing"
+
+
+def test_what_nothing_defines_is_told_once_at_the_line_that_names_it() -> None:
+    text = 'extern "C" void nowhere(float*);\nvoid f(Contiguous<float> y) {\n  nowhere(y.data);\n}\n'
+    source = CppSource(text, "f", False, "kernel.py", 11, 12)
+    printed = (
+        "/usr/bin/ld: /tmp/a.o: in function `f(opsmith::Contiguous<float>)':\n"
+        "kernel.cpp:(.text+0x46): undefined reference to `nowhere'\n"
+        "kernel.cpp:(.text._ZN7+0x11): undefined reference to `nowhere'\n"
+        "kernel.cpp:(.text._ZN7+0x12): undefined reference to `other::thing<int>(float*)'\n"
+        "collect2: error: ld returned 1 exit status\n"
+    )
+    assert told(printed, source).splitlines() == [
+        "kernel.py:13: nothing defines `nowhere`, neither the source nor a library",
+        "      nowhere(y.data);",
+        "kernel.py:12: nothing defines `other::thing<int>(float*)`, neither the source nor a library",
+        "    void f(Contiguous<float> y) {",
+    ]

@@ -37,6 +37,7 @@ def test_these_are_the_examples() -> None:
         "add_constant",
         "distributed",
         "dropout",
+        "hot_reload",
         "involution_cuda",
         "layer_norm",
         "numpy_routine",

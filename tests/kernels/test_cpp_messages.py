@@ -268,3 +268,29 @@ def test_what_is_no_exception_of_c_plus_plus_is_told_too() -> None:
     )
     with pytest.raises(errors.KernelError, match=r"the C\+\+ kernel threw: 100% {} of them"):
         operator(torch.ones(1))
+
+
+def test_a_name_that_nothing_defines_is_an_error_of_the_line() -> None:
+    @opsmith.operator("cpp_messages::unlinked")
+    def unlinked(x: Tensor) -> Tensor:
+        return x * 2
+
+    unlinked.kernel(
+        "cpu",
+        cpp="""
+void nowhere(float*);
+void unlinked(Contiguous<const float> x, Contiguous<float> y) { nowhere(y.data); }
+""",
+    )
+    with pytest.raises(
+        errors.CompileError, match=r"nothing defines `nowhere\(float\*\)`, neither the source"
+    ):
+        unlinked(torch.ones(1))
+
+
+def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    from opsmith.build.cpp.library import LIBRARY, CppLibrary
+
+    (tmp_path / LIBRARY).write_text("no library")
+    with pytest.raises(errors.CompileError, match=r"the compiled kernel cannot be loaded\n  got: .*"):
+        CppLibrary(tmp_path)

@@ -31,6 +31,7 @@ class Explanation:
         notes: What the runs of an adopted class have shown.
         own_autograd: Whether an adopted operator differentiates itself.
         copies: What the kernel copies, as it takes another layout.
+        sizing: What tells a kernel that is built from source the sizes of the results.
     """
 
     operator: str
@@ -44,11 +45,13 @@ class Explanation:
     notes: tuple[str, ...] = ()
     own_autograd: bool = False
     copies: tuple[str, ...] = ()
+    sizing: str = ""
 
     def __str__(self) -> str:
         lines = [self.operator, f"  forward: {self.forward}"]
         lines += [f"    rejected: {reason}" for reason in self.rejected]
         lines += [f"    copies {copy}" for copy in self.copies]
+        lines += [f"    sizes of the results: {self.sizing}"] * bool(self.sizing)
         lines += [f"  gradient of `{name}`: {source}" for name, source in self.gradients.items()]
         lines += [f"  tangent of `{name}`: {source}" for name, source in self.tangents.items()]
         nothing = "what the operations of the reference save" if self.ordinary else "nothing"
@@ -95,6 +98,7 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
         tuple(specification.adopted.notes()) if specification.adopted else (),
         own_autograd,
         built.copies(values) if isinstance(built, BuiltKernel) else (),
+        built.sizing if isinstance(built, BuiltKernel) else "",
     )
 
 

@@ -62,6 +62,11 @@ class BuiltKernel(ABC):
     def refusal(self, values: Sequence[Any]) -> str | None:
         """Why it does not take a call with these argument values; None where it does."""
 
+    @property
+    def sizing(self) -> str:
+        """What tells the sizes of the results."""
+        return "the reference"
+
     @abstractmethod
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """What it copies in a call with these argument values, each with the reason."""

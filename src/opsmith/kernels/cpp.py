@@ -15,6 +15,7 @@ from opsmith.build.cpp.dispatching import DispatchedKernel
 from opsmith.build.cpp.generating import DEFAULT
 from opsmith.build.cpp.library import CppLibrary
 from opsmith.build.cpp.plan import Plan
+from opsmith.build.cpp.sizing import shapes_in_cpp
 from opsmith.build.cpp.source import CppSource
 from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import BuiltKernel
@@ -102,6 +103,17 @@ class CppKernel(BuiltKernel):
         """For how many forms of calls it knows the forms of the results."""
         return 0 if self._loaded is None else self._loaded.dispatched.remembered
 
+    @property
+    def sizing(self) -> str:
+        """What tells the sizes of the results."""
+        remembered = f"remembered for {self.remembered} form{'s' * (self.remembered != 1)} of calls"
+        if self.source.sizes is not None:
+            return f"`sizes` in C++ for contiguous tensors; else the reference, {remembered}"
+        shapes = self._operator.specification.shapes
+        if shapes_in_cpp(shapes, self._operator.specification.schema):
+            return f"`shapes=` in C++ for contiguous tensors; else the reference, {remembered}"
+        return f"the reference, {remembered}"
+
     def reload(self) -> None:
         """Read the source again; it is compiled at the next call, if it has changed."""
         source = self._read()
@@ -176,7 +188,8 @@ class CppKernel(BuiltKernel):
         arguments = arguments_of(schema, specification.name, self.where)
         dtypes = tuple(self._dtypes or DEFAULT) if self.source.template else ()
         try:
-            library = CppLibrary(compiled(self.source, specification.name, dtypes).directory)
+            shapes = shapes_in_cpp(specification.shapes, schema)
+            library = CppLibrary(compiled(self.source, specification.name, dtypes, shapes).directory)
             check_signature(library.candidates, schema, specification.name, self.where)
             text = schema.text("", with_hidden=True)
             dispatched = DispatchedKernel(

@@ -44,7 +44,9 @@ class Arguments {
  public:
   Inline<Value, 12> values;
   Inline<TensorHandle, 12> tensors;
+  Inline<int32_t, 12> dtypes;  // of the tensors
   Words words;  // dtypes, sizes and strides of tensors, and all else as it is: two calls of one form have the same
+  Words kind;   // the same without sizes, strides and numbers of floating point
 
   ~Arguments() {
     if (!owned_) return;
@@ -61,7 +63,7 @@ class Arguments {
     value.given = true;
     if (argument.optional) {  // a pointer to the word; null for None
       uint64_t* box = reinterpret_cast<uint64_t*>(word);
-      words.push(box != nullptr);
+      both(box != nullptr);
       value.given = box != nullptr;
       if (!value.given) {
         std::memset(&value.tensor, 0, sizeof value.tensor);
@@ -73,16 +75,21 @@ class Arguments {
     }
     switch (argument.form) {
       case TENSOR: value.tensor = tensor(word); break;
-      case INTEGER: value.integer = int64_t(word); words.push(word); break;
+      case INTEGER: value.integer = int64_t(word); both(word); break;
       case NUMBER: value.number = number(word); words.push(word); break;
-      case FLAG: value.flag = flag(word); words.push(value.flag); break;
+      case FLAG: value.flag = flag(word); both(value.flag); break;
       case STRING: value.list = string(word); break;
       case TENSORS:
         value.list = list<RawTensor>(word, [this](uint64_t item) { return tensor(item); });
         break;
-      case INTEGERS: value.list = list<int64_t>(word, [this](uint64_t item) { return int64_t(kept(item)); }); break;
-      case NUMBERS: value.list = list<double>(word, [this](uint64_t item) { return number(kept(item)); }); break;
-      case FLAGS: value.list = list<bool>(word, [this](uint64_t item) { return flag(kept(item & 1)); }); break;
+      case INTEGERS: value.list = list<int64_t>(word, [this](uint64_t item) { return int64_t(both(item)); }); break;
+      case NUMBERS:
+        value.list = list<double>(word, [this](uint64_t item) {
+          words.push(item);
+          return number(item);
+        });
+        break;
+      case FLAGS: value.list = list<bool>(word, [this](uint64_t item) { return flag(both(item & 1)); }); break;
     }
     values.push(value);
   }
@@ -94,8 +101,9 @@ class Arguments {
     return result;
   }
   static bool flag(uint64_t word) { return (word & 1) != 0; }
-  uint64_t kept(uint64_t word) {
+  uint64_t both(uint64_t word) {
     words.push(word);
+    kind.push(word);
     return word;
   }
 
@@ -112,7 +120,8 @@ class Arguments {
     must(aoti_torch_get_dtype(handle, &dtype), "aoti_torch_get_dtype");
     raw.sizes = sizes;
     raw.strides = strides;
-    words.push(uint64_t(dtype) << 32 | uint64_t(raw.dim));
+    dtypes.push(dtype);
+    both(uint64_t(dtype) << 32 | uint64_t(raw.dim));
     for (int64_t at = 0; at < raw.dim; at++) words.push(uint64_t(sizes[at]));
     for (int64_t at = 0; at < raw.dim; at++) words.push(uint64_t(strides[at]));
     return raw;
@@ -125,11 +134,11 @@ class Arguments {
     size_t length;
     must(torch_string_c_str(handle, &text), "torch_string_c_str");
     must(torch_string_length(handle, &length), "torch_string_length");
-    words.push(length);
+    both(length);
     for (size_t at = 0; at < length; at += 8) {
       uint64_t eight = 0;
       std::memcpy(&eight, text + at, length - at < 8 ? length - at : 8);
-      words.push(eight);
+      both(eight);
     }
     return {text, int64_t(length)};
   }
@@ -140,7 +149,7 @@ class Arguments {
     lists_.push(handle);
     size_t size;
     must(torch_list_size(handle, &size), "torch_list_size");
-    words.push(size);
+    both(size);
     arrays_.emplace_back(new char[size * sizeof(T) + 1]);
     T* items = reinterpret_cast<T*>(arrays_.back().get());
     for (size_t at = 0; at < size; at++) {

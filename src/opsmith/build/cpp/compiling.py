@@ -31,8 +31,14 @@ def cache_on_disk() -> Cache:
     return Cache(config.cache_directory())
 
 
-def compiled(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...]) -> Entry:
+def compiled(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], shapes: str = "") -> Entry:
     """Compile a kernel, or find it compiled.
+
+    Args:
+        source: What its author wrote.
+        operator: Name of the operator.
+        dtypes: Those that a template is made for.
+        shapes: What `shapes=` says, in C++.
 
     Returns:
         An entry whose directory holds `LIBRARY`.
@@ -42,7 +48,7 @@ def compiled(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...]) 
         ToolchainError: If there is no compiler, or this system is none that kernels are built on.
     """
     toolchain = _toolchain()
-    text = generated(source, operator, dtypes)
+    text = generated(source, operator, dtypes, shapes)
 
     def build(directory: Path) -> None:
         (directory / "opsmith.h").write_bytes(HEADER.read_bytes())

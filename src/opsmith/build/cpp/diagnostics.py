@@ -10,6 +10,7 @@ from opsmith.build.cpp.source import CppSource
 SHOWN = 3
 """How many errors a message quotes: those after them mostly follow from them."""
 
+_UNDEFINED = re.compile(r"undefined (?:reference to|symbol:) [`']?(?P<name>[^'`\n]+?)'?$", re.MULTILINE)
 _LINE = re.compile(r"^(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?: +(?P<text>.*)$")
 
 
@@ -61,9 +62,27 @@ def diagnostics(printed: str, source: CppSource) -> list[Diagnostic]:
 
 def told(printed: str, source: CppSource) -> str:
     """The first errors, each with its place and line; all that was printed where none can be made out."""
-    found = diagnostics(printed, source)
+    found = diagnostics(printed, source) or _undefined(printed, source)
     if not found:
         return printed.strip() or "it printed nothing"
     rest = len(found) - SHOWN
     shown = [each.shown(source) for each in found[:SHOWN]]
     return "\n".join([*shown, *([f"and {rest} more"] if rest > 0 else [])])
+
+
+def _undefined(printed: str, source: CppSource) -> list[Diagnostic]:
+    """What the linker found no definition of, each once, at the line of the text that names it last."""
+    found = []
+    for name in dict.fromkeys(match["name"] for match in _UNDEFINED.finditer(printed)):
+        word = re.split(r"[(<]", name.rpartition("::")[2] or name)[0]
+        lines = [
+            number
+            for number, line in enumerate(source.text.splitlines(), source.line)
+            if re.search(rf"\b{re.escape(word)}\b", line)
+        ]
+        found.append(
+            Diagnostic(
+                f"nothing defines `{name}`, neither the source nor a library", [source.at, *lines][-1], None
+            )
+        )
+    return found

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from opsmith import errors
 from opsmith.build.cpp.compiling import LIBRARY
 from opsmith.core.bases import NUMBERED
 
 FORMS = ("Tensor", "int", "float", "bool", "str", "Tensor[]", "int[]", "float[]", "bool[]")
 """The forms of a parameter, in the header's order, in torch's schema language."""
 LAYOUTS = ("any", "contiguous", "channels-last")
-VERSION = 2
+VERSION = 3
 """Of what a library exports; a test holds it to the header's."""
 
 
@@ -64,6 +65,7 @@ class _Candidate(ctypes.Structure):
         ("parameters", ctypes.POINTER(_Parameter)),
         ("count", ctypes.c_int32),
         ("run", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
     ]
 
 
@@ -86,11 +88,20 @@ class CppLibrary:
 
     Attributes:
         candidates: The parameters of each instance of the kernel.
+        tells_sizes: Whether it tells the sizes of the results.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._library = ctypes.CDLL(str(directory / LIBRARY))
+        try:
+            self._library = ctypes.CDLL(str(directory / LIBRARY))
+        except OSError as error:
+            raise errors.CompileError(
+                "the compiled kernel cannot be loaded",
+                got=str(error),
+                mend="see that every library it needs is installed, and that CXX is this machine's compiler",
+            ) from error
         self.exported = _Exported.in_dll(self._library, "opsmith_kernel")
+        self.tells_sizes = bool(self.exported.candidates[0].sizes)
         self.candidates = tuple(
             tuple(_parameter(each.parameters[at]) for at in range(each.count))
             for each in self.exported.candidates[: self.exported.count]

@@ -9,11 +9,13 @@
 // A function's parameters are the operator's arguments, in their order, and then its results. The type of a
 // parameter says what the kernel takes: dtype, number of dimensions (any, where none is given) and layout.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <initializer_list>
 #include <optional>
 #include <string_view>
 #include <type_traits>
@@ -265,6 +267,30 @@ template <class P> struct Taken<std::optional<P>> {
   }
 };
 
+// ---- Sizes of results: what a function `sizes` of the operator's arguments returns, one for each result.
+
+constexpr int64_t most_dims = 64;  // as torch has it
+
+struct Shape {
+  int64_t dim = 0;
+  int64_t sizes[most_dims];
+
+  Shape() = default;
+  Shape(std::initializer_list<int64_t> given) {
+    for (int64_t size : given) push(size);
+  }
+  template <class T, int N>
+  explicit Shape(const View<T, N>& view) {
+    for (int64_t at = 0; at < view.dim; at++) push(view.sizes[at]);
+  }
+  void push(int64_t size) {
+    OPSMITH_CHECK(dim < most_dims, "a result has more than %d dimensions", int(most_dims));
+    sizes[dim++] = size;
+  }
+};
+
+enum Told : int32_t { TOLD, UNTOLD, THREW };  // sizes; none for these arguments; an error instead
+
 // ---- One function, and the table of all.
 
 struct Candidate {
@@ -272,6 +298,8 @@ struct Candidate {
   int32_t count;
   // Runs the kernel; returns whether it threw, and then what.
   bool (*run)(const Value* values, char* error, size_t room);
+  // The sizes of all results; null where nothing in C++ tells them.
+  Told (*sizes)(const Value* values, Shape* shapes, char* error, size_t room);
 };
 
 template <auto function, class F> struct Entry;
@@ -295,10 +323,82 @@ struct Entry<function, void (*)(P...)> {
   }
 };
 
-template <auto function>
-constexpr Candidate candidate() {
+// A function `sizes`, for one result or, as an array, for several.
+template <auto function, class F> struct Sizing;
+template <auto function, class R, class... P>
+struct Sizing<function, R (*)(P...)> {
+  static void put(const Shape& shape, Shape* shapes) { *shapes = shape; }
+  template <size_t N>
+  static void put(const std::array<Shape, N>& several, Shape* shapes) {
+    for (size_t at = 0; at < N; at++) shapes[at] = several[at];
+  }
+  template <size_t... at>
+  static void call(const Value* values, Shape* shapes, std::index_sequence<at...>) {
+    put(function(Taken<std::decay_t<P>>::get(values[at])...), shapes);
+  }
+  static Told tell(const Value* values, Shape* shapes, char* error, size_t room) {
+    try {
+      call(values, shapes, std::index_sequence_for<P...>());
+      return TOLD;
+    } catch (const std::exception& thrown) {
+      std::snprintf(error, room, "%s", thrown.what());
+    } catch (...) {
+      std::snprintf(error, room, "`sizes` threw something that is no std::exception");
+    }
+    return THREW;
+  }
+};
+
+// Whether a function `sizes` takes what the kernel takes, and tells as many sizes as there are results.
+template <class... P> struct Types {};
+template <class A, class B> struct Begins : std::false_type {};
+template <class... Q> struct Begins<Types<>, Types<Q...>> : std::true_type {};
+template <class H, class... P, class... Q>
+struct Begins<Types<H, P...>, Types<H, Q...>> : Begins<Types<P...>, Types<Q...>> {};
+template <class R> constexpr size_t told = 1;
+template <size_t N> constexpr size_t told<std::array<Shape, N>> = N;
+template <class S, class F> struct Suits;
+template <class R, class... P, class... Q>
+struct Suits<R (*)(P...), void (*)(Q...)> {
+  static constexpr size_t written = (size_t(0) + ... + size_t(Taken<std::decay_t<Q>>::parameter.written));
+  static constexpr bool value = Begins<Types<std::decay_t<P>...>, Types<std::decay_t<Q>...>>::value &&
+                                sizeof...(P) + written == sizeof...(Q) && told<R> == written;
+};
+
+// Division that rounds down, as in Python; `bad` where there is none.
+inline int64_t floor_divided(int64_t by, int64_t into, bool& bad) {
+  if (into == 0) {
+    bad = true;
+    return 0;
+  }
+  return by / into - (by % into != 0 && (by < 0) != (into < 0));
+}
+
+// A letter of `shapes=`, which has one size wherever it stands.
+struct Letter {
+  bool known = false;
+  int64_t size = 0;
+  bool takes(int64_t found) {
+    if (!known) size = found;
+    known = true;
+    return size == found;
+  }
+};
+
+template <auto function, auto sizes>
+constexpr Candidate sized_candidate() {
+  static_assert(Suits<decltype(sizes), decltype(function)>::value,
+                "`sizes` takes what the kernel takes, without its results, and returns Shape, or "
+                "std::array<Shape, N> for N results");
   using E = Entry<function, decltype(function)>;
-  return {E::parameters, int32_t(sizeof(E::parameters) / sizeof(Parameter)) - 1, &E::run};
+  return {E::parameters, int32_t(sizeof(E::parameters) / sizeof(Parameter)) - 1, &E::run,
+          &Sizing<sizes, decltype(sizes)>::tell};
+}
+
+template <auto function>
+constexpr Candidate candidate(Told (*sizes)(const Value*, Shape*, char*, size_t) = nullptr) {
+  using E = Entry<function, decltype(function)>;
+  return {E::parameters, int32_t(sizeof(E::parameters) / sizeof(Parameter)) - 1, &E::run, sizes};
 }
 
 // What a library of a kernel exports. The last two are filled in when it is loaded.
@@ -311,7 +411,7 @@ struct Exported {
   void* record;
 };
 
-constexpr int64_t version = 2;
+constexpr int64_t version = 3;
 
 }  // namespace opsmith
 
@@ -320,4 +420,5 @@ using opsmith::ChannelsLast;
 using opsmith::Contiguous;
 using opsmith::Half;
 using opsmith::List;
+using opsmith::Shape;
 using opsmith::View;

@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <unordered_map>
 #include <vector>
@@ -63,49 +64,50 @@ struct Key {
   explicit Key(const Words& from) : words(from.data(), from.data() + from.size()) {}
 };
 
-// Many threads read it, and hardly ever one writes.
-class Plans {
+inline uint64_t hash(const uint64_t* words, size_t count) {
+  uint64_t sum = count;
+  for (size_t at = 0; at < count; at++) {
+    sum = (sum ^ words[at]) * 0x9e3779b97f4a7c15u;
+    sum ^= sum >> 29;
+  }
+  return sum;
+}
+
+// What is known by words. Many threads read it, and hardly ever one writes.
+template <class Known>
+class Memory {
  public:
-  std::shared_ptr<const Plan> find(const Words& words) const {
+  std::optional<Known> find(const Words& words) const {
     std::shared_lock lock(mutex_);
-    auto [at, end] = plans_.equal_range(hash(words.data(), words.size()));
+    auto [at, end] = known_.equal_range(hash(words.data(), words.size()));
     for (; at != end; ++at) {
-      const std::vector<uint64_t>& known = at->second.first.words;
-      if (known.size() == words.size() && !std::memcmp(known.data(), words.data(), 8 * words.size()))
+      const std::vector<uint64_t>& key = at->second.first.words;
+      if (key.size() == words.size() && !std::memcmp(key.data(), words.data(), 8 * words.size()))
         return at->second.second;
     }
-    return nullptr;
+    return std::nullopt;
   }
 
-  void remember(const Key& key, std::shared_ptr<const Plan> plan) {
+  void remember(const Key& key, Known known) {
     std::unique_lock lock(mutex_);
-    if (plans_.size() >= limit) plans_.clear();  // sizes that change with each call must not fill the memory
-    plans_.emplace(hash(key.words.data(), key.words.size()), std::make_pair(key, std::move(plan)));
+    if (known_.size() >= limit) known_.clear();  // sizes that change with each call must not fill the memory
+    known_.emplace(hash(key.words.data(), key.words.size()), std::make_pair(key, std::move(known)));
   }
 
   void forget() {
     std::unique_lock lock(mutex_);
-    plans_.clear();
+    known_.clear();
   }
 
   int64_t count() const {
     std::shared_lock lock(mutex_);
-    return int64_t(plans_.size());
+    return int64_t(known_.size());
   }
 
  private:
   static constexpr size_t limit = 4096;
 
-  static uint64_t hash(const uint64_t* words, size_t count) {
-    uint64_t sum = count;
-    for (size_t at = 0; at < count; at++) {
-      sum = (sum ^ words[at]) * 0x9e3779b97f4a7c15u;
-      sum ^= sum >> 29;
-    }
-    return sum;
-  }
-
   mutable std::shared_mutex mutex_;
-  std::unordered_multimap<uint64_t, std::pair<Key, std::shared_ptr<const Plan>>> plans_;
+  std::unordered_multimap<uint64_t, std::pair<Key, Known>> known_;
 };
 }  // namespace opsmith

@@ -19,9 +19,11 @@ struct Record {
   int64_t results;
   uint64_t torch_version;
   PyObject* make_error;
+  bool tells_sizes;
   std::string aside[2];
   LibraryHandle registered[2] = {nullptr, nullptr};
-  Plans plans;
+  Memory<std::shared_ptr<const Plan>> plans;
+  Memory<int32_t> sized;  // kinds of calls whose results are contiguous, as the reference's, and sized in C++
   std::unique_ptr<std::atomic<int64_t>[]> copies;  // of each argument, and of results
 };
 
@@ -140,11 +142,107 @@ void compute(Record& record, const Plan& plan, Arguments& arguments, uint64_t* s
   }
 }
 
+// Whether tensors lie in order, the last dimension fastest.
+bool in_order(int64_t dim, const int64_t* sizes, const int64_t* strides) {
+  int64_t step = 1;
+  for (int64_t at = dim - 1; at >= 0; at--) {
+    if (sizes[at] == 0) return true;
+    if (sizes[at] != 1 && strides[at] != step) return false;
+    step *= sizes[at];
+  }
+  return true;
+}
+
+bool in_order(const Record& record, const Arguments& arguments) {
+  for (size_t at = 0; at < record.arguments.size(); at++) {
+    const Value& value = arguments.values[at];
+    const int32_t form = record.arguments[at].form;
+    if (!value.given || (form != TENSOR && form != TENSORS)) continue;
+    const RawTensor* raw = form == TENSOR ? &value.tensor : static_cast<const RawTensor*>(value.list.data);
+    for (int64_t left = form == TENSOR ? 1 : value.list.size; left > 0; left--, raw++)
+      if (!in_order(raw->dim, raw->sizes, raw->strides)) return false;
+  }
+  return true;
+}
+
+std::string shown(const int64_t* sizes, int64_t dim) {
+  std::string text = "[";
+  for (int64_t at = 0; at < dim; at++) text += (at ? ", " : "") + std::to_string(sizes[at]);
+  return text + "]";
+}
+
+Told sizes_of(const Record& record, const Candidate& candidate, const Arguments& arguments,
+              std::vector<Shape>& shapes) {
+  char error[1000];
+  shapes.resize(size_t(record.results));
+  Told told = candidate.sizes(arguments.values.data(), shapes.data(), error, sizeof error);
+  if (told == THREW) throw KernelThrew(record.make_error, error);
+  return told;
+}
+
+// Holds the sizes that C++ tells to those of a plan, and notes where it tells them for good.
+void compare(Record& record, const Plan& plan, const Arguments& arguments) {
+  const Candidate& candidate = record.library->candidates[plan.candidate];
+  std::vector<Shape> shapes;
+  if (candidate.sizes == nullptr || !in_order(record, arguments) || record.sized.find(arguments.kind)) return;
+  if (sizes_of(record, candidate, arguments, shapes) != TOLD) return;
+  bool for_good = true;
+  for (size_t at = 0; at < plan.results.size(); at++) {
+    const Result& result = plan.results[at];
+    const int64_t dim = int64_t(result.sizes.size());
+    if (shapes[at].dim != dim || std::memcmp(shapes[at].sizes, result.sizes.data(), size_t(dim) * 8)) {
+      std::string told = "`sizes` tells " + shown(shapes[at].sizes, shapes[at].dim) + " for result " +
+                         std::to_string(at) + ", where the reference gives " + shown(result.sizes.data(), dim);
+      throw KernelThrew(record.make_error, told.c_str());
+    }
+    int64_t step = 1;
+    for (int64_t place = dim - 1; place >= 0; place--) {  // where a size is 0 or 1, strides tell nothing
+      for_good &= result.sizes[size_t(place)] > 1 && result.strides[size_t(place)] == step;
+      step *= result.sizes[size_t(place)];
+    }
+  }
+  if (for_good) record.sized.remember(Key(arguments.kind), plan.candidate);
+}
+
+// The plan of a call whose sizes are new, of a kind whose sizes are told in C++; null where it is not.
+std::shared_ptr<const Plan> sized(const Record& record, const Arguments& arguments) {
+  std::optional<int32_t> number = record.sized.find(arguments.kind);
+  std::vector<Shape> shapes;
+  if (!number || !in_order(record, arguments)) return nullptr;
+  const Candidate& candidate = record.library->candidates[*number];
+  if (sizes_of(record, candidate, arguments, shapes) != TOLD) return nullptr;
+  auto plan = std::make_shared<Plan>();
+  plan->candidate = *number;
+  for (int32_t at = 0; at < candidate.count; at++)
+    if (candidate.parameters[at].layout == CHANNELS_LAST) return nullptr;
+  for (size_t at = 0; at < shapes.size(); at++) {
+    const Parameter& written = candidate.parameters[record.arguments.size() + at];
+    Result result;
+    result.dtype = written.dtype;
+    result.sizes.assign(shapes[at].sizes, shapes[at].sizes + shapes[at].dim);
+    result.strides.resize(result.sizes.size());
+    int64_t step = 1;
+    for (size_t place = result.sizes.size(); place-- > 0;) {
+      if (result.sizes[place] < 0) return nullptr;
+      result.strides[place] = step;
+      step *= result.sizes[place] > 1 ? result.sizes[place] : 1;
+    }
+    plan->results.push_back(std::move(result));
+  }
+  return plan;
+}
+
 void run(void* held, int32_t entry, uint64_t* stack) {
   Record& record = *static_cast<Record*>(held);
   Arguments arguments;
   for (size_t at = 0; at < record.arguments.size(); at++) arguments.read(stack[at], record.arguments[at]);
-  std::shared_ptr<const Plan> plan = record.plans.find(arguments.words);
+  std::shared_ptr<const Plan> plan;
+  if (auto known = record.plans.find(arguments.words)) {
+    plan = *known;
+    if (record.tells_sizes) compare(record, *plan, arguments);
+  } else if (record.tells_sizes) {
+    plan = sized(record, arguments);
+  }
   if (plan != nullptr) {
     arguments.own();
     compute(record, *plan, arguments, stack);
@@ -172,6 +270,7 @@ PUBLIC void* opsmith_take(Exported* library, const int32_t* forms, int32_t count
   record->torch_version = torch_version;
   record->make_error = make_error;
   Py_IncRef(make_error);
+  record->tells_sizes = library->count > 0 && library->candidates[0].sizes != nullptr;
   record->copies.reset(new std::atomic<int64_t>[size_t(count) + 1]());
   library->run = run;
   library->record = record.get();
@@ -214,7 +313,10 @@ PUBLIC void opsmith_remember(void* held, void* form, const int64_t* plan) {
   if (plan != nullptr) static_cast<Record*>(held)->plans.remember(*key, Plan::read(plan));
 }
 
-PUBLIC void opsmith_forget(void* held) { static_cast<Record*>(held)->plans.forget(); }
+PUBLIC void opsmith_forget(void* held) {
+  static_cast<Record*>(held)->plans.forget();
+  static_cast<Record*>(held)->sized.forget();
+}
 
 PUBLIC int64_t opsmith_remembered(void* held) { return static_cast<Record*>(held)->plans.count(); }
 

@@ -7,10 +7,15 @@ import re
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 from opsmith import errors
 
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+
+_SIZES = re.compile(
+    r"(template\s*<[^;{}]*?>\s*)?\b(?:Shape|std\s*::\s*array\s*<\s*Shape\s*,\s*\w+\s*>)\s+sizes\s*\("
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,7 @@ class CppSource:
         path: The file that the text stands in; `<cpp of demo::linear>` where that is not known.
         line: The line of that file on which the text begins, from 1.
         at: The line of that file on which the function is named.
+        sizes: What tells the sizes of the results: `function`, a `template` of the name `sizes`, or nothing.
     """
 
     text: str
@@ -32,6 +38,7 @@ class CppSource:
     path: str
     line: int
     at: int
+    sizes: Literal["function", "template"] | None = None
 
     @property
     def where(self) -> str:
@@ -80,7 +87,11 @@ def source_of(
             mend=f"name the kernel `{name}`, or say which function it is with `entry=`",
         )
     at = line + bare.count("\n", 0, found.end())
-    return CppSource(text, name, found[1] is not None, place, line, at)
+    told = _SIZES.search(bare)
+    sizes: Literal["function", "template"] | None = None
+    if told is not None:
+        sizes = "template" if told[1] is not None else "function"
+    return CppSource(text, name, found[1] is not None, place, line, at, sizes)
 
 
 def text_of(
