@@ -6,7 +6,7 @@ from torch import Tensor
 
 import opsmith
 
-HALVES = [torch.float32, torch.float16, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16]
 
 
 def launched(size: str) -> dict[str, object]:
@@ -37,7 +37,7 @@ def grad_weight(dy: Tensor, x: Tensor, groups: int, size: int, stride: int = 1, 
 
 
 for operator, size in ((involution, "weight.shape[2]"), (grad_x, "weight.shape[2]"), (grad_weight, "size")):
-    operator.kernel("cuda", cuda_file="involution.cu", dtypes=HALVES, **launched(size))
+    operator.kernel("cuda", cuda_file="involution.cu", dtypes=DTYPES, **launched(size))
 involution.gradients(
     x=lambda grad, x, weight, stride, padding: grad_x(grad, weight, *x.shape[2:], stride, padding),
     weight=lambda grad, x, weight, stride, padding: grad_weight(grad, x, *weight.shape[1:3], stride, padding),

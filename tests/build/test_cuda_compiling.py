@@ -38,6 +38,11 @@ __global__ void __launch_bounds__(1024, 2) greedy(Contiguous<const T> x, Contigu
 }
 """
 
+SIMPLE = """
+template <class T>
+__global__ void greedy(Contiguous<const T> x, Contiguous<T> y) { y[threadIdx.x] = x[threadIdx.x]; }
+"""
+
 
 def source_of(text: str, name: str = "greedy") -> Any:
     return cuda_source(f"cuda_build::{name}", cuda=text, cuda_file=None, entry=None, declared=None)
@@ -79,7 +84,7 @@ def test_a_log_without_the_kernel_says_nothing() -> None:
 def test_it_comes_from_the_disk_and_every_part_of_the_key_counts(
     disk: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = source_of(SPILLING)
+    source = source_of(SIMPLE)
 
     def build(architecture: str = "sm_80", dtype: torch.dtype = torch.float32) -> None:
         compiling.compiled(source, "cuda_build::greedy", Instance(dtype), architecture)
@@ -103,7 +108,7 @@ def test_it_comes_from_the_disk_and_every_part_of_the_key_counts(
 
 
 def test_a_corrupted_cubin_is_built_again(disk: Cache) -> None:
-    source = source_of(SPILLING)
+    source = source_of(SIMPLE)
     first = compiling.compiled(source, "cuda_build::greedy", Instance(torch.float32), "sm_80")
     (entry,) = disk.entries()
     (entry / compiling.CUBIN).write_bytes(b"\x7fELF, and something else")
@@ -326,7 +331,7 @@ def test_an_nvrtc_that_is_not_whole() -> None:
 def test_an_nvrtc_that_tells_no_resources(disk: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "resources", lambda log, name: None)
     with pytest.raises(errors.ToolchainError) as caught:
-        compiling.compiled(source_of(SPILLING), "cuda_build::greedy", Instance(torch.float32), "sm_80")
+        compiling.compiled(source_of(SIMPLE), "cuda_build::greedy", Instance(torch.float32), "sm_80")
     assert caught.value.problem == "NVRTC does not say what the kernel takes of the GPU"
     assert "Used " in (caught.value.got or "")
 

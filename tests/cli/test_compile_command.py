@@ -147,6 +147,29 @@ def test_without_samples_constants_that_are_numbers_are_enough(
     ]
 
 
+def test_a_dtype_that_no_sample_reaches_is_compiled_too(
+    write: Callable[..., Path], opsmith: Callable[..., Result]
+) -> None:
+    text = KERNELS.replace('"x.shape[0]"', "4").replace("{words}", "").replace("{plus}", "+")
+    samples = "twice.samples(lambda: [(torch.ones(3),)])"
+    done = opsmith("compile", str(write(text.replace("{samples}", samples))), "--arch", "sm_90", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["kernels"]
+    assert [(each["instance"], each["threads"]) for each in found] == [
+        ("float32, N=4", 128),
+        ("float64, N=4", None),
+    ]
+
+
+def test_a_dtype_that_no_sample_reaches_and_whose_constants_depend_on_sizes(
+    kernels: Callable[..., Path], opsmith: Callable[..., Result]
+) -> None:
+    file = kernels(samples="twice.samples(lambda: [(torch.ones(3),)])")
+    done = opsmith("compile", str(file), "--arch", "sm_90")
+    assert done.exit_code == 1
+    assert "no sample says what its CUDA kernel is compiled for in float64" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

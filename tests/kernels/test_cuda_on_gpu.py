@@ -93,7 +93,7 @@ def test_constants(dtype: torch.dtype, size: int, largest: bool) -> None:
     assert_close(pooled(x, size, largest), pooled.reference(x, size, largest))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("size", "stride"), [(1, 1), (3, 1), (3, 2), (7, 1), (7, 2)])
 def test_the_example_forward_and_gradients(
     example: ModuleType, size: int, stride: int, dtype: torch.dtype

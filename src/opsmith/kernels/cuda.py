@@ -228,10 +228,13 @@ class CudaKernel(BuiltKernel):
         specification = self._operator.specification
         values = specification.schema.call_values(args, kwargs)
         device = tensors_in(values)[0].device
-        choice = self._chosen(specification, values, device)
-        if isinstance(choice, str):
-            return specification.computed_by(*args, **kwargs)
-        plan = self._planned(choice, values)
+        key = tuple(map(_key, values))
+        plan = self._plans.get(key) if self._planned_for is specification else None
+        if plan is None:
+            choice = self._chosen(specification, values, device)
+            if isinstance(choice, str):
+                return specification.computed_by(*args, **kwargs)
+            plan = self._plans[key] = self.plan(choice, values)
         for position, parameter in plan.copied:
             values[position] = copy_of(values[position], parameter)
             self._count(specification.schema.names[position])
@@ -314,13 +317,6 @@ class CudaKernel(BuiltKernel):
             choice = self.choose(values, self._machine.architecture(device.index or 0))
             self._choices[key] = choice
         return choice
-
-    def _planned(self, choice: Choice, values: Sequence[Any]) -> Plan:
-        key = tuple(map(_key, values))
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = self.plan(choice, values)
-        return plan
 
     def _keep_to(self, specification: Specification) -> None:
         """Forget what was told for another specification, or when there is too much of it."""

@@ -146,20 +146,33 @@ def _instances(
             if isinstance(choice, Choice):
                 geometry = kernel.plan(choice, values).geometry
                 found[choice.instance] = _larger(found.get(choice.instance), geometry)
-    if found:
-        return found
+    left = [dtype for dtype in kernel.dtypes or (None,) if not any(each.dtype is dtype for each in found)]
+    if left and (kernel.dtypes or not found):
+        found |= dict.fromkeys(_without_sample(operator, kernel, left, architecture))
+    return found
+
+
+def _without_sample(
+    operator: Operator[..., Any],
+    kernel: CudaKernel,
+    dtypes: Sequence[torch.dtype | None],
+    architecture: str,
+) -> list[Instance]:
+    """The instances for dtypes that no sample reaches: nothing tells how many threads a block of them has."""
     constants = kernel.launching.fixed_constants()
     if constants is None:
+        named = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype is not None)
         raise errors.MissingSamplesError(
-            "no sample says what its CUDA kernel is compiled for: its constants depend on sizes",
+            f"no sample says what its CUDA kernel is compiled for{f' in {named}' if named else ''}: its "
+            "constants depend on sizes",
             operator=operator.name,
             where=kernel.where,
             mend="write `@op.samples` over a function of `make` that yields arguments which the kernel takes",
         )
-    instances = [Instance(dtype, constants) for dtype in kernel.dtypes or (None,)]
+    instances = [Instance(dtype, constants) for dtype in dtypes]
     for instance in instances:
         kernel.check(instance, architecture)
-    return dict.fromkeys(instances)
+    return instances
 
 
 def _own_samples(operator: Operator[..., Any]) -> Calls:

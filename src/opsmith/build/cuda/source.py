@@ -102,7 +102,7 @@ def cuda_source(
             where=f"{place}:{at}",
             mend="write the other type out",
         )
-    return CudaSource(text, name, found["template"] is not None, place, line, at, parameters)
+    return CudaSource(text, name, found["template"] is not None, place, line, at, parameters=parameters)
 
 
 def _parts(listed: str) -> list[str]:

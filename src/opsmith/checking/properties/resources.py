@@ -49,6 +49,7 @@ def run(subject: Subject) -> Findings:
                 yield _failure(beyond)
         except errors.ToolchainError as error:
             yield Skipped(f"{error.problem}: {error.mend}")
+            return
         except errors.MissingSamplesError as error:
             yield Note(error.problem)
         except errors.OpsmithError as error:
