@@ -37,7 +37,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "offset": lambda x: torch.cat([x.new_zeros(1, *x.shape[1:]), x])[1:],
     "expanded": lambda x: x[:1].expand(x.shape),
 }
-SHAPES = [(3, 5), (1, 1), (0, 3), (3, 0), (17, 129)]
+SHAPES = [(3, 5), (1, 1), (0, 3), (3, 0), (4, 129)]
 
 
 def kernel_of(operator: Any) -> Any:
@@ -70,7 +70,7 @@ def test_any_number_of_dimensions(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("sizes", [(5, 17, 3), (1, 1, 1), (33, 2, 20), (4, 0, 3), (0, 5, 3)], ids=str)
+@pytest.mark.parametrize("sizes", [(5, 17, 3), (1, 1, 1), (17, 2, 20), (4, 0, 3), (0, 5, 3)], ids=str)
 def test_strides_of_arguments_and_results_are_given(sizes: tuple[int, int, int], layout: str) -> None:
     rows, inner, columns = sizes
     a, b = LAYOUTS[layout](torch.randn(rows, inner)), LAYOUTS[layout](torch.randn(inner, columns))
