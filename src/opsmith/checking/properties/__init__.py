@@ -25,6 +25,7 @@ from opsmith.checking.properties.second_order import SECOND_ORDER
 from opsmith.checking.properties.serialization import SERIALIZATION
 from opsmith.checking.properties.state import STATE
 from opsmith.checking.properties.surrogate import SURROGATE
+from opsmith.checking.properties.triton import TRITON
 from opsmith.checking.properties.values import VALUES
 from opsmith.checking.properties.vmap import VMAP
 from opsmith.checking.property import Property
@@ -40,6 +41,7 @@ PROPERTIES: dict[str, Property] = {
         GRADIENT,
         SURROGATE,
         LAYOUTS,
+        TRITON,
         VALUES,
         FORWARD_MODE,
         SECOND_ORDER,
