@@ -97,7 +97,7 @@ def test_a_bare_machine_works_and_is_told_the_commands(opsmith: Run) -> None:
     assert list(mends) == NAMES[4:]
     for name, command in {
         "NVRTC": "pip install nvidia-cuda-nvrtc",
-        "Triton": "pip install triton",
+        "Triton": "pip install '.[triton]' in a checkout of opsmith",
         "ONNX": "pip install onnx",
         "ONNX Script": "pip install onnxscript",
         "ONNX Runtime": "pip install onnxruntime",

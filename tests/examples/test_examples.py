@@ -42,6 +42,7 @@ def test_these_are_the_examples() -> None:
         "layer_norm",
         "numpy_routine",
         "quick_start",
+        "softmax_in_triton",
         "straight_through",
         "transpose",
     }

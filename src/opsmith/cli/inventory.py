@@ -128,7 +128,7 @@ ENTRIES: tuple[Callable[[], Entry], ...] = (
     _compiler,
     _cuda,
     _nvrtc,
-    _of_package("Triton", "triton", "Triton kernels; torch.compile on the GPU", "pip install triton"),
+    _of_package("Triton", "triton", "Triton kernels; torch.compile on the GPU", install("triton")),
     _of_package("ONNX", "onnx", "export", "pip install onnx"),
     _of_package("ONNX Script", "onnxscript", "export", "pip install onnxscript"),
     _of_package("ONNX Runtime", "onnxruntime", "export: run what was exported", "pip install onnxruntime"),

@@ -19,6 +19,7 @@ from opsmith.core.location import where
 from opsmith.core.samples import Samples
 from opsmith.core.specification import Specification
 from opsmith.core.tangents import joint_tangent_rules, tangent_rules
+from opsmith.core.triton_options import TritonOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -223,6 +224,8 @@ class Aspects:
     ) -> Self: ...
     @overload
     def kernel(self, device: str, /, **options: Unpack[CudaOptions]) -> Self: ...
+    @overload
+    def kernel(self, device: str, /, **options: Unpack[TritonOptions]) -> Self: ...
     def kernel(
         self,
         device: str,
@@ -247,12 +250,14 @@ class Aspects:
             cpp_file: A file that holds it, beside the one that calls this.
             entry: Name of the function in C++; by default the operator's own.
             strict: Whether it is an error that the kernel cannot be built here.
-            **options: A kernel in CUDA C++, and how it is launched: see `CudaOptions`.
+            **options: A kernel in CUDA C++ or Triton, and how it is launched: see `CudaOptions` and
+                `TritonOptions`.
 
         Raises:
             DeviceNameError: If torch knows no such device type.
             NotAFunctionError: If the kernel cannot be called as the operator is.
-            KernelSourceError, KernelDtypeError, LaunchError: If what is said of it is nothing for a kernel.
+            KernelSourceError, KernelDtypeError, KernelSignatureError, LaunchError: If what is said of it is
+                nothing for a kernel.
 
         Example:
             >>> @opsmith.operator("demo::negate")

@@ -76,6 +76,14 @@ class BuiltKernel(ABC):
         """Read the source again, and build it anew if it has changed."""
 
 
+class VisibleKernel(BuiltKernel):
+    """A kernel that compiled code sees into, as Triton's compiler is a part of torch's."""
+
+    @abstractmethod
+    def traced(self, *args: Any, **kwargs: Any) -> Any:
+        """Take and return what the reference does, in operations that torch can trace."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A function that computes the operator on one type of device.

@@ -17,7 +17,7 @@ from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.cpp import CppKernel
 
-_SOURCES = "one of a function in Python, `cpp=`, `cpp_file=`, `cuda=` and `cuda_file=`"
+_SOURCES = "one of a function in Python, `cpp=`, `cpp_file=`, `cuda=`, `cuda_file=` and `triton=`"
 
 
 def build_kernel(
@@ -45,7 +45,7 @@ def build_kernel(
         cpp_file: A file of it.
         entry: Name of the function in it.
         strict: Whether it is an error that it cannot be built here.
-        options: A source in CUDA C++, and how it is launched.
+        options: A source in CUDA C++ or Triton, and how it is launched.
 
     Raises:
         UsageError: If the words do not fit one another.
@@ -53,7 +53,8 @@ def build_kernel(
     """
     options = dict(options or {})
     others = {name: options.pop(name, None) for name in SOURCES}
-    sources = {"cpp": cpp, "cpp_file": cpp_file, **others}
+    triton = options.pop("triton", None)
+    sources = {"cpp": cpp, "cpp_file": cpp_file, **others, "triton": triton}
     given = [name for name, value in sources.items() if value is not None]
     if len(given) != 1 or function is not None:
         shown = [*(["a function"] if function is not None else []), *(f"`{name}=`" for name in given)]
@@ -77,13 +78,19 @@ def build_kernel(
             options=options,
             strict=strict,
         )
+    if triton is not None:
+        from opsmith.kernels.triton_building import build_triton_kernel
+
+        return build_triton_kernel(
+            operator, device, triton, entry=entry, dtypes=dtypes, options=options, strict=strict
+        )
     if options:
         raise errors.UsageError(
             "a kernel in C++ is not launched",
             operator=operator.name,
             expected="`entry=`, `dtypes=` and `strict=`",
             got=", ".join(f"`{name}=`" for name in options),
-            mend="leave it out; `grid=` and what belongs to it are for `cuda=`",
+            mend="leave it out; `grid=` and what belongs to it are for `cuda=` and `triton=`",
         )
     if device != "cpu":
         raise errors.UsageError(

@@ -1,5 +1,7 @@
 """No fusion barrier: under torch.compile an operator without a kernel of its own becomes its reference.
 
+One whose kernel torch can see into, as one in Triton, becomes that.
+
 By the time a call is made functional, autograd has been through it: the author's formulas are in the graph
 already, and what is left to compute is the forward alone.
 """
@@ -21,6 +23,7 @@ def inline_reference(
     name: str,
     specification: Callable[[], Specification],
     reference: Callable[..., Any],
+    visible: Callable[..., Any],
 ) -> None:
     """Let torch.compile see through an operator.
 
@@ -29,16 +32,22 @@ def inline_reference(
         name: `namespace::name`.
         specification: Tells what is in force at the time of a trace.
         reference: Takes a call of the operator, returns what the operator does.
+        visible: The same by the kernel that takes the call; None where there is none, or torch cannot see
+            into it.
     """
 
     def rule(mode: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if capabilities.exporting() or not inlined(specification(), [*args, *kwargs.values()]):
+        if capabilities.exporting():
+            return mode.__torch_dispatch__(operator, types, args, kwargs)
+        whole = not inlined(specification(), [*args, *kwargs.values()])
+        if whole and (specification().inline is False or not specification().kernels):
             return mode.__torch_dispatch__(operator, types, args, kwargs)
         if not capabilities.only_stand_ins(types):
-            return NotImplemented
+            return mode.__torch_dispatch__(operator, types, args, kwargs) if whole else NotImplemented
         with mode:
-            return reference(*args, **kwargs)
+            found = visible(*args, **kwargs) if whole else reference(*args, **kwargs)
+        return mode.__torch_dispatch__(operator, types, args, kwargs) if found is None else found
 
     torch.library.register_torch_dispatch(name, capabilities.FUNCTIONALIZATION, rule, lib=library)
 

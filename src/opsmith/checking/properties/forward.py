@@ -11,15 +11,13 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.case import NARROW, WIDE, Case, cases, short
-from opsmith.checking.causes import CAUSES, UNKNOWN
-from opsmith.checking.diagnosis import explain_difference
-from opsmith.checking.difference import form_fault
+from opsmith.checking.compared import compared
 from opsmith.checking.kernel_sizes import kernel_sizes
 from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.replay import result_replay
 from opsmith.checking.report import Failure
-from opsmith.checking.sample import Sample, is_inexact
+from opsmith.checking.sample import Sample
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.checking.truth import Measure
 from opsmith.core.kernels import Kernel, Rejected, choose
@@ -137,41 +135,8 @@ def _lacks_dtype(error: Exception) -> bool:
 def _compare(
     case: Case, results: Sequence[Tensor | None], positions: Sequence[int], what: str, where: str
 ) -> Findings:
-    """Hold results to the truth: first their form, then their values."""
-    for got, position in zip(results, positions, strict=True):
-        name = case.subject.every(case.sample)[position].name
-        expected, right = case.truth.ordinary[position], case.truth.right[position]
-        if got is None and expected is None:
-            continue
-        if got is None or expected is None:
-            mine, theirs = ("no" if value is None else "a" for value in (got, expected))
-            message = f"{what} returns {mine} tensor for `{name}`, and the reference returns {theirs} tensor"
-            yield Failure(NAME, name, "kernel-mismatch", message, where, {"sample": str(case)})
-            continue
-        assert right is not None
-        fault = form_fault(got, expected, strides=False)
-        if fault is not None:
-            aspect, mine, theirs = fault
-            message = f"{what} returns `{name}` with the {aspect} {mine}, and the reference with {theirs}"
-            evidence = {"sample": str(case), "got": mine, "expected": theirs}
-            cause = aspect if aspect in CAUSES else "kernel-mismatch"
-            yield Failure(NAME, name, cause, message, where, evidence)
-            continue
-        difference = case.truth.judge(position, got)
-        if difference is None:
-            continue
-        looks, reason = explain_difference(got.cpu(), right) if is_inexact(got) else (UNKNOWN, "")
-        cause = looks if looks in ("nan", "precision") else "kernel-mismatch"
-        like = {"looks like": looks} if looks not in (cause, UNKNOWN) else {}
-        yield Failure(
-            NAME,
-            name,
-            cause,
-            f"`{name}` from {what} is wrong: {difference}" + (f"; {reason}" if reason else ""),
-            where,
-            {"sample": str(case), **difference.evidence(), **like},
-            _replay(case, position),
-        )
+    """Hold results to the truth, with a script that shows where they are wrong."""
+    yield from compared(NAME, case, results, positions, what, where, partial(_replay, case))
 
 
 def _replay(case: Case, position: int) -> str | None:

@@ -1,0 +1,1 @@
+"""Kernels in Triton: their source, Triton's interpreter, and cubins compiled ahead of time."""

@@ -1,0 +1,175 @@
+"""The source of a Triton kernel as its author wrote it: a function, and what is wrapped around it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.build.triton.installed import triton_module
+from opsmith.core.calls import shown
+from opsmith.core.location import where
+
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""What Triton takes beside a kernel's own parameters."""
+POINTED = (
+    torch.bool,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
+"""The dtypes of tensors that Triton has pointers to."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelParameter:
+    """A parameter of a Triton kernel.
+
+    Attributes:
+        name: Its name.
+        constant: Whether it is a `tl.constexpr`.
+        default: Whether it has a default.
+        wide: Whether it is annotated as a float of 64 bits; other floats arrive in 32.
+    """
+
+    name: str
+    constant: bool
+    default: bool
+    wide: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TritonSource:
+    """A kernel in Triton.
+
+    Attributes:
+        given: What the author gave: the function, or what decorators made of it.
+        function: The function itself.
+        layers: What is around it, outermost first: `triton.jit`, `triton.autotune`, `triton.heuristics`.
+        parameters: Those of the function.
+        text: Its source, with its decorators.
+    """
+
+    given: Any
+    function: Callable[..., Any]
+    layers: tuple[Any, ...]
+    parameters: tuple[KernelParameter, ...]
+    text: str
+
+    @property
+    def where(self) -> str:
+        """`file:line` of the function."""
+        return where(self.function)
+
+    @property
+    def configs(self) -> tuple[Any, ...]:
+        """The configurations between which `triton.autotune` chooses; none where it is not used."""
+        return tuple(config for layer in self.layers for config in getattr(layer, "configs", ()))
+
+    @property
+    def heuristics(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        """What `triton.heuristics` computes, by parameter."""
+        found: dict[str, Callable[[dict[str, Any]], Any]] = {}
+        for layer in self.layers:
+            if not hasattr(layer, "configs"):
+                found.update(getattr(layer, "values", {}))
+        return found
+
+    @property
+    def filled(self) -> frozenset[str]:
+        """The parameters that decorators fill."""
+        return frozenset(self.heuristics).union(*(config.kwargs for config in self.configs))
+
+    def launched(self) -> Any:
+        """What is launched, by `launched[grid](...)`: the function as it is decorated, or by `triton.jit`.
+
+        Raises:
+            ToolchainError: If Triton is not installed.
+        """
+        return self.given if self.layers else _jitted(self.function)
+
+    def compiled_by(self) -> Any:
+        """The function under `triton.jit` alone, whatever else it is decorated with.
+
+        Raises:
+            ToolchainError: If Triton is not installed.
+        """
+        jitted = _jitted(self.function)
+        return next((layer for layer in self.layers if isinstance(layer, type(jitted))), jitted)
+
+
+def source_of(given: Any, operator: str) -> TritonSource:
+    """Find out about a kernel in Triton, without Triton.
+
+    Args:
+        given: A function, decorated by Triton or not.
+        operator: Name of the operator.
+
+    Raises:
+        KernelSourceError: If it is no such function, or its source cannot be read.
+    """
+    layers: list[Any] = []
+    function = given
+    while not inspect.isfunction(function):
+        inner = getattr(function, "fn", None)
+        if inner is None:
+            raise _no_kernel("`triton=` is given something that is no kernel in Triton", operator, given)
+        layers.append(function)
+        function = inner
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):
+        raise _no_kernel("the source of a kernel in Triton cannot be read", operator, given) from None
+    found = inspect.signature(function).parameters.values()
+    variadic = [each for each in found if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    if variadic:
+        raise _no_kernel(f"a kernel in Triton takes `{variadic[0]}`", operator, given)
+    if "triton" in sys.modules:
+        _jitted(function)
+    return TritonSource(given, function, tuple(layers), tuple(map(_parameter, found)), text)
+
+
+@functools.cache
+def _jitted(function: Callable[..., Any]) -> Any:
+    """A function under `triton.jit`, made once: it reads the source then, which may be edited later."""
+    triton_module()
+    from triton.runtime.jit import JITFunction
+
+    return JITFunction(function)
+
+
+def _parameter(parameter: inspect.Parameter) -> KernelParameter:
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        kind = ""
+    else:  # as Triton reads it: a type by its name, or the name itself
+        kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    constant = "constexpr" in kind
+    wide = kind.removeprefix("tl.") in ("float64", "fp64", "f64")
+    return KernelParameter(parameter.name, constant, parameter.default is not parameter.empty, wide)
+
+
+def _no_kernel(problem: str, operator: str, given: Any) -> errors.KernelSourceError:
+    return errors.KernelSourceError(
+        problem,
+        operator=operator,
+        argument="triton",
+        expected="a function in a file, plain or under `@triton.jit`, with parameters that have names",
+        got=shown(given),
+        mend="write `op.kernel('cuda', triton=function, grid=...)`",
+    )
