@@ -344,5 +344,9 @@ class LaunchError(OpsmithError, ValueError):
     """How a CUDA kernel is launched cannot be told from a call, or is nothing that a GPU does."""
 
 
+class KernelRefusedError(OpsmithError, RuntimeError):
+    """A kernel that is declared with `strict=True` does not take a call on its device."""
+
+
 class KernelError(OpsmithError, RuntimeError):
     """A kernel threw an exception, or the CUDA driver did not launch it."""

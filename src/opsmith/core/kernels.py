@@ -19,9 +19,11 @@ class BuiltKernel(ABC):
 
     Attributes:
         pure: Whether it is known to write into none of its arguments, and to return new tensors.
+        strict: Whether a call on its device that it does not take is an error.
     """
 
     pure = False
+    strict = False
 
     @property
     @abstractmethod
@@ -112,7 +114,7 @@ class Kernel:
         """Whether this kernel takes a call with these argument values."""
         for tensor in tensors_in(list(values)):
             if tensor.device.type != self.device:
-                return Rejected(self, f"a tensor is on {tensor.device.type}")
+                return Rejected(self, f"a tensor is on {tensor.device.type}", elsewhere=True)
             if self.dtypes is not None and tensor.dtype not in self.dtypes:
                 return Rejected(self, f"it does not take {tensor.dtype}")
         reason = self.function.refusal(values) if isinstance(self.function, BuiltKernel) else None
@@ -128,10 +130,43 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A kernel that will not run, and why."""
+    """A kernel that will not run, and why.
+
+    Args:
+        kernel: The kernel.
+        reason: Why.
+        elsewhere: Whether it is only that the call is on another type of device.
+    """
 
     kernel: Kernel
     reason: str
+    elsewhere: bool = False
+
+    @property
+    def strict(self) -> bool:
+        """Whether the author wants an error, and no other kernel, on this kernel's device."""
+        return (
+            not self.elsewhere
+            and isinstance(self.kernel.function, BuiltKernel)
+            and self.kernel.function.strict
+        )
+
+
+def refuse_strictly(rejected: Iterable[Rejected], operator: str) -> None:
+    """Refuse a call that a kernel under `strict=True` does not take.
+
+    Raises:
+        KernelRefusedError: Saying why it does not.
+    """
+    for each in rejected:
+        if each.strict:
+            raise errors.KernelRefusedError(
+                f"its kernel for {each.kernel.device} does not take the call: {each.reason}",
+                operator=operator,
+                where=each.kernel.where,
+                mend="call it with what the kernel takes, or leave `strict=True` out, and the next kernel or "
+                "the reference computes the rest",
+            )
 
 
 def choose(

@@ -41,7 +41,8 @@ class CppKernel(BuiltKernel):
         operator: Whose kernel it is.
         read: Reads the source; again after `reload`.
         dtypes: Those that a template is made for; None for the usual ones.
-        strict: Whether a missing compiler is an error, and not only a reason to run the reference.
+        strict: Whether a missing compiler, or a call that it does not take, is an error, and not only a
+            reason to run the reference.
     """
 
     pure = True  # it gets const views of its arguments, and memory of its own for the results
@@ -57,7 +58,7 @@ class CppKernel(BuiltKernel):
         self._operator = operator
         self._read = read
         self._dtypes = dtypes
-        self._strict = strict
+        self.strict = strict
         self._lock = threading.Lock()
         self.__name__ = operator.name.partition("::")[2]
         self.source = read()
@@ -152,7 +153,7 @@ class CppKernel(BuiltKernel):
         try:
             loaded = self._load()
         except errors.ToolchainError as error:
-            if self._strict:
+            if self.strict:
                 raise
             return f"{error.problem}: {error.got}; {error.mend}"
         choice = self._choose(loaded, values)

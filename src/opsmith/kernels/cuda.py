@@ -69,7 +69,8 @@ class CudaKernel(BuiltKernel):
         dtypes: Those that a template is made for; None for the usual ones.
         launching: How it is launched.
         limits: What it may take of a GPU.
-        strict: Whether a missing NVRTC is an error, and not only a reason to run the reference.
+        strict: Whether a missing NVRTC, or a call that it does not take, is an error, and not only a reason
+            to run the reference.
         machine: The GPUs.
 
     Attributes:
@@ -90,7 +91,7 @@ class CudaKernel(BuiltKernel):
         self._operator = operator
         self._read = read
         self._dtypes = dtypes
-        self._strict = strict
+        self.strict = strict
         self._machine = machine or TorchCuda()
         self._lock = threading.RLock()
         self.launching, self.limits = launching, limits
@@ -153,7 +154,7 @@ class CudaKernel(BuiltKernel):
         try:
             choice = self._chosen(specification, _whole(specification, values), tensors[0].device)
         except errors.ToolchainError as error:
-            if self._strict:
+            if self.strict:
                 raise
             return f"{error.problem}: {error.got}; {error.mend}"
         return choice if isinstance(choice, str) else None

@@ -61,7 +61,8 @@ class TritonKernel(VisibleKernel):
         constants: Values of parameters, or functions of what they name.
         layouts: In which layout a tensor is wanted, where it is not told by the parameters.
         dtypes: Floating dtypes that it takes, and integers if it names any.
-        strict: Whether it is an error that Triton is missing, and not only a reason to run the reference.
+        strict: Whether it is an error that Triton is missing, or a call that it does not take, and not only a
+            reason to run the reference.
 
     Attributes:
         copied: How often each argument, and the results, were copied for their layout.
@@ -80,7 +81,7 @@ class TritonKernel(VisibleKernel):
     ) -> None:
         schema = operator.specification.schema
         self._operator = operator
-        self._strict = strict
+        self.strict = strict
         self.source = source
         self.dtypes = dtypes
         self.binding: Binding = bind(source, schema, constants, layouts, operator.name)
@@ -140,7 +141,7 @@ class TritonKernel(VisibleKernel):
             ToolchainError: If Triton is missing, and the kernel is strict.
         """
         if not self._looked:
-            if self._strict:
+            if self.strict:
                 triton_module()
             self._missing, self._looked = missing_triton(), True
         return self._missing or self.misfit(values)

@@ -65,7 +65,9 @@ class Ways:
             return NO_WAY
         if not self.in_shape(values):
             return NO_WAY
-        accepted, _ = choose(specification.kernels, values)
+        accepted, rejected = choose(specification.kernels, values)
+        if any(each.strict for each in rejected):
+            return NO_WAY
         kernel = accepted.kernel.function if accepted else specification.reference
         if isinstance(kernel, BuiltKernel) and kernel.pure:
             kernel = kernel.direct

@@ -15,7 +15,7 @@ from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
 from opsmith.core.calls import misfit, tensors_in
 from opsmith.core.captured import refuse_captured
-from opsmith.core.kernels import BuiltKernel, Kernel, VisibleKernel, choose
+from opsmith.core.kernels import BuiltKernel, Kernel, VisibleKernel, choose, refuse_strictly
 from opsmith.core.operator import without_missing
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
@@ -253,7 +253,8 @@ class DispatcherRegistration:
 
     def _run(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the kernel that takes the call, or the reference."""
-        accepted, _ = choose(self.specification.kernels, values)
+        accepted, rejected = choose(self.specification.kernels, values)
+        refuse_strictly(rejected, self.specification.name)
         function = accepted.kernel.function if accepted else self.specification.computed_by
         if accepted and isinstance(function, BuiltKernel):
             self._let_serve(accepted.kernel, function)
@@ -360,6 +361,7 @@ class DispatcherRegistration:
         # What a reference makes beside DTensors is replicated, and in its backward too: by a node of ours.
         sharded = any(map(mesh_of, tensors_in(values)))
         if not sharded and runs_ordinary(specification, values, forward_mode=forward_mode):
+            refuse_strictly(choose(specification.kernels, values)[1], specification.name)
             results = run_pure(specification, specification.computed_by, values)
             refuse_results(specification, values, results)
             self.proven = True
