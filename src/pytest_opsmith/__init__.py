@@ -37,6 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="Run each property in a child process, so that a crash is a failure and not the end.",
     )
+    group.addoption(
+        "--opsmith-sanitize",
+        action="store_true",
+        help="Run kernels in C++ under the compiler's sanitizers, too.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

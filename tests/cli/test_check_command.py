@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from opsmith.checking.properties import PROPERTIES
+from opsmith.checking.properties import EVERY
 
 Write = Callable[..., Path]
 Run = Callable[..., Result]
@@ -304,7 +304,7 @@ def test_the_help_lists_every_property_with_its_promise(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     shown = opsmith("check", "--help").stdout
-    for known in PROPERTIES.values():
+    for known in EVERY.values():
         assert f"{known.name} {known.title}" in shown
 
 
@@ -358,6 +358,40 @@ def _(x: Tensor) -> Tensor:
     (failure,) = second["outcomes"][0]["failures"]
     assert failure["cause"] == "raises"
     assert failure["message"].startswith("the process dies of SIGABRT")
+
+
+def test_sanitised_an_operator_without_a_kernel_in_cpp_says_so(
+    opsmith: Run, write: Write, space: str
+) -> None:
+    done = opsmith("check", f"{write()}:right", "--sanitize", *FAST)
+    assert done.exit_code == 0, done.output
+    (line,) = [line for line in done.stdout.splitlines() if "sanitized" in line]
+    assert line.split()[:2] == ["sanitized", "skipped"]
+    assert "it has no kernel in C++" in line
+
+
+@pytest.mark.slow
+def test_sanitised_a_fault_is_told_and_the_others_are_checked(opsmith: Run, write: Write, space: str) -> None:
+    text = (
+        write().read_text().replace("2 * grad * x", "-2 * grad * x").replace("--", "")
+        + """
+wrong.kernel("cpu", cpp="void wrong(Contiguous<const double> x, Contiguous<double> y) {\\n"
+             "  for (int64_t i = 0; i < x.numel(); i++) y[i + 1] = x[i] * x[i];\\n"
+             "}")
+"""
+    )
+    file = write(text)
+    done = opsmith("check", str(file), "--sanitize", "--json", "--quick", *FAST)
+    assert done.exit_code == 1, done.output
+    first, second = json.loads(done.stdout)["reports"]
+    assert [each["status"] for each in first["outcomes"] if each["property"] == "sanitized"] == ["skipped"]
+    outcome = second["outcomes"][-1]
+    (failure,) = outcome["failures"]
+    assert (outcome["property"], failure["cause"], failure["input"]) == (
+        "sanitized",
+        "out-of-bounds",
+        "result",
+    )
 
 
 def test_a_page_is_written_beside_what_is_printed(

@@ -26,7 +26,6 @@ NAMES = [
     "C++ compiler",
     "GPU",
     "NVRTC",
-    "nvcc",
     "Triton",
     "ONNX",
     "ONNX Script",
@@ -106,7 +105,6 @@ def test_a_bare_machine_works_and_is_told_the_commands(opsmith: Run) -> None:
         "scikit-learn": "pip install '.[tour]' in a checkout of opsmith",
     }.items():
         assert mends[name].startswith(command)
-    assert "developer.nvidia.com/cuda-downloads" in mends["nvcc"]
     shown = " ".join(opsmith("doctor").stdout.split())
     assert "What is missing, or off, is only needed for what stands beside it." in shown
 

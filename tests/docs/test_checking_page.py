@@ -7,7 +7,7 @@ import re
 from doc_pages import ROOT
 
 from opsmith.checking.causes import CAUSES
-from opsmith.checking.properties import PROPERTIES
+from opsmith.checking.properties import EVERY
 
 _PAGE = (ROOT / "docs" / "checking.md").read_text(encoding="utf-8")
 
@@ -21,7 +21,7 @@ def _rows(section: str) -> list[list[str]]:
 
 def test_every_property_stands_in_the_table_with_its_promise() -> None:
     shown = [(name, promise) for name, promise, _ in _rows("The properties")]
-    assert shown == [(f"`{each.name}`", each.title) for each in PROPERTIES.values()]
+    assert shown == [(f"`{each.name}`", each.title) for each in EVERY.values()]
 
 
 def test_every_cause_stands_in_the_table_with_its_evidence_in_the_order_of_precedence() -> None:

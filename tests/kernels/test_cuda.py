@@ -178,6 +178,17 @@ def test_gradients_are_the_reference_s() -> None:
     assert record().launches == 1
 
 
+@pytest.mark.compile
+@pytest.mark.xdist_group("cpp_kernels")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_code_calls_it(dynamic: bool) -> None:
+    compiled = torch.compile(lambda x: pooled(x + 1, 2) - 1, fullgraph=True, dynamic=dynamic)
+    for size in (6, 8, 10):
+        x = torch.randn(size)
+        assert_close(compiled(x), pooled.reference(x + 1, 2) - 1)
+    assert record().launches == 3
+
+
 @pytest.mark.parametrize("operator", [scaled, row_sums, channel_sums], ids=lambda each: each.__name__)
 def test_check_passes(operator: Any) -> None:
     report = opsmith.check(operator, only=["forward", "layouts"], effort="quick")

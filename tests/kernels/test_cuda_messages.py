@@ -209,7 +209,7 @@ def test_dtypes_for_what_is_no_template() -> None:
             ],
         ),
     ],
-    ids=str,
+    ids=lambda given: "-".join(given) if isinstance(given, dict) else None,
 )
 def test_what_is_said_of_a_launch_is_read_when_it_is_declared(words: Any, lines: list[str]) -> None:
     operator = declared("said")
@@ -249,7 +249,7 @@ def test_a_template_whose_number_is_not_given() -> None:
         ),
         ({"shared": "-x.numel"}, "nothing that a GPU can launch", "-3, for x [3], result [3]"),
     ],
-    ids=str,
+    ids=lambda given: "-".join(given) if isinstance(given, dict) else None,
 )
 def test_what_comes_of_it_in_a_call(words: Any, problem: str, got: str) -> None:
     forget()

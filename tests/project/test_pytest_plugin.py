@@ -127,6 +127,17 @@ def test_every_property_of_every_operator_is_a_test(
 
 
 @pytest.mark.slow
+def test_sanitised_there_is_one_test_more(folder: Path) -> None:
+    options = ("--opsmith", "plugged.ops:right", "-v", "-k", "sanitized")
+    assert "collected 0 items" in run(folder, *options).stdout.replace(
+        f"{len(PROPERTIES)} items / ", "0 items "
+    )
+    done = run(folder, *options, "--opsmith-sanitize", "-rs")
+    assert outcome_of(done, "plugged.ops::right::sanitized") == "SKIPPED"
+    assert "it has no kernel in C++" in done.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.compile
 def test_what_the_compiler_logs_for_its_own_tools_is_not_shown(folder: Path) -> None:
     done = run(folder, "--opsmith", "plugged.ops:wrong", "-q", "-k", "gradient or compile")

@@ -43,7 +43,7 @@ def is_sound(directory: Path, key: str) -> bool:
         manifest = json.loads(_content(directory / MANIFEST))
         files = manifest["files"]
         return bool(
-            manifest["key"] == key
+            manifest["key"] == key == key_of(manifest["parts"])
             and {path.name for path in directory.iterdir()} == {*files, MANIFEST}
             and all(_digest(directory / name) == digest for name, digest in files.items())
         )

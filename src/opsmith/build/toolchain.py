@@ -16,10 +16,12 @@ from opsmith import config, errors
 
 NAMES = ("g++", "clang++", "c++")
 FLAGS = (
-    *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden", "-pipe"),
+    *("-std=c++17", "-O3", "-g1", "-march=native", "-fopenmp"),
+    *("-fPIC", "-shared", "-fvisibility=hidden", "-pipe"),
     "-Wl,--no-undefined",  # a name that nothing defines is an error now, and not when the library is loaded
 )
-"""Without `-ffast-math`: a kernel is held to the reference in nan and inf as well."""
+"""Without `-ffast-math`: a kernel is held to the reference in nan and inf as well. With lines (`-g1`), so
+that a crash can be told with its own."""
 LIMIT_S = 600
 """A compiler that takes longer is killed: kernels are small, and a machine may be slow."""
 

@@ -32,6 +32,21 @@ class Cause:
 _TABLE = (
     Cause("raises", "It raises, or the process dies.", "An exception of it, or the signal."),
     Cause(
+        "out-of-bounds",
+        "It reads or writes memory that is not its own: beyond a tensor or an array, or that is gone.",
+        "AddressSanitizer, with each argument between fences.",
+    ),
+    Cause(
+        "undefined",
+        "It does what C++ gives no meaning: a signed overflow, a null or misaligned pointer.",
+        "UndefinedBehaviorSanitizer.",
+    ),
+    Cause(
+        "uninitialized",
+        "A result depends on what was in memory before anything was written to it.",
+        "The same call with other bytes in variables and in the memory of the results.",
+    ),
+    Cause(
         "mutates-input",
         "It writes into an argument.",
         "The bits of every argument before and after the call and the backward.",

@@ -19,14 +19,17 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 import torch
 
 from opsmith import errors
+from opsmith.build.cpp.source import CppSource
+from opsmith.build.cpp.tracing import BEGINNING, place_in, trace, tracer
 from opsmith.checking.report import Failure, Outcome, plain
 
 LIMIT_S = 300.0
@@ -116,7 +119,14 @@ def refuse_isolation() -> None:
         )
 
 
-def isolated(name: str, run: Callable[[], Outcome], *, where: str, limit_s: float = LIMIT_S) -> Outcome:
+def isolated(
+    name: str,
+    run: Callable[[], Outcome],
+    *,
+    where: str,
+    limit_s: float = LIMIT_S,
+    kernels: Sequence[CppSource] = (),
+) -> Outcome:
     """What a property comes to in a child process; its death, or too long a life, is a failure.
 
     Args:
@@ -124,8 +134,10 @@ def isolated(name: str, run: Callable[[], Outcome], *, where: str, limit_s: floa
         run: Runs it. What it raises is raised here.
         where: `file:line` of the operator, for deaths of which no better place is known.
         limit_s: After so many seconds the child is killed.
+        kernels: Those in C++ that it may run: a death in one of them is told with its line.
     """
     refuse_isolation()
+    tells = tracer() if kernels else None
     room = mmap.mmap(-1, ROOM)
     start = time.perf_counter()
     for stream in (sys.stdout, sys.stderr):
@@ -137,7 +149,7 @@ def isolated(name: str, run: Callable[[], Outcome], *, where: str, limit_s: floa
             child = os.fork()
         if child == 0:
             os.close(reading)
-            _run(run, room, said, writing)
+            _run(run, room, said, writing, tells)
         os.close(writing)
         try:
             answer = _read(reading, start + limit_s)
@@ -159,25 +171,29 @@ def isolated(name: str, run: Callable[[], Outcome], *, where: str, limit_s: floa
     seconds = time.perf_counter() - start
     sample = bytes(room[4 : 4 + int.from_bytes(room[:4], "little")]).decode(errors="replace")
     late = answer is None
-    failure = _death(name, status, limit_s if late else None, sample, words, where)
+    failure = _death(name, status, limit_s if late else None, sample, words, where, kernels)
     return Outcome(name, "failed", seconds=seconds, failures=(failure,))
 
 
-def _run(run: Callable[[], Outcome], room: mmap.mmap, said: BinaryIO, writing: int) -> NoReturn:
+def _run(
+    run: Callable[[], Outcome], room: mmap.mmap, said: BinaryIO, writing: int, tells: Path | None
+) -> NoReturn:
     """The life of the child: it ends without the parent's handlers and buffers being run."""
     answer = b""
     try:
-        answer = _packed(run, room, said)
+        answer = _packed(run, room, said, tells)
     finally:
         with suppress(OSError), os.fdopen(writing, "wb") as pipe:
             pipe.write(answer)
         os._exit(0)
 
 
-def _packed(run: Callable[[], Outcome], room: mmap.mmap, said: BinaryIO) -> bytes:
+def _packed(run: Callable[[], Outcome], room: mmap.mmap, said: BinaryIO, tells: Path | None) -> bytes:
     """The outcome, or what was raised, as bytes."""
     try:
         _settle(room, said)
+        if tells is not None:
+            trace(tells, said.fileno())
         outcome = run()
         try:
             return pickle.dumps((outcome, None))
@@ -241,7 +257,15 @@ def _read(reading: int, end: float) -> bytes | None:
         parts.append(part)
 
 
-def _death(name: str, status: int, limit_s: float | None, sample: str, words: str, where: str) -> Failure:
+def _death(
+    name: str,
+    status: int,
+    limit_s: float | None,
+    sample: str,
+    words: str,
+    where: str,
+    kernels: Sequence[CppSource],
+) -> Failure:
     """The failure for a child that gave no answer."""
     evidence: dict[str, Any] = {"sample": sample} if sample else {}
     if limit_s is not None:
@@ -259,8 +283,13 @@ def _death(name: str, status: int, limit_s: float | None, sample: str, words: st
     own = [line for line in words.splitlines() if line.strip() and not _of_the_handler(line)]
     if own:
         evidence["said"] = "\n".join(own[-LAST_LINES:])
+    in_cpp = place_in(words, kernels)
+    if in_cpp is not None and in_cpp[1]:
+        evidence["line"] = in_cpp[1]
     on = f", on {sample}" if sample else ", before it ran on any sample"
-    return Failure(name, None, "raises", f"{how}{on}", _place(words, where), evidence)
+    return Failure(
+        name, None, "raises", f"{how}{on}", in_cpp[0] if in_cpp else _place(words, where), evidence
+    )
 
 
 def _of_the_handler(line: str) -> bool:
@@ -269,6 +298,7 @@ def _of_the_handler(line: str) -> bool:
 
 
 _HANDLER = (
+    BEGINNING,
     "Fatal Python error",
     "Current thread",
     "Thread 0x",
@@ -278,7 +308,7 @@ _HANDLER = (
     "  Binary file",
     "Extension modules",
 )
-"""How the lines of the fault handler begin."""
+"""How the lines of the fault handler begin, and of what tells of C++."""
 
 
 def _place(words: str, where: str) -> str:

@@ -21,6 +21,18 @@ class AboutOperatorError(Exception):
     """What the check itself raises, on purpose, about what an operator did."""
 
 
+class UncheckableError(Exception):
+    """What keeps a property from being looked at here, whatever the operator is: it ends the check.
+
+    Args:
+        reason: What the caller is told.
+    """
+
+    def __init__(self, reason: errors.OpsmithError) -> None:
+        self.reason = reason
+        super().__init__(str(reason))
+
+
 def calls_operator(function: Call) -> Call:
     """Mark a function that calls the operator, or copies it: what it raises, compiled code has raised in it.
 
@@ -47,7 +59,7 @@ def refuse_own(error: BaseException) -> None:
         ... except IndexError as error:
         ...     refuse_own(error)
     """
-    raised = isinstance(error, Exception | SystemExit)
+    raised = isinstance(error, Exception | SystemExit) and not isinstance(error, UncheckableError)
     if not (raised or (in_child() and not isinstance(error, GeneratorExit))) or _is_own(error):
         raise error
 

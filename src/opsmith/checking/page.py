@@ -10,7 +10,7 @@ from typing import Any
 
 from opsmith import errors
 from opsmith.checking.causes import CAUSES
-from opsmith.checking.properties import PROPERTIES
+from opsmith.checking.properties import EVERY
 from opsmith.checking.report import Failure, Outcome, Report
 from opsmith.checking.telling import folded, shown
 from opsmith.extras import install
@@ -62,7 +62,7 @@ def page(reports: Sequence[Report], unchecked: Sequence[tuple[str, str]] = ()) -
         hashes={"style": _hash(style), "script": _hash(script)},
         signs=SIGNS,
         causes=CAUSES,
-        titles={name: known.title for name, known in PROPERTIES.items()},
+        titles={name: known.title for name, known in EVERY.items()},
         verdict=verdict,
         failures=_failures,
         environment=reports[0].environment if reports else {},

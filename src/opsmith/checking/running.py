@@ -13,6 +13,7 @@ from opsmith.checking.effort import Effort
 from opsmith.checking.isolation import isolated
 from opsmith.checking.merging import merged
 from opsmith.checking.mistakes import refuse_own
+from opsmith.checking.natives import kernels_in_cpp
 from opsmith.checking.property import Note, Property, Skipped, raised
 from opsmith.checking.quiet import quiet
 from opsmith.checking.report import Failure, Outcome, Status
@@ -30,7 +31,10 @@ def run(known: Property, subject: Subject, limit_s: float) -> Outcome:
     if not limit_s:
         return _outcome(known, subject)
     place = subject.specification.where
-    found = isolated(known.name, lambda: _outcome(known, subject), where=place, limit_s=limit_s)
+    kernels = kernels_in_cpp(subject.specification)
+    found = isolated(
+        known.name, lambda: _outcome(known, subject), where=place, limit_s=limit_s, kernels=kernels
+    )
     return replace(found, apart=known.apart)
 
 

@@ -7,16 +7,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from opsmith import errors
-from opsmith.checking.properties import GROUPS, PROPERTIES
+from opsmith.checking.properties import EVERY, GROUPS, PROPERTIES
 from opsmith.core.calls import shown
 
 
-def selected(only: Iterable[str] | None, skip: Iterable[str] | None) -> frozenset[str]:
+def selected(
+    only: Iterable[str] | None, skip: Iterable[str] | None, also: Iterable[str] = ()
+) -> frozenset[str]:
     """The properties that are to be checked.
 
     Args:
         only: As of `check`.
         skip: As of `check`.
+        also: Names of properties that are asked for by options of their own.
 
     Raises:
         UsageError: If a name is no property or no string, or nothing is left.
@@ -26,7 +29,7 @@ def selected(only: Iterable[str] | None, skip: Iterable[str] | None) -> frozense
         ['autocast', 'forward', 'serialization']
     """
     chosen, unwanted = _known(only), _known(skip) or frozenset()
-    wanted = (frozenset(PROPERTIES) if chosen is None else chosen) - unwanted
+    wanted = ((frozenset(PROPERTIES) if chosen is None else chosen) | frozenset(also)) - unwanted
     if not wanted:
         raise errors.UsageError(
             "nothing is left to check",
@@ -42,9 +45,9 @@ def _known(names: Iterable[str] | None) -> frozenset[str] | None:
         return None
     given = _names(names)
     found = frozenset(each for name in given for each in GROUPS.get(name, (name,)))
-    unknown = sorted(found - set(PROPERTIES))
+    unknown = sorted(found - set(EVERY))
     if unknown:
-        every = [*PROPERTIES, *GROUPS]
+        every = [*EVERY, *GROUPS]
         close = difflib.get_close_matches(unknown[0], every, n=1)
         raise errors.UsageError(
             f"there is no property `{unknown[0]}`",

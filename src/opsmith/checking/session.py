@@ -17,7 +17,9 @@ from opsmith.checking.function_class import ForwardRaisedError
 from opsmith.checking.isolation import isolated, limit_of, refuse_isolation
 from opsmith.checking.loading import load_compiler
 from opsmith.checking.merging import referred
-from opsmith.checking.properties import PROPERTIES
+from opsmith.checking.mistakes import UncheckableError
+from opsmith.checking.natives import kernels_in_cpp
+from opsmith.checking.properties import ASKED, EVERY, PROPERTIES
 from opsmith.checking.property import raised
 from opsmith.checking.quiet import quiet
 from opsmith.checking.replaying import replayed
@@ -47,6 +49,7 @@ def check(
     effort: Level | Effort = "default",
     progress: Progress | None = None,
     isolate: bool | float = False,
+    sanitize: bool = False,
 ) -> Report:
     """Check an operator: results, gradients, second order, side effects and more, each against its reference.
 
@@ -63,6 +66,8 @@ def check(
         progress: Called with a property's name before it runs, how many are done, and how many there are.
         isolate: Whether each property runs in a forked child process, so that the death of one is a failure
             and not the end; a number is how many seconds each may take.
+        sanitize: Whether kernels in C++ are run under the compiler's sanitizers too, which is the property
+            `sanitized`; without it, it is checked where `only` names it.
 
     Raises:
         MissingSamplesError: If there are no samples.
@@ -70,13 +75,15 @@ def check(
         UsageError: If `operator` is none, a name in `only` or `skip` is no property, they leave nothing to
             check, `effort` is no level, `seed` no whole number that torch takes, or hooks on saved tensors
             are set.
+        ToolchainError: If kernels are to be sanitised, and there are no sanitizers here.
 
     Example:
         >>> import opsmith.ops
         >>> opsmith.check(opsmith.ops.exp, only=["forward", "gradient"]).passed
         True
     """
-    wanted = selected(only, skip)
+    wanted = selected(only, skip, ASKED if sanitize else ())
+    names = [name for name in EVERY if name in PROPERTIES or name in wanted]
     level = effort if isinstance(effort, Effort) else effort_named(effort)
     limit_s = limit_of(isolate)
     _refuse_seed(seed)
@@ -92,25 +99,39 @@ def check(
         return _unrun(operator, raised_.outcome, seed, level)
     if limit_s and subject.devices:  # looking at the devices is what wakes an accelerator up
         refuse_isolation()
-    with few_threads(level):
-        derived, deaths = _derived(subject, limit_s)
-        smooth = subject if deaths else among_symmetric(subject)
-    every = replace(subject, samples=(*subject.samples, *derived.samples))
     found: dict[str, Outcome] = {}
-    for name in sorted(PROPERTIES, key=lambda name: name not in FIRST):
+    for name in (each for each in ASKED if each in names):  # before anything runs its kernels here
         if progress is not None:
-            progress(name, len(found), len(PROPERTIES))
+            progress(name, len(found), len(names))
+        try:
+            found[name] = run(ASKED[name], replace(subject, limit_s=limit_s or subject.limit_s), 0.0)
+        except UncheckableError as error:
+            raise error.reason from None
+    if not limit_s and _damaging(found):
+        found |= {name: Outcome(name, "skipped", DAMAGED) for name in PROPERTIES if name in wanted}
+        derived, deaths, smooth = Variations((), ()), NONE, subject
+    else:
+        safe = subject.by_reference() if limit_s else subject
+        with few_threads(level):
+            derived, deaths = _derived(safe, limit_s)
+            smooth = safe if deaths else among_symmetric(safe)
+    every = replace(subject, samples=(*subject.samples, *derived.samples))
+    for name in sorted(names, key=lambda name: name not in FIRST):
+        if name in found:
+            continue
+        if progress is not None:
+            progress(name, len(found), len(names))
         if name not in wanted:
             found[name] = Outcome(name, "skipped", "left out, as asked", left_out=True)
         elif (unsteady := _unsteady(found)) and (name not in FIRST or name == "state"):
             found[name] = Outcome(name, "skipped", unsteady)
         else:
-            known = PROPERTIES[name]
+            known = EVERY[name]
             some = every if known.varied else briefly(subject) if name in BRIEF else subject
             moved = smooth.symmetric if name in DERIVATIVES else frozenset()
             found[name] = run(known, replace(some, symmetric=moved) if moved else some, limit_s)
     if progress is not None:
-        progress("", len(found), len(PROPERTIES))
+        progress("", len(found), len(names))
     before = found["forward"]
     more = [failure_of("forward", subject, each) for each in derived.unserved]
     if not any(each.cause == "raises" for each in before.failures):
@@ -119,9 +140,9 @@ def check(
         found["forward"] = replace(before, status="failed", failures=(*before.failures, *more))
     replaying = not limit_s and not _leaves(found)
     with quiet(), few_threads(level):
-        outcomes = tuple(replayed(referred([found[name] for name in PROPERTIES]), every, run=replaying))
+        outcomes = tuple(replayed(referred([found[name] for name in names]), every, run=replaying))
     inputs = tuple(map(str, every.samples))
-    ran = [name for name in PROPERTIES if found[name].status != "skipped"]
+    ran = [name for name in names if found[name].status != "skipped"]
     about = {
         "inputs": inputs,
         "rejected": derived.rejected,
@@ -129,6 +150,8 @@ def check(
     }
     return Report(subject.name, outcomes, seed, environment(), level.name, **about, loading=loading)
 
+
+NONE: tuple[Failure, ...] = ()
 
 SEEDS = range(-(2**32), 2**32)
 """What torch takes, with room for the streams that are drawn apart from a seed."""
@@ -148,6 +171,15 @@ def _refuse_seed(seed: Any) -> None:
 
 FIRST = ("randomness", "determinism", "effects", "state")
 """What these find can make every comparison meaningless, so they run first."""
+
+
+DAMAGED = "not run: a kernel would damage this process (see `sanitized`); with `isolate` it runs all the same"
+
+
+def _damaging(found: Mapping[str, Outcome]) -> bool:
+    """Whether a kernel was seen to use memory that is not its own, or to end a process."""
+    causes = {failure.cause for outcome in found.values() for failure in outcome.failures}
+    return not causes.isdisjoint(("out-of-bounds", "raises"))
 
 
 UNSTEADYING = ("nondeterministic", "mutates-input", "mutates-grad-output", "stale-state")
@@ -178,7 +210,9 @@ def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failur
             return Outcome("forward", "passed")
 
         place = subject.specification.where
-        deaths = isolated("forward", begin, where=place, limit_s=limit_s).failures
+        deaths = isolated(
+            "forward", begin, where=place, limit_s=limit_s, kernels=kernels_in_cpp(subject.specification)
+        ).failures
         if deaths:
             return Variations((), ()), deaths
     try:

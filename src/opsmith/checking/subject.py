@@ -48,6 +48,7 @@ class Subject:
             operator of torch.library.
         shown_as: How the report calls it, if not by the operator's name.
         symmetric: Labels of the inputs that are made symmetric before it sees them (see `symmetry`).
+        limit_s: Seconds that a call may take in a process that is watched.
     """
 
     specification: Specification
@@ -58,6 +59,7 @@ class Subject:
     apply: Callable[..., Any] | None = None
     shown_as: str | None = None
     symmetric: frozenset[str] = frozenset()
+    limit_s: float = 60.0
 
     @property
     def name(self) -> str:
@@ -75,6 +77,15 @@ class Subject:
     def referred(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the reference returns, called as it is."""
         return self.specification.reference(*args, **kwargs)
+
+    def by_reference(self) -> Subject:
+        """The same with the reference in the operator's place: no kernel runs, which may end the process."""
+        return replace(self, apply=self.specification.reference) if self._ours else self
+
+    @property
+    def _ours(self) -> bool:
+        """Whether it is called as an operator, and is no class that stands for itself."""
+        return self.operator is not None and self.apply is None
 
     @property
     def foreign(self) -> bool:

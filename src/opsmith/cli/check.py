@@ -24,7 +24,7 @@ from rich.progress import (
 
 from opsmith import checking, errors
 from opsmith.checking.isolation import limit_of
-from opsmith.checking.properties import PROPERTIES
+from opsmith.checking.properties import EVERY
 from opsmith.checking.rendering import rendered
 from opsmith.checking.report import Report
 from opsmith.checking.selection import selected
@@ -36,9 +36,7 @@ from opsmith.cli.watching import Note, watched
 from opsmith.locating import Target
 from opsmith.locating.target import is_function_class
 
-EPILOG = "\n\n".join(
-    ["**Properties**", *(f"- `{known.name}` {known.title}" for known in PROPERTIES.values())]
-)
+EPILOG = "\n\n".join(["**Properties**", *(f"- `{known.name}` {known.title}" for known in EVERY.values())])
 """What the help ends in: what `--only` and `--skip` take."""
 
 
@@ -94,6 +92,13 @@ def check(
             show_default=False,
         ),
     ] = None,
+    sanitize: Annotated[
+        bool,
+        typer.Option(
+            "--sanitize",
+            help="Run kernels in C++ under the compiler's sanitizers, too: property `sanitized`.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
     ] = False,
@@ -133,6 +138,7 @@ def check(
             "seed": seed,
             "effort": _effort(quick=quick, thorough=thorough),
             "isolate": _isolation(isolate=isolate, limit=limit),
+            "sanitize": sanitize,
         }
         write = None if html is None else page_writer(html)
         place = Target.of(target)

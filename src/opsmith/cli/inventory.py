@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,19 +92,14 @@ def _cuda() -> Entry:
     return Entry("GPU", found, "CUDA kernels; check on the GPU", mend)
 
 
-def _nvcc() -> Entry:
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    inside = shutil.which("nvcc", path=str(Path(home) / "bin")) if home else None
-    path = inside or shutil.which("nvcc")
-    mend = "install the CUDA toolkit: developer.nvidia.com/cuda-downloads"
-    return Entry("nvcc", path and version_of(path), "CUDA kernels compiled ahead of time", mend)
-
-
 def _nvrtc() -> Entry:
     major = (torch.version.cuda or "13").split(".")[0]
     package = f"nvidia-cuda-nvrtc-cu{major}" if int(major) < 13 else "nvidia-cuda-nvrtc"
     return Entry(
-        "NVRTC", _nvrtc_place(package), "CUDA kernels compiled at run time", f"pip install {package}"
+        "NVRTC",
+        _nvrtc_place(package),
+        "CUDA kernels, and `opsmith compile` without a GPU",
+        f"pip install {package}",
     )
 
 
@@ -134,7 +128,6 @@ ENTRIES: tuple[Callable[[], Entry], ...] = (
     _compiler,
     _cuda,
     _nvrtc,
-    _nvcc,
     _of_package("Triton", "triton", "Triton kernels; torch.compile on the GPU", install("triton")),
     _of_package("ONNX", "onnx", "export", "pip install onnx"),
     _of_package("ONNX Script", "onnxscript", "export", "pip install onnxscript"),

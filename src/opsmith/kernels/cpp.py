@@ -84,6 +84,11 @@ class CppKernel(BuiltKernel):
         return self.source.function
 
     @property
+    def dtypes(self) -> tuple[torch.dtype, ...] | None:
+        """What a template is made for; None for the usual ones."""
+        return None if self._dtypes is None else tuple(self._dtypes)
+
+    @property
     def direct(self) -> Callable[..., Any]:
         """The kernel as it is called fastest, by who knows that it takes the call."""
         single = self._operator.specification.schema.single

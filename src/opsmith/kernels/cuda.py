@@ -147,17 +147,28 @@ class CudaKernel(BuiltKernel):
         devices = {tensor.device for tensor in tensors}
         if len(devices) != 1:
             return f"its tensors are on {', '.join(sorted(map(str, devices))) or 'no device'}"
+        specification = self._operator.specification
+        if _symbolic(values):
+            return self._misfit(tensors)
         try:
-            choice = self._chosen(self._operator.specification, values, tensors[0].device)
+            choice = self._chosen(specification, _whole(specification, values), tensors[0].device)
         except errors.ToolchainError as error:
             if self._strict:
                 raise
             return f"{error.problem}: {error.got}; {error.mend}"
         return choice if isinstance(choice, str) else None
 
+    def _misfit(self, tensors: Sequence[Tensor]) -> str | None:
+        """Why it takes no call whose sizes are letters to a compiler; each run decides for itself."""
+        found = dict.fromkeys(tensor.dtype for tensor in tensors)
+        if self.dtypes and not any(dtype in self.dtypes for dtype in found):
+            return f"it does not take {', '.join(map(str, found))}"
+        return None
+
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """The arguments that it copies, as it takes another layout than theirs."""
         schema = self._operator.specification.schema
+        values = _whole(self._operator.specification, values)
         (device, *_) = {tensor.device for tensor in tensors_in(list(values))}
         choice = self._chosen(self._operator.specification, values, device)
         if isinstance(choice, str):
@@ -325,6 +336,19 @@ class CudaKernel(BuiltKernel):
 
     def _count(self, name: str) -> None:
         self.copied[name] = self.copied.get(name, 0) + 1
+
+
+def _whole(specification: Specification, values: Sequence[Any]) -> list[Any]:
+    """The value of every argument, where torch left out defaults at the end."""
+    rest = specification.schema.arguments[len(values) :]
+    return [*values, *(argument.default for argument in rest)]
+
+
+def _symbolic(values: Sequence[Any]) -> bool:
+    """Whether a compiler is looking, and sizes or numbers are letters to it."""
+    sizes = [size for tensor in tensors_in(list(values)) for size in (*tensor.shape, *tensor.stride())]
+    numbers = [each for value in values for each in (value if isinstance(value, list | tuple) else [value])]
+    return any(isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool) for each in (*sizes, *numbers))
 
 
 def _key(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from opsmith import config, errors
 from opsmith.build.cache import Cache, Entry
 from opsmith.build.cpp.diagnostics import told
 from opsmith.build.cpp.generating import generated
+from opsmith.build.cpp.sanitizing import flags_in_force
 from opsmith.build.cpp.source import CppSource
 from opsmith.build.toolchain import FLAGS, Toolchain, cpu_model, find_toolchain
 
@@ -48,12 +50,12 @@ def compiled(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], 
         ToolchainError: If there is no compiler, or this system is none that kernels are built on.
     """
     toolchain = _toolchain()
-    text = generated(source, operator, dtypes, shapes)
+    text, flags = generated(source, operator, dtypes, shapes), flags_in_force()
 
     def build(directory: Path) -> None:
         (directory / "opsmith.h").write_bytes(HEADER.read_bytes())
         (directory / "kernel.cpp").write_text(text, encoding="utf-8")
-        done = toolchain.run([*FLAGS, "kernel.cpp", "-o", LIBRARY], directory)
+        done = toolchain.run([*flags, "kernel.cpp", "-o", LIBRARY], directory)
         if done.status:
             raise errors.CompileError(
                 "the C++ compiler refuses the kernel",
@@ -63,7 +65,7 @@ def compiled(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], 
                 mend="mend the first of these; those after it may follow from it",
             )
 
-    parts = {"kind": "cpp", "operator": operator, "text": text, **_surroundings(toolchain)}
+    parts = {"kind": "cpp", "operator": operator, "text": text, **_surroundings(toolchain, flags)}
     return cache_on_disk().obtain(parts, build)
 
 
@@ -94,7 +96,7 @@ def runtime() -> Entry:
                 )
 
     text = "".join(path.read_text(encoding="utf-8") for path in (RUNTIME, *RUNTIME_HEADERS))
-    return cache_on_disk().obtain({"kind": "runtime", "text": text, **_surroundings(toolchain)}, build)
+    return cache_on_disk().obtain({"kind": "runtime", "text": text, **_surroundings(toolchain, FLAGS)}, build)
 
 
 def _toolchain() -> Toolchain:
@@ -108,11 +110,11 @@ def _toolchain() -> Toolchain:
     return find_toolchain()
 
 
-def _surroundings(toolchain: Toolchain) -> dict[str, str]:
+def _surroundings(toolchain: Toolchain, flags: Sequence[str]) -> dict[str, str]:
     """What else than its own text decides what a library holds."""
     return {
         "header": HEADER.read_text(encoding="utf-8"),
-        "flags": " ".join(FLAGS),
+        "flags": " ".join(flags),
         "compiler": " ".join((*toolchain.command, toolchain.identity)),
         "cpu": cpu_model(),
     }

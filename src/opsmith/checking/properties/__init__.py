@@ -20,6 +20,7 @@ from opsmith.checking.properties.memory import MEMORY
 from opsmith.checking.properties.opcheck import OPCHECK
 from opsmith.checking.properties.randomness import RANDOMNESS
 from opsmith.checking.properties.resources import RESOURCES
+from opsmith.checking.properties.sanitized import SANITIZED
 from opsmith.checking.properties.second_order import SECOND_ORDER
 from opsmith.checking.properties.serialization import SERIALIZATION
 from opsmith.checking.properties.state import STATE
@@ -29,7 +30,7 @@ from opsmith.checking.properties.values import VALUES
 from opsmith.checking.properties.vmap import VMAP
 from opsmith.checking.property import Property
 
-__all__ = ["GROUPS", "PROPERTIES"]
+__all__ = ["ASKED", "EVERY", "GROUPS", "PROPERTIES"]
 
 PROPERTIES: dict[str, Property] = {
     known.name: known
@@ -61,6 +62,11 @@ PROPERTIES: dict[str, Property] = {
         RESOURCES,
     )
 }
+
+ASKED: dict[str, Property] = {SANITIZED.name: SANITIZED}
+"""Those that are checked only where they are asked for: they take long, or need more than torch."""
+
+EVERY = {**PROPERTIES, **ASKED}
 
 GROUPS = {"integration": ("autocast", "serialization", "compile", "export", "opcheck")}
 """Names that stand for several properties in `only` and `skip`: all that ask what torch makes of it."""

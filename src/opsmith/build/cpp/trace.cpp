@@ -1,0 +1,98 @@
+// Where a process dies, or is when it is asked: the frames of each signal, and of `exit`, as addresses in libraries.
+//
+// A line begins with `C++ frame: `, then the library's path, a space, and the address in its file.
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <signal.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+constexpr int most = 64;
+constexpr int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGUSR1};
+struct sigaction before[65];
+int out = 2;
+
+void say(const char* text) {
+  size_t left = std::strlen(text);
+  while (left > 0) {
+    ssize_t done = write(out, text, left);
+    if (done <= 0) return;
+    text += done;
+    left -= size_t(done);
+  }
+}
+
+void tell_of(void* frame) {
+  Dl_info info;
+  if (!dladdr(frame, &info) || !info.dli_fname) return;
+  char digits[19] = "0x0000000000000000";
+  uintptr_t address = uintptr_t(frame) - uintptr_t(info.dli_fbase);
+  for (int place = 17; place > 1; place--, address >>= 4) digits[place] = "0123456789abcdef"[address & 15];
+  say("C++ frame: ");
+  say(info.dli_fname);
+  say(" ");
+  say(digits);
+  say("\n");
+}
+
+void tell() {
+  void* frames[most];
+  int count = backtrace(frames, most);
+  for (int at = 0; at < count; at++) tell_of(frames[at]);
+}
+
+// The instruction that was interrupted, which no call stands before: one further, as those behind calls are.
+void tell_where(void* context) {
+#if defined(__x86_64__)
+  tell_of(reinterpret_cast<void*>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP] + 1));
+#elif defined(__aarch64__)
+  tell_of(reinterpret_cast<void*>(static_cast<ucontext_t*>(context)->uc_mcontext.pc + 1));
+#else
+  (void)context;
+#endif
+}
+
+void handle(int number, siginfo_t* info, void* context) {
+  tell_where(context);
+  tell();
+  struct sigaction& old = before[number];
+  sigaction(number, &old, nullptr);
+  if (old.sa_flags & SA_SIGINFO) {
+    old.sa_sigaction(number, info, context);
+  } else if (old.sa_handler == SIG_DFL) {
+    raise(number);
+  } else if (old.sa_handler != SIG_IGN) {
+    old.sa_handler(number);
+  }
+}
+
+void leave() {
+  say("C++ frame: exit\n");
+  tell();
+}
+}  // namespace
+
+// Tells on a file where `exit` is called.
+extern "C" __attribute__((visibility("default"))) void opsmith_trace_exit(int file) {
+  out = file;
+  void* first[1];
+  backtrace(first, 1);  // which loads what it needs, and allocates for that
+  std::atexit(leave);
+}
+
+// Tells on a file where the process dies or leaves, or is when it is asked; what handled the signals before comes after.
+extern "C" __attribute__((visibility("default"))) void opsmith_trace(int file) {
+  opsmith_trace_exit(file);
+  for (int number : signals) {
+    struct sigaction action;
+    std::memset(&action, 0, sizeof action);
+    action.sa_sigaction = handle;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigaction(number, &action, &before[number]);
+  }
+}

@@ -1,0 +1,1 @@
+"""Kernels in C++ under AddressSanitizer and UndefinedBehaviorSanitizer, in a process of their own."""
