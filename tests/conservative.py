@@ -173,6 +173,7 @@ OTHERWISE = {
         "transforms/test_whole_batch.py::test_one_call",
     ),
     "inlining": (
+        "kernels/test_triton_compiled.py::test_arguments_that_are_left_out_and_given_by_name",
         "kernels/test_triton_compiled.py::test_a_tuned_kernel_is_seen_with_all_its_configurations",
         "kernels/test_triton_compiled.py::test_sizes_stay_open",
         "kernels/test_triton_compiled.py::test_the_copies_around_a_kernel_are_in_the_graph",

@@ -106,6 +106,22 @@ def test_two_results_and_an_option() -> None:
     assert "'scale': 2" in graph.code
 
 
+def test_arguments_that_are_left_out_and_given_by_name() -> None:
+    @opsmith.operator("triton_kernels::named")
+    def named(x: torch.Tensor, by: float = 2.0, block: int = 16) -> torch.Tensor:
+        return x * by
+
+    named.kernel(
+        "cuda",
+        triton=times.specification.kernels[0].function.source.function,
+        grid=lambda result, BLOCK: triton.cdiv(result.numel(), BLOCK),
+        constants={"BLOCK": lambda block: block},
+    )
+    kernel = kernel_in(graph_of(lambda x: named(block=4, x=x), (3, 5)))
+    assert kernel.kwargs["kwargs"]["by"] == 2.0
+    assert kernel.kwargs["grid"] == [(4, 1, 1)]
+
+
 def test_an_author_may_want_a_whole_call() -> None:
     @opsmith.operator("triton_kernels::whole", inline=False)
     def whole(x: torch.Tensor, by: float) -> torch.Tensor:

@@ -148,7 +148,7 @@ class TritonKernel(VisibleKernel):
 
     def misfit(self, values: Sequence[Any]) -> str | None:
         """What it does not take of these argument values, whether or not Triton is there."""
-        for name, value in zip(self._operator.specification.schema.names, values, strict=True):
+        for name, value in zip(self._operator.specification.schema.names, values, strict=False):
             for tensor in tensors_in([value]):
                 if not self._takes(tensor.dtype):
                     taken = " or ".join(sorted(map(plain, self.dtypes)))

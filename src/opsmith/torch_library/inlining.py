@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from opsmith.core.backward_plan import takes_kernel
+from opsmith.core.kernels import VisibleKernel, choose
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.effects import run_pure
 
 
 def inline_reference(
@@ -23,7 +25,8 @@ def inline_reference(
     name: str,
     specification: Callable[[], Specification],
     reference: Callable[..., Any],
-    visible: Callable[..., Any],
+    received: Callable[[tuple[Any, ...], dict[str, Any]], list[Any]],
+    returned: Callable[[tuple[Any, ...]], Any],
 ) -> None:
     """Let torch.compile see through an operator.
 
@@ -32,24 +35,36 @@ def inline_reference(
         name: `namespace::name`.
         specification: Tells what is in force at the time of a trace.
         reference: Takes a call of the operator, returns what the operator does.
-        visible: The same by the kernel that takes the call; None where there is none, or torch cannot see
-            into it.
+        received: The argument values of a call.
+        returned: What the operator returns, of all results.
     """
 
     def rule(mode: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if capabilities.exporting():
             return mode.__torch_dispatch__(operator, types, args, kwargs)
-        whole = not inlined(specification(), [*args, *kwargs.values()])
-        if whole and (specification().inline is False or not specification().kernels):
+        now = specification()
+        values = received(args, kwargs) if now.kernels else []  # which nobody else looks at
+        whole = not inlined(now, values)
+        if whole and (now.inline is False or not now.kernels):
             return mode.__torch_dispatch__(operator, types, args, kwargs)
         if not capabilities.only_stand_ins(types):
             return mode.__torch_dispatch__(operator, types, args, kwargs) if whole else NotImplemented
         with mode:
-            found = visible(*args, **kwargs) if whole else reference(*args, **kwargs)
-        return mode.__torch_dispatch__(operator, types, args, kwargs) if found is None else found
+            if not whole:
+                return reference(*args, **kwargs)
+            found = by_visible(now, values)
+        return mode.__torch_dispatch__(operator, types, args, kwargs) if found is None else returned(found)
 
     torch.library.register_torch_dispatch(name, capabilities.FUNCTIONALIZATION, rule, lib=library)
+
+
+def by_visible(specification: Specification, values: list[Any]) -> tuple[Any, ...] | None:
+    """The results of the kernel that takes a call, in operations that torch traces; None if it has none."""
+    accepted, _ = choose(specification.kernels, values)
+    if accepted is None or not isinstance(accepted.kernel.function, VisibleKernel):
+        return None
+    return run_pure(specification, accepted.kernel.function.traced, values)
 
 
 def inlined(specification: Specification, values: list[Any]) -> bool:

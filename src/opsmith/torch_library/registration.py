@@ -15,7 +15,7 @@ from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
 from opsmith.core.calls import misfit, tensors_in
 from opsmith.core.captured import refuse_captured
-from opsmith.core.kernels import BuiltKernel, Kernel, VisibleKernel, choose, refuse_strictly
+from opsmith.core.kernels import BuiltKernel, Kernel, choose, refuse_strictly
 from opsmith.core.operator import without_missing
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
@@ -134,7 +134,8 @@ class DispatcherRegistration:
                 f"{self.specification.namespace}::{name}",
                 lambda: self.specification,
                 lambda *args, **kwargs: self._returned(self._by_reference(args, kwargs), hidden=hidden),
-                lambda *args, **kwargs: self._by_visible(args, kwargs, hidden=hidden),
+                self._values,
+                partial(self._returned, hidden=hidden),
             )
         self._placements.append(Placements(self._library, overload, lambda: self.specification, on_values))
         packet = getattr(getattr(torch.ops, self.specification.namespace), name)
@@ -322,16 +323,6 @@ class DispatcherRegistration:
     def _by_reference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Run the reference, whatever kernels there are."""
         return run_pure(self.specification, self.specification.computed_by, self._values(args, kwargs))
-
-    def _by_visible(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, hidden: bool) -> Any:
-        """Run the kernel that takes the call, if torch can see into it; None otherwise."""
-        values = self._values(args, kwargs)
-        accepted, _ = choose(self.specification.kernels, values)
-        if accepted is None or not isinstance(accepted.kernel.function, VisibleKernel):
-            return None
-        return self._returned(
-            run_pure(self.specification, accepted.kernel.function.traced, values), hidden=hidden
-        )
 
     def _run_fake(self, values: list[Any]) -> tuple[Any, ...]:
         """Compute shapes and dtypes only."""
