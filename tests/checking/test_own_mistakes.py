@@ -23,6 +23,7 @@ from opsmith.checking.subject import Subject
 HOME = Path(opsmith.__file__).parent / "checking"
 
 ANSWERS = {
+    "child.py": "it hands on what was raised, from the child to the parent",
     "forgetting.py": "whatever is raised says that the operator needs what it remembers",
     "in_threads.py": "it hands on what was raised, from a thread to whoever started it",
     "isolation.py": "it hands on what was raised, from the child to the parent",

@@ -16,7 +16,6 @@ from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinar
 from opsmith.core.calls import misfit, tensors_in
 from opsmith.core.captured import refuse_captured
 from opsmith.core.kernels import BuiltKernel, Kernel, choose, refuse_strictly
-from opsmith.core.operator import without_missing
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities
@@ -26,6 +25,7 @@ from opsmith.torch_library.backward import differentiable_places
 from opsmith.torch_library.compiled_code import CompiledCode
 from opsmith.torch_library.differentiation import OperatorNode
 from opsmith.torch_library.distributed import mesh_of
+from opsmith.torch_library.doors import NOT_TAKEN, Doors
 from opsmith.torch_library.effects import refuse_foreign, run_pure
 from opsmith.torch_library.flattening import Flattening
 from opsmith.torch_library.flops import forget_flops, register_flops
@@ -57,7 +57,7 @@ class DispatcherRegistration:
     def __init__(self, specification: Specification) -> None:
         self.specification = specification
         self.proven = False
-        self._opened = False
+        self._doors = Doors()
         self._plans: dict[frozenset[str], BackwardPlan] = {}
         self._lying: dict[tuple[int | None, ...], ResultFlattening] = {}
         self._compiled = CompiledCode()
@@ -67,7 +67,7 @@ class DispatcherRegistration:
     def update(self, specification: Specification) -> None:
         """Use this specification from now on; compiled code that holds the old one is dropped."""
         self._withdraw()
-        self._close_door()
+        self._doors.close()
         before, self.specification = self.specification, specification
         self._plans, self._lying = {}, {}
         self.proven = False
@@ -86,7 +86,7 @@ class DispatcherRegistration:
     def remove(self) -> None:
         """Take the operator out of the dispatcher; kernels first, or torch would crash."""
         self._withdraw()
-        self._close_door()
+        self._doors.close()
         for packet in self._packets:
             forget_flops(packet)
         capabilities.destroy(self._library)
@@ -100,6 +100,7 @@ class DispatcherRegistration:
         self.node: type[OperatorNode] = type(name, (kind,), {})
         self._placements: list[Placements] = []
         self.overload = self.whole = self._define(name, hidden=False)
+        self._doors = Doors(self.overload, self._packets[0])
         if schema.hidden:
             self.whole = self._define(name + HIDDEN_SUFFIX, hidden=True)
 
@@ -168,8 +169,13 @@ class DispatcherRegistration:
             functionalize = capabilities.transform_kernel(f"{self.specification.namespace}::{name}")
 
         def autograd(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if self.proven and not self._opened:
-                self._open_door()
+            if self.proven and not self._doors.opened:
+                # Doors take what authors take, and return what they return.
+                plain = self.specification.schema.lowering is None and self.specification.adopted is None
+                self._doors.open(self.front_door if plain else None, self.specification.schema.names)
+            result = self._doors.dispatched(None, *args, **kwargs)
+            if result is not NOT_TAKEN:
+                return result
             values = self._values(args, kwargs)
             if not self._differentiates(values):
                 return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)
@@ -301,25 +307,6 @@ class DispatcherRegistration:
 
         return front_door(specification, compiled or self.overload, call)
 
-    def _open_door(self) -> None:
-        """Answer calls of `torch.ops` as those of the handle are answered, before the dispatcher."""
-        self._opened = True
-        # The door takes what authors take, and returns what they return.
-        others = self.specification.schema.lowering is not None or self.specification.adopted is not None
-        if others or not capabilities.on("front_door"):
-            return
-        for operator in (self.overload, self._packets[0]):
-            through = capabilities.direct_call(operator)
-            door = self.front_door(partial(_passed_on, through, self.specification.schema.names), through)
-            if door is not None:
-                capabilities.answer_calls(operator, door)
-
-    def _close_door(self) -> None:
-        if self._opened and capabilities.on("front_door"):
-            for operator in (self.overload, self._packets[0]):
-                capabilities.answer_calls(operator, None)
-        self._opened = False
-
     def _by_reference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Run the reference, whatever kernels there are."""
         return run_pure(self.specification, self.specification.computed_by, self._values(args, kwargs))
@@ -383,18 +370,6 @@ class DispatcherRegistration:
         if lying is None:
             lying = self._lying[lengths] = ResultFlattening(self.specification.schema, lengths)
         return lying
-
-
-def _passed_on(
-    through: Callable[..., Any],
-    names: tuple[str, ...],
-    _operator: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """A call of `torch.ops` that the door does not take."""
-    given, named = without_missing(names, args, kwargs)
-    return through(*given, **named)
 
 
 def _torch_face(specification: Specification) -> tuple[Any, ...]:

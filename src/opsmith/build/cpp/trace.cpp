@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -71,9 +72,12 @@ void handle(int number, siginfo_t* info, void* context) {
   }
 }
 
-void leave() {
+// Ends the process at once: what else is to run at its end may wait for threads that a fork has left behind.
+void leave(int status, void*) {
   say("C++ frame: exit\n");
   tell();
+  std::fflush(nullptr);
+  _exit(status);
 }
 }  // namespace
 
@@ -82,7 +86,7 @@ extern "C" __attribute__((visibility("default"))) void opsmith_trace_exit(int fi
   out = file;
   void* first[1];
   backtrace(first, 1);  // which loads what it needs, and allocates for that
-  std::atexit(leave);
+  on_exit(leave, nullptr);
 }
 
 // Tells on a file where the process dies or leaves, or is when it is asked; what handled the signals before comes after.
