@@ -30,6 +30,7 @@ __all__ = [
     "IntegerResultError",
     "KernelDtypeError",
     "KernelError",
+    "KernelRefusedError",
     "KernelSignatureError",
     "KernelSourceError",
     "LaunchError",

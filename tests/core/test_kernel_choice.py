@@ -115,7 +115,7 @@ def test_choosing_returns_a_verdict_for_each() -> None:
     assert accepted == Accepted(wide)
     assert rejected == (
         Rejected(narrow, "it does not take torch.float32"),
-        Rejected(other, "a tensor is on cpu"),
+        Rejected(other, "a tensor is on cpu", elsewhere=True),
     )
     assert choose((narrow,), [torch.ones(2)])[0] is None
     assert choose((), [torch.ones(2)]) == (None, ())

@@ -290,24 +290,24 @@ void unlinked(Contiguous<const float> x, Contiguous<float> y) { nowhere(y.data);
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 def test_a_strict_kernel_is_not_passed_over_on_its_device(mode: Any) -> None:
-    @opsmith.operator("cpp_messages::strict")
-    def strict(x: Tensor) -> Tensor:
+    @opsmith.operator("cpp_messages::unyielding")
+    def unyielding(x: Tensor) -> Tensor:
         return x * 2
 
-    strict.kernel("cpu")(lambda x: x * 2)
-    strict.kernel(
-        "cpu", cpp="void strict(View<const float, 1> x, View<float, 1> y) { y(0) = 2; }", strict=True
+    unyielding.kernel("cpu")(lambda x: x * 2)
+    unyielding.kernel(
+        "cpu", cpp="void unyielding(View<const float, 1> x, View<float, 1> y) { y(0) = 2; }", strict=True
     )
     with mode():
-        assert strict(torch.ones(1)).item() == 2
+        assert unyielding(torch.ones(1)).item() == 2
         for wrong in (torch.ones(1).double(), torch.ones(1, 1), torch.ones(1, 1, requires_grad=True)):
-            for call in (strict, torch.ops.cpp_messages.strict):
+            for call in (unyielding, torch.ops.cpp_messages.unyielding):
                 with pytest.raises(
                     errors.KernelRefusedError, match="its kernel for cpu does not take the call"
                 ):
                     call(wrong)
-        assert strict(torch.ones(1, 1, device="meta")).shape == (1, 1)
-        assert "1" in strict.explain(torch.ones(1, 1)).rejected[0]
+        assert unyielding(torch.ones(1, 1, device="meta")).shape == (1, 1)
+        assert "1" in unyielding.explain(torch.ones(1, 1)).rejected[0]
 
 
 def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
