@@ -170,6 +170,20 @@ def test_a_dtype_that_no_sample_reaches_and_whose_constants_depend_on_sizes(
     assert "no sample says what its CUDA kernel is compiled for in float64" in done.stderr
 
 
+def test_a_kernel_in_triton_needs_no_nvrtc(
+    opsmith: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed: no part of a torch for the CPU")
+    monkeypatch.setattr(nvrtc, "nvrtc_places", lambda: ())
+    file = Path(__file__).parents[2] / "examples" / "softmax_in_triton.py"
+    done = opsmith("compile", str(file), "--arch", "sm_90", "--json")
+    assert done.exit_code == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["passed"], told["nvrtc"]) == (True, None)
+    assert {each["architecture"] for each in told["kernels"]} == {"sm_90"}
+    assert all(each["registers"] > 0 and each["spill_stores"] == 0 for each in told["kernels"])
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

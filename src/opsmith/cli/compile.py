@@ -1,4 +1,4 @@
-"""`opsmith compile`: every CUDA kernel of files and modules, for GPUs that need not be there."""
+"""`opsmith compile`: every kernel for CUDA of files and modules, for GPUs that need not be there."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from opsmith.cli.guard import FAILED, complain, guarded, waiting
 from opsmith.core.operator import Operator
 from opsmith.kernels.cuda import CudaKernel
 from opsmith.kernels.cuda_report import ARCHITECTURES, Taken, cuda_kernels, taken_by
+from opsmith.kernels.triton import TritonKernel
+from opsmith.kernels.triton_ahead import taken_by_triton, triton_kernels
 from opsmith.locating import Target
 
 SCHEMA = 1
@@ -67,10 +69,11 @@ def compile(
     ] = False,
     traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")] = False,
 ) -> None:
-    """Compile CUDA kernels, and say what each takes: registers, spills, shared memory, occupancy.
+    """Compile kernels for CUDA, and say what each takes: registers, spills, shared memory, occupancy.
 
-    It needs NVRTC, and neither a GPU nor a driver. A kernel is compiled for what the operator's samples need,
-    and held to the limits that its author states: `max_spills=`, `max_registers=`.
+    Kernels in CUDA C++ need NVRTC, those in Triton Triton, and neither a GPU nor a driver. A kernel is
+    compiled for what the operator's samples need, and one in CUDA C++ held to the limits that its author
+    states: `max_spills=`, `max_registers=`.
 
     **Examples**
 
@@ -84,29 +87,38 @@ def compile(
     """
     out = sys.stdout
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the modules print is no report
-        chosen = _architectures(architectures)
         kernels = _kernels(targets)
+        by_nvrtc = any(isinstance(kernel, CudaKernel) for _, kernel in kernels)
+        chosen = _architectures(architectures, by_nvrtc=by_nvrtc)
         taken: list[Taken] = []
         refused: list[Refused] = []
         for operator, kernel in kernels:
             with waiting(f"compiling {escape(operator.name)}"):
                 try:
-                    taken += taken_by(operator, kernel, chosen)
+                    if isinstance(kernel, CudaKernel):
+                        taken += taken_by(operator, kernel, chosen)
+                    else:
+                        taken += taken_by_triton(kernel, chosen)
                 except errors.ToolchainError:
                     raise
                 except errors.OpsmithError as error:
                     refused.append(Refused(operator.name, kernel.where, str(error)))
                     complain(error)
         if as_json:
-            out.write(json.dumps(_to_dict(taken, refused, chosen), indent=2, allow_nan=False) + "\n")
+            out.write(
+                json.dumps(_to_dict(taken, refused, chosen, by_nvrtc=by_nvrtc), indent=2, allow_nan=False)
+                + "\n"
+            )
         else:
             _show(Console(file=out, highlight=False), taken, refused)
     raise typer.Exit(FAILED if refused or any(each.faults for each in taken) else 0)
 
 
-def _architectures(named: list[str] | None) -> tuple[str, ...]:
-    known = known_architectures()
+def _architectures(named: list[str] | None, *, by_nvrtc: bool) -> tuple[str, ...]:
     chosen = tuple(dict.fromkeys(named or ARCHITECTURES))
+    if not by_nvrtc:
+        return chosen  # Triton says itself what it compiles for
+    known = known_architectures()
     unknown = [each for each in chosen if each.rstrip("af") not in known]
     if unknown:
         version = ".".join(map(str, find_nvrtc().version))
@@ -120,16 +132,17 @@ def _architectures(named: list[str] | None) -> tuple[str, ...]:
     return chosen
 
 
-def _kernels(targets: list[str]) -> list[tuple[Operator[..., Any], CudaKernel]]:
-    found: dict[CudaKernel, Operator[..., Any]] = {}
+def _kernels(targets: list[str]) -> list[tuple[Operator[..., Any], CudaKernel | TritonKernel]]:
+    found: dict[CudaKernel | TritonKernel, Operator[..., Any]] = {}
     for target in targets:
         with waiting(f"importing {escape(target)}"):
             operators = Target.of(target).operators()
-        found |= {kernel: operator for operator in operators for kernel in cuda_kernels(operator)}
+        for operator in operators:
+            found |= dict.fromkeys([*cuda_kernels(operator), *triton_kernels(operator)], operator)
     if not found:
         raise errors.OperatorNotFoundError(
             f"no operator of {', '.join(f'`{target}`' for target in targets)} has a CUDA kernel",
-            mend="give it one: `op.kernel('cuda', cuda=..., grid=...)`",
+            mend="give it one: `op.kernel('cuda', cuda=..., grid=...)`, or `triton=...`",
         )
     return [(operator, kernel) for kernel, operator in found.items()]
 
@@ -167,10 +180,12 @@ def _show(console: Console, taken: list[Taken], refused: list[Refused]) -> None:
     console.print(f"{len(wrong)} of {kernels} failed" if wrong else f"{kernels} compiled")
 
 
-def _to_dict(taken: list[Taken], refused: list[Refused], architectures: tuple[str, ...]) -> dict[str, Any]:
+def _to_dict(
+    taken: list[Taken], refused: list[Refused], architectures: tuple[str, ...], *, by_nvrtc: bool
+) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "nvrtc": ".".join(map(str, find_nvrtc().version)),
+        "nvrtc": ".".join(map(str, find_nvrtc().version)) if by_nvrtc else None,
         "architectures": list(architectures),
         "passed": not refused and not any(each.faults for each in taken),
         "kernels": [asdict(each) for each in taken],
