@@ -84,6 +84,7 @@ def test_an_effort_of_ones_own_has_the_name_of_a_level() -> None:
     assert "`quick`, `default`, `thorough`" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_of_a_large_sample_fewer_elements_are_moved() -> None:
     """Each move costs a run over all of it; random directions stand for the others."""
     assert EFFORTS["default"].moved(40_000) == EFFORTS["default"].elements

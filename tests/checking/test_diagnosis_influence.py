@@ -92,6 +92,7 @@ def without_the_middle(grad: Tensor, x: Tensor) -> Tensor:
     return by_x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reference", "samples", "about", "formula", "says"),
     [

@@ -181,6 +181,7 @@ def _detached(x: Tensor) -> Tensor:
     return x.detach() * 2
 
 
+@pytest.mark.slow
 def test_a_large_sample_passes_every_derivative() -> None:
     operator = declare(square).gradients(x=lambda grad, x: 2 * grad * x)
     for check in ("gradient", "forward_mode", "second_order"):
@@ -189,6 +190,7 @@ def test_a_large_sample_passes_every_derivative() -> None:
         assert found.notes == ()
 
 
+@pytest.mark.slow
 def test_a_large_sample_is_still_checked_element_by_element() -> None:
     def one_wrong(grad: Tensor, x: Tensor) -> Tensor:
         mask = torch.ones_like(x)
@@ -239,6 +241,7 @@ def test_surrogates_leave_the_other_derivatives_out() -> None:
     assert {skipped[check] for check in ("gradient", "forward_mode", "second_order")} == {reason}
 
 
+@pytest.mark.slow
 def test_a_random_operator_with_formulas_on_what_it_drew_has_all_but_forward_mode() -> None:
     def dropout(x: Tensor) -> tuple[Tensor, Tensor]:
         mask = (torch.rand_like(x) > 0.5).to(x.dtype)

@@ -122,6 +122,7 @@ def test_the_gradient_that_lacks_something_is_named_and_the_other_is_not() -> No
     assert {failure.evidence[f"by {each}"] for each in ("x", "grad")} == {"right"}
 
 
+@pytest.mark.slow
 def test_a_large_sample_is_seen_whole_by_random_directions() -> None:
     large = torch.randn(50, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for effort in ("quick", "default"):

@@ -92,6 +92,7 @@ def test_a_wrong_kernel_is_found(function: Any, cause: str) -> None:
     assert failure.where == f"{__file__}:{function.fn.__code__.co_firstlineno}"
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_fails_the_whole_check() -> None:
     asked = ["forward", "gradient", "triton"]
     assert opsmith.check(row_sums("whole_right", right), effort="quick", only=asked).passed

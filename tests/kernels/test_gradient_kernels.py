@@ -62,6 +62,7 @@ def _(make: Any) -> Any:
     yield make(2, 4).mT, make(4, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", [softsign, softsign_gradient], ids=lambda each: each.__name__)
 def test_check_passes_through_both_kernels(operator: Any) -> None:
     report = opsmith.check(operator, skip=["compile", "export", "opcheck"])
