@@ -112,6 +112,7 @@ def test_the_line_can_be_copied(name: str) -> None:
     assert isinstance(operator, opsmith.Operator)
 
 
+@pytest.mark.slow
 def test_the_line_with_capitals_works_once_they_are_filled_in() -> None:
     found = of("ApplyActivation", mixed)
     operator = run(found.line, mixed, "filled", ACTIVATION=torch.sin, DERIVATIVE=torch.cos)
@@ -137,6 +138,7 @@ def test_what_it_gains_was_tried() -> None:
         torch.func.vmap(judged.Log.apply)(x)
 
 
+@pytest.mark.slow
 def test_a_class_that_leaves_torch_gains_nothing_and_says_what_would_help() -> None:
     found = of("Arctangent", mixed)
     assert not found.abilities

@@ -158,6 +158,7 @@ def test_a_formula_for_an_empty_list_is_not_exercised() -> None:
     assert failure.message.endswith("got an empty list")
 
 
+@pytest.mark.slow
 def test_a_reference_that_autograd_does_not_follow_is_noted_and_judged_by_numbers() -> None:
     def detached(x: Tensor) -> Tensor:
         return torch.from_numpy(np.square(x.detach().double().numpy())).to(x.dtype)

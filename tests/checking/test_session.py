@@ -139,6 +139,7 @@ def test_progress_is_told_before_each_property_and_at_the_end() -> None:
     assert [done for _, done, _ in told] == list(range(len(PROPERTIES) + 1))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_report() -> None:
     @half.samples
     def _(make: Any) -> Any:
