@@ -111,11 +111,11 @@ class OnCpu(TorchCuda):
 
 def on_cpu(operator: opsmith.Operator[..., Any]) -> CudaKernel:
     """Let the CUDA kernel of an operator run on CPU tensors, among its kernels for the CPU."""
-    (kernel,) = (
-        each.function for each in operator.specification.kernels if isinstance(each.function, CudaKernel)
-    )
-    kernel._machine = OnCpu()
-    operator._attach_kernel(Kernel("cpu", kernel))
+    kernels = operator.specification.kernels
+    (kernel,) = {each.function: None for each in kernels if isinstance(each.function, CudaKernel)}
+    if all(each.device != "cpu" for each in kernels if each.function is kernel):  # once, whoever asks again
+        kernel._machine = OnCpu()
+        operator._attach_kernel(Kernel("cpu", kernel))
     return kernel
 
 

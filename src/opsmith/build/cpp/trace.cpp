@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 namespace {
 constexpr int most = 64;
@@ -76,7 +77,11 @@ void handle(int number, siginfo_t* info, void* context) {
 void leave(int status, void*) {
   say("C++ frame: exit\n");
   tell();
-  std::fflush(nullptr);
+  for (FILE* stream : {stdout, stderr}) {
+    if (ftrylockfile(stream) != 0) continue;  // a thread that the fork has left behind holds it
+    fflush_unlocked(stream);
+    funlockfile(stream);
+  }
   _exit(status);
 }
 }  // namespace
