@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.build.cpp.library import Parameter
 from opsmith.build.cpp.plan import Copy, Form, Plan
+from opsmith.build.parameter import Parameter
 from opsmith.core.calls import tensors_in
 from opsmith.core.specification import Specification
 from opsmith.kernels.choosing import lies_right, memory_format, plain

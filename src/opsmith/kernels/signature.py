@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opsmith import errors
-from opsmith.build.cpp.library import Parameter
+from opsmith.build.parameter import Parameter
 from opsmith.core.kinds import Kind
 from opsmith.core.schema import Schema
 
