@@ -127,7 +127,7 @@ def test_a_result_of_another_dtype_than_the_reference_s() -> None:
         "cpp_messages::other_result: the C++ kernel does not write the result that the reference gives",
         "  argument: result",
         "  expected: float32 of 1 dimensions",
-        "  got: a view of float64 of 3 dimensions",
+        "  got: View<float64, 3>",
     ]
 
 

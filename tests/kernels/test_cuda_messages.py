@@ -114,7 +114,7 @@ def test_arguments_that_no_kernel_takes() -> None:
     assert str(caught.value).splitlines()[:4] == [
         "cuda_messages::cast: a CUDA kernel cannot take `dtype`",
         "  argument: dtype",
-        "  expected: tensors, int, float, bool, or None for one, and lists of them; each result one tensor",
+        "  expected: a tensor, int, float or bool, or None for one; a list of any of these",
         "  got: torch.dtype",
     ]
 

@@ -55,6 +55,10 @@ class Parameter:
         mine = (self.form, self.written, self.optional)
         return mine == (wanted.form, wanted.written, wanted.optional)
 
+    def holds(self, dtype: torch.dtype, dim: int) -> bool:
+        """Whether a tensor of this dtype and so many dimensions can be seen through it."""
+        return dtype == self.dtype and self.dim in (None, dim)
+
     def _view(self) -> str:
         dtype = "T" if self.dtype is None else str(self.dtype).removeprefix("torch.")
         dim = "" if self.dim is None else f", {self.dim}"

@@ -17,12 +17,13 @@ from opsmith.build.cpp.library import CppLibrary
 from opsmith.build.cpp.plan import Plan
 from opsmith.build.cpp.sizing import shapes_in_cpp
 from opsmith.build.cpp.source import CppSource
+from opsmith.build.parameter import Parameter
 from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.choosing import choose_candidate, lies_right
 from opsmith.kernels.planning import planned
-from opsmith.kernels.signature import arguments_of, check_signature
+from opsmith.kernels.signature import arguments_of, check_parameters
 from opsmith.torch_library import capabilities
 
 
@@ -196,7 +197,9 @@ class CppKernel(BuiltKernel):
         try:
             shapes = shapes_in_cpp(specification.shapes, schema)
             library = CppLibrary(compiled(self.source, specification.name, dtypes, shapes).directory)
-            check_signature(library.candidates, schema, specification.name, self.where)
+            wanted = [*arguments, *(Parameter("Tensor", written=True) for _ in schema.results)]
+            names = [*schema.names, *(result.name for result in schema.results)]
+            check_parameters(library.candidates, wanted, names, "C++", specification.name, self.where)
             text = schema.text("", with_hidden=True)
             dispatched = DispatchedKernel(
                 library, text, arguments, len(schema.results), self._unplanned, self._failed

@@ -23,7 +23,7 @@ from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
 from opsmith.kernels.cuda_machine import TorchCuda
 from opsmith.kernels.cuda_plan import Plan, allocated, constants_of, copy_of, in_form, must_copy, planned
-from opsmith.kernels.cuda_signature import check_parameters, chosen, passed
+from opsmith.kernels.cuda_signature import check_cuda_parameters, chosen, passed
 from opsmith.kernels.launching import Geometry, Launching
 
 REMEMBERED = 4096
@@ -314,7 +314,7 @@ class CudaKernel(BuiltKernel):
                 except errors.ToolchainError as error:
                     self._missing = error
                     raise
-                check_parameters(found, specification.schema, specification.name, self.where)
+                check_cuda_parameters(found, specification.schema, specification.name, self.where)
                 self._described[key] = found
             return self._described[key]
 

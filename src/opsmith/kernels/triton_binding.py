@@ -11,6 +11,7 @@ from typing import Any, Literal
 from opsmith import errors
 from opsmith.build.triton.source import LAUNCH_OPTIONS, KernelParameter, TritonSource
 from opsmith.core.schema import Schema
+from opsmith.kernels.signature import check_results
 from opsmith.kernels.taken import Taken
 
 Kind = Literal["pointer", "value", "numel", "size", "stride", "given"]
@@ -84,17 +85,7 @@ def bind(
     Raises:
         KernelSignatureError: If it cannot be told, or something has no place.
     """
-    for result in schema.results:
-        if result.optional or result.sequence:
-            raise _misfit(
-                "a Triton kernel cannot give a result that may be None, or a list",
-                source,
-                operator,
-                argument=result.name,
-                expected="results that are one tensor each",
-                got=result.hint(),
-                mend="give the kernel in Python: `@op.kernel('cuda')`",
-            )
+    check_results(schema, "Triton", operator, source.where)
     names = [parameter.name for parameter in source.parameters]
     for name in constants:
         if name not in names and name not in LAUNCH_OPTIONS:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from opsmith.build.parameter import FORMS, LAYOUTS, Parameter
 from opsmith.core.bases import NUMBERED
 
@@ -53,6 +55,10 @@ class CudaParameter(Parameter):
         return {"int": {4: "i", 8: "q"}, "float": {4: "f", 8: "d"}, "bool": {1: "?"}}[
             self.form.removesuffix("[]")
         ][self.item]
+
+    def holds(self, dtype: torch.dtype, dim: int) -> bool:
+        """Whether a tensor of this dtype and so many dimensions can be seen through it, and has room."""
+        return Parameter.holds(self, dtype, dim) and dim <= self.most_dim
 
     def _type(self, item: str) -> str:
         return item if self.item == 4 else Parameter._type(self, item)
