@@ -45,9 +45,9 @@ class Parameter:
             'List<View<const float32, 2>>'
         """
         item = self.form.removesuffix("[]")
-        text = self._view() if item == "Tensor" else self._type(item)
+        text = self._view() if item == "Tensor" else self.number(item)
         if self.form.endswith("[]"):
-            text = f"List<{text}{self._room()}>"
+            text = f"List<{text}{self.capacity()}>"
         return f"{self.OPTIONAL}<{text}>" if self.optional else text
 
     def serves(self, wanted: Parameter) -> bool:
@@ -59,14 +59,15 @@ class Parameter:
         """Whether a tensor of this dtype and so many dimensions can be seen through it."""
         return dtype == self.dtype and self.dim in (None, dim)
 
+    def number(self, item: str) -> str:
+        """How a number, truth value or text of a form is written."""
+        return _TYPES[item]
+
+    def capacity(self) -> str:
+        """How a list says for how many values it has room."""
+        return ""
+
     def _view(self) -> str:
         dtype = "T" if self.dtype is None else str(self.dtype).removeprefix("torch.")
         dim = "" if self.dim is None else f", {self.dim}"
         return f"{_VIEWS[self.layout]}<{'' if self.written else 'const '}{dtype}{dim}>"
-
-    def _type(self, item: str) -> str:
-        return _TYPES[item]
-
-    def _room(self) -> str:
-        """How a list says for how many values it has room."""
-        return ""

@@ -99,7 +99,7 @@ def _check_template(
             operator=operator,
             argument="dtypes",
             expected="`template <class T>` before the function",
-            got=f"`__global__ void {source.function}(...)`",
+            got=f"`__global__ void {source.entry}(...)`",
             where=source.where,
             mend="leave `dtypes=` out: the views in its parameters say what it takes",
         )

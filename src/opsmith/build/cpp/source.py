@@ -24,7 +24,7 @@ class CppSource:
 
     Attributes:
         text: What the author wrote.
-        function: Name of the function in it that is the kernel.
+        entry: Name of the function in it that is the kernel.
         template: Whether that is a template over the dtype.
         path: The file that the text stands in; `<cpp of demo::linear>` where that is not known.
         line: The line of that file on which the text begins, from 1.
@@ -33,7 +33,7 @@ class CppSource:
     """
 
     text: str
-    function: str
+    entry: str
     template: bool
     path: str
     line: int

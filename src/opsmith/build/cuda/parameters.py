@@ -60,10 +60,12 @@ class CudaParameter(Parameter):
         """Whether a tensor of this dtype and so many dimensions can be seen through it, and has room."""
         return Parameter.holds(self, dtype, dim) and dim <= self.most_dim
 
-    def _type(self, item: str) -> str:
-        return item if self.item == 4 else Parameter._type(self, item)
+    def number(self, item: str) -> str:
+        """How a number or truth value is written; of 4 bytes as the forms are called."""
+        return item if self.item == 4 else Parameter.number(self, item)
 
-    def _room(self) -> str:
+    def capacity(self) -> str:
+        """How a list says for how many values it has room."""
         return f", {self.room}" if self.room else ""
 
 

@@ -77,6 +77,11 @@ class TritonSource:
         return where(self.function)
 
     @property
+    def entry(self) -> str:
+        """Name of the function."""
+        return self.function.__name__
+
+    @property
     def configs(self) -> tuple[Any, ...]:
         """The configurations between which `triton.autotune` chooses; none where it is not used."""
         return tuple(config for layer in self.layers for config in getattr(layer, "configs", ()))
