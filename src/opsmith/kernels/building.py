@@ -11,7 +11,7 @@ import torch
 
 from opsmith import errors
 from opsmith.build.cpp.generating import TYPES
-from opsmith.build.cpp.source import CppSource, source_of
+from opsmith.build.cpp.source import CppSource, cpp_source
 from opsmith.core.cuda_options import SOURCES
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
@@ -103,7 +103,7 @@ def build_kernel(
     declared = frame.f_code.co_filename if frame is not None else None
 
     def read() -> CppSource:
-        return source_of(operator.name, cpp=cpp, cpp_file=cpp_file, entry=entry, declared=declared)
+        return cpp_source(operator.name, cpp=cpp, cpp_file=cpp_file, entry=entry, declared=declared)
 
     kernel = CppKernel(operator, read, _ordered(operator.name, dtypes), strict=strict)
     if dtypes is not None and not kernel.source.template:

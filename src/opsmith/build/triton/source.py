@@ -118,7 +118,7 @@ class TritonSource:
         return next((layer for layer in self.layers if isinstance(layer, type(jitted))), jitted)
 
 
-def source_of(given: Any, operator: str) -> TritonSource:
+def triton_source(given: Any, operator: str) -> TritonSource:
     """Find out about a kernel in Triton, without Triton.
 
     Args:
