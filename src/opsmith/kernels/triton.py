@@ -126,13 +126,13 @@ class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
                 if not self._takes(tensor.dtype):
                     taken = " or ".join(sorted(map(plain, self.dtypes)))
                     return f"`{name}` is {plain(tensor.dtype)}, and it takes {taken}"
-            taken_of = self.binding.takes.get(name)
-            if taken_of is None:
+            wanted = self.binding.takes.get(name)
+            if wanted is None:
                 continue
-            fault = taken_of.dim_fault(name, value)
+            fault = wanted.dim_fault(name, value)
             if fault is not None:
                 return fault
-            if isinstance(value, Tensor) and taken_of.reach(value) > MOST_ELEMENTS:
+            if isinstance(value, Tensor) and wanted.reach(value) > MOST_ELEMENTS:
                 return f"`{name}` reaches over more than 2**31 elements, which it cannot count"
         return None
 
@@ -152,9 +152,9 @@ class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
             if name in self.binding.takes and not self.binding.takes[name].lies_right(value)
         ]
         for result, form in zip(schema.results, self._forms_of(values), strict=True):
-            taken = self.binding.takes[result.name]
-            if taken.room_for(form, torch.device("meta")).stride() != form.stride:
-                copied.append(f"`{result.name}`, which the reference does not give {taken.layout}")
+            wanted = self.binding.takes[result.name]
+            if wanted.room_for(form, torch.device("meta")).stride() != form.stride:
+                copied.append(f"`{result.name}`, which the reference does not give {wanted.layout}")
         return tuple(copied)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -180,9 +180,9 @@ class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
         schema = specification.schema
         laid = dict(zip(schema.names, values, strict=True))
         device = tensors_in(list(values))[0].device
-        for name, taken in self.binding.takes.items():
-            if name in laid and not taken.lies_right(laid[name]):
-                laid[name] = taken.laid_out(laid[name])
+        for name, wanted in self.binding.takes.items():
+            if name in laid and not wanted.lies_right(laid[name]):
+                laid[name] = wanted.laid_out(laid[name])
                 if count:
                     self.copied[name] += 1
         forms = self._forms_of(values)
@@ -276,14 +276,14 @@ class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
         return shape, arguments
 
     def _check_result(self, name: str, form: Form) -> None:
-        taken = self.binding.takes[name]
-        if taken.dim not in (None, len(form.shape)):
+        wanted = self.binding.takes[name]
+        if wanted.dim not in (None, len(form.shape)):
             raise errors.KernelSignatureError(
                 "the Triton kernel does not write the result that the reference gives",
                 operator=self.operator.name,
                 argument=name,
                 expected=f"{len(form.shape)} dimensions",
-                got=f"sizes or strides of {taken.dim}",
+                got=f"sizes or strides of {wanted.dim}",
                 where=self.where,
                 mend="take the sizes and strides of as many dimensions as the result has",
             )

@@ -12,7 +12,7 @@ from opsmith import errors
 from opsmith.build.triton.source import LAUNCH_OPTIONS, KernelParameter, TritonSource
 from opsmith.core.schema import Schema
 from opsmith.kernels.signature import check_results
-from opsmith.kernels.taken import Taken
+from opsmith.kernels.tensor_layout import TensorLayout
 
 Kind = Literal["pointer", "value", "numel", "size", "stride", "given"]
 _PART = re.compile(r"(?P<name>\w+?)_(?:(?P<numel>numel)|(?P<kind>size|stride)_(?P<at>\d+)|ptr)")
@@ -62,7 +62,7 @@ class Binding:
     """
 
     bounds: tuple[Bound, ...]
-    takes: Mapping[str, Taken]
+    takes: Mapping[str, TensorLayout]
     options: tuple[str, ...]
 
 
@@ -171,8 +171,8 @@ def _bound(
 
 def _takes(
     bounds: tuple[Bound, ...], layouts: Mapping[str, str], source: TritonSource, operator: str
-) -> dict[str, Taken]:
-    takes: dict[str, Taken] = {}
+) -> dict[str, TensorLayout]:
+    takes: dict[str, TensorLayout] = {}
     pointers = dict.fromkeys(bound.name for bound in bounds if bound.kind == "pointer")
     for name in pointers:
         sizes = {bound.at for bound in bounds if bound.name == name and bound.kind == "size"}
@@ -189,7 +189,7 @@ def _takes(
                 got=", ".join(f"{name}_stride_{at}" for at in sorted(strides)),
                 mend="take all of them, or none: then the tensor is contiguous",
             )
-        takes[name] = Taken(dim, layouts.get(name, "any" if strides else "contiguous"))
+        takes[name] = TensorLayout(dim, layouts.get(name, "any" if strides else "contiguous"))
     for name, layout in layouts.items():
         if name not in takes or layout not in ("contiguous", "channels-last"):
             raise _misfit(
