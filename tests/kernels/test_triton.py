@@ -243,6 +243,8 @@ def test_what_it_does_not_take_is_refused_with_a_reason() -> None:
         kernel_of(picked).refusal([torch.ones(2, 2), torch.ones(2, dtype=torch.int32), None, 1, False])
         is None
     )
+    apart = [torch.ones(2, 2), torch.ones(2, dtype=torch.int32, device="meta"), None, 1, False]
+    assert kernel_of(picked).refusal(apart) == "its tensors are on cpu, meta"
 
 
 class Recorder:

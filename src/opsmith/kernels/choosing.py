@@ -47,6 +47,12 @@ def _misfit(
     return None
 
 
+def scattered(values: Sequence[Any]) -> str | None:
+    """Why a kernel that runs on one GPU does not take these values; None where all tensors are on one."""
+    devices = {str(tensor.device) for tensor in tensors_in(list(values))}
+    return None if len(devices) == 1 else f"its tensors are on {', '.join(sorted(devices)) or 'no device'}"
+
+
 def memory_format(parameter: Parameter, dim: int) -> torch.memory_format:
     """What torch calls the layout of a parameter, for a tensor of so many dimensions."""
     return torch.contiguous_format if parameter.layout == "contiguous" else MEMORY_FORMATS[dim]

@@ -21,6 +21,7 @@ from opsmith.build.cuda.source import CudaSource
 from opsmith.core.calls import tensors_in
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
+from opsmith.kernels.choosing import scattered
 from opsmith.kernels.cuda_machine import TorchCuda
 from opsmith.kernels.cuda_plan import Plan, allocated, constants_of, copy_of, in_form, must_copy, planned
 from opsmith.kernels.cuda_signature import check_cuda_parameters, chosen, passed
@@ -116,13 +117,10 @@ class CudaKernel(KernelFromSource[CudaSource]):
         Raises:
             CompileError: If NVRTC refuses the source.
         """
-        hindrance = self._machine.hindrance()
+        hindrance = self._machine.hindrance() or scattered(values)
         if hindrance is not None:
             return hindrance
         tensors = tensors_in(list(values))
-        devices = {tensor.device for tensor in tensors}
-        if len(devices) != 1:
-            return f"its tensors are on {', '.join(sorted(map(str, devices))) or 'no device'}"
         specification = self.operator.specification
         if is_open(form_of_call(values)):
             return self._misfit(tensors)

@@ -20,7 +20,7 @@ from opsmith.build.triton.source import TritonSource
 from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import VisibleKernel
 from opsmith.core.operator import Operator
-from opsmith.kernels.choosing import plain
+from opsmith.kernels.choosing import plain, scattered
 from opsmith.kernels.forms import forms_of
 from opsmith.kernels.from_source import KernelFromSource
 from opsmith.kernels.memory import Memory, form_of_call, is_open
@@ -117,7 +117,7 @@ class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
             if self.strict:
                 triton_module()
             self._missing, self._looked = missing_triton(), True
-        return self._missing or self.misfit(values)
+        return self._missing or scattered(values) or self.misfit(values)
 
     def misfit(self, values: Sequence[Any]) -> str | None:
         """What it does not take of these argument values, whether or not Triton is there."""
