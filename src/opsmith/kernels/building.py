@@ -74,7 +74,7 @@ def build_kernel(
             **others,
             entry=entry,
             declared=None if frame is None else frame.f_code.co_filename,
-            dtypes=_ordered(operator.name, dtypes),
+            dtypes=_ordered(operator.name, "CUDA C++", dtypes),
             options=options,
             strict=strict,
         )
@@ -105,7 +105,7 @@ def build_kernel(
     def read() -> CppSource:
         return cpp_source(operator.name, cpp=cpp, cpp_file=cpp_file, entry=entry, declared=declared)
 
-    kernel = CppKernel(operator, read, _ordered(operator.name, dtypes), strict=strict)
+    kernel = CppKernel(operator, read, _ordered(operator.name, "C++", dtypes), strict=strict)
     if dtypes is not None and not kernel.source.template:
         raise errors.KernelDtypeError(
             "dtypes are given for a C++ function that is no template",
@@ -119,13 +119,15 @@ def build_kernel(
     return kernel
 
 
-def _ordered(operator: str, dtypes: Iterable[torch.dtype] | None) -> tuple[torch.dtype, ...] | None:
+def _ordered(
+    operator: str, language: str, dtypes: Iterable[torch.dtype] | None
+) -> tuple[torch.dtype, ...] | None:
     if dtypes is None:
         return None
     unknown = [dtype for dtype in dtypes if dtype not in TYPES]
     if unknown:
         raise errors.KernelDtypeError(
-            "a kernel in C++ is declared for a dtype that has no type in C++ here",
+            f"a kernel in {language} is declared for a dtype that has no type there",
             operator=operator,
             argument="dtypes",
             expected=", ".join(str(dtype) for dtype in TYPES),
