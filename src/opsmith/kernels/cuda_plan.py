@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.build.cpp.plan import Form
 from opsmith.build.cuda.generating import Instance
 from opsmith.build.cuda.packing import Packing, pack
 from opsmith.build.cuda.parameters import CudaParameter
+from opsmith.build.form import Form
 from opsmith.core.calls import tensors_in
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification

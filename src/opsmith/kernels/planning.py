@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from opsmith.build.cpp.plan import Copy, Form, Plan
+from opsmith.build.cpp.plan import Copy, Plan
+from opsmith.build.form import Form
 from opsmith.build.parameter import Parameter
 from opsmith.core.calls import tensors_in
 from opsmith.core.specification import Specification

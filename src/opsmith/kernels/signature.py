@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opsmith import errors
-from opsmith.build.cpp.plan import Form
+from opsmith.build.form import Form
 from opsmith.build.parameter import Parameter
 from opsmith.core.kinds import Kind
 from opsmith.core.schema import Schema

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.build.cpp.plan import Form
+from opsmith.build.form import Form
 from opsmith.kernels.choosing import MEMORY_FORMATS
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.build.cpp.plan import Form
+from opsmith.build.form import Form
 from opsmith.build.triton.diagnostics import told_of_launch
 from opsmith.build.triton.installed import missing_triton, triton_module
 from opsmith.build.triton.interpreter import interpret
