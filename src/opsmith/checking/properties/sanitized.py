@@ -18,8 +18,7 @@ from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.replay import check_again
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
-from opsmith.checking.sanitizing.findings import Findings as KernelFindings
-from opsmith.checking.sanitizing.findings import apart
+from opsmith.checking.sanitizing.findings import KernelFindings, apart
 from opsmith.checking.sanitizing.job import Job, Trial, Values
 from opsmith.checking.sanitizing.running import done
 from opsmith.checking.subject import CPU, Subject
