@@ -24,6 +24,7 @@ KINDS = {
     "cuda": "kernel in CUDA C++",
     "cuda description": "what a kernel in CUDA C++ takes",
     "runtime": "opsmith's own library",
+    "trace": "what tells in which line a process died",
     "triton": "kernel in Triton",
 }
 
