@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from opsmith.build.cpp.compiling import cache_on_disk
+from opsmith.build.cache import cache_on_disk
 from opsmith.build.entry import parts_of
 from opsmith.cli.guard import guarded
 
