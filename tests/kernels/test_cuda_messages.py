@@ -15,6 +15,7 @@ import opsmith
 from opsmith import errors
 from opsmith.build.cuda import nvrtc
 from opsmith.kernels.cuda_machine import TorchCuda
+from opsmith.torch_library import capabilities
 
 HERE = Path(__file__)
 RIGHT = """
@@ -350,6 +351,16 @@ def test_tensors_on_two_gpus_are_refused_with_the_reason() -> None:
     kernel: Any = operator.specification.kernels[0].function
     assert kernel.refusal([x, y]) == "its tensors are on cuda:0, cuda:1"
     assert kernel.refusal([2.0]) == "its tensors are on no device"
+
+
+@pytest.mark.skipif(not capabilities.on("fake_tensors"), reason="without them no size is a letter")
+def test_where_sizes_are_letters_a_dtype_alone_is_refused() -> None:
+    operator = declared("letters").kernel("cuda", cuda=RIGHT, entry="twice", grid=1)
+    kernel: Any = operator.specification.kernels[0].function
+    mode: Any = capabilities.symbolic_mode()
+    x, whole = (mode.from_tensor(torch.ones(5, dtype=each)) for each in (torch.float32, torch.int64))
+    assert kernel.refusal([x, 2.0]) is None
+    assert kernel.refusal([whole, 2.0]) == "its tensors are int64, and it takes float32 or float64"
 
 
 def test_a_call_on_a_gpu_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from opsmith.build.cuda.source import CudaSource
 from opsmith.core.calls import tensors_in
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
-from opsmith.kernels.choosing import scattered
+from opsmith.kernels.choosing import plain, scattered
 from opsmith.kernels.cuda_machine import TorchCuda
 from opsmith.kernels.cuda_plan import Plan, allocated, constants_of, copy_of, in_form, must_copy, planned
 from opsmith.kernels.cuda_signature import check_cuda_parameters, chosen, passed
@@ -136,7 +136,8 @@ class CudaKernel(KernelFromSource[CudaSource]):
         """Why it takes no call whose sizes are letters to a compiler; each run decides for itself."""
         found = dict.fromkeys(tensor.dtype for tensor in tensors)
         if self.dtypes and not any(dtype in self.dtypes for dtype in found):
-            return f"it does not take {', '.join(map(str, found))}"
+            taken = " or ".join(map(plain, self.dtypes))
+            return f"its tensors are {' and '.join(map(plain, found))}, and it takes {taken}"
         return None
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from opsmith.build.cuda.generating import Instance
 from opsmith.build.cuda.occupancy import occupancy
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of
+from opsmith.kernels.choosing import plain
 from opsmith.kernels.cuda import Choice, CudaKernel
 from opsmith.kernels.launching import Geometry
 
@@ -166,7 +167,7 @@ def _without_sample(
     """The instances for dtypes that no sample reaches: nothing tells how many threads a block of them has."""
     constants = kernel.launching.fixed_constants()
     if constants is None:
-        named = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype is not None)
+        named = ", ".join(plain(dtype) for dtype in dtypes if dtype is not None)
         raise errors.MissingSamplesError(
             f"no sample says what its CUDA kernel is compiled for{f' in {named}' if named else ''}: its "
             "constants depend on sizes",
