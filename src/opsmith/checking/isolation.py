@@ -255,8 +255,9 @@ def _without_backward() -> errors.UsageError | None:
                     "no gradients in a process that is forked after that",
                     argument="isolate",
                     got=str(error).partition(". ")[0],
-                    mend="check in a fresh process, as `opsmith check FILE --isolate` does; a backward on an "
-                    "accelerator starts such threads, and one within 60 others",
+                    mend="check in a fresh process, as `opsmith check FILE --isolate` does. A backward on an "
+                    "accelerator starts such threads, and one within 60 others; where torch is built for CUDA "
+                    "and finds none, `torch.compile` may, unless a gradient was computed before",
                 )
             raise
     return None
