@@ -256,8 +256,8 @@ def _without_backward() -> errors.UsageError | None:
                     argument="isolate",
                     got=str(error).partition(". ")[0],
                     mend="check in a fresh process, as `opsmith check FILE --isolate` does. A backward on an "
-                    "accelerator starts such threads, and one within 60 others; where torch is built for CUDA "
-                    "and finds none, `torch.compile` may, unless a gradient was computed before",
+                    "accelerator starts such threads, and one within 60 others; where torch is built for "
+                    "CUDA and finds none, `torch.compile` may, unless a gradient was computed before",
                 )
             raise
     return None
