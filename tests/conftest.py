@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conservative import OTHERWISE, REFUSED
 
 from opsmith import config as environment
@@ -45,6 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OPSMITH_CACHE", f"{tempfile.gettempdir()}/opsmith-tests-{getpass.getuser()}")
     # torch says this of the caches on disk, which are off then.
     config.addinivalue_line("filterwarnings", "ignore:dynamo_pgo force disabled:UserWarning")
+
+
+def pytest_sessionstart() -> None:
+    # A CUDA build of torch 2.11 that finds no GPU starts autograd's threads if a process computes its first
+    # gradient within `torch.compile`, and only then; no check is isolated in that process after it.
+    torch.ones(1, requires_grad=True).sum().backward()
 
 
 @pytest.hookimpl(wrapper=True)

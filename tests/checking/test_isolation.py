@@ -274,6 +274,37 @@ def test_without_fork_isolation_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         opsmith.check(sinking, isolate=True)
 
 
+THREADED = """
+import torch, opsmith.ops
+
+class Nested(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, depth):
+        ctx.depth = depth
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.depth:
+            with torch.enable_grad():
+                Nested.apply(torch.ones(2, requires_grad=True), ctx.depth - 1).sum().backward()
+        return grad, None
+
+Nested.apply(torch.ones(2, requires_grad=True), 70).sum().backward()
+with torch.no_grad():
+    opsmith.check(opsmith.ops.mul, only=["gradient"], isolate=True)
+"""
+
+
+def test_once_autograd_has_threads_isolation_is_refused() -> None:
+    """torch starts them for a backward within 60 others, and computes no gradient in a fork after that."""
+    done = subprocess.run([sys.executable, "-c", THREADED], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "a check cannot be isolated once autograd has started threads of its own" in done.stderr
+    assert "got: Unable to handle autograd's threading" in done.stderr
+    assert "_without_backward" not in done.stderr, "where in the child it was found helps nobody"
+
+
 def test_once_cuda_was_used_isolation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(errors.UsageError, match="once CUDA has been used"):

@@ -25,7 +25,7 @@ DEATHS = {
     "divides_by_zero": f"the process dies of SIGFPE ({SIGNALS['SIGFPE']})",
     "recurses": f"the process dies of SIGSEGV ({SIGNALS['SIGSEGV']})",
 }
-FAST = ("null",)
+FAST = ("null", "leaves")
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,30 @@ def test_a_death_is_told_with_its_line(name: str) -> None:
     assert source.quoted(int(line)).strip() == failure.evidence["line"]
     if name != "recurses":  # which dies somewhere in its 100 MB
         assert failure.evidence["line"].endswith("// fault")
+
+
+@pytest.mark.slow
+def test_who_leaves_does_not_wait_for_what_is_bound_to_threads() -> None:
+    @opsmith.operator("isolated_kernels::leaving")
+    def leaving(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    leaving.samples(lambda make: [(make(2),)])
+    leaving.kernel(
+        "cpu",
+        cpp="""
+        #include <cstdlib>
+        struct Endless { bool begun = false; ~Endless() { for (volatile bool on = begun; on;) {} } };
+        thread_local Endless endless;
+        void leaving(View<const double> x, View<double> y) {
+          endless.begun = true;
+          std::exit(3);
+        }
+        """,
+    )
+    (failure,) = opsmith.check(leaving, only=["forward"], effort="quick", isolate=60).failures
+    assert failure.evidence["status"] == 3
+    assert failure.evidence["line"] == "std::exit(3);"
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ FLAGS = (
     *("-std=c++17", "-O3", "-g1", "-march=native", "-fopenmp"),
     *("-fPIC", "-shared", "-fvisibility=hidden", "-pipe"),
     "-Wl,--no-undefined",  # a name that nothing defines is an error now, and not when the library is loaded
+    *("-Wl,--wrap=exit", "-ldl"),  # a kernel calls a function of its own library instead, see generating.py
 )
 """Without `-ffast-math`: a kernel is held to the reference in nan and inf as well. With lines (`-g1`), so
 that a crash can be told with its own."""

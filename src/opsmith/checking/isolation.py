@@ -135,6 +135,9 @@ def isolated(
         where: `file:line` of the operator, for deaths of which no better place is known.
         limit_s: After so many seconds the child is killed.
         kernels: Those in C++ that it may run: a death in one of them is told with its line.
+
+    Raises:
+        UsageError: As `refuse_isolation`, and once autograd has started threads of its own.
     """
     refuse_isolation()
     tells = tracer() if kernels else None
@@ -192,6 +195,9 @@ def _packed(run: Callable[[], Outcome], room: mmap.mmap, said: BinaryIO, tells: 
     """The outcome, or what was raised, as bytes."""
     try:
         _settle(room, said)
+        refusal = _without_backward()
+        if refusal is not None:
+            return pickle.dumps((None, refusal))
         if tells is not None:
             trace(tells, said.fileno())
         outcome = run()
@@ -234,6 +240,27 @@ def _settle(room: mmap.mmap, said: BinaryIO) -> None:
     faulthandler.register(signal.SIGUSR1, said)
     torch.set_num_threads(1)
     _room = room
+
+
+def _without_backward() -> errors.UsageError | None:
+    """The error for a child in which torch refuses every backward, which is no fault of the operator."""
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = torch.zeros(1, device="cpu", requires_grad=True)
+        try:
+            leaf.clone().backward()
+        except RuntimeError as error:
+            if "fork" in str(error):
+                return errors.UsageError(
+                    "a check cannot be isolated once autograd has started threads of its own: torch computes "
+                    "no gradients in a process that is forked after that",
+                    argument="isolate",
+                    got=str(error).partition(". ")[0],
+                    mend="check in a fresh process, as `opsmith check FILE --isolate` does. A backward on an "
+                    "accelerator starts such threads, and one within 60 others; where torch is built for "
+                    "CUDA and finds none, `torch.compile` may, unless a gradient was computed before",
+                )
+            raise
+    return None
 
 
 def _received(answer: bytes) -> Outcome:

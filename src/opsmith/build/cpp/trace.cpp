@@ -86,12 +86,15 @@ void leave(int status, void*) {
 }
 }  // namespace
 
+// What a kernel calls in the place of `exit`, before anything of the process is taken down.
+extern "C" __attribute__((visibility("default"))) void opsmith_leave(int status) { leave(status, nullptr); }
+
 // Tells on a file where `exit` is called.
 extern "C" __attribute__((visibility("default"))) void opsmith_trace_exit(int file) {
   out = file;
   void* first[1];
   backtrace(first, 1);  // which loads what it needs, and allocates for that
-  on_exit(leave, nullptr);
+  on_exit(leave, nullptr);  // for libraries that a kernel calls
 }
 
 // Tells on a file where the process dies or leaves, or is when it is asked; what handled the signals before comes after.

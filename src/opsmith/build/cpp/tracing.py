@@ -61,7 +61,7 @@ def trace(library: Path, file: int) -> None:
         library: See `tracer`.
         file: Its number.
     """
-    ctypes.CDLL(str(library)).opsmith_trace(ctypes.c_int(file))
+    _loaded(library).opsmith_trace(ctypes.c_int(file))
 
 
 def trace_exit(library: Path, file: int) -> None:
@@ -71,7 +71,12 @@ def trace_exit(library: Path, file: int) -> None:
         library: See `tracer`.
         file: Its number.
     """
-    ctypes.CDLL(str(library)).opsmith_trace_exit(ctypes.c_int(file))
+    _loaded(library).opsmith_trace_exit(ctypes.c_int(file))
+
+
+def _loaded(library: Path) -> ctypes.CDLL:
+    """The library, where kernels look for what they call in the place of `exit`."""
+    return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 def lines_in(words: str) -> list[Line]:
