@@ -17,9 +17,10 @@ from opsmith.build.cuda import compiling, driver, finding, nvrtc
 from opsmith.build.cuda.diagnostics import diagnostics
 from opsmith.build.cuda.generating import Instance, expression
 from opsmith.build.cuda.occupancy import MULTIPROCESSORS, occupancy
-from opsmith.build.cuda.parameters import FORMS, LAYOUTS, MAX_DIM
+from opsmith.build.cuda.parameters import MAX_DIM
 from opsmith.build.cuda.resources import Resources, resources
 from opsmith.build.cuda.source import cuda_source
+from opsmith.build.parameter import FORMS, LAYOUTS
 from opsmith.core.bases import NUMBERED
 
 SPILLING = """

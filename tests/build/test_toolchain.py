@@ -149,13 +149,14 @@ def test_on_other_systems_there_are_none_yet(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_version_of_python_is_that_of_the_header() -> None:
+    from opsmith.build import parameter
     from opsmith.build.cpp import compiling, dispatching, library
 
     exported: Any = dispatching._runtime().opsmith_version()
     assert exported == library.VERSION
     names = [each.strip() for each in _enumerators(compiling.HEADER.read_text(), "Form")]
-    assert len(names) == len(library.FORMS)
-    assert len(_enumerators(compiling.HEADER.read_text(), "Layout")) == len(library.LAYOUTS)
+    assert len(names) == len(parameter.FORMS)
+    assert len(_enumerators(compiling.HEADER.read_text(), "Layout")) == len(parameter.LAYOUTS)
 
 
 def _enumerators(text: str, name: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,12 @@ def test_json(disk: Cache) -> None:
         ("opsmith's own library", ""),
     }
     assert all(each["bytes"] > 20_000 and each["built"] for each in answer["entries"])
+
+
+def test_whatever_is_built_has_a_name() -> None:
+    texts = [path.read_text() for path in Path(command.__file__).parents[1].glob("build/**/*.py")]
+    kinds = {kind for text in texts for kind in re.findall(r'(?:"kind": |_parts\()"([a-z ]+)"', text)}
+    assert kinds == {*command.KINDS}
 
 
 def test_a_directory_that_others_can_write_into(disk: Cache) -> None:

@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import opsmith
 from opsmith import config
 from opsmith.build.cpp.generating import TYPES
@@ -159,6 +157,3 @@ def instances(kernel: CudaKernel, *constants: tuple[tuple[str, int], ...]) -> li
     """An instance for each dtype, and for each of these constants."""
     assert set(kernel.dtypes) <= set(TYPES)
     return [Instance(dtype, each) for dtype in kernel.dtypes or (None,) for each in constants or ((),)]
-
-
-EVERY = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

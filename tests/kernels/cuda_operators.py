@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import kernel_cases
 import torch
+from kernel_cases import declared
 from torch import Tensor
 
 import opsmith
 
-EVERY = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-
-
-@opsmith.operator("cuda_kernels::scaled")
-def scaled(x: Tensor, by: float, shift: Tensor | None = None) -> Tensor:
-    """Scale, and shift by the first number of another tensor."""
-    y = x * by
-    return y if shift is None else y + shift[0]
-
-
+scaled = declared(kernel_cases.scaled, "cuda_kernels")
 scaled.kernel(
     "cuda",
     cuda=r"""
@@ -35,12 +28,7 @@ __global__ void scaled(Contiguous<const T> x, double by, Optional<View<const T, 
 )
 
 
-@opsmith.operator("cuda_kernels::row_sums")
-def row_sums(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of rows, and how many of each row's numbers are positive."""
-    return x.sum(1), (x > 0).sum(1)
-
-
+row_sums = declared(kernel_cases.row_sums, "cuda_kernels")
 row_sums.kernel(
     "cuda",
     cuda=r"""
@@ -63,12 +51,7 @@ __global__ void __launch_bounds__(32) row_sums(View<const T, 2> x, View<T, 1> su
 )
 
 
-@opsmith.operator("cuda_kernels::channel_sums")
-def channel_sums(x: Tensor) -> Tensor:
-    """Sum over channels."""
-    return x.sum(1, keepdim=True).contiguous()
-
-
+channel_sums = declared(kernel_cases.channel_sums, "cuda_kernels")
 channel_sums.kernel(
     "cuda",
     cuda=r"""
@@ -179,28 +162,6 @@ __global__ void pooled(Contiguous<const T> x, int64_t size, bool largest, Contig
     block=32,
     shared="16 * x.itemsize if largest else 0",
 )
-
-
-@scaled.samples
-def _(make: opsmith.Make) -> Any:
-    yield make(3, 5), 2.0
-    yield make(7), -0.5, make(2)
-    yield make(), 1.5
-    yield make(0, 3), 2.0
-    yield make(4, 6).mT[1:], 0.25
-
-
-@row_sums.samples
-def _(make: opsmith.Make) -> Any:
-    yield (make(3, 5),)
-    yield (make(4, 6).mT[1:],)
-    yield (make(2, 0),)
-
-
-@channel_sums.samples
-def _(make: opsmith.Make) -> Any:
-    yield (make(2, 3, 4, 5),)
-    yield (make(1, 1, 3, 2),)
 
 
 @pooled.samples

@@ -4,38 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cpp_operators import EVERY, WIDE, channel_sums, row_sums, scaled, told
+from cpp_operators import channel_sums, row_sums, scaled, told
+from kernel_cases import EVERY, SHAPES, WIDE
+from kernel_cases import WITH_NEGATIVE as LAYOUTS
 from torch import Tensor
 from torch.testing import assert_close
 
 import opsmith
 from opsmith.core.kernels import BuiltKernel
-
-
-def _negative(x: Tensor) -> Tensor:
-    """The same numbers with the negative bit set, where torch has that: what is imaginary of a conjugate."""
-    if x.dtype not in WIDE:
-        return x
-    negative = torch.complex(x, -x).conj().imag
-    assert negative.is_neg()
-    return negative
-
-
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "contiguous": lambda x: x,
-    "transposed": lambda x: x.mT.contiguous().mT,
-    "sliced": lambda x: x.repeat_interleave(2, -1)[..., ::2],
-    "offset": lambda x: torch.cat([x.new_zeros(1, *x.shape[1:]), x])[1:],
-    "expanded": lambda x: x[:1].expand(x.shape),
-    "negative": _negative,
-}
-SHAPES = [(3, 5), (1, 1), (0, 3), (3, 0), (17, 129)]
 
 
 def kernel_of(operator: Any) -> Any:

@@ -127,7 +127,7 @@ def test_a_result_of_another_dtype_than_the_reference_s() -> None:
         "cpp_messages::other_result: the C++ kernel does not write the result that the reference gives",
         "  argument: result",
         "  expected: float32 of 1 dimensions",
-        "  got: a view of float64 of 3 dimensions",
+        "  got: View<float64, 3>",
     ]
 
 
@@ -207,13 +207,14 @@ def test_c_plus_plus_runs_on_the_cpu() -> None:
 
 
 def test_dtypes_that_it_cannot_have() -> None:
-    with pytest.raises(errors.KernelDtypeError, match=r"got: torch\.complex64"):
+    with pytest.raises(errors.KernelDtypeError, match="a dtype that has no type there") as caught:
         declared("dtypes").kernel(
             "cpu",
             entry="f",
             cpp="template <class T> void f(View<T> x) {}",
             dtypes=[torch.complex64, torch.float32],
         )
+    assert caught.value.got == "torch.complex64"
     with pytest.raises(
         errors.KernelDtypeError, match="dtypes are given for a C\\+\\+ function that is no template"
     ):

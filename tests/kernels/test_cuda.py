@@ -5,29 +5,20 @@ There is no GPU: a driver that holds callers to its contract runs them on the CP
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import EVERY, STREAM, emulate, forget, instances, on_cpu, record
+from cuda_on_cpu import STREAM, emulate, forget, instances, on_cpu, record
 from cuda_operators import channel_sums, pooled, row_sums, scaled, told
-from torch import Tensor
+from kernel_cases import EVERY, SHAPES, WIDE
+from kernel_cases import WITH_NEGATIVE as LAYOUTS
 from torch.testing import assert_close
 
 import opsmith
 from opsmith.build.cuda.parameters import MAX_DIM
 from opsmith.kernels.cuda import CudaKernel
-
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "contiguous": lambda x: x,
-    "transposed": lambda x: x.mT.contiguous().mT,
-    "sliced": lambda x: x.repeat_interleave(2, -1)[..., ::2],
-    "offset": lambda x: torch.cat([x.new_zeros(1, *x.shape[1:]), x])[1:],
-    "expanded": lambda x: x[:1].expand(x.shape),
-    "negative": lambda x: torch.complex(x, -x).conj().imag if x.dtype.itemsize > 2 else x,
-}
-SHAPES = [(3, 5), (1, 1), (0, 3), (3, 0), (17, 129)]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +72,7 @@ def test_more_dimensions_than_there_is_room_for() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", EVERY[:2], ids=str)
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
 def test_several_results_and_any_strides(
     dtype: torch.dtype, layout: str, kernels: dict[str, CudaKernel]
 ) -> None:

@@ -15,6 +15,7 @@ import opsmith
 from opsmith import errors
 from opsmith.build.cuda import nvrtc
 from opsmith.kernels.cuda_machine import TorchCuda
+from opsmith.torch_library import capabilities
 
 HERE = Path(__file__)
 RIGHT = """
@@ -114,7 +115,7 @@ def test_arguments_that_no_kernel_takes() -> None:
     assert str(caught.value).splitlines()[:4] == [
         "cuda_messages::cast: a CUDA kernel cannot take `dtype`",
         "  argument: dtype",
-        "  expected: tensors, int, float, bool, or None for one, and lists of them; each result one tensor",
+        "  expected: a tensor, int, float or bool, or None for one; a list of any of these",
         "  got: torch.dtype",
     ]
 
@@ -152,7 +153,7 @@ def test_a_file_that_is_not_there() -> None:
     ("device", "words", "problem"),
     [
         ("cpu", {"cuda": RIGHT, "grid": 1}, "a kernel in CUDA C++ is declared for `cpu`"),
-        ("cuda", {"cuda": RIGHT}, "it is not said how many blocks a CUDA kernel is launched with"),
+        ("cuda", {"cuda": RIGHT}, "a kernel in CUDA C++ has no grid"),
         (
             "cuda",
             {"cuda": RIGHT, "gird": 1},
@@ -167,6 +168,13 @@ def test_words_that_do_not_fit(device: str, words: dict[str, Any], problem: str)
     with pytest.raises(errors.UsageError) as caught:
         declared("words").kernel(device, **words)
     assert caught.value.problem == problem
+
+
+def test_dtypes_that_have_no_type_in_cuda() -> None:
+    with pytest.raises(errors.KernelDtypeError) as caught:
+        declared("dtypes").kernel("cuda", cuda=RIGHT, grid=1, dtypes=[torch.complex64])
+    problem = "a kernel in CUDA C++ is declared for a dtype that has no type there"
+    assert (caught.value.problem, caught.value.got) == (problem, "torch.complex64")
 
 
 def test_dtypes_for_what_is_no_template() -> None:
@@ -334,6 +342,25 @@ def test_a_tensor_on_another_device_is_refused_with_the_reason() -> None:
     (reason,) = operator.explain(torch.ones(2)).rejected
     assert reason.endswith(": a tensor is on cpu")
     assert torch.equal(operator(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_tensors_on_two_gpus_are_refused_with_the_reason() -> None:
+    operator = declared("apart").kernel("cuda", cuda=RIGHT, entry="twice", grid=1)
+    with FakeTensorMode():
+        x, y = torch.empty(3, device="cuda:0"), torch.empty(3, device="cuda:1")
+    kernel: Any = operator.specification.kernels[0].function
+    assert kernel.refusal([x, y]) == "its tensors are on cuda:0, cuda:1"
+    assert kernel.refusal([2.0]) == "its tensors are on no device"
+
+
+@pytest.mark.skipif(not capabilities.on("fake_tensors"), reason="without them no size is a letter")
+def test_where_sizes_are_letters_a_dtype_alone_is_refused() -> None:
+    operator = declared("letters").kernel("cuda", cuda=RIGHT, entry="twice", grid=1)
+    kernel: Any = operator.specification.kernels[0].function
+    mode: Any = capabilities.symbolic_mode()
+    x, whole = (mode.from_tensor(torch.ones(5, dtype=each)) for each in (torch.float32, torch.int64))
+    assert kernel.refusal([x, 2.0]) is None
+    assert kernel.refusal([whole, 2.0]) == "its tensors are int64, and it takes float32 or float64"
 
 
 def test_a_call_on_a_gpu_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

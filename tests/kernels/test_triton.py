@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_cases import EVERY, LAYOUTS
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -24,19 +25,12 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: no part 
 
 from triton.compiler.errors import CompilationError  # noqa: E402
 from triton.runtime.errors import OutOfResources  # noqa: E402
-from triton_operators import EVERY, OPERATORS, picked, pixel_sums, product, softmax, times, tuned  # noqa: E402
+from triton_operators import OPERATORS, picked, pixel_sums, product, softmax, times, tuned  # noqa: E402
 
 from opsmith.build.triton.interpreter import missing_interpreter  # noqa: E402
 
 pytestmark = pytest.mark.skipif(missing_interpreter() is not None, reason=str(missing_interpreter()))
 
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "contiguous": lambda x: x,
-    "transposed": lambda x: x.mT.contiguous().mT,
-    "sliced": lambda x: x.repeat_interleave(2, -1)[..., ::2],
-    "offset": lambda x: torch.cat([x.new_zeros(1, *x.shape[1:]), x])[1:],
-    "expanded": lambda x: x[:1].expand(x.shape),
-}
 SHAPES = [(3, 5), (1, 1), (0, 3), (3, 0), (4, 129)]
 
 
@@ -249,6 +243,8 @@ def test_what_it_does_not_take_is_refused_with_a_reason() -> None:
         kernel_of(picked).refusal([torch.ones(2, 2), torch.ones(2, dtype=torch.int32), None, 1, False])
         is None
     )
+    apart = [torch.ones(2, 2), torch.ones(2, dtype=torch.int32, device="meta"), None, 1, False]
+    assert kernel_of(picked).refusal(apart) == "its tensors are on cpu, meta"
 
 
 class Recorder:

@@ -29,8 +29,8 @@ from opsmith.kernels.triton_ahead import (  # noqa: E402
     kind_of,
     specialization_of,
     specializations,
-    taken_by_triton,
     triton_kernels,
+    triton_usage,
 )
 
 ARCHITECTURES = ("sm_80", "sm_90")
@@ -51,10 +51,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_kernel_compiles_for_every_architecture(name: str) -> None:
     [kernel] = triton_kernels(OPERATORS[name])
-    taken = list(taken_by_triton(kernel))
-    assert {each.architecture for each in taken} == {*ARCHITECTURES}
-    assert len(taken) == 2 * len(specializations(kernel))
-    for each in taken:
+    used = list(triton_usage(kernel))
+    assert {each.architecture for each in used} == {*ARCHITECTURES}
+    assert len(used) == 2 * len(specializations(kernel))
+    for each in used:
         assert 0 < each.registers <= 255
         assert each.spill_stores == each.spill_loads == 0
         assert each.threads in (32, 64, 128)
@@ -137,7 +137,7 @@ def test_what_was_compiled_is_found_again(cache: Path, monkeypatch: pytest.Monke
 
 
 def test_what_is_told_of_one() -> None:
-    [first, *_] = taken_by_triton(kernel_of(softmax), ["sm_90"])
+    [first, *_] = triton_usage(kernel_of(softmax), ["sm_90"])
     assert first.operator == "triton_kernels::softmax"
     assert first.kernel == "softmax_kernel"
     assert first.instance == (
@@ -162,16 +162,16 @@ def test_a_kernel_that_spills_is_told() -> None:
 
     words = {"N": 1024, "num_warps": 1, "maxnreg": 16}
     operator = declared("greedy", greedy_kernel, constants=words, dtypes=torch.float32)
-    [taken] = taken_by_triton(kernel_of(operator), ["sm_80"])
-    assert taken.registers <= 24
-    assert taken.spill_stores > 0
-    assert taken.stack >= taken.spill_stores // 2
+    [used] = triton_usage(kernel_of(operator), ["sm_80"])
+    assert used.registers <= 24
+    assert used.spill_stores > 0
+    assert used.stack >= used.spill_stores // 2
 
 
 def test_an_unknown_architecture_is_refused() -> None:
     for name in ("sm_70", "90", "gfx942", "sm_"):
         with pytest.raises(errors.UsageError) as caught:
-            list(taken_by_triton(kernel_of(softmax), [name]))
+            list(triton_usage(kernel_of(softmax), [name]))
         assert str(caught.value).splitlines() == [
             "this is no architecture that Triton compiles for",
             "  argument: architecture",
@@ -185,7 +185,7 @@ def test_without_samples_nothing_says_what_to_compile() -> None:
     operator = declared("unsampled", kernel_of(tuned).source.function, constants={"BLOCK": 16, "EVEN": False})
     operator._specification = replace(operator.specification, samples=None)
     with pytest.raises(errors.MissingSamplesError, match="there are no samples to compile its kernel for"):
-        list(taken_by_triton(kernel_of(operator), ["sm_80"]))
+        list(triton_usage(kernel_of(operator), ["sm_80"]))
 
 
 def test_a_compile_error_shows_the_author_s_line_and_column() -> None:
@@ -195,7 +195,7 @@ def test_a_compile_error_shows_the_author_s_line_and_column() -> None:
 
     operator = declared("wrong", wrong_kernel)
     with pytest.raises(errors.CompileError) as caught:
-        list(taken_by_triton(kernel_of(operator), ["sm_90"]))
+        list(triton_usage(kernel_of(operator), ["sm_90"]))
     first = wrong_kernel.__code__.co_firstlineno
     lines = str(caught.value).splitlines()
     assert lines[0] == "triton_ahead::wrong: Triton's compiler refuses the kernel"
@@ -217,7 +217,7 @@ def test_an_error_in_a_function_that_a_kernel_calls_is_told_at_the_call() -> Non
 
     operator = declared("calling", calling_kernel)
     with pytest.raises(errors.CompileError) as caught:
-        list(taken_by_triton(kernel_of(operator), ["sm_90"]))
+        list(triton_usage(kernel_of(operator), ["sm_90"]))
     assert "missing is not defined" in str(caught.value)
     assert caught.value.where == f"{__file__}:{calling_kernel.fn.__code__.co_firstlineno + 3}"
 
@@ -231,7 +231,7 @@ def test_what_the_assembler_refuses_is_told() -> None:
 
     operator = declared("bogus", bogus_kernel, dtypes=torch.float32)
     with pytest.raises(errors.CompileError) as caught:
-        list(taken_by_triton(kernel_of(operator), ["sm_80"]))
+        list(triton_usage(kernel_of(operator), ["sm_80"]))
     assert caught.value.problem == "Triton's compiler refuses the kernel"
     assert "ptxas" in str(caught.value.got)
     assert caught.value.where == f"{__file__}:{bogus_kernel.__code__.co_firstlineno}"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from kernel_cases import EVERY
 from torch import Tensor
 
 import opsmith
-
-EVERY = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 def times_kernel(x_ptr, result_ptr, result_numel, by: tl.float64, BLOCK: tl.constexpr):

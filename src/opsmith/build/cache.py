@@ -8,6 +8,7 @@ the system lets go of it when its holder ends. What cannot be kept is built for 
 from __future__ import annotations
 
 import atexit
+import functools
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from opsmith import errors
+from opsmith import config, errors
 from opsmith.build.entry import is_sound, key_of, seal
 from opsmith.build.trust import refuse_foreign
 from opsmith.config import CACHE
@@ -138,6 +139,12 @@ class Cache:
         except BaseException:
             _remove(scratch)
             raise
+
+
+@functools.cache
+def cache_on_disk() -> Cache:
+    """The cache of this process, in the directory that the environment names."""
+    return Cache(config.cache_directory())
 
 
 class _NotKeptError(Exception):

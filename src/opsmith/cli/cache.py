@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from opsmith.build.cpp.compiling import cache_on_disk
+from opsmith.build.cache import cache_on_disk
 from opsmith.build.entry import parts_of
 from opsmith.cli.guard import guarded
 
@@ -24,6 +24,7 @@ KINDS = {
     "cuda": "kernel in CUDA C++",
     "cuda description": "what a kernel in CUDA C++ takes",
     "runtime": "opsmith's own library",
+    "trace": "what tells in which line a process died",
     "triton": "kernel in Triton",
 }
 

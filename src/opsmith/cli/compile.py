@@ -21,9 +21,9 @@ from opsmith.build.cuda.nvrtc import find_nvrtc
 from opsmith.cli.guard import FAILED, complain, guarded, waiting
 from opsmith.core.operator import Operator
 from opsmith.kernels.cuda import CudaKernel
-from opsmith.kernels.cuda_report import ARCHITECTURES, Taken, cuda_kernels, taken_by
+from opsmith.kernels.cuda_report import ARCHITECTURES, Usage, cuda_kernels, usage_of
 from opsmith.kernels.triton import TritonKernel
-from opsmith.kernels.triton_ahead import taken_by_triton, triton_kernels
+from opsmith.kernels.triton_ahead import triton_kernels, triton_usage
 from opsmith.locating import Target
 
 SCHEMA = 1
@@ -90,15 +90,15 @@ def compile(
         kernels = _kernels(targets)
         by_nvrtc = any(isinstance(kernel, CudaKernel) for _, kernel in kernels)
         chosen = _architectures(architectures, by_nvrtc=by_nvrtc)
-        taken: list[Taken] = []
+        used: list[Usage] = []
         refused: list[Refused] = []
         for operator, kernel in kernels:
             with waiting(f"compiling {escape(operator.name)}"):
                 try:
                     if isinstance(kernel, CudaKernel):
-                        taken += taken_by(operator, kernel, chosen)
+                        used += usage_of(operator, kernel, chosen)
                     else:
-                        taken += taken_by_triton(kernel, chosen)
+                        used += triton_usage(kernel, chosen)
                 except errors.ToolchainError:
                     raise
                 except errors.OpsmithError as error:
@@ -106,12 +106,12 @@ def compile(
                     complain(error)
         if as_json:
             out.write(
-                json.dumps(_to_dict(taken, refused, chosen, by_nvrtc=by_nvrtc), indent=2, allow_nan=False)
+                json.dumps(_to_dict(used, refused, chosen, by_nvrtc=by_nvrtc), indent=2, allow_nan=False)
                 + "\n"
             )
         else:
-            _show(Console(file=out, highlight=False), taken, refused)
-    raise typer.Exit(FAILED if refused or any(each.faults for each in taken) else 0)
+            _show(Console(file=out, highlight=False), used, refused)
+    raise typer.Exit(FAILED if refused or any(each.faults for each in used) else 0)
 
 
 def _architectures(named: list[str] | None, *, by_nvrtc: bool) -> tuple[str, ...]:
@@ -147,47 +147,47 @@ def _kernels(targets: list[str]) -> list[tuple[Operator[..., Any], CudaKernel | 
     return [(operator, kernel) for kernel, operator in found.items()]
 
 
-def _show(console: Console, taken: list[Taken], refused: list[Refused]) -> None:
+def _show(console: Console, used: list[Usage], refused: list[Refused]) -> None:
     rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for heading in ("kernel", "for", "", "registers", "spills", "shared", "threads", "occupancy"):
         rows.add_column(
             heading, overflow="fold", justify="left" if heading in ("kernel", "for", "") else "right"
         )
-    for each in taken:
+    for each in used:
         shared = f"{each.shared + each.dynamic_shared}"
         rows.add_row(
             each.operator,
             each.instance,
             each.architecture,
             str(each.registers),
-            Text(str(each.spill_stores + each.spill_loads), style="red" if each.faults else ""),
+            Text(str(each.spills), style="red" if each.faults else ""),
             shared,
             "?" if each.threads is None else str(each.threads),
             "?" if each.occupancy is None else f"{each.occupancy:.0%}",
         )
-    if taken:
+    if used:
         console.print(rows)
         console.print(
             Text("spills and shared in bytes; occupancy is an estimate, from the samples' blocks", "dim")
         )
-    for each in taken:
+    for each in used:
         for fault in each.faults:
             name = ", ".join(filter(None, [each.operator, each.instance, each.architecture]))
             console.print(Text(f"{name}: {fault}\n  {each.where}", style="red"), soft_wrap=True)
-    wrong = {each.where for each in refused} | {each.where for each in taken if each.faults}
-    total = len(wrong | {each.where for each in taken})
+    wrong = {each.where for each in refused} | {each.where for each in used if each.faults}
+    total = len(wrong | {each.where for each in used})
     kernels = f"{total} kernel{'' if total == 1 else 's'}"
     console.print(f"{len(wrong)} of {kernels} failed" if wrong else f"{kernels} compiled")
 
 
 def _to_dict(
-    taken: list[Taken], refused: list[Refused], architectures: tuple[str, ...], *, by_nvrtc: bool
+    used: list[Usage], refused: list[Refused], architectures: tuple[str, ...], *, by_nvrtc: bool
 ) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "nvrtc": ".".join(map(str, find_nvrtc().version)) if by_nvrtc else None,
         "architectures": list(architectures),
-        "passed": not refused and not any(each.faults for each in taken),
-        "kernels": [asdict(each) for each in taken],
+        "passed": not refused and not any(each.faults for each in used),
+        "kernels": [asdict(each) for each in used],
         "refused": [asdict(each) for each in refused],
     }

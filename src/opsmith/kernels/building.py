@@ -11,7 +11,7 @@ import torch
 
 from opsmith import errors
 from opsmith.build.cpp.generating import TYPES
-from opsmith.build.cpp.source import CppSource, source_of
+from opsmith.build.cpp.source import CppSource, cpp_source
 from opsmith.core.cuda_options import SOURCES
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
@@ -74,7 +74,7 @@ def build_kernel(
             **others,
             entry=entry,
             declared=None if frame is None else frame.f_code.co_filename,
-            dtypes=_ordered(operator.name, dtypes),
+            dtypes=_ordered(operator.name, "CUDA C++", dtypes),
             options=options,
             strict=strict,
         )
@@ -103,9 +103,9 @@ def build_kernel(
     declared = frame.f_code.co_filename if frame is not None else None
 
     def read() -> CppSource:
-        return source_of(operator.name, cpp=cpp, cpp_file=cpp_file, entry=entry, declared=declared)
+        return cpp_source(operator.name, cpp=cpp, cpp_file=cpp_file, entry=entry, declared=declared)
 
-    kernel = CppKernel(operator, read, _ordered(operator.name, dtypes), strict=strict)
+    kernel = CppKernel(operator, read, _ordered(operator.name, "C++", dtypes), strict=strict)
     if dtypes is not None and not kernel.source.template:
         raise errors.KernelDtypeError(
             "dtypes are given for a C++ function that is no template",
@@ -119,13 +119,15 @@ def build_kernel(
     return kernel
 
 
-def _ordered(operator: str, dtypes: Iterable[torch.dtype] | None) -> tuple[torch.dtype, ...] | None:
+def _ordered(
+    operator: str, language: str, dtypes: Iterable[torch.dtype] | None
+) -> tuple[torch.dtype, ...] | None:
     if dtypes is None:
         return None
     unknown = [dtype for dtype in dtypes if dtype not in TYPES]
     if unknown:
         raise errors.KernelDtypeError(
-            "a kernel in C++ is declared for a dtype that has no type in C++ here",
+            f"a kernel in {language} is declared for a dtype that has no type there",
             operator=operator,
             argument="dtypes",
             expected=", ".join(str(dtype) for dtype in TYPES),

@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from opsmith.build.parameter import Parameter
 from opsmith.core.calls import tensors_in
-
-
-class Parameter(Protocol):
-    """What a parameter of a kernel takes: in C++, or in CUDA."""
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """That of a tensor."""
-
-    @property
-    def dim(self) -> int | None:
-        """How many dimensions a tensor has; None for any number."""
-
-    @property
-    def layout(self) -> str:
-        """`any`, `contiguous` or `channels-last`."""
-
 
 MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -61,6 +45,12 @@ def _misfit(
             if parameter.dim is not None and tensor.dim() != parameter.dim:
                 return at, f"`{name}` has {tensor.dim()} dimensions", str(parameter.dim)
     return None
+
+
+def scattered(values: Sequence[Any]) -> str | None:
+    """Why a kernel that runs on one GPU does not take these values; None where all tensors are on one."""
+    devices = {str(tensor.device) for tensor in tensors_in(list(values))}
+    return None if len(devices) == 1 else f"its tensors are on {', '.join(sorted(devices)) or 'no device'}"
 
 
 def memory_format(parameter: Parameter, dim: int) -> torch.memory_format:

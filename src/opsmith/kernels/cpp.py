@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +16,13 @@ from opsmith.build.cpp.library import CppLibrary
 from opsmith.build.cpp.plan import Plan
 from opsmith.build.cpp.sizing import shapes_in_cpp
 from opsmith.build.cpp.source import CppSource
+from opsmith.build.parameter import Parameter
 from opsmith.core.calls import tensors_in
-from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.choosing import choose_candidate, lies_right
+from opsmith.kernels.from_source import KernelFromSource
 from opsmith.kernels.planning import planned
-from opsmith.kernels.signature import arguments_of, check_signature
+from opsmith.kernels.signature import arguments_of, check_parameters
 from opsmith.torch_library import capabilities
 
 
@@ -34,7 +34,7 @@ class _Loaded:
     dispatched: DispatchedKernel
 
 
-class CppKernel(BuiltKernel):
+class CppKernel(KernelFromSource[CppSource]):
     """A function that computes an operator by a kernel in C++.
 
     Args:
@@ -46,6 +46,7 @@ class CppKernel(BuiltKernel):
     """
 
     pure = True  # it gets const views of its arguments, and memory of its own for the results
+    _loaded: _Loaded | None = None
 
     def __init__(
         self,
@@ -55,34 +56,19 @@ class CppKernel(BuiltKernel):
         *,
         strict: bool,
     ) -> None:
-        self._operator = operator
-        self._read = read
+        super().__init__(operator, read(), strict=strict)
+        self._read_again = read
         self._dtypes = dtypes
-        self.strict = strict
-        self._lock = threading.Lock()
-        self.__name__ = operator.name.partition("::")[2]
-        self.source = read()
-        self._forget_library()
 
-    def _forget_library(self) -> None:
-        self._loaded: _Loaded | None = None
+    def _read(self) -> CppSource:
+        return self._read_again()
+
+    def _forget(self) -> None:
+        if self._loaded is not None:
+            self._loaded.dispatched.remove()
+        self._loaded = None
         self._missing: errors.ToolchainError | None = None
         self._serves = False
-
-    @property
-    def where(self) -> str:
-        """`file:line` of the function in C++."""
-        return self.source.where
-
-    @property
-    def text(self) -> str:
-        """The source."""
-        return self.source.text
-
-    @property
-    def entry(self) -> str:
-        """Name of the function in C++."""
-        return self.source.function
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...] | None:
@@ -92,7 +78,7 @@ class CppKernel(BuiltKernel):
     @property
     def direct(self) -> Callable[..., Any]:
         """The kernel as it is called fastest, by who knows that it takes the call."""
-        single = self._operator.specification.schema.single
+        single = self.operator.specification.schema.single
         return capabilities.direct_call(self._load().dispatched.overload) if single else self
 
     @property
@@ -100,7 +86,7 @@ class CppKernel(BuiltKernel):
         """How often each argument, and `result`, was copied for its layout, of those that were."""
         if self._loaded is None:
             return {}
-        names = [*self._operator.specification.schema.names, "result"]
+        names = [*self.operator.specification.schema.names, "result"]
         counts = {name: self._loaded.dispatched.copies(place) for place, name in enumerate(names)}
         return {name: count for name, count in counts.items() if count}
 
@@ -115,19 +101,10 @@ class CppKernel(BuiltKernel):
         remembered = f"remembered for {self.remembered} form{'s' * (self.remembered != 1)} of calls"
         if self.source.sizes is not None:
             return f"`sizes` in C++ for contiguous tensors; else the reference, {remembered}"
-        shapes = self._operator.specification.shapes
-        if shapes_in_cpp(shapes, self._operator.specification.schema):
+        shapes = self.operator.specification.shapes
+        if shapes_in_cpp(shapes, self.operator.specification.schema):
             return f"`shapes=` in C++ for contiguous tensors; else the reference, {remembered}"
         return f"the reference, {remembered}"
-
-    def reload(self) -> None:
-        """Read the source again; it is compiled at the next call, if it has changed."""
-        source = self._read()
-        with self._lock:
-            if self._loaded is not None:
-                self._loaded.dispatched.remove()
-            self.source = source
-            self._forget_library()
 
     def serve(self, name: str, aside: Callable[..., Any]) -> None:
         """Take the calls of the dispatcher's operator of this name, those that are remembered."""
@@ -165,7 +142,7 @@ class CppKernel(BuiltKernel):
         choice = self._choose(loaded, values)
         if isinstance(choice, str):
             return ()
-        names = self._operator.specification.schema.names
+        names = self.operator.specification.schema.names
         parameters = loaded.library.candidates[choice]
         return tuple(
             f"`{name}`, which is not {parameter.layout}"
@@ -176,7 +153,7 @@ class CppKernel(BuiltKernel):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator; by the reference where the kernel does not take the call."""
         result = self._load().dispatched.overload(*args, **kwargs)
-        several = isinstance(result, tuple | list) or self._operator.specification.schema.single
+        several = isinstance(result, tuple | list) or self.operator.specification.schema.single
         return result if several else (result,)
 
     def _load(self) -> _Loaded:
@@ -189,14 +166,16 @@ class CppKernel(BuiltKernel):
     def _built(self) -> _Loaded:
         if self._missing is not None:
             raise self._missing
-        specification = self._operator.specification
+        specification = self.operator.specification
         schema = specification.schema
         arguments = arguments_of(schema, specification.name, self.where)
         dtypes = tuple(self._dtypes or DEFAULT) if self.source.template else ()
         try:
             shapes = shapes_in_cpp(specification.shapes, schema)
             library = CppLibrary(compiled(self.source, specification.name, dtypes, shapes).directory)
-            check_signature(library.candidates, schema, specification.name, self.where)
+            wanted = [*arguments, *(Parameter("Tensor", written=True) for _ in schema.results)]
+            names = [*schema.names, *(result.name for result in schema.results)]
+            check_parameters(library.candidates, wanted, names, "C++", specification.name, self.where)
             text = schema.text("", with_hidden=True)
             dispatched = DispatchedKernel(
                 library, text, arguments, len(schema.results), self._unplanned, self._failed
@@ -207,12 +186,12 @@ class CppKernel(BuiltKernel):
         return _Loaded(library, dispatched)
 
     def _choose(self, loaded: _Loaded, values: Sequence[Any]) -> int | str:
-        names = self._operator.specification.schema.names
+        names = self.operator.specification.schema.names
         return choose_candidate(names, values, loaded.library.candidates)
 
     def _unplanned(self, *args: Any, **kwargs: Any) -> Any:
         """Compute a call of a form that the library does not know yet."""
-        specification, loaded = self._operator.specification, self._load()
+        specification, loaded = self.operator.specification, self._load()
         form = loaded.dispatched.pending()
         values = specification.schema.call_values(args, kwargs)
         plan: Plan | None = None
@@ -232,7 +211,7 @@ class CppKernel(BuiltKernel):
     def _failed(self, text: str) -> errors.KernelError:
         return errors.KernelError(
             f"the C++ kernel threw: {text}",
-            operator=self._operator.name,
+            operator=self.operator.name,
             where=self.where,
             mend="call it with what the kernel takes, or mend the kernel",
         )

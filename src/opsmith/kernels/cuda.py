@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +19,15 @@ from opsmith.build.cuda.generating import Instance
 from opsmith.build.cuda.parameters import CudaParameter
 from opsmith.build.cuda.source import CudaSource
 from opsmith.core.calls import tensors_in
-from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
+from opsmith.kernels.choosing import plain, scattered
 from opsmith.kernels.cuda_machine import TorchCuda
 from opsmith.kernels.cuda_plan import Plan, allocated, constants_of, copy_of, in_form, must_copy, planned
-from opsmith.kernels.cuda_signature import check_parameters, chosen, passed
+from opsmith.kernels.cuda_signature import check_cuda_parameters, chosen, passed
+from opsmith.kernels.from_source import KernelFromSource
 from opsmith.kernels.launching import Geometry, Launching
-
-REMEMBERED = 4096
-"""Plans that are kept: a size that changes with each call must not fill the memory."""
+from opsmith.kernels.memory import Memory, form_of_call, is_open
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class _Function:
     shared: int
 
 
-class CudaKernel(BuiltKernel):
+class CudaKernel(KernelFromSource[CudaSource]):
     """A function that computes an operator by a kernel in CUDA C++.
 
     Args:
@@ -88,52 +88,28 @@ class CudaKernel(BuiltKernel):
         strict: bool,
         machine: TorchCuda | None = None,
     ) -> None:
-        self._operator = operator
-        self._read = read
+        super().__init__(operator, read(), strict=strict)
+        self._read_again = read
         self._dtypes = dtypes
-        self.strict = strict
         self._machine = machine or TorchCuda()
-        self._lock = threading.RLock()
         self.launching, self.limits = launching, limits
-        self.__name__ = operator.name.partition("::")[2]
-        self.source = read()
-        self._forget()
+
+    def _read(self) -> CudaSource:
+        return self._read_again()
 
     def _forget(self) -> None:
         self._missing: errors.ToolchainError | None = None
         self._described: dict[Any, tuple[tuple[CudaParameter, ...], ...]] = {}
+        # What was loaded stays loaded: a launch of it may wait in some stream.
         self._functions: dict[tuple[Instance, int], _Function] = {}
-        self._planned_for: Specification | None = None
-        self._choices: dict[Any, Choice | str] = {}
-        self._plans: dict[Any, Plan] = {}
-        self.copied: dict[str, int] = {}
-
-    @property
-    def where(self) -> str:
-        """`file:line` of the function in CUDA."""
-        return self.source.where
-
-    @property
-    def text(self) -> str:
-        """The source."""
-        return self.source.text
-
-    @property
-    def entry(self) -> str:
-        """Name of the function in CUDA."""
-        return self.source.function
+        self._choices: Memory[Choice | str] = Memory()
+        self._plans: Memory[Plan] = Memory()
+        self.copied: Counter[str] = Counter()
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
         """What its template is made for; nothing where it is none over the dtype."""
         return tuple(self._dtypes or DEFAULT) if self.source.over_dtype else ()
-
-    def reload(self) -> None:
-        """Read the source again; it is compiled at the next call, if it has changed."""
-        source = self._read()
-        with self._lock:
-            self.source = source
-            self._forget()  # what was loaded stays: a launch of it may wait in some stream
 
     def refusal(self, values: Sequence[Any]) -> str | None:
         """Why it does not take a call with these argument values; None where it does.
@@ -141,15 +117,12 @@ class CudaKernel(BuiltKernel):
         Raises:
             CompileError: If NVRTC refuses the source.
         """
-        hindrance = self._machine.hindrance()
+        hindrance = self._machine.hindrance() or scattered(values)
         if hindrance is not None:
             return hindrance
         tensors = tensors_in(list(values))
-        devices = {tensor.device for tensor in tensors}
-        if len(devices) != 1:
-            return f"its tensors are on {', '.join(sorted(map(str, devices))) or 'no device'}"
-        specification = self._operator.specification
-        if _symbolic(values):
+        specification = self.operator.specification
+        if is_open(form_of_call(values)):
             return self._misfit(tensors)
         try:
             choice = self._chosen(specification, _whole(specification, values), tensors[0].device)
@@ -163,15 +136,16 @@ class CudaKernel(BuiltKernel):
         """Why it takes no call whose sizes are letters to a compiler; each run decides for itself."""
         found = dict.fromkeys(tensor.dtype for tensor in tensors)
         if self.dtypes and not any(dtype in self.dtypes for dtype in found):
-            return f"it does not take {', '.join(map(str, found))}"
+            taken = " or ".join(map(plain, self.dtypes))
+            return f"its tensors are {' and '.join(map(plain, found))}, and it takes {taken}"
         return None
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """The arguments that it copies, as it takes another layout than theirs."""
-        schema = self._operator.specification.schema
-        values = _whole(self._operator.specification, values)
+        schema = self.operator.specification.schema
+        values = _whole(self.operator.specification, values)
         (device, *_) = {tensor.device for tensor in tensors_in(list(values))}
-        choice = self._chosen(self._operator.specification, values, device)
+        choice = self._chosen(self.operator.specification, values, device)
         if isinstance(choice, str):
             return ()
         named = dict(zip(schema.names, values, strict=True))
@@ -191,7 +165,7 @@ class CudaKernel(BuiltKernel):
             KernelSignatureError: If its parameters are not the operator's arguments and results.
             LaunchError: If a constant cannot be told.
         """
-        specification = self._operator.specification
+        specification = self.operator.specification
         schema = specification.schema
         constants = constants_of(self.launching, schema, values)
         instances = [Instance(dtype, constants) for dtype in self.dtypes or (None,)]
@@ -218,7 +192,7 @@ class CudaKernel(BuiltKernel):
         Raises:
             CompileError, ToolchainError: If NVRTC refuses the source, or there is none.
         """
-        return compiled(self.source, self._operator.name, instance, architecture)
+        return compiled(self.source, self.operator.name, instance, architecture)
 
     def plan(self, choice: Choice, values: Sequence[Any]) -> Plan:
         """How calls of the form of these values are run by an instance.
@@ -227,7 +201,7 @@ class CudaKernel(BuiltKernel):
             LaunchError, KernelSignatureError, MissingFakeError: As their names say.
         """
         return planned(
-            self._operator.specification,
+            self.operator.specification,
             values,
             choice.instance,
             choice.parameters,
@@ -237,19 +211,19 @@ class CudaKernel(BuiltKernel):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator; by the reference where the kernel does not take the call."""
-        specification = self._operator.specification
+        specification = self.operator.specification
         values = specification.schema.call_values(args, kwargs)
         device = tensors_in(values)[0].device
-        key = tuple(map(_key, values))
-        plan = self._plans.get(key) if self._planned_for is specification else None
+        call = form_of_call(values)
+        plan = self._plans.of(specification, call)
         if plan is None:
             choice = self._chosen(specification, values, device)
             if isinstance(choice, str):
                 return specification.computed_by(*args, **kwargs)
-            plan = self._plans[key] = self.plan(choice, values)
+            plan = self._plans.obtain(specification, call, functools.partial(self.plan, choice, values))
         for position, parameter in plan.copied:
             values[position] = copy_of(values[position], parameter)
-            self._count(specification.schema.names[position])
+            self.copied[specification.schema.names[position]] += 1
         results = [allocated(form, other, device) for form, other in plan.results]
         if plan.geometry is not None:
             tensors = [*tensors_in([values[position] for position in plan.given]), *results]
@@ -257,7 +231,7 @@ class CudaKernel(BuiltKernel):
         for position, (form, other) in enumerate(plan.results):
             if other is not None and results[position].stride() != form.stride:
                 results[position] = in_form(results[position], form)
-                self._count("result")
+                self.copied["result"] += 1
         return results[0] if specification.schema.single else tuple(results)
 
     def _launch(self, plan: Plan, geometry: Geometry, tensors: Sequence[Tensor], index: int) -> None:
@@ -277,7 +251,7 @@ class CudaKernel(BuiltKernel):
         except DriverError as error:
             raise errors.KernelError(
                 f"the CUDA kernel is not launched: {error}",
-                operator=self._operator.name,
+                operator=self.operator.name,
                 got=f"grid {geometry.grid}, block {geometry.block}, {geometry.shared} bytes of shared "
                 f"memory, on {self._machine.architecture(index)}",
                 where=self.where,
@@ -308,13 +282,13 @@ class CudaKernel(BuiltKernel):
             if self._missing is not None:
                 raise self._missing
             if key not in self._described:
-                specification = self._operator.specification
+                specification = self.operator.specification
                 try:
                     found = descriptions(self.source, specification.name, instances, architecture)
                 except errors.ToolchainError as error:
                     self._missing = error
                     raise
-                check_parameters(found, specification.schema, specification.name, self.where)
+                check_cuda_parameters(found, specification.schema, specification.name, self.where)
                 self._described[key] = found
             return self._described[key]
 
@@ -322,40 +296,14 @@ class CudaKernel(BuiltKernel):
         self, specification: Specification, values: Sequence[Any], device: torch.device
     ) -> Choice | str:
         """What `choose` says, remembered."""
-        self._keep_to(specification)
-        key = tuple(map(_key, values))
-        choice = self._choices.get(key)
-        if choice is None:
-            choice = self.choose(values, self._machine.architecture(device.index or 0))
-            self._choices[key] = choice
-        return choice
-
-    def _keep_to(self, specification: Specification) -> None:
-        """Forget what was told for another specification, or when there is too much of it."""
-        if self._planned_for is not specification or len(self._choices) >= REMEMBERED:
-            self._choices, self._plans, self._planned_for = {}, {}, specification
-
-    def _count(self, name: str) -> None:
-        self.copied[name] = self.copied.get(name, 0) + 1
+        return self._choices.obtain(
+            specification,
+            form_of_call(values),
+            lambda: self.choose(values, self._machine.architecture(device.index or 0)),
+        )
 
 
 def _whole(specification: Specification, values: Sequence[Any]) -> list[Any]:
     """The value of every argument, where torch left out defaults at the end."""
     rest = specification.schema.arguments[len(values) :]
     return [*values, *(argument.default for argument in rest)]
-
-
-def _symbolic(values: Sequence[Any]) -> bool:
-    """Whether a compiler is looking, and sizes or numbers are letters to it."""
-    sizes = [size for tensor in tensors_in(list(values)) for size in (*tensor.shape, *tensor.stride())]
-    numbers = [each for value in values for each in (value if isinstance(value, list | tuple) else [value])]
-    return any(isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool) for each in (*sizes, *numbers))
-
-
-def _key(value: Any) -> Any:
-    """What a plan may depend on in an argument."""
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype, value.device, value.is_neg()
-    if isinstance(value, list | tuple):
-        return tuple(map(_key, value))
-    return type(value), value

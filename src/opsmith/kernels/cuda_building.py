@@ -61,10 +61,10 @@ def build_cuda_kernel(
         raise errors.UsageError(
             "a kernel in CUDA C++ is given with words that it does not know"
             if unknown
-            else "it is not said how many blocks a CUDA kernel is launched with",
+            else "a kernel in CUDA C++ has no grid",
             operator=operator.name,
             expected=", ".join(f"`{name}=`" for name in LAUNCHING),
-            got=", ".join(f"`{name}=`" for name in unknown or options) or "none of them",
+            got=", ".join(f"`{name}=`" for name in unknown) or "the source without `grid=`",
             mend="write for example `grid='ceil(result.numel / 256)', block=256`",
         )
 
@@ -99,7 +99,7 @@ def _check_template(
             operator=operator,
             argument="dtypes",
             expected="`template <class T>` before the function",
-            got=f"`__global__ void {source.function}(...)`",
+            got=f"`__global__ void {source.entry}(...)`",
             where=source.where,
             mend="leave `dtypes=` out: the views in its parameters say what it takes",
         )

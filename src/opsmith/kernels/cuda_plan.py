@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.build.cpp.plan import Form
 from opsmith.build.cuda.generating import Instance
 from opsmith.build.cuda.packing import Packing, pack
 from opsmith.build.cuda.parameters import CudaParameter
+from opsmith.build.form import Form
 from opsmith.core.calls import tensors_in
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
 from opsmith.kernels.choosing import lies_right, memory_format
-from opsmith.kernels.cuda_signature import passed, written_dtype
+from opsmith.kernels.cuda_signature import passed
 from opsmith.kernels.forms import forms_of
 from opsmith.kernels.launching import Geometry, Launching
+from opsmith.kernels.signature import check_written
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def planned(
     written = parameters[len(positions) :]
     results = []
     for result, form, parameter in zip(schema.results, forms, written, strict=True):
-        written_dtype(result.name, form.dtype, len(form.shape), parameter, specification.name, where)
+        check_written(result.name, form, parameter, "CUDA", specification.name, where)
         other = None if parameter.layout == "any" else memory_format(parameter, len(form.shape))
         results.append((form, other))
     copied = [

@@ -14,6 +14,7 @@ from opsmith.build.cuda.generating import Instance
 from opsmith.build.cuda.occupancy import occupancy
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of
+from opsmith.kernels.choosing import plain
 from opsmith.kernels.cuda import Choice, CudaKernel
 from opsmith.kernels.launching import Geometry
 
@@ -26,7 +27,7 @@ Calls = Callable[[torch.dtype], Iterable[list[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Usage:
     """What an instance of a kernel takes on one architecture.
 
     Attributes:
@@ -61,6 +62,11 @@ class Taken:
     occupancy: float | None
     faults: tuple[str, ...]
 
+    @property
+    def spills(self) -> int:
+        """Bytes that a thread spills and reads back."""
+        return self.spill_stores + self.spill_loads
+
 
 def cuda_kernels(operator: Operator[..., Any]) -> list[CudaKernel]:
     """The CUDA kernels of an operator, in the order in which they are tried."""
@@ -68,12 +74,12 @@ def cuda_kernels(operator: Operator[..., Any]) -> list[CudaKernel]:
     return [each for each in kernels if isinstance(each, CudaKernel)]
 
 
-def taken_by(
+def usage_of(
     operator: Operator[..., Any],
     kernel: CudaKernel,
     architectures: Sequence[str] = ARCHITECTURES,
     calls: Calls | None = None,
-) -> Iterator[Taken]:
+) -> Iterator[Usage]:
     """Compile every instance of a kernel that samples need, and say what it takes.
 
     Args:
@@ -90,16 +96,16 @@ def taken_by(
     for architecture in architectures:
         needed = _instances(operator, kernel, architecture, calls or _own_samples(operator))
         for instance, geometry in needed.items():
-            yield _taken(operator, kernel, instance, geometry, architecture)
+            yield _usage(operator, kernel, instance, geometry, architecture)
 
 
-def _taken(
+def _usage(
     operator: Operator[..., Any],
     kernel: CudaKernel,
     instance: Instance,
     geometry: Geometry | None,
     architecture: str,
-) -> Taken:
+) -> Usage:
     found = kernel.compiled(instance, architecture).resources
     dynamic = 0 if geometry is None else geometry.shared
     threads = None if geometry is None else geometry.threads
@@ -117,7 +123,7 @@ def _taken(
             f"no block of {threads} threads, {found.registers} registers each, and {found.shared + dynamic} "
             "bytes of shared memory fits on a multiprocessor"
         )
-    return Taken(
+    return Usage(
         operator.name,
         kernel.where,
         kernel.entry,
@@ -161,7 +167,7 @@ def _without_sample(
     """The instances for dtypes that no sample reaches: nothing tells how many threads a block of them has."""
     constants = kernel.launching.fixed_constants()
     if constants is None:
-        named = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype is not None)
+        named = ", ".join(plain(dtype) for dtype in dtypes if dtype is not None)
         raise errors.MissingSamplesError(
             f"no sample says what its CUDA kernel is compiled for{f' in {named}' if named else ''}: its "
             "constants depend on sizes",

@@ -5,38 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from opsmith import errors
 from opsmith.build.cuda.parameters import MAX_DIM, CudaParameter
 from opsmith.core.calls import tensors_in
 from opsmith.core.kinds import Kind
 from opsmith.core.schema import Schema
 from opsmith.kernels.choosing import choose_candidate
+from opsmith.kernels.signature import cannot_take, check_parameters, check_results
 
-_FORMS = {"Tensor": "Tensor", "int": "int", "float": "float", "bool": "bool"}
-_BYTES = {"int": 8, "float": 8, "bool": 1}
+_BYTES = {"Tensor": 0, "int": 8, "float": 8, "bool": 1}
+"""What an argument is to a kernel, with the bytes of a number of it."""
 
 
-def parameters_of(schema: Schema, operator: str, where: str) -> tuple[CudaParameter, ...]:
-    """What each argument is in CUDA, and then each result; a `str` is no parameter.
+def check_cuda_parameters(
+    candidates: Sequence[Sequence[CudaParameter]], schema: Schema, operator: str, where: str
+) -> None:
+    """Hold the parameters of each candidate to the operator's arguments, and then its results.
 
     Raises:
-        KernelSignatureError: If a CUDA kernel cannot take one, or cannot give a result.
+        KernelSignatureError: If there are others, or no CUDA kernel takes an argument or gives a result.
     """
-    for result in schema.results:
-        if result.optional or result.sequence:
-            raise _cannot(
-                "give a result that may be None, or a list", result.name, result.hint(), operator, where
-            )
-    return (
-        *(
-            _argument(each.name, each.kind, operator, where)
-            for each in schema.arguments
-            if each.name in passed(schema)
-        ),
-        *(CudaParameter("Tensor", written=True) for _ in schema.results),
-    )
+    check_results(schema, "CUDA", operator, where)
+    arguments = [
+        _argument(each.name, each.kind, operator, where)
+        for each in schema.arguments
+        if each.name in passed(schema)
+    ]
+    results = [CudaParameter("Tensor", written=True) for _ in schema.results]
+    names = [*passed(schema), *(result.name for result in schema.results)]
+    check_parameters(candidates, [*arguments, *results], names, "CUDA", operator, where)
 
 
 def passed(schema: Schema) -> tuple[str, ...]:
@@ -45,51 +41,11 @@ def passed(schema: Schema) -> tuple[str, ...]:
 
 
 def _argument(name: str, kind: Kind, operator: str, where: str) -> CudaParameter:
-    form = _FORMS.get(kind.base.hint)
-    if form is None or kind.encoded or (kind.sequence and (kind.item_optional or kind.optional)):
-        raise _cannot(f"take `{name}`", name, kind.hint(), operator, where)
-    return CudaParameter(form + "[]" * kind.sequence, kind.optional, item=_BYTES.get(form, 0))
-
-
-def _cannot(what: str, name: str, got: str, operator: str, where: str) -> errors.KernelSignatureError:
-    return errors.KernelSignatureError(
-        f"a CUDA kernel cannot {what}",
-        operator=operator,
-        argument=name,
-        expected="tensors, int, float, bool, or None for one, and lists of them; each result one tensor",
-        got=got,
-        where=where,
-        mend="give the kernel in Python: `@op.kernel('cuda')`",
-    )
-
-
-def check_parameters(
-    candidates: Sequence[Sequence[CudaParameter]], schema: Schema, operator: str, where: str
-) -> None:
-    """Hold the parameters of each candidate to the operator's arguments, and then its results.
-
-    Raises:
-        KernelSignatureError: If there are others.
-    """
-    wanted = parameters_of(schema, operator, where)
-    names = [*passed(schema), *(result.name for result in schema.results)]
-    for candidate in candidates:
-        if len(candidate) != len(wanted) or not all(map(_serves, candidate, wanted)):
-            shown = (f"{each} {name}" for each, name in zip(wanted, names, strict=True))
-            raise errors.KernelSignatureError(
-                "the parameters of the CUDA kernel are not the operator's arguments and results",
-                operator=operator,
-                expected=f"({', '.join(shown)})",
-                got=f"({', '.join(map(str, candidate))})",
-                where=where,
-                mend="give the kernel these parameters in this order; a view may be Contiguous or "
-                "ChannelsLast, and say how many dimensions it has",
-            )
-
-
-def _serves(given: CudaParameter, wanted: CudaParameter) -> bool:
-    same = (given.form, given.written) == (wanted.form, wanted.written)
-    return same and given.optional == wanted.optional
+    form = kind.base.hint
+    if form not in _BYTES or kind.encoded or (kind.sequence and (kind.item_optional or kind.optional)):
+        expected = "a tensor, int, float or bool, or None for one; a list of any of these"
+        raise cannot_take(name, kind, "CUDA", expected, operator, where)
+    return CudaParameter(form + "[]" * kind.sequence, kind.optional, item=_BYTES[form])
 
 
 def chosen(
@@ -126,24 +82,3 @@ def _too_large(name: str, value: Any, parameter: CudaParameter) -> str | None:
         if beyond:
             return f"`{name}` is {beyond[0]}, and it takes an int of {bits + 1} bits"
     return None
-
-
-def written_dtype(
-    name: str, dtype: torch.dtype, dim: int, parameter: CudaParameter, operator: str, where: str
-) -> None:
-    """Hold a view of a result to the result.
-
-    Raises:
-        KernelSignatureError: If the reference gives another dtype, or another number of dimensions.
-    """
-    if dtype == parameter.dtype and parameter.dim in (None, dim) and dim <= parameter.most_dim:
-        return
-    raise errors.KernelSignatureError(
-        "the CUDA kernel does not write the result that the reference gives",
-        operator=operator,
-        argument=name,
-        expected=f"{str(dtype).removeprefix('torch.')} of {dim} dimensions",
-        got=str(parameter),
-        where=where,
-        mend="change the view, or leave the dtype out of `dtypes=`",
-    )

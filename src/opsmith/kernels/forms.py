@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from opsmith import errors
-from opsmith.build.cpp.plan import Form
+from opsmith.build.form import Form
 from opsmith.core.calls import tensors_in
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from opsmith import errors
-from opsmith.build.cpp.library import Parameter
-from opsmith.build.cpp.plan import Copy, Form, Plan
+from opsmith.build.cpp.plan import Copy, Plan
+from opsmith.build.form import Form
+from opsmith.build.parameter import Parameter
 from opsmith.core.calls import tensors_in
 from opsmith.core.specification import Specification
-from opsmith.kernels.choosing import lies_right, memory_format, plain
+from opsmith.kernels.choosing import lies_right, memory_format
 from opsmith.kernels.forms import forms_of
+from opsmith.kernels.signature import check_written
 from opsmith.torch_library.shape_rules import refuse_shapes
 
 
@@ -66,17 +67,7 @@ def _written(
     operator: str, name: str, form: Form, parameter: Parameter, where: str
 ) -> tuple[int, ...] | None:
     """The strides in which a result is written; None for those that it has in the end."""
-    if form.dtype != parameter.dtype or parameter.dim not in (None, len(form.shape)):
-        dim = "" if parameter.dim is None else f" of {parameter.dim} dimensions"
-        raise errors.KernelSignatureError(
-            "the C++ kernel does not write the result that the reference gives",
-            operator=operator,
-            argument=name,
-            expected=f"{plain(form.dtype)} of {len(form.shape)} dimensions",
-            got=f"a view of {plain(parameter.dtype)}{dim}",
-            where=where,
-            mend="change the view, or leave the dtype out of `dtypes=`",
-        )
+    check_written(name, form, parameter, "C++", operator, where)
     if parameter.layout == "any":
         return None
     strides = _strides(form.shape, memory_format(parameter, len(form.shape)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.build.cpp.plan import Form
+from opsmith.build.form import Form
 from opsmith.build.triton.diagnostics import told_of_launch
 from opsmith.build.triton.installed import missing_triton, triton_module
 from opsmith.build.triton.interpreter import interpret
@@ -19,9 +20,10 @@ from opsmith.build.triton.source import TritonSource
 from opsmith.core.calls import tensors_in
 from opsmith.core.kernels import VisibleKernel
 from opsmith.core.operator import Operator
-from opsmith.core.specification import Specification
-from opsmith.kernels.choosing import plain
+from opsmith.kernels.choosing import plain, scattered
 from opsmith.kernels.forms import forms_of
+from opsmith.kernels.from_source import KernelFromSource
+from opsmith.kernels.memory import Memory, form_of_call, is_open
 from opsmith.kernels.triton_binding import Binding, bind, names_in
 from opsmith.kernels.triton_grid import check_grid, check_launchable, shape_of
 
@@ -29,9 +31,6 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """What a kernel takes of floating tensors where its author says nothing."""
 MOST_ELEMENTS = 2**31 - 1
 """How far a tensor may reach: a kernel counts its elements in 32 bits, and would wrap around unseen."""
-REMEMBERED = 4096
-"""Forms of results that are kept: a size that changes with each call must not fill the memory."""
-
 Launch = Callable[[Any, dict[str, Any]], None]
 """Runs a kernel, given its grid and all its arguments."""
 
@@ -51,7 +50,7 @@ class Prepared:
     results: list[Tensor]
 
 
-class TritonKernel(VisibleKernel):
+class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
     """A function that computes an operator by a kernel in Triton.
 
     Args:
@@ -80,9 +79,7 @@ class TritonKernel(VisibleKernel):
         strict: bool,
     ) -> None:
         schema = operator.specification.schema
-        self._operator = operator
-        self.strict = strict
-        self.source = source
+        super().__init__(operator, source, strict=strict)
         self.dtypes = dtypes
         self.binding: Binding = bind(source, schema, constants, layouts, operator.name)
         seen = dict.fromkeys((*schema.names, *(result.name for result in schema.results)))
@@ -93,46 +90,22 @@ class TritonKernel(VisibleKernel):
         self._grid = self._given(grid, {**seen, **dict.fromkeys(constants), **meta}, "the grid")
         if not callable(grid):
             check_grid(shape_of(grid), operator.name, source.where)
-        self.__name__ = source.function.__name__
-        self._forget()
 
     def _given(self, value: Any, known: Mapping[str, Any], what: str) -> Callable[[Mapping[str, Any]], Any]:
         """What computes a grid or constant from a call, by name."""
         if not callable(value):
             return lambda values: value
-        names = names_in(value, known, what, self.source, self._operator.name)
+        names = names_in(value, known, what, self.source, self.operator.name)
         return lambda values: value(**{name: values[name] for name in names})
 
     def _forget(self) -> None:
         self._missing: str | None = None
         self._looked = False
-        self._formed_for: Specification | None = None
-        self._forms: dict[Any, tuple[Form, ...]] = {}
-        self.copied: dict[str, int] = {}
+        self._forms: Memory[tuple[Form, ...]] = Memory()
+        self.copied: Counter[str] = Counter()
 
-    @property
-    def where(self) -> str:
-        """`file:line` of the function."""
-        return self.source.where
-
-    @property
-    def text(self) -> str:
-        """The source."""
-        return self.source.text
-
-    @property
-    def entry(self) -> str:
-        """Name of the function."""
-        return self.source.function.__name__
-
-    @property
-    def operator(self) -> Operator[..., Any]:
-        """Whose kernel it is."""
-        return self._operator
-
-    def reload(self) -> None:
-        """Forget what is known of calls; a function in Python is read anew by declaring it again."""
-        self._forget()
+    def _read(self) -> TritonSource:
+        return self.source  # a function in Python is read anew by declaring it again
 
     def refusal(self, values: Sequence[Any]) -> str | None:
         """Why it does not take a call with these argument values; None where it does.
@@ -144,22 +117,22 @@ class TritonKernel(VisibleKernel):
             if self.strict:
                 triton_module()
             self._missing, self._looked = missing_triton(), True
-        return self._missing or self.misfit(values)
+        return self._missing or scattered(values) or self.misfit(values)
 
     def misfit(self, values: Sequence[Any]) -> str | None:
         """What it does not take of these argument values, whether or not Triton is there."""
-        for name, value in zip(self._operator.specification.schema.names, values, strict=False):
+        for name, value in zip(self.operator.specification.schema.names, values, strict=False):
             for tensor in tensors_in([value]):
                 if not self._takes(tensor.dtype):
                     taken = " or ".join(sorted(map(plain, self.dtypes)))
                     return f"`{name}` is {plain(tensor.dtype)}, and it takes {taken}"
-            taken_of = self.binding.takes.get(name)
-            if taken_of is None:
+            wanted = self.binding.takes.get(name)
+            if wanted is None:
                 continue
-            fault = taken_of.dim_fault(name, value)
+            fault = wanted.dim_fault(name, value)
             if fault is not None:
                 return fault
-            if isinstance(value, Tensor) and taken_of.reach(value) > MOST_ELEMENTS:
+            if isinstance(value, Tensor) and wanted.reach(value) > MOST_ELEMENTS:
                 return f"`{name}` reaches over more than 2**31 elements, which it cannot count"
         return None
 
@@ -172,16 +145,16 @@ class TritonKernel(VisibleKernel):
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """The arguments and results that it copies, as it takes another layout than theirs."""
-        schema = self._operator.specification.schema
+        schema = self.operator.specification.schema
         copied = [
             f"`{name}`, which is not {self.binding.takes[name].layout}"
             for name, value in zip(schema.names, values, strict=True)
             if name in self.binding.takes and not self.binding.takes[name].lies_right(value)
         ]
         for result, form in zip(schema.results, self._forms_of(values), strict=True):
-            taken = self.binding.takes[result.name]
-            if taken.room_for(form, torch.device("meta")).stride() != form.stride:
-                copied.append(f"`{result.name}`, which the reference does not give {taken.layout}")
+            wanted = self.binding.takes[result.name]
+            if wanted.room_for(form, torch.device("meta")).stride() != form.stride:
+                copied.append(f"`{result.name}`, which the reference does not give {wanted.layout}")
         return tuple(copied)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -203,15 +176,15 @@ class TritonKernel(VisibleKernel):
 
     def prepared(self, values: Sequence[Any], *, count: bool = False) -> Prepared:
         """Lay out the arguments of a call, make memory for its results, and fill the kernel's parameters."""
-        specification = self._operator.specification
+        specification = self.operator.specification
         schema = specification.schema
         laid = dict(zip(schema.names, values, strict=True))
         device = tensors_in(list(values))[0].device
-        for name, taken in self.binding.takes.items():
-            if name in laid and not taken.lies_right(laid[name]):
-                laid[name] = taken.laid_out(laid[name])
+        for name, wanted in self.binding.takes.items():
+            if name in laid and not wanted.lies_right(laid[name]):
+                laid[name] = wanted.laid_out(laid[name])
                 if count:
-                    self._count(name)
+                    self.copied[name] += 1
         forms = self._forms_of(values)
         results = [
             self.binding.takes[result.name].room_for(form, device)
@@ -234,7 +207,7 @@ class TritonKernel(VisibleKernel):
     def _run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], launch: Launch, *, count: bool = False
     ) -> Any:
-        schema = self._operator.specification.schema
+        schema = self.operator.specification.schema
         values = schema.call_values(args, kwargs)
         prepared = self.prepared(values, count=count)
         if self._has_programs(prepared):
@@ -250,8 +223,8 @@ class TritonKernel(VisibleKernel):
     def _has_programs(self, prepared: Prepared) -> bool:
         """Whether there is anything to run: results without elements need no kernel, others need one."""
         if not callable(prepared.grid):
-            check_grid(prepared.grid, self._operator.name, self.where)
-        described = self._operator.specification.schema.results
+            check_grid(prepared.grid, self.operator.name, self.where)
+        described = self.operator.specification.schema.results
         filled = [
             (each.name, result)
             for each, result in zip(described, prepared.results, strict=True)
@@ -261,7 +234,7 @@ class TritonKernel(VisibleKernel):
             name, result = filled[0]
             raise errors.LaunchError(
                 f"the grid of the Triton kernel has no programs, and nothing writes `{name}`",
-                operator=self._operator.name,
+                operator=self.operator.name,
                 argument=name,
                 expected="a grid with a program for each part of each result",
                 got=f"grid {prepared.grid}, `{name}` {list(result.shape)}",
@@ -272,14 +245,14 @@ class TritonKernel(VisibleKernel):
 
     def _launch(self, grid: Any, arguments: dict[str, Any]) -> None:
         if not callable(grid):
-            check_launchable(grid, self._operator.name, self.where)
+            check_launchable(grid, self.operator.name, self.where)
         device = next(value.device for value in arguments.values() if isinstance(value, Tensor))
         launched = self.source.launched()
         with torch.cuda.device(device):  # Triton launches on the stream of the current one
             try:
                 launched[grid](**arguments)
             except Exception as error:
-                told = told_of_launch(error, self.source, self._operator.name)
+                told = told_of_launch(error, self.source, self.operator.name)
                 if told is None:
                     raise
                 raise told from error
@@ -289,7 +262,7 @@ class TritonKernel(VisibleKernel):
 
     def _interpret(self, grid: Any, arguments: dict[str, Any]) -> None:
         shape, arguments = self._interpretable(grid, arguments)
-        interpret(self.source, shape, arguments, self._operator.name)
+        interpret(self.source, shape, arguments, self.operator.name)
 
     def _interpretable(self, grid: Any, arguments: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
         """A grid in numbers, and the arguments of the function alone, with what decorators would add."""
@@ -299,46 +272,37 @@ class TritonKernel(VisibleKernel):
         for name, heuristic in self.source.heuristics.items():
             arguments[name] = heuristic(arguments)
         shape = grid({**_defaults(self.source), **arguments}) if callable(grid) else grid
-        check_grid(shape, self._operator.name, self.where)
+        check_grid(shape, self.operator.name, self.where)
         return shape, arguments
 
     def _check_result(self, name: str, form: Form) -> None:
-        taken = self.binding.takes[name]
-        if taken.dim not in (None, len(form.shape)):
+        wanted = self.binding.takes[name]
+        if wanted.dim not in (None, len(form.shape)):
             raise errors.KernelSignatureError(
                 "the Triton kernel does not write the result that the reference gives",
-                operator=self._operator.name,
+                operator=self.operator.name,
                 argument=name,
                 expected=f"{len(form.shape)} dimensions",
-                got=f"sizes or strides of {taken.dim}",
+                got=f"sizes or strides of {wanted.dim}",
                 where=self.where,
                 mend="take the sizes and strides of as many dimensions as the result has",
             )
 
     def _forms_of(self, values: Sequence[Any]) -> tuple[Form, ...]:
-        specification = self._operator.specification
-        if self._formed_for is not specification:
-            self._forms, self._formed_for = {}, specification
-        key = tuple(_key(value) for value in values)
-        if not all(map(_is_plain, _leaves(key))):  # a size that a trace keeps open is another one each time
+        specification = self.operator.specification
+        form = form_of_call(values)
+        if is_open(form):  # and another one each time
             return forms_of(specification, values)
-        if key not in self._forms:
-            if len(self._forms) >= REMEMBERED:
-                self._forms.clear()
-            self._forms[key] = forms_of(specification, values)
-        return self._forms[key]
+        return self._forms.obtain(specification, form, lambda: forms_of(specification, values))
 
     def _as(self, result: Tensor, form: Form, name: str, *, count: bool) -> Tensor:
         """A result in the strides that it has in the end."""
         if result.stride() == form.stride:
             return result
         if count:
-            self._count(name)
+            self.copied[name] += 1
         copy = torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device=result.device)
         return copy.copy_(result)
-
-    def _count(self, name: str) -> None:
-        self.copied[name] = self.copied.get(name, 0) + 1
 
 
 def _defaults(source: TritonSource) -> dict[str, Any]:
@@ -346,23 +310,3 @@ def _defaults(source: TritonSource) -> dict[str, Any]:
     code = source.function.__defaults__ or ()
     named = source.parameters[len(source.parameters) - len(code) :]
     return {parameter.name: value for parameter, value in zip(named, code, strict=True)}
-
-
-def _key(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return tuple(value.shape), value.stride(), value.dtype
-    if isinstance(value, list | tuple):
-        return tuple(map(_key, value))
-    return type(value), value
-
-
-def _leaves(key: Any) -> Iterator[Any]:
-    if isinstance(key, tuple):
-        for item in key:
-            yield from _leaves(item)
-    else:
-        yield key
-
-
-def _is_plain(leaf: Any) -> bool:
-    return not isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool)

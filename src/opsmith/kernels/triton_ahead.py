@@ -14,7 +14,7 @@ from opsmith.build.triton.compiling import Specialization, compiled
 from opsmith.build.triton.source import LAUNCH_OPTIONS
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of
-from opsmith.kernels.cuda_report import ARCHITECTURES, Taken
+from opsmith.kernels.cuda_report import ARCHITECTURES, Usage
 from opsmith.kernels.triton import TritonKernel
 
 DIVISOR = 16
@@ -27,7 +27,7 @@ def triton_kernels(operator: Operator[..., Any]) -> list[TritonKernel]:
     return [each for each in kernels if isinstance(each, TritonKernel)]
 
 
-def taken_by_triton(kernel: TritonKernel, architectures: Sequence[str] = ARCHITECTURES) -> Iterator[Taken]:
+def triton_usage(kernel: TritonKernel, architectures: Sequence[str] = ARCHITECTURES) -> Iterator[Usage]:
     """Compile a kernel in Triton for each form of arguments in the operator's samples; no GPU is needed.
 
     Floating tensors come in each dtype that the kernel takes, and in every configuration of
@@ -49,15 +49,15 @@ def taken_by_triton(kernel: TritonKernel, architectures: Sequence[str] = ARCHITE
     wanted = specializations(kernel)
     for architecture in architectures:
         for each in wanted:
-            yield _taken(kernel, each, architecture)
+            yield _usage(kernel, each, architecture)
 
 
-def _taken(kernel: TritonKernel, wanted: Specialization, architecture: str) -> Taken:
+def _usage(kernel: TritonKernel, wanted: Specialization, architecture: str) -> Usage:
     done = compiled(kernel.source, kernel.operator.name, wanted, architecture)
     found = done.resources
     # Of static shared memory the assembler counts what every block of the architecture has reserved.
     estimate = occupancy(architecture, done.threads, found.registers, done.shared)
-    return Taken(
+    return Usage(
         operator=kernel.operator.name,
         where=kernel.where,
         kernel=kernel.entry,

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from opsmith import errors
 from opsmith.build.triton.source import LAUNCH_OPTIONS, KernelParameter, TritonSource
 from opsmith.core.schema import Schema
-from opsmith.kernels.taken import Taken
+from opsmith.kernels.signature import check_results
+from opsmith.kernels.tensor_layout import TensorLayout
 
 Kind = Literal["pointer", "value", "numel", "size", "stride", "given"]
 _PART = re.compile(r"(?P<name>\w+?)_(?:(?P<numel>numel)|(?P<kind>size|stride)_(?P<at>\d+)|ptr)")
@@ -61,7 +62,7 @@ class Binding:
     """
 
     bounds: tuple[Bound, ...]
-    takes: Mapping[str, Taken]
+    takes: Mapping[str, TensorLayout]
     options: tuple[str, ...]
 
 
@@ -84,17 +85,7 @@ def bind(
     Raises:
         KernelSignatureError: If it cannot be told, or something has no place.
     """
-    for result in schema.results:
-        if result.optional or result.sequence:
-            raise _misfit(
-                "a Triton kernel cannot give a result that may be None, or a list",
-                source,
-                operator,
-                argument=result.name,
-                expected="results that are one tensor each",
-                got=result.hint(),
-                mend="give the kernel in Python: `@op.kernel('cuda')`",
-            )
+    check_results(schema, "Triton", operator, source.where)
     names = [parameter.name for parameter in source.parameters]
     for name in constants:
         if name not in names and name not in LAUNCH_OPTIONS:
@@ -180,8 +171,8 @@ def _bound(
 
 def _takes(
     bounds: tuple[Bound, ...], layouts: Mapping[str, str], source: TritonSource, operator: str
-) -> dict[str, Taken]:
-    takes: dict[str, Taken] = {}
+) -> dict[str, TensorLayout]:
+    takes: dict[str, TensorLayout] = {}
     pointers = dict.fromkeys(bound.name for bound in bounds if bound.kind == "pointer")
     for name in pointers:
         sizes = {bound.at for bound in bounds if bound.name == name and bound.kind == "size"}
@@ -198,7 +189,7 @@ def _takes(
                 got=", ".join(f"{name}_stride_{at}" for at in sorted(strides)),
                 mend="take all of them, or none: then the tensor is contiguous",
             )
-        takes[name] = Taken(dim, layouts.get(name, "any" if strides else "contiguous"))
+        takes[name] = TensorLayout(dim, layouts.get(name, "any" if strides else "contiguous"))
     for name, layout in layouts.items():
         if name not in takes or layout not in ("contiguous", "channels-last"):
             raise _misfit(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.build.triton.source import POINTED, source_of
+from opsmith.build.triton.source import POINTED, triton_source
 from opsmith.core.operator import Operator
 from opsmith.core.triton_options import WORDS
 from opsmith.kernels.triton import DTYPES, TritonKernel
@@ -79,7 +79,7 @@ def build_triton_kernel(
         )
     return TritonKernel(
         operator,
-        source_of(triton, operator.name),
+        triton_source(triton, operator.name),
         grid=options["grid"],
         constants=options.get("constants") or {},
         layouts=options.get("layouts") or {},

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import torch
 
-from opsmith import config, errors
-from opsmith.build.cache import Cache, Entry
+from opsmith import errors
+from opsmith.build.cache import Entry, cache_on_disk
 from opsmith.build.cpp.diagnostics import told
 from opsmith.build.cpp.generating import generated
 from opsmith.build.cpp.sanitizing import flags_in_force
@@ -25,12 +24,6 @@ RUNTIME_HEADERS = tuple(
 LIBRARY = "kernel.so"
 STUB = "libtorch_cpu.so"
 """Linked against in the place of torch's own, which takes a third of a second: it has the same name."""
-
-
-@cache
-def cache_on_disk() -> Cache:
-    """The cache of this process, in the directory that the environment names."""
-    return Cache(config.cache_directory())
 
 
 def compiled(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], shapes: str = "") -> Entry:

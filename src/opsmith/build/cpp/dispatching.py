@@ -12,8 +12,9 @@ import torch
 
 from opsmith import errors
 from opsmith.build.cpp.compiling import LIBRARY, runtime
-from opsmith.build.cpp.library import FORMS, CppLibrary, Parameter
+from opsmith.build.cpp.library import CppLibrary
 from opsmith.build.cpp.plan import Plan
+from opsmith.build.parameter import FORMS, Parameter
 
 NAMESPACE = "opsmith_kernels"
 OWN, SERVED = 0, 1

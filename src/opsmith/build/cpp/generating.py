@@ -82,7 +82,7 @@ def _candidate(source: CppSource, kind: str, by_shapes: bool) -> str:
     def instance(name: str, template: bool) -> str:
         return f"&{name}<{kind}>" if template and kind else f"&{name}"
 
-    kernel = instance(source.function, source.template)
+    kernel = instance(source.entry, source.template)
     if source.sizes is not None:
         sizes = instance("sizes", source.sizes == "template")
         return f"opsmith::sized_candidate<{kernel}, {sizes}>()"

@@ -3,57 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from opsmith import errors
 from opsmith.build.cpp.compiling import LIBRARY
+from opsmith.build.parameter import FORMS, LAYOUTS, Parameter
 from opsmith.core.bases import NUMBERED
 
-FORMS = ("Tensor", "int", "float", "bool", "str", "Tensor[]", "int[]", "float[]", "bool[]")
-"""The forms of a parameter, in the header's order, in torch's schema language."""
-LAYOUTS = ("any", "contiguous", "channels-last")
 VERSION = 3
 """Of what a library exports; a test holds it to the header's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """What a parameter of a C++ kernel takes.
-
-    Attributes:
-        form: One of `FORMS`.
-        optional: Whether it takes None.
-        written: Whether it is a view of a tensor that the kernel writes.
-        dtype: That of a tensor; None for anything else.
-        dim: How many dimensions a tensor has; None for any number, and for anything else.
-        layout: One of `LAYOUTS`.
-    """
-
-    form: str
-    optional: bool = False
-    written: bool = False
-    dtype: torch.dtype | None = None
-    dim: int | None = None
-    layout: str = "any"
-
-    def __str__(self) -> str:
-        """As its author would write it in C++."""
-        plain = {"int": "int64_t", "float": "double", "bool": "bool", "str": "std::string_view"}
-        item = self.form.removesuffix("[]")
-        if item == "Tensor":
-            view = {"any": "View", "contiguous": "Contiguous", "channels-last": "ChannelsLast"}[self.layout]
-            dtype = "T" if self.dtype is None else str(self.dtype).removeprefix("torch.")
-            dim = "" if self.dim is None else f", {self.dim}"
-            text = f"{view}<{'' if self.written else 'const '}{dtype}{dim}>"
-        else:
-            text = plain[item]
-        if self.form.endswith("[]"):
-            text = f"List<{text}>"
-        return f"std::optional<{text}>" if self.optional else text
 
 
 class _Parameter(ctypes.Structure):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
+from opsmith.build.form import Form
 from opsmith.core.bases import NUMBERED
 
 _DTYPES = {dtype: number for number, dtype in enumerate(NUMBERED["ScalarType"])}
@@ -24,15 +23,6 @@ class Copy:
     tensor: int
     argument: int
     strides: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How a result lies in memory."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from opsmith.build.cpp.compiling import LIBRARY
 from opsmith.build.symbols import Line, lines_at
 
 _BEGIN = re.compile(r"^==\d+==ERROR: AddressSanitizer:? (?P<words>.*)$", re.MULTILINE)
@@ -103,9 +104,6 @@ def _report(piece: str) -> SanitizerReport | None:
         ),
         variable["name"] if variable else "",
     )
-
-
-LIBRARY = "kernel.so"
 
 
 def _lines(frames: Sequence[tuple[str, int]], *, top: bool) -> list[Line]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Literal
 
-from opsmith import errors
+from opsmith.build.text import Language, find_function
 
-_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
-
+_FUNCTION = r"""
+    (?P<template> template \s* < [^;{{}}]*? > \s* )?
+    \b (?: [\w:]+ \s+ )* \b void \s+ {name} \s* \(
+"""
 _SIZES = re.compile(
     r"(template\s*<[^;{}]*?>\s*)?\b(?:Shape|std\s*::\s*array\s*<\s*Shape\s*,\s*\w+\s*>)\s+sizes\s*\("
 )
@@ -24,7 +24,7 @@ class CppSource:
 
     Attributes:
         text: What the author wrote.
-        function: Name of the function in it that is the kernel.
+        entry: Name of the function in it that is the kernel.
         template: Whether that is a template over the dtype.
         path: The file that the text stands in; `<cpp of demo::linear>` where that is not known.
         line: The line of that file on which the text begins, from 1.
@@ -33,7 +33,7 @@ class CppSource:
     """
 
     text: str
-    function: str
+    entry: str
     template: bool
     path: str
     line: int
@@ -52,7 +52,7 @@ class CppSource:
         return lines[at] if 0 <= at < len(lines) else ""
 
 
-def source_of(
+def cpp_source(
     operator: str,
     *,
     cpp: str | None,
@@ -72,71 +72,13 @@ def source_of(
     Raises:
         KernelSourceError: If there is no such file, or no such function in it.
     """
-    text, place, line = text_of(operator, "C++", "cpp", cpp, cpp_file, declared)
-    name = entry or operator.partition("::")[2]
-    bare = without_comments(text)
-    found = re.search(rf"(template\s*<[^;{{}}]*?>\s*)?\b(?:[\w:]+\s+)*\bvoid\s+{re.escape(name)}\s*\(", bare)
-    if found is None:
-        raise errors.KernelSourceError(
-            f"the C++ source has no function `{name}`",
-            operator=operator,
-            argument="entry",
-            expected=f"`void {name}(...)`, whose parameters are the arguments and then the results",
-            got=_functions(bare),
-            where=f"{place}:{line}",
-            mend=f"name the kernel `{name}`, or say which function it is with `entry=`",
-        )
-    at = line + bare.count("\n", 0, found.end())
-    told = _SIZES.search(bare)
+    found = find_function(CPP, operator, text=cpp, file=cpp_file, entry=entry, declared=declared)
+    template = found.match["template"] is not None
+    told = _SIZES.search(found.bare)
     sizes: Literal["function", "template"] | None = None
     if told is not None:
         sizes = "template" if told[1] is not None else "function"
-    return CppSource(text, name, found[1] is not None, place, line, at, sizes)
-
-
-def text_of(
-    operator: str,
-    language: str,
-    argument: str,
-    text: str | None,
-    file: str | PathLike[str] | None,
-    declared: str | None,
-) -> tuple[str, str, int]:
-    """The text of a kernel, the file that it stands in, and the line on which it begins there.
-
-    Args:
-        operator: Name of the operator.
-        language: What it is written in, for messages.
-        argument: The argument that gives the text; with `_file` behind it, that which names a file.
-        text: The text, or None.
-        file: The file, or None.
-        declared: The file in which the kernel is declared.
-
-    Raises:
-        KernelSourceError: If there is no such file.
-    """
-    if file is None:
-        text = text or ""
-        return text, *_place_of(text, declared, f"<{argument} of {operator}>")
-    path = Path(file)
-    if not path.is_absolute() and declared is not None and Path(declared).exists():
-        path = Path(declared).parent / path
-    try:
-        return path.read_text(encoding="utf-8"), str(path), 1
-    except (OSError, UnicodeDecodeError) as error:
-        raise errors.KernelSourceError(
-            f"the file of a {language} kernel cannot be read",
-            operator=operator,
-            argument=f"{argument}_file",
-            expected=f"a file of {language} in UTF-8; a relative path is beside the file that declares it",
-            got=f"{path}: {error}",
-            mend=f"give the path of the file, or its text as `{argument}=`",
-        ) from error
-
-
-def without_comments(text: str) -> str:
-    """The text with spaces in the place of comments and strings, in the same lines."""
-    return _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    return CppSource(found.text, found.name, template, found.path, found.line, found.at, sizes)
 
 
 def _functions(bare: str) -> str:
@@ -144,11 +86,11 @@ def _functions(bare: str) -> str:
     return f"functions that return void: {', '.join(names)}" if names else "no function that returns void"
 
 
-def _place_of(text: str, declared: str | None, otherwise: str) -> tuple[str, int]:
-    """The file and line at which a text stands as a literal: errors name lines that its author sees."""
-    if declared is not None and text:
-        whole = "".join(linecache.getlines(declared))
-        before, found, _ = whole.partition(text)
-        if found:
-            return declared, before.count("\n") + 1
-    return otherwise, 1
+CPP = Language(
+    "C++",
+    "cpp",
+    "function",
+    _FUNCTION,
+    "`void {name}(...)`, whose parameters are the arguments and then the results",
+    _functions,
+)

@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from opsmith import errors
-from opsmith.build.cpp.compiling import LIBRARY, cache_on_disk
+from opsmith.build.cache import cache_on_disk
+from opsmith.build.cpp.compiling import LIBRARY
 from opsmith.build.cpp.source import CppSource
 from opsmith.build.entry import parts_of
 from opsmith.build.symbols import Line, lines_at

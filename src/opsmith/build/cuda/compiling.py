@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from opsmith import errors
-from opsmith.build.cpp.compiling import cache_on_disk
+from opsmith.build.cache import cache_on_disk
 from opsmith.build.cuda.diagnostics import told
 from opsmith.build.cuda.finding import headers_version, include_directories
 from opsmith.build.cuda.generating import Instance, alone, described, expression

@@ -56,7 +56,7 @@ def expression(source: CudaSource, instance: Instance) -> str:
             written.append(f"{value}".lower() if isinstance(value, bool) else f"({value})")
         else:
             break  # it has a default, as all after it
-    return f"{source.function}<{', '.join(written)}>" if source.template else source.function
+    return f"{source.entry}<{', '.join(written)}>" if source.template else source.entry
 
 
 def described(source: CudaSource, operator: str, instances: Sequence[Instance]) -> str:

@@ -6,14 +6,13 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
+from opsmith.build.parameter import FORMS, LAYOUTS, Parameter
 from opsmith.core.bases import NUMBERED
 
-FORMS = ("Tensor", "int", "float", "bool", "str", "Tensor[]", "int[]", "float[]", "bool[]")
-"""The forms of a parameter, in the header's order, in torch's schema language."""
-LAYOUTS = ("any", "contiguous", "channels-last")
 MAX_DIM = 8
 """How many dimensions a view without a number has room for; a test holds it to the header's."""
 TABLE = "opsmith_table_"
@@ -23,28 +22,18 @@ _FIELDS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class CudaParameter:
+class CudaParameter(Parameter):
     """What a parameter of a CUDA kernel takes.
 
     Attributes:
-        form: One of `FORMS`.
-        optional: Whether it takes None.
-        written: Whether it is a view of a tensor that the kernel writes.
-        dtype: That of a tensor; None for anything else.
-        dim: How many dimensions a tensor has; None for any number, and for anything else.
-        layout: One of `LAYOUTS`.
         room: How many values a list takes.
         item: Bytes of a number.
         size: Bytes of the parameter.
         alignment: What its place among the parameters is a multiple of.
     """
 
-    form: str
-    optional: bool = False
-    written: bool = False
-    dtype: torch.dtype | None = None
-    dim: int | None = None
-    layout: str = "any"
+    OPTIONAL: ClassVar[str] = "Optional"
+
     room: int = 0
     item: int = 0
     size: int = 0
@@ -67,20 +56,17 @@ class CudaParameter:
             self.form.removesuffix("[]")
         ][self.item]
 
-    def __str__(self) -> str:
-        """As its author would write it in C++."""
-        plain = {"int": "int64_t", "float": "double", "bool": "bool"}
-        item = self.form.removesuffix("[]")
-        if item == "Tensor":
-            view = {"any": "View", "contiguous": "Contiguous", "channels-last": "ChannelsLast"}[self.layout]
-            dtype = "T" if self.dtype is None else str(self.dtype).removeprefix("torch.")
-            dim = "" if self.dim is None else f", {self.dim}"
-            text = f"{view}<{'' if self.written else 'const '}{dtype}{dim}>"
-        else:
-            text = {("int", 4): "int", ("float", 4): "float"}.get((item, self.item), plain[item])
-        if self.form.endswith("[]"):
-            text = f"List<{text}{f', {self.room}' if self.room else ''}>"
-        return f"Optional<{text}>" if self.optional else text
+    def holds(self, dtype: torch.dtype, dim: int) -> bool:
+        """Whether a tensor of this dtype and so many dimensions can be seen through it, and has room."""
+        return Parameter.holds(self, dtype, dim) and dim <= self.most_dim
+
+    def number(self, item: str) -> str:
+        """How a number or truth value is written; of 4 bytes as the forms are called."""
+        return item if self.item == 4 else Parameter.number(self, item)
+
+    def capacity(self) -> str:
+        """How a list says for how many values it has room."""
+        return f", {self.room}" if self.room else ""
 
 
 def tables(ptx: str, count: int) -> tuple[tuple[CudaParameter, ...], ...]:

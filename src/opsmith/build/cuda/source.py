@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from os import PathLike
 
 from opsmith import errors
-from opsmith.build.cpp.source import CppSource, text_of, without_comments
+from opsmith.build.cpp.source import CppSource
+from opsmith.build.text import Language, find_function
 
 _KERNEL = r"""
     (?: template \s* < (?P<template> [^;{{}}]*? ) > \s* )?
@@ -74,35 +75,23 @@ def cuda_source(
     Raises:
         KernelSourceError: If there is no such file or function, or it is a template over two types.
     """
-    text, place, line = text_of(operator, "CUDA", "cuda", cuda, cuda_file, declared)
-    name = entry or operator.partition("::")[2]
-    bare = without_comments(text)
-    found = re.search(_KERNEL.format(name=re.escape(name)), bare, re.VERBOSE)
-    if found is None:
-        kernels = re.findall(r"__global__[^;{}]*?\b(\w+)\s*\((?=[^)]*\)\s*\{)", bare)
-        raise errors.KernelSourceError(
-            f"the CUDA source has no kernel `{name}`",
-            operator=operator,
-            argument="entry",
-            expected=f"`__global__ void {name}(...)`, of the arguments and then the results",
-            got=f"kernels: {', '.join(kernels)}" if kernels else "no function that is `__global__ void`",
-            where=f"{place}:{line}",
-            mend=f"name the kernel `{name}`, or say which function it is with `entry=`",
-        )
-    at = line + bare.count("\n", 0, found.end())
-    listed = found["template"] or ""
+    found = find_function(CUDA, operator, text=cuda, file=cuda_file, entry=entry, declared=declared)
+    listed = found.match["template"] or ""
     parameters = tuple(map(_parameter, _parts(listed))) if listed.strip() else ()
     types = [each.name for each in parameters if each.is_type]
     if len(types) > 1:
         raise errors.KernelSourceError(
-            f"the CUDA kernel `{name}` is a template over {len(types)} types",
+            f"the CUDA kernel `{found.name}` is a template over {len(types)} types",
             operator=operator,
             expected="one type, which is the dtype; any number of `int` or `bool`, which are `constants=`",
             got=f"template <{' '.join(listed.split())}>",
-            where=f"{place}:{at}",
+            where=f"{found.path}:{found.at}",
             mend="write the other type out",
         )
-    return CudaSource(text, name, found["template"] is not None, place, line, at, parameters=parameters)
+    template = found.match["template"] is not None
+    return CudaSource(
+        found.text, found.name, template, found.path, found.line, found.at, parameters=parameters
+    )
 
 
 def _parts(listed: str) -> list[str]:
@@ -122,3 +111,18 @@ def _parameter(text: str) -> TemplateParameter:
     declared, equals, _ = text.partition("=")
     words = re.findall(r"\w+", declared)
     return TemplateParameter(words[-1], words[0] in ("class", "typename"), bool(equals))
+
+
+def _kernels(bare: str) -> str:
+    names = re.findall(r"__global__[^;{}]*?\b(\w+)\s*\((?=[^)]*\)\s*\{)", bare)
+    return f"kernels: {', '.join(names)}" if names else "no function that is `__global__ void`"
+
+
+CUDA = Language(
+    "CUDA",
+    "cuda",
+    "kernel",
+    _KERNEL,
+    "`__global__ void {name}(...)`, of the arguments and then the results",
+    _kernels,
+)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from opsmith import errors
-from opsmith.build.cpp.compiling import cache_on_disk
+from opsmith.build.cache import cache_on_disk
 from opsmith.build.cuda.resources import Resources, resources
 from opsmith.build.triton.diagnostics import told_of_compilation
 from opsmith.build.triton.installed import LANGUAGE, triton_module

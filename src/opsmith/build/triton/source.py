@@ -77,6 +77,11 @@ class TritonSource:
         return where(self.function)
 
     @property
+    def entry(self) -> str:
+        """Name of the function."""
+        return self.function.__name__
+
+    @property
     def configs(self) -> tuple[Any, ...]:
         """The configurations between which `triton.autotune` chooses; none where it is not used."""
         return tuple(config for layer in self.layers for config in getattr(layer, "configs", ()))
@@ -113,7 +118,7 @@ class TritonSource:
         return next((layer for layer in self.layers if isinstance(layer, type(jitted))), jitted)
 
 
-def source_of(given: Any, operator: str) -> TritonSource:
+def triton_source(given: Any, operator: str) -> TritonSource:
     """Find out about a kernel in Triton, without Triton.
 
     Args:

@@ -14,7 +14,7 @@ from opsmith.checking.subject import Subject
 from opsmith.core.kernels import BuiltKernel
 
 if TYPE_CHECKING:
-    from opsmith.kernels.cuda_report import Taken
+    from opsmith.kernels.cuda_report import Usage
 
 NAME = "resources"
 SHOWN = 4
@@ -29,7 +29,7 @@ def run(subject: Subject) -> Findings:
     ):
         yield Skipped("it has no kernel in CUDA C++")
         return
-    from opsmith.kernels.cuda_report import ARCHITECTURES, cuda_kernels, taken_by  # which few need
+    from opsmith.kernels.cuda_report import ARCHITECTURES, cuda_kernels, usage_of  # which few need
 
     operator = subject.operator
     kernels = [] if operator is None else cuda_kernels(operator)
@@ -44,7 +44,7 @@ def run(subject: Subject) -> Findings:
 
     for kernel in kernels:
         try:
-            beyond = [each for each in taken_by(operator, kernel, architectures, calls) if each.faults]
+            beyond = [each for each in usage_of(operator, kernel, architectures, calls) if each.faults]
             if beyond:
                 yield _failure(beyond)
         except errors.ToolchainError as error:
@@ -56,7 +56,7 @@ def run(subject: Subject) -> Findings:
             yield raised(NAME, subject, error, f"compiled for {' and '.join(architectures)}")
 
 
-def _failure(beyond: Sequence[Taken]) -> Failure:
+def _failure(beyond: Sequence[Usage]) -> Failure:
     """One failure for a kernel, with the instances that take too much."""
     told = [
         f"for {', '.join(filter(None, [each.instance, each.architecture]))} {' and '.join(each.faults)}"
@@ -65,7 +65,7 @@ def _failure(beyond: Sequence[Taken]) -> Failure:
     more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
     message = f"the CUDA kernel takes more than it may: {'; '.join(told[:SHOWN])}{more}"
     registers = max(each.registers for each in beyond)
-    spills = max(each.spill_stores + each.spill_loads for each in beyond)
+    spills = max(each.spills for each in beyond)
     evidence = {"most registers": registers, "most bytes spilled": spills}
     return Failure(NAME, None, "resources", message, beyond[0].where, evidence)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.build.form import Form
 from opsmith.checking.case import NARROW, WIDE, short
 from opsmith.checking.kernel_sizes import kernel_sizes
 from opsmith.checking.layouts import Layout, layouts_for
@@ -17,9 +18,8 @@ from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.replay import check_again
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
-from opsmith.checking.sanitizing.findings import Findings as KernelFindings
-from opsmith.checking.sanitizing.findings import apart
-from opsmith.checking.sanitizing.job import Form, Job, Trial, Values
+from opsmith.checking.sanitizing.findings import KernelFindings, apart
+from opsmith.checking.sanitizing.job import Job, Trial, Values
 from opsmith.checking.sanitizing.running import done
 from opsmith.checking.subject import CPU, Subject
 from opsmith.checking.variations import variations

@@ -24,9 +24,10 @@ from torch import Tensor
 import opsmith
 from opsmith.build.cpp.sanitizing import Fill, sanitized
 from opsmith.build.cpp.tracing import trace_exit, tracer
+from opsmith.build.form import Form
 from opsmith.checking.sample import replica
 from opsmith.checking.sanitizing.fence import Span, fenced
-from opsmith.checking.sanitizing.job import Form, Job, Trial, Values
+from opsmith.checking.sanitizing.job import Job, Trial, Values
 from opsmith.core.calls import tensors_in
 
 DEATHS = 5

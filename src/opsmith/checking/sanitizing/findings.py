@@ -53,7 +53,7 @@ ENDS = {
     "ABRT": "it calls `abort`, or throws where nothing catches",
     "ILL": "it runs an instruction that this processor does not have",
 }
-
+"""Its words for what ends a process, and what a kernel then does."""
 
 OWN = re.compile(r"<cpp of [^>]*>$")
 """How the text is called in the process, where it stands in no file."""
@@ -85,7 +85,7 @@ def apart(failures: Sequence[Failure]) -> list[Failure]:
 
 
 @dataclass(frozen=True)
-class Findings:
+class KernelFindings:
     """The failures of one kernel.
 
     Args:

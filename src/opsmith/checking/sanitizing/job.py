@@ -7,16 +7,8 @@ from typing import Any
 
 import torch
 
+from opsmith.build.form import Form
 from opsmith.checking.layouts import Layout
-
-
-@dataclass(frozen=True)
-class Form:
-    """How a result lies in memory."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True)

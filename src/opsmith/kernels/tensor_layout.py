@@ -1,4 +1,4 @@
-"""What a Triton kernel takes of a tensor: how many dimensions, and in which layout."""
+"""How a tensor has to lie for a Triton kernel: in how many dimensions, and in which layout."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.build.cpp.plan import Form
+from opsmith.build.form import Form
 from opsmith.kernels.choosing import MEMORY_FORMATS
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What a kernel takes of a tensor.
+class TensorLayout:
+    """How a tensor has to lie for a kernel.
 
     Attributes:
         dim: How many dimensions; None for any number.
@@ -56,7 +56,7 @@ class Taken:
         """How many elements lie between the first and the last of a tensor, both counted.
 
         Example:
-            >>> Taken(None, "any").reach(torch.ones(10)[::3])
+            >>> TensorLayout(None, "any").reach(torch.ones(10)[::3])
             10
         """
         if self.layout != "any" or not value.numel():
