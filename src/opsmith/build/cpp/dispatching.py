@@ -166,6 +166,7 @@ def _declared(library: Any) -> Any:
         ("remembered", ctypes.c_int64, [pointer]),
         ("copies", ctypes.c_int64, [pointer, number]),
         ("hold", None, [ctypes.py_object, ctypes.c_char_p]),
+        ("fill", number, [number]),
         ("version", ctypes.c_int64, []),
     ):
         function = getattr(library, f"opsmith_{name}")
@@ -177,6 +178,18 @@ def _declared(library: Any) -> Any:
 def _runtime() -> Any:
     """The runtime's functions, called without the interpreter's lock: torch's dispatcher has its own."""
     return _declared(ctypes.CDLL(str(runtime().directory / LIBRARY)))
+
+
+def fill_new_memory(on: bool) -> bool:
+    """Say whether results of C++ kernels hold nan before the kernel writes them; returns what was so.
+
+    Torch's own `fill_uninitialized_memory` does not reach them: its C functions leave memory as it is.
+    Nothing is done before the first kernel is loaded.
+    """
+    if not _runtime.cache_info().currsize:
+        return False
+    before: int = _runtime().opsmith_fill(int(on))
+    return bool(before)
 
 
 @cache
