@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from opsmith import errors
+from opsmith.build.cpp.includes import folder_of
 
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 
@@ -30,6 +31,7 @@ class CppSource:
         line: The line of that file on which the text begins, from 1.
         at: The line of that file on which the function is named.
         sizes: What tells the sizes of the results: `function`, a `template` of the name `sizes`, or nothing.
+        folder: Where headers are looked for that it includes between quotes; None where that is not known.
     """
 
     text: str
@@ -39,6 +41,7 @@ class CppSource:
     line: int
     at: int
     sizes: Literal["function", "template"] | None = None
+    folder: str | None = None
 
     @property
     def where(self) -> str:
@@ -91,7 +94,7 @@ def source_of(
     sizes: Literal["function", "template"] | None = None
     if told is not None:
         sizes = "template" if told[1] is not None else "function"
-    return CppSource(text, name, found[1] is not None, place, line, at, sizes)
+    return CppSource(text, name, found[1] is not None, place, line, at, sizes, folder_of(cpp_file, declared))
 
 
 def text_of(
@@ -113,10 +116,18 @@ def text_of(
         declared: The file in which the kernel is declared.
 
     Raises:
-        KernelSourceError: If there is no such file.
+        KernelSourceError: If there is no such file, or the text is none.
     """
     if file is None:
-        text = text or ""
+        if not isinstance(text, str):
+            raise errors.KernelSourceError(
+                f"the text of a {language} kernel is none",
+                operator=operator,
+                argument=argument,
+                expected="a str, which holds the source",
+                got=repr(text),
+                mend=f"write `{argument}_file=` where it is the path of a file",
+            )
         return text, *_place_of(text, declared, f"<{argument} of {operator}>")
     path = Path(file)
     if not path.is_absolute() and declared is not None and Path(declared).exists():

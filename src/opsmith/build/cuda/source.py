@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from os import PathLike
 
 from opsmith import errors
+from opsmith.build.cpp.includes import folder_of
 from opsmith.build.cpp.source import CppSource, text_of, without_comments
 
 _KERNEL = r"""
@@ -102,7 +103,8 @@ def cuda_source(
             where=f"{place}:{at}",
             mend="write the other type out",
         )
-    return CudaSource(text, name, found["template"] is not None, place, line, at, parameters=parameters)
+    folder, template = folder_of(cuda_file, declared), found["template"] is not None
+    return CudaSource(text, name, template, place, line, at, folder=folder, parameters=parameters)
 
 
 def _parts(listed: str) -> list[str]:
