@@ -113,3 +113,16 @@ def test_a_file_that_is_gone_leaves_the_kernel_as_it_is(tmp_path: Path) -> None:
 def test_reload_without_a_kernel_from_source_does_nothing() -> None:
     value = declare()
     assert value.reload() is value
+
+
+def test_a_call_of_another_thread_may_be_under_way(tmp_path: Path) -> None:
+    file = tmp_path / "value.cpp"
+    file.write_text(TEMPLATE.format(1))
+    value = declare().kernel("cpu", cpp_file=file)
+    assert value(torch.zeros(1)).item() == 1
+    before = value.specification.kernels[0].function.direct  # as another thread holds it
+    file.write_text(TEMPLATE.format(2))
+    value.reload()
+    gc.collect()
+    assert before(torch.zeros(1)).item() == 1
+    assert value(torch.zeros(1)).item() == 2

@@ -22,6 +22,10 @@ _OPTIONAL = 100
 
 _numbers = itertools.count()
 
+_retired: list[Any] = []
+"""Operators that are called no more. They stay: a call in another thread may be about to use one, and torch
+crashes in an operator that is gone."""
+
 
 class DispatchedKernel:
     """A library, registered for an operator of its own, which takes and returns what the reference does.
@@ -83,10 +87,10 @@ class DispatchedKernel:
         self._remove(SERVED)
 
     def remove(self) -> None:
-        """Take it out of the dispatcher."""
+        """Take no calls any more; those that are under way end as they began."""
         self._remembers = False
         self._remove(SERVED)
-        self._remove(OWN)
+        _retired.extend(self._defined[OWN])
 
     def pending(self) -> int | None:
         """The form of the call that has just gone aside in this thread, to be given to `remember` once."""
@@ -135,8 +139,8 @@ class DispatchedKernel:
             )
 
     def _remove(self, entry: int) -> None:
-        # The kernel goes before the schema, or torch would crash.
         _runtime().opsmith_unregister(self._record, entry)
+        _retired.extend(self._defined[entry])
         self._defined[entry] = []
 
 
