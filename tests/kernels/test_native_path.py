@@ -315,3 +315,16 @@ def test_new_memory_is_filled_where_the_check_looks_for_what_nothing_writes() ->
             pass
         assert fill_new_memory(True)
     assert not fill_new_memory(False)
+
+
+def test_a_call_without_a_tensor_is_the_reference_s() -> None:
+    @opsmith.operator("native_path::total")
+    def total(xs: list[Tensor]) -> Tensor:
+        return torch.stack(xs).sum(0) if xs else torch.zeros(2)
+
+    total.kernel(
+        "cpu", cpp="void total(List<Contiguous<const float, 1>> xs, Contiguous<float, 1> y) { y[0] = 7; }"
+    )
+    assert total([torch.ones(1)]).tolist() == [7]
+    assert total([]).tolist() == [0, 0]
+    assert "there is no tensor among the arguments" in total.explain([]).rejected[0]
