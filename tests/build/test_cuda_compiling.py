@@ -345,3 +345,19 @@ def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         "there is no CUDA driver",
         "libcuda-that-is-not-there.so.1",
     )
+
+
+def test_headers_of_the_author_s_own_are_found_beside_the_file_and_part_of_the_key(tmp_path: Path) -> None:
+    header = tmp_path / "number.cuh"
+    (tmp_path / "f.cu").write_text(
+        '#include "number.cuh"\n__global__ void f(Contiguous<float> y) { y[0] = number(); }\n'
+    )
+    images = []
+    for number in (1, 2, 1):
+        header.write_text(f"__device__ inline float number() {{ return {number}; }}\n")
+        source = cuda_source("own::f", cuda=None, cuda_file=tmp_path / "f.cu", entry=None, declared=__file__)
+        images.append(compiling.compiled(source, "own::f", Instance(), "sm_90").image)
+    assert images[0] == images[2] != images[1]
+    header.write_text("__device__ inline float number() { return three; }\n")
+    with pytest.raises(errors.CompileError, match=rf"got: {header}:1:\d+: identifier \"three\" is undefined"):
+        compiling.compiled(source, "own::f", Instance(), "sm_90")

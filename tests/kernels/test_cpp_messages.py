@@ -201,6 +201,11 @@ def test_one_source(words: dict[str, Any], got: str) -> None:
         declared("sources").kernel("cpu", torch.mul, cpp="x")
 
 
+def test_a_path_is_no_text() -> None:
+    with pytest.raises(errors.KernelSourceError, match="write `cpp_file=` where it is the path of a file"):
+        declared("path").kernel("cpu", cpp=HERE.parent / "beside.cpp")
+
+
 def test_c_plus_plus_runs_on_the_cpu() -> None:
     with pytest.raises(errors.UsageError, match=r"a kernel in C\+\+ is declared for `cuda`"):
         declared("elsewhere").kernel("cuda", cpp="void elsewhere() {}")
@@ -215,6 +220,8 @@ def test_dtypes_that_it_cannot_have() -> None:
             dtypes=[torch.complex64, torch.float32],
         )
     assert caught.value.got == "torch.complex64"
+    with pytest.raises(errors.KernelDtypeError, match=r"got: \[\]"):
+        declared("dtypes").kernel("cpu", entry="f", cpp="template <class T> void f(View<T> x) {}", dtypes=[])
     with pytest.raises(
         errors.KernelDtypeError, match="dtypes are given for a C\\+\\+ function that is no template"
     ):
@@ -269,6 +276,27 @@ def test_what_is_no_exception_of_c_plus_plus_is_told_too() -> None:
     )
     with pytest.raises(errors.KernelError, match=r"the C\+\+ kernel threw: 100% {} of them"):
         operator(torch.ones(1))
+
+
+def test_what_it_throws_need_be_no_utf_8_and_may_be_too_long() -> None:
+    operator = declared("bytes").kernel(
+        "cpu",
+        entry="f",
+        cpp="#include <stdexcept>\n#include <string>\n"
+        "void f(View<const float> x, double by, View<float> y)\n"
+        '{ throw std::runtime_error("\\xff" + std::string(997, \'a\') + "\u00e9"); }',
+    )
+    with pytest.raises(errors.KernelError, match=r"the C\+\+ kernel threw: \ufffda{997}\ufffd\n"):
+        operator(torch.ones(1))
+
+
+def test_a_brace_that_is_never_closed_is_told_first(tmp_path: Path) -> None:
+    file = tmp_path / "kernel.cpp"
+    file.write_text("void f(View<const float> x, double by, View<float> y) {\n  if (by > 0) {\n}\n")
+    operator = declared("open").kernel("cpu", entry="f", cpp_file=file)
+    with pytest.raises(errors.CompileError) as caught:
+        operator(torch.ones(1))
+    assert str(caught.value).splitlines()[1] == f"  got: {file}:1:55: expected '}}' that matches this '{{'"
 
 
 def test_a_name_that_nothing_defines_is_an_error_of_the_line() -> None:

@@ -15,6 +15,8 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
+from opsmith.build.cpp.dispatching import fill_new_memory
+from opsmith.checking.poison import poisoned
 from opsmith.torch_library import capabilities
 
 TWICE = """
@@ -290,3 +292,39 @@ def test_torch_s_operator_is_the_same_one_when_calls_are_answered_before_the_dis
     for _ in range(3):
         (gradient,) = torch.autograd.grad(packet(leaf).sum(), leaf)
         assert gradient.tolist() == [20.0, 20.0]
+
+
+def test_new_memory_is_filled_where_the_check_looks_for_what_nothing_writes() -> None:
+    @opsmith.operator("native_path::nothing_written")
+    def nothing_written(x: Tensor) -> Tensor:
+        return x.mT * 2
+
+    nothing_written.kernel(
+        "cpu",
+        cpp="template <class T> void nothing_written(View<const T> x, Contiguous<T> y) {}",
+        dtypes=[torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int16, torch.uint8],
+    )
+    nothing_written(torch.ones(2, 3))  # loads it
+    with poisoned():
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+            assert nothing_written(torch.ones(2, 3, dtype=dtype)).isnan().all()
+        assert (nothing_written(torch.ones(2, 3, dtype=torch.int16)) == -1).all()
+        assert (nothing_written(torch.ones(2, 3, dtype=torch.uint8)) == 255).all()
+        assert nothing_written(torch.ones(0, 3)).numel() == 0
+        with poisoned():
+            pass
+        assert fill_new_memory(True)
+    assert not fill_new_memory(False)
+
+
+def test_a_call_without_a_tensor_is_the_reference_s() -> None:
+    @opsmith.operator("native_path::total")
+    def total(xs: list[Tensor]) -> Tensor:
+        return torch.stack(xs).sum(0) if xs else torch.zeros(2)
+
+    total.kernel(
+        "cpu", cpp="void total(List<Contiguous<const float, 1>> xs, Contiguous<float, 1> y) { y[0] = 7; }"
+    )
+    assert total([torch.ones(1)]).tolist() == [7]
+    assert total([]).tolist() == [0, 0]
+    assert "there is no tensor among the arguments" in total.explain([]).rejected[0]

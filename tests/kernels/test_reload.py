@@ -38,6 +38,34 @@ def test_an_edited_file_runs_after_reload_and_not_before(tmp_path: Path) -> None
         assert value(x).item() == number
 
 
+def test_headers_of_the_author_s_own_are_found_beside_the_file_and_part_of_the_key(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "value.cpp").write_text('#include "parts/all.h"\n' + TEMPLATE.format("number()"))
+    (tmp_path / "parts" / "all.h").write_text('#include "number.h"\n')
+    number = tmp_path / "parts" / "number.h"
+    number.write_text("inline float number() { return 1; }\n")
+    value = declare().kernel("cpu", cpp_file=tmp_path / "value.cpp")
+    assert value(torch.zeros(1)).item() == 1
+    number.write_text("inline float number() { return 2; }\n")
+    assert value.reload()(torch.zeros(1)).item() == 2
+    number.write_text("inline float number() { return three; }\n")
+    with pytest.raises(errors.CompileError) as caught:
+        value.reload()(torch.zeros(1))
+    first, quoted, mark = str(caught.value).splitlines()[1:4]
+    assert first == f"  got: {number}:1:32: 'three' was not declared in this scope"
+    assert quoted.endswith("inline float number() { return three; }")
+    assert mark.strip() == "^"
+
+
+def test_headers_beside_the_file_that_holds_the_text(tmp_path: Path) -> None:
+    header = tmp_path / "number.h"  # by its whole path, as there is none beside this test
+    value = declare()
+    for number in (1, 2):
+        header.write_text(f"inline float number() {{ return {number}; }}\n")
+        value.kernel("cpu", cpp=f'#include "{header}"\n' + TEMPLATE.format("number()"))
+        assert value(torch.zeros(1)).item() == number
+
+
 def test_a_cell_that_is_run_again_takes_the_place_of_the_kernel() -> None:
     value = declare()
     for number in (1, 2):
@@ -85,3 +113,16 @@ def test_a_file_that_is_gone_leaves_the_kernel_as_it_is(tmp_path: Path) -> None:
 def test_reload_without_a_kernel_from_source_does_nothing() -> None:
     value = declare()
     assert value.reload() is value
+
+
+def test_a_call_of_another_thread_may_be_under_way(tmp_path: Path) -> None:
+    file = tmp_path / "value.cpp"
+    file.write_text(TEMPLATE.format(1))
+    value = declare().kernel("cpu", cpp_file=file)
+    assert value(torch.zeros(1)).item() == 1
+    before = value.specification.kernels[0].function.direct  # as another thread holds it
+    file.write_text(TEMPLATE.format(2))
+    value.reload()
+    gc.collect()
+    assert before(torch.zeros(1)).item() == 1
+    assert value(torch.zeros(1)).item() == 2

@@ -81,6 +81,25 @@ def test_a_right_kernel_passes(operator: Any) -> None:
 
 
 @pytest.mark.slow
+def test_elements_that_are_not_written_and_a_header_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "twice.h").write_text("template <class T> T twice(T x) { return 2 * x; }\n")
+    (tmp_path / "kernel.cpp").write_text(
+        '#include "twice.h"\ntemplate <class T> void but_the_last(Contiguous<const T> x, Contiguous<T> y) {\n'
+        "  for (int64_t i = 0; i + 1 < x.numel(); i++) y[i] = twice(x[i]);\n}\n"
+    )
+
+    @opsmith.operator("faulty::but_the_last")
+    def but_the_last(x: Tensor) -> Tensor:
+        return x * 2
+
+    but_the_last.kernel("cpu", cpp_file=tmp_path / "kernel.cpp")
+    found = outcome(but_the_last, samples=[(torch.ones(3),)])
+    (failure,) = found.failures
+    assert (failure.cause, failure.input) == ("uninitialized", "result")
+    assert failure.message.startswith("it does not write all of `result`: 1 of 3 elements, the first at [2]")
+
+
+@pytest.mark.slow
 def test_calls_that_were_not_made_are_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the system ends the process for want of memory."""
     monkeypatch.setattr(

@@ -23,6 +23,7 @@ import opsmith
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: no part of a torch for the CPU")
 
+import triton.language as tl  # noqa: E402
 from triton.compiler.errors import CompilationError  # noqa: E402
 from triton.runtime.errors import OutOfResources  # noqa: E402
 from triton_operators import OPERATORS, picked, pixel_sums, product, softmax, times, tuned  # noqa: E402
@@ -372,3 +373,36 @@ def test_a_launch_on_a_gpu_s_own_stream() -> None:
     torch.cuda.current_stream().wait_stream(stream)
     assert_close(result, x * 3.0)
     assert "kernel for cuda" in times.explain(x, 3.0).forward
+
+
+def unmasked_kernel(x_ptr, result_ptr, result_numel, READS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = at < result_numel
+    x = tl.load(x_ptr + at, mask=there | READS)  # reads
+    tl.store(result_ptr + at, x * 2, mask=there)
+    if not READS:
+        tl.store(result_ptr - 1, 1.0)  # writes
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["reads", "writes"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_memory_beyond_the_arguments_is_not_touched(dtype: torch.dtype, reads: bool) -> None:
+    @opsmith.operator(f"triton_kernels::unmasked_{reads}_{str(dtype)[6:]}")
+    def unmasked(x: Tensor) -> Tensor:
+        return x * 2
+
+    grid = lambda result, BLOCK: triton.cdiv(result.numel(), BLOCK)
+    unmasked.kernel("cuda", triton=unmasked_kernel, grid=grid, constants={"READS": reads, "BLOCK": 8})
+    unmasked.samples(lambda make: [(make(5),)])
+    with pytest.raises(opsmith.errors.KernelError) as caught:
+        kernel_of(unmasked).interpreted(torch.ones(5, dtype=dtype))
+    way, parameter, place = ("reads", "x_ptr", "just after its end")
+    if not reads:
+        way, parameter, place = ("writes", "result_ptr", "4 bytes before it")
+    assert f"the Triton kernel {way} 4 bytes outside of `{parameter}`: {place}" in str(caught.value)
+    line = next(
+        at for at, each in enumerate(Path(__file__).read_text().splitlines(), 1) if f"# {way}" in each
+    )
+    assert caught.value.where == f"{__file__}:{line}"
+    report = opsmith.check(unmasked, only=["triton"], effort="quick")
+    assert {failure.cause for failure in report.failures} == {"out-of-bounds"}

@@ -72,6 +72,11 @@ def test_what_is_no_kernel_in_triton(given: Any) -> None:
     assert lines[-1] == "  mend: write `op.kernel('cuda', triton=function, grid=...)`"
 
 
+def test_a_lambda_is_no_kernel_in_triton() -> None:
+    with pytest.raises(errors.KernelSourceError, match="a kernel in Triton is a lambda"):
+        declared("lambda_").kernel("cuda", triton=lambda x_ptr, result_ptr: None, grid=1)
+
+
 def test_a_kernel_without_source_or_names() -> None:
     made: dict[str, Any] = {}
     exec("def made(x, result): pass", made)

@@ -106,7 +106,15 @@ def _text_of(
 ) -> tuple[str, str, int]:
     """The text, the file that it stands in, and the line on which it begins there."""
     if file is None:
-        text = text or ""
+        if not isinstance(text, str):
+            raise errors.KernelSourceError(
+                f"the text of a {language.name} kernel is none",
+                operator=operator,
+                argument=language.argument,
+                expected="a str, which holds the source",
+                got=repr(text),
+                mend=f"write `{language.argument}_file=` where it is the path of a file",
+            )
         return text, *_place_of(text, declared, f"<{language.argument} of {operator}>")
     path = Path(file)
     if not path.is_absolute() and declared is not None and Path(declared).exists():

@@ -34,7 +34,8 @@ _TABLE = (
     Cause(
         "out-of-bounds",
         "It reads or writes memory that is not its own: beyond a tensor or an array, or that is gone.",
-        "AddressSanitizer, with each argument between fences.",
+        "AddressSanitizer, with each argument between fences; of a kernel in Triton each pointer that the "
+        "interpreter uses.",
     ),
     Cause(
         "undefined",

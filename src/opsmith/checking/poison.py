@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.build.cpp.dispatching import fill_new_memory
 from opsmith.checking.outside import FILL, changed_settings, settings
 
 COPIES = 4
@@ -19,8 +20,8 @@ COPIES = 4
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """A region in which torch fills whatever it allocates: with nan, or the largest whole number."""
-    before = settings()
+    """A region in which all new memory is filled: with nan, or the largest whole number."""
+    before, filled = settings(), fill_new_memory(True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of operations that have no deterministic algorithm
         torch.set_deterministic_debug_mode("warn")  # its longer name imports the compiler, for seconds
@@ -29,6 +30,7 @@ def poisoned() -> Iterator[None]:
             yield
         finally:
             changed_settings(before)
+            fill_new_memory(filled)
 
 
 def dirty(tensors: Iterable[Any], byte: int) -> None:

@@ -202,18 +202,18 @@ def dtypes_of(dtypes: Any, operator: str) -> frozenset[torch.dtype]:
     """The dtypes that a kernel is declared for; one alone may stand without a list.
 
     Raises:
-        KernelDtypeError: If something among them is no dtype.
+        KernelDtypeError: If something among them is no dtype, or there is none.
     """
     listed = [dtypes] if isinstance(dtypes, torch.dtype) else dtypes
     if isinstance(listed, Iterable):
         listed = list(listed)
-        if all(isinstance(each, torch.dtype) for each in listed):
+        if listed and all(isinstance(each, torch.dtype) for each in listed):
             return frozenset(listed)
     raise errors.KernelDtypeError(
         "a kernel is declared for something that is no dtype",
         operator=operator,
         argument="dtypes",
-        expected="a list of torch.dtype",
+        expected="a list of torch.dtype, with one at least",
         got=repr(dtypes),
         mend="write `dtypes=[torch.float32, torch.float64]`",
     )

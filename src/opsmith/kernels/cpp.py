@@ -133,6 +133,8 @@ class CppKernel(KernelFromSource[CppSource]):
             if self.strict:
                 raise
             return f"{error.problem}: {error.got}; {error.mend}"
+        if not tensors_in(list(values)):
+            return "there is no tensor among the arguments, by whose device torch would find it"
         choice = self._choose(loaded, values)
         return choice if isinstance(choice, str) else None
 

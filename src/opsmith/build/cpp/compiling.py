@@ -14,6 +14,7 @@ from opsmith.build.cpp.diagnostics import told
 from opsmith.build.cpp.generating import generated
 from opsmith.build.cpp.sanitizing import flags_in_force
 from opsmith.build.cpp.source import CppSource
+from opsmith.build.includes import has_includes, include_parts
 from opsmith.build.toolchain import FLAGS, Toolchain, cpu_model, find_toolchain
 
 HERE = Path(__file__).parent
@@ -43,7 +44,9 @@ def compiled(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], 
         ToolchainError: If there is no compiler, or this system is none that kernels are built on.
     """
     toolchain = _toolchain()
-    text, flags = generated(source, operator, dtypes, shapes), flags_in_force()
+    text, flags = generated(source, operator, dtypes, shapes), [*flags_in_force()]
+    if source.folder is not None and has_includes(source.text):
+        flags += ["-iquote", source.folder]
 
     def build(directory: Path) -> None:
         (directory / "opsmith.h").write_bytes(HEADER.read_bytes())
@@ -59,6 +62,7 @@ def compiled(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], 
             )
 
     parts = {"kind": "cpp", "operator": operator, "text": text, **_surroundings(toolchain, flags)}
+    parts |= include_parts(source.text, source.folder)
     return cache_on_disk().obtain(parts, build)
 
 

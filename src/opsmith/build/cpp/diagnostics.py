@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from dataclasses import dataclass
 
 from opsmith.build.cpp.source import CppSource
+from opsmith.build.includes import includes_of
 
 SHOWN = 3
 """How many errors a message quotes: those after them mostly follow from them."""
@@ -16,17 +18,22 @@ _LINE = re.compile(r"^(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?: +(?P<tex
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """An error of the compiler: its text, and the author's line that it is about."""
+    """An error of the compiler: its text, and the author's line that it is about.
+
+    Attributes:
+        header: The header of the author's own that the line is in; None for one of the kernel's file.
+    """
 
     text: str
     line: int
     column: int | None
+    header: str | None = None
 
     def shown(self, source: CppSource) -> str:
         """Place, text, the line of source and a mark below the column."""
         column = "" if self.column is None else f":{self.column}"
-        lines = [f"{source.path}:{self.line}{column}: {self.text}"]
-        quoted = source.quoted(self.line)
+        lines = [f"{self.header or source.path}:{self.line}{column}: {self.text}"]
+        quoted = source.quoted(self.line) if self.header is None else quoted_from(self.header, self.line)
         if quoted.strip():
             lines.append(f"    {quoted}")
             if self.column is not None:
@@ -38,10 +45,12 @@ class Diagnostic:
 def diagnostics(printed: str, source: CppSource) -> list[Diagnostic]:
     """The errors in what a compiler printed.
 
-    One that is found in another file, as in a header or in what is generated, is told at the author's line
-    from which the compiler came there, or else at the kernel.
+    One that is found in a file of others, or in what is generated, is told at the author's line from which
+    the compiler came there, or else at the kernel. A brace that is never closed makes errors of all that is
+    generated behind it: it is told at itself, and first.
     """
     found: list[Diagnostic] = []
+    own, closes = own_headers(source), False
     last: tuple[int, int | None] | None = None
     for line in printed.splitlines():
         match = _LINE.match(line)
@@ -50,14 +59,30 @@ def diagnostics(printed: str, source: CppSource) -> list[Diagnostic]:
         mine = match["file"] == source.path
         place = int(match["line"]), None if match["column"] is None else int(match["column"])
         text = match["text"]
+        header = match["file"] if match["file"] in own else None
         if re.match(r"(fatal )?error: ", text):
-            at = place if mine else last or (source.at, None)
-            if at not in {(each.line, each.column) for each in found}:  # told once for all dtypes
-                found.append(Diagnostic(text.partition("error: ")[2], *at))
+            at = place if mine or header else last or (source.at, None)
+            # told once for all dtypes
+            if (*at, header) not in {(each.line, each.column, each.header) for each in found}:
+                found.append(Diagnostic(text.partition("error: ")[2], *at, header))
             last = None
+            closes = re.search(r"error: expected '}'( at end of input)?$", text) is not None
+        elif mine and closes and text == "note: to match this '{'":
+            found.insert(0, Diagnostic("expected '}' that matches this '{'", *place))
         elif mine:
             last = place
     return found
+
+
+def own_headers(source: CppSource) -> frozenset[str]:
+    """The author's own headers, as compilers name them."""
+    return frozenset(map(str, includes_of(source.text, source.folder)))
+
+
+def quoted_from(header: str, line: int) -> str:
+    """A line of a header as it is now, without its end."""
+    linecache.checkcache(header)
+    return linecache.getline(header, line).rstrip("\r\n")
 
 
 def told(printed: str, source: CppSource) -> str:

@@ -23,6 +23,10 @@ _OPTIONAL = 100
 
 _numbers = itertools.count()
 
+_retired: list[Any] = []
+"""Operators that are called no more. They stay: a call in another thread may be about to use one, and torch
+crashes in an operator that is gone."""
+
 
 class DispatchedKernel:
     """A library, registered for an operator of its own, which takes and returns what the reference does.
@@ -84,10 +88,10 @@ class DispatchedKernel:
         self._remove(SERVED)
 
     def remove(self) -> None:
-        """Take it out of the dispatcher."""
+        """Take no calls any more; those that are under way end as they began."""
         self._remembers = False
         self._remove(SERVED)
-        self._remove(OWN)
+        _retired.extend(self._defined[OWN])
 
     def pending(self) -> int | None:
         """The form of the call that has just gone aside in this thread, to be given to `remember` once."""
@@ -136,8 +140,8 @@ class DispatchedKernel:
             )
 
     def _remove(self, entry: int) -> None:
-        # The kernel goes before the schema, or torch would crash.
         _runtime().opsmith_unregister(self._record, entry)
+        _retired.extend(self._defined[entry])
         self._defined[entry] = []
 
 
@@ -167,6 +171,7 @@ def _declared(library: Any) -> Any:
         ("remembered", ctypes.c_int64, [pointer]),
         ("copies", ctypes.c_int64, [pointer, number]),
         ("hold", None, [ctypes.py_object, ctypes.c_char_p]),
+        ("fill", number, [number]),
         ("version", ctypes.c_int64, []),
     ):
         function = getattr(library, f"opsmith_{name}")
@@ -178,6 +183,18 @@ def _declared(library: Any) -> Any:
 def _runtime() -> Any:
     """The runtime's functions, called without the interpreter's lock: torch's dispatcher has its own."""
     return _declared(ctypes.CDLL(str(runtime().directory / LIBRARY)))
+
+
+def fill_new_memory(on: bool) -> bool:
+    """Say whether results of C++ kernels hold nan before the kernel writes them; returns what was so.
+
+    Torch's own `fill_uninitialized_memory` does not reach them: its C functions leave memory as it is.
+    Nothing is done before the first kernel is loaded.
+    """
+    if not _runtime.cache_info().currsize:
+        return False
+    before: int = _runtime().opsmith_fill(int(on))
+    return bool(before)
 
 
 @cache

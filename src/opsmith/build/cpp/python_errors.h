@@ -4,6 +4,8 @@
 // to set Python's error itself. That class is declared here as pybind11 declares it, and known by its name. A
 // caller that is not Python sees a `std::runtime_error` with the same text.
 #pragma once
+#include <cstddef>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -11,6 +13,7 @@
 extern "C" {
 typedef struct _object PyObject;
 __attribute__((weak)) PyObject* PyObject_CallFunction(PyObject*, const char*, ...);
+__attribute__((weak)) PyObject* PyUnicode_DecodeUTF8(const char*, ptrdiff_t, const char*);
 __attribute__((weak)) PyObject* PyObject_Type(PyObject*);
 __attribute__((weak)) void PyErr_SetObject(PyObject*, PyObject*);
 __attribute__((weak)) void Py_IncRef(PyObject*);
@@ -39,7 +42,11 @@ struct KernelThrew : pybind11::builtin_exception {
   PyObject* make;
   KernelThrew(PyObject* make, const char* text) : builtin_exception(text), make(make) {}
   void set_error() const override {
-    PyObject* error = PyObject_CallFunction(make, "s", what());
+    // Any bytes may be thrown, and a letter of several may have been cut where there was no more room.
+    PyObject* text = PyUnicode_DecodeUTF8(what(), ptrdiff_t(std::strlen(what())), "replace");
+    if (text == nullptr) return;
+    PyObject* error = PyObject_CallFunction(make, "O", text);
+    Py_DecRef(text);
     if (error == nullptr) return;  // what went wrong in `make` is the error, then
     set_python_error(error);
     Py_DecRef(error);

@@ -54,6 +54,25 @@ class WithoutGrad {
 
 constexpr int32_t cpu = 0;
 
+// Whether new memory holds what no kernel computes by chance: see `fill_new_memory`.
+std::atomic<int32_t> filling{0};
+
+void fill(void* data, int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
+  int64_t last = 0;
+  for (int64_t at = 0; at < dim; at++) {
+    if (sizes[at] == 0) return;
+    last += (sizes[at] - 1) * strides[at];
+  }
+  size_t bytes = 8;
+  switch (dtype) {
+    case dtype_of<bool>::value: case dtype_of<uint8_t>::value: case dtype_of<int8_t>::value: bytes = 1; break;
+    case dtype_of<int16_t>::value: case dtype_of<Half>::value: case dtype_of<BFloat16>::value: bytes = 2; break;
+    case dtype_of<int32_t>::value: case dtype_of<float>::value: bytes = 4; break;
+  }
+  // All bits set are nan in every floating dtype; a bool has but one.
+  std::memset(data, dtype == dtype_of<bool>::value ? 1 : 0xff, bytes * size_t(last + 1));
+}
+
 // Tensors that were made for a call; those that are not handed on are let go of.
 struct Made : Inline<TensorHandle, 8> {
   ~Made() {
@@ -65,6 +84,11 @@ struct Made : Inline<TensorHandle, 8> {
     TensorHandle made;
     must(aoti_torch_empty_strided(dim, sizes, strides, dtype, cpu, 0, &made), "aoti_torch_empty_strided");
     push(made);
+    if (filling) {
+      void* data;
+      must(aoti_torch_get_data_ptr(made, &data), "aoti_torch_get_data_ptr");
+      fill(data, dtype, dim, sizes, strides);
+    }
     return made;
   }
 };
@@ -330,5 +354,8 @@ PUBLIC void opsmith_hold(PyObject* error, const char* text) {
   held_error.error = error;
   held_error.text = text;
 }
+
+// Whether new memory is filled from now on; returns whether it was.
+PUBLIC int32_t opsmith_fill(int32_t on) { return filling.exchange(on); }
 
 PUBLIC int64_t opsmith_version() { return version; }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Literal
 
+from opsmith.build.includes import folder_of
 from opsmith.build.text import Language, find_function
 
 _FUNCTION = r"""
@@ -30,6 +31,7 @@ class CppSource:
         line: The line of that file on which the text begins, from 1.
         at: The line of that file on which the function is named.
         sizes: What tells the sizes of the results: `function`, a `template` of the name `sizes`, or nothing.
+        folder: Where headers are looked for that it includes between quotes; None where that is not known.
     """
 
     text: str
@@ -39,6 +41,7 @@ class CppSource:
     line: int
     at: int
     sizes: Literal["function", "template"] | None = None
+    folder: str | None = None
 
     @property
     def where(self) -> str:
@@ -78,7 +81,8 @@ def cpp_source(
     sizes: Literal["function", "template"] | None = None
     if told is not None:
         sizes = "template" if told[1] is not None else "function"
-    return CppSource(found.text, found.name, template, found.path, found.line, found.at, sizes)
+    folder = folder_of(cpp_file, declared)
+    return CppSource(found.text, found.name, template, found.path, found.line, found.at, sizes, folder)
 
 
 def _functions(bare: str) -> str:

@@ -17,6 +17,7 @@ from opsmith.build.cuda.nvrtc import Outcome, find_nvrtc, nvrtc_identity
 from opsmith.build.cuda.parameters import CudaParameter, tables
 from opsmith.build.cuda.resources import Resources, resources
 from opsmith.build.cuda.source import CudaSource
+from opsmith.build.includes import has_includes, include_parts
 
 HEADER = Path(__file__).parent / "opsmith_cuda.h"
 OPTIONS = ("--std=c++17", "--device-as-default-execution-space")
@@ -66,7 +67,7 @@ def descriptions(
         made = _compiled(text, source, operator, [*OPTIONS, target], ptx=True)
         (directory / PTX).write_bytes(made.image.rstrip(b"\0"))
 
-    parts = _parts("cuda description", operator, text, OPTIONS) | {"architecture": architecture}
+    parts = _parts("cuda description", operator, text, OPTIONS, source) | {"architecture": architecture}
     entry = cache_on_disk().obtain(parts, build)
     return tables((entry.directory / PTX).read_text(), len(instances))
 
@@ -95,7 +96,10 @@ def compiled(source: CudaSource, operator: str, instance: Instance, architecture
         report = {"name": made.names[named], "log": made.log}
         (directory / REPORT).write_text(json.dumps(report), encoding="utf-8")
 
-    parts = _parts("cuda", operator, text, options) | {"instance": named, "architecture": architecture}
+    parts = _parts("cuda", operator, text, options, source) | {
+        "instance": named,
+        "architecture": architecture,
+    }
     directory = cache_on_disk().obtain(parts, build).directory
     report = json.loads((directory / REPORT).read_text(encoding="utf-8"))
     taken = resources(report["log"], report["name"])
@@ -151,7 +155,8 @@ def _compiled(
     *,
     ptx: bool = False,
 ) -> Outcome:
-    includes = [f"--include-path={folder}" for folder in include_directories()]
+    own = [source.folder] if source.folder is not None and has_includes(source.text) else []
+    includes = [f"--include-path={folder}" for folder in (*own, *include_directories())]
     made = find_nvrtc().compile(
         text, options=[*options, *includes], headers={HEADER.name: header()}, names=names, ptx=ptx
     )
@@ -166,7 +171,7 @@ def _compiled(
     return made
 
 
-def _parts(kind: str, operator: str, text: str, options: Sequence[str]) -> dict[str, str]:
+def _parts(kind: str, operator: str, text: str, options: Sequence[str], source: CudaSource) -> dict[str, str]:
     """All that decides what is built."""
     return {
         "kind": kind,
@@ -176,4 +181,5 @@ def _parts(kind: str, operator: str, text: str, options: Sequence[str]) -> dict[
         "header": header(),
         "compiler": nvrtc_identity(),
         "headers": headers_version() if "#include" in text.partition("\n")[2] else "",
+        **include_parts(source.text, source.folder),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from opsmith.build.cpp.diagnostics import SHOWN, Diagnostic
+from opsmith.build.cpp.diagnostics import SHOWN, Diagnostic, own_headers
 from opsmith.build.cuda.source import CudaSource
 
 _LINE = re.compile(
@@ -18,22 +18,25 @@ MARGIN = 2
 def diagnostics(log: str, source: CudaSource) -> list[Diagnostic]:
     """The errors in what NVRTC printed.
 
-    One that is found in another file, as in a header or in what is generated, is told at the author's line
-    from which the compiler came there, or else at the kernel.
+    One that is found in a file of others, or in what is generated, is told at the author's line from which
+    the compiler came there, or else at the kernel.
     """
     found: list[Diagnostic] = []
+    own = own_headers(source)
     lines = log.splitlines()
     for at, line in enumerate(lines):
         match = _LINE.match(line)
         if match is None or not match["kind"].endswith("error"):
             continue
         rest = _rest(lines[at + 1 :])
-        if match["file"] == source.path:
+        header = match["file"] if match["file"] in own else None
+        if match["file"] == source.path or header is not None:
             place = int(match["line"]), _column(rest)
         else:
             place = _came_from(rest, source), None
-        if place not in {(each.line, each.column) for each in found}:  # told once for all dtypes
-            found.append(Diagnostic(match["text"], *place))
+        # told once for all dtypes
+        if (*place, header) not in {(each.line, each.column, each.header) for each in found}:
+            found.append(Diagnostic(match["text"], *place, header))
     return found
 
 

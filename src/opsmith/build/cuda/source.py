@@ -8,6 +8,7 @@ from os import PathLike
 
 from opsmith import errors
 from opsmith.build.cpp.source import CppSource
+from opsmith.build.includes import folder_of
 from opsmith.build.text import Language, find_function
 
 _KERNEL = r"""
@@ -88,9 +89,15 @@ def cuda_source(
             where=f"{found.path}:{found.at}",
             mend="write the other type out",
         )
-    template = found.match["template"] is not None
     return CudaSource(
-        found.text, found.name, template, found.path, found.line, found.at, parameters=parameters
+        found.text,
+        found.name,
+        found.match["template"] is not None,
+        found.path,
+        found.line,
+        found.at,
+        folder=folder_of(cuda_file, declared),
+        parameters=parameters,
     )
 
 

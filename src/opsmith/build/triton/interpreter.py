@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.build.triton.bounds import held_to, outside
 from opsmith.build.triton.installed import LANGUAGE, triton_module
 from opsmith.build.triton.source import TritonSource
 
@@ -41,7 +42,7 @@ def interpret(
 
     Raises:
         ToolchainError: If Triton or NumPy is not installed.
-        KernelError: If the kernel raises.
+        KernelError: If the kernel raises, or uses memory that is none of its arguments'.
     """
     numpy = _numpy()
     wide = {parameter.name for parameter in source.parameters if parameter.wide or parameter.constant}
@@ -55,7 +56,7 @@ def interpret(
         from triton.runtime.interpreter import InterpretedFunction
 
         try:
-            with _as_read(source.function, source.text):
+            with _as_read(source.function, source.text), held_to(given):
                 InterpretedFunction(_apart(source.function))[grid](**given)
         except Exception as error:
             raise _told(error, source, operator) from error
@@ -203,6 +204,16 @@ def _told(error: Exception, source: TritonSource, operator: str) -> errors.Kerne
         if innermost.__cause__ is None:
             break
         innermost = innermost.__cause__
+    beyond = outside(error)
+    if beyond is not None:
+        return errors.KernelError(
+            f"the Triton kernel {beyond}",
+            operator=operator,
+            argument=beyond.parameter,
+            expected="reads and writes of elements alone",
+            where=at,
+            mend="give the load or store a mask, as `mask=at < x_numel`",
+        )
     return errors.KernelError(
         f"the Triton kernel raised in the interpreter: {type(innermost).__name__}: {innermost}",
         operator=operator,

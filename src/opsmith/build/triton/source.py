@@ -144,6 +144,8 @@ def triton_source(given: Any, operator: str) -> TritonSource:
     variadic = [each for each in found if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     if variadic:
         raise _no_kernel(f"a kernel in Triton takes `{variadic[0]}`", operator, given)
+    if function.__name__ == "<lambda>":
+        raise _no_kernel("a kernel in Triton is a lambda, which Triton cannot read", operator, given)
     if "triton" in sys.modules:
         _jitted(function)
     return TritonSource(given, function, tuple(layers), tuple(map(_parameter, found)), text)

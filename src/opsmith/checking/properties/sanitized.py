@@ -88,6 +88,7 @@ def _job(subject: Subject, kernel: Kernel, built: CppKernel) -> Job:
         tuple(each.name for each in schema.results),
         built.text,
         built.entry,
+        built.source.folder,
         built.dtypes,
         tuple(samples),
         tuple(trials),

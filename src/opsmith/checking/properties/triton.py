@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.build.triton.bounds import outside
 from opsmith.build.triton.interpreter import missing_interpreter
 from opsmith.checking.bits import Kept
 from opsmith.checking.case import NARROW, WIDE, Case, cases, short
@@ -74,7 +75,8 @@ class Interpreted:
             results = subject.kernel(sample, sample.flattening.flatten(values), self._function())
         except Exception as error:
             refuse_own(error)
-            yield raised(NAME, subject, error, str(case))
+            failure = raised(NAME, subject, error, str(case))
+            yield failure if outside(error) is None else replace(failure, cause="out-of-bounds")
             return
         for label, kept in before:
             written = kept.written()

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 import opsmith
+from opsmith.build.cpp.dispatching import fill_new_memory
 from opsmith.build.cpp.sanitizing import Fill, sanitized
 from opsmith.build.cpp.tracing import trace_exit, tracer
 from opsmith.build.form import Form
@@ -29,6 +30,7 @@ from opsmith.checking.sample import replica
 from opsmith.checking.sanitizing.fence import Span, fenced
 from opsmith.checking.sanitizing.job import Job, Trial, Values
 from opsmith.core.calls import tensors_in
+from opsmith.kernels.cpp import CppKernel
 
 DEATHS = 5
 """After so many calls have died, no more are run."""
@@ -84,6 +86,9 @@ class Child:
         operator = opsmith.operator(name, opaque=True)(scope["stand_in"])
         operator.fake(self._fake)
         operator.kernel("cpu", cpp=job.text, entry=job.entry, dtypes=job.dtypes, strict=True)
+        built = operator.specification.kernels[0].function
+        assert isinstance(built, CppKernel)
+        built.source = dataclasses.replace(built.source, folder=job.folder)
         if job.trials:
             values = self._values(job.samples[job.trials[0].sample], job.trials[0])[0]
             operator.specification.kernels[0].consider(values)
@@ -110,8 +115,6 @@ class Child:
                 trace_exit(self.tracer, 2)
             self.tell({"fork": os.getpid()})
             torch.set_num_threads(self.job.threads)
-            # Not `use_deterministic_algorithms`, which imports torch's compiler.
-            torch.set_deterministic_debug_mode("error")
             for at in range(start, len(self.job.trials)):
                 self.at[:8] = at.to_bytes(8, "little")
                 self._try(at, self.job.trials[at])
@@ -177,8 +180,7 @@ class Child:
             values: The arguments.
             nan: Whether new memory holds nan, and not what the allocator has put there.
         """
-        deterministic: Any = torch.utils.deterministic
-        deterministic.fill_uninitialized_memory = nan
+        fill_new_memory(nan)
         with torch.no_grad():
             returned = self.stand_ins[build](*values)
         return list(returned) if isinstance(returned, tuple) else [returned]

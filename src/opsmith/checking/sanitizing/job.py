@@ -57,6 +57,7 @@ class Job:
         results: Names of the results, hidden ones too.
         text: The kernel.
         entry: Name of the function in it.
+        folder: Where its own headers are; None where that is not known.
         dtypes: Those that a template is made for; None for the usual ones.
         samples: Arguments.
         trials: The calls.
@@ -68,6 +69,7 @@ class Job:
     results: tuple[str, ...]
     text: str
     entry: str
+    folder: str | None
     dtypes: tuple[torch.dtype, ...] | None
     samples: tuple[Values, ...]
     trials: tuple[Trial, ...]
