@@ -146,7 +146,7 @@ def triton_source(given: Any, operator: str) -> TritonSource:
         raise _no_kernel(f"a kernel in Triton takes `{variadic[0]}`", operator, given)
     if function.__name__ == "<lambda>":
         raise _no_kernel("a kernel in Triton is a lambda, which Triton cannot read", operator, given)
-    if "triton" in sys.modules:
+    if sys.modules.get("triton") is not None:
         _jitted(function)
     return TritonSource(given, function, tuple(layers), tuple(map(_parameter, found)), text)
 
