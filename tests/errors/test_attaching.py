@@ -453,7 +453,7 @@ def test_kernel_for_no_dtype(name: str, dtypes: Any, says: Any) -> None:
         f"""
         {name}: a kernel is declared for something that is no dtype
           argument: dtypes
-          expected: a list of torch.dtype
+          expected: a list of torch.dtype, with one at least
           got: {dtypes!r}
           mend: write `dtypes=[torch.float32, torch.float64]`
         """,
