@@ -52,6 +52,16 @@ def test_a_reference_that_makes_tensors_of_its_own_runs_on_torch_s_stand_ins() -
             counted(x)
 
 
+def test_a_pair_is_a_pair_for_the_reference_whatever_tensors_stand_in() -> None:
+    @opsmith.operator("kernel_forms::moved")
+    def moved(x: Tensor, by: int | tuple[int, int]) -> Tensor:
+        return x + (sum(by) if isinstance(by, tuple) else by)
+
+    x = torch.zeros(SMALL + 1)
+    assert forms_of(moved.specification, [x, (1, 2)]) == (Form((SMALL + 1,), (1,), torch.float32),)
+    assert forms_of(moved.specification, [x[:3], (1, 2)]) == (Form((3,), (1,), torch.float32),)
+
+
 def test_a_reference_that_looks_at_data_needs_a_fake_kernel() -> None:
     @opsmith.operator("kernel_forms::firsts")
     def firsts(x: Tensor, count: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from opsmith.build.form import Form
 from opsmith.core.calls import tensors_in
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.distributed import mapped
 from opsmith.torch_library.effects import run_pure
 from opsmith.torch_library.shape_rules import fake_by_shapes
 
@@ -102,13 +103,8 @@ class _Reads(TorchFunctionMode):
 def _run(
     specification: Specification, values: Sequence[Any], stand_in: Callable[[Tensor], Tensor]
 ) -> tuple[Form, ...]:
-    def formed(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return [formed(item) for item in value]
-        return stand_in(value) if isinstance(value, Tensor) else value
-
     with torch.no_grad():
-        results = run_pure(specification, _computes(specification), [formed(each) for each in values])
+        results = run_pure(specification, _computes(specification), mapped(stand_in, values))
     return tuple(map(_form, results))
 
 
