@@ -41,7 +41,7 @@ def test_an_edited_file_runs_after_reload_and_not_before(tmp_path: Path) -> None
 def test_headers_of_the_author_s_own_are_found_beside_the_file_and_part_of_the_key(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     (tmp_path / "value.cpp").write_text('#include "parts/all.h"\n' + TEMPLATE.format("number()"))
-    (tmp_path / "parts" / "all.h").write_text('#include "number.h"\n')
+    (tmp_path / "parts" / "all.h").write_text('#include "opsmith.h"\n#include "number.h"\n')
     number = tmp_path / "parts" / "number.h"
     number.write_text("inline float number() { return 1; }\n")
     value = declare().kernel("cpu", cpp_file=tmp_path / "value.cpp")

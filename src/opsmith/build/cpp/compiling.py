@@ -46,7 +46,7 @@ def compiled(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], 
     toolchain = _toolchain()
     text, flags = generated(source, operator, dtypes, shapes), [*flags_in_force()]
     if source.folder is not None and has_includes(source.text):
-        flags += ["-iquote", source.folder]
+        flags += ["-iquote", source.folder, "-iquote", "."]  # the second for headers that include opsmith.h
 
     def build(directory: Path) -> None:
         (directory / "opsmith.h").write_bytes(HEADER.read_bytes())
