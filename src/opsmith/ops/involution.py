@@ -245,7 +245,7 @@ def _output_size(
     height, width = (
         (size[i] + 2 * padding[i] - (dilation[i] * (kernel[i] - 1) + 1)) // stride[i] + 1 for i in (0, 1)
     )
-    if min(*size, *kernel, height, width) < 1:
+    if any(side < 1 for side in (*size, *kernel, height, width)):  # `min` would fix dynamic sizes
         raise ValueError(
             "expected an image, with its padding, no smaller than the kernel, got "
             f"H, W = {list(size)}, padding {padding}, Kh, Kw = {list(kernel)}, dilation {dilation}; "

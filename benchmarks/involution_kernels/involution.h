@@ -1,0 +1,208 @@
+// What the three kernels of involution share: the steps of the window, and a group's pixels with its channels in
+// vectors, from a tensor and back into one.
+#pragma once
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "lanes.h"
+
+namespace involution {
+using lanes::all, lanes::Computed, lanes::count, lanes::each, lanes::Vector;
+
+// The steps of the window in one dimension, and the sizes before and behind it.
+struct Axis {
+  int64_t size, result, kernel, stride, padding, dilation;
+
+  int64_t extent() const { return (result - 1) * stride + (kernel - 1) * dilation + 1; }
+};
+
+inline Axis axis(int at, int64_t size, int64_t result, int64_t kernel, opsmith::List<int64_t> stride,
+                 opsmith::List<int64_t> padding, opsmith::List<int64_t> dilation) {
+  return {size, result, kernel, stride[at], padding[at], dilation[at]};
+}
+
+// One image of one group: `channels` planes of `rows` by `columns`, with any strides.
+template <class T>
+struct Planes {
+  T* data;
+  int64_t channels, rows, columns, channel_stride, row_stride, column_stride;
+
+  T* at(int64_t channel, int64_t row, int64_t column) const {
+    return data + channel * channel_stride + row * row_stride + column * column_stride;
+  }
+  bool flat() const { return column_stride == 1 && row_stride == columns; }
+};
+
+template <class T>
+Planes<T> planes(const opsmith::View<T, 4>& x, int64_t batch, int64_t first, int64_t channels) {
+  T* data = x.data + batch * x.stride(0) + first * x.stride(1);
+  return {data, channels, x.size(2), x.size(3), x.stride(1), x.stride(2), x.stride(3)};
+}
+
+// Pixels one after the other, each a vector of channels: `pitch` vectors from row to row.
+template <class A>
+struct Pixels {
+  A* data;
+  int64_t pitch;
+
+  A* at(int64_t row, int64_t column) const { return data + (row * pitch + column) * count<A>; }
+};
+
+// Copies rows [first, last) of planes to pixels, where row `first` comes to row 0.
+template <class T, class A = Computed<std::remove_const_t<T>>>
+void gather(const Planes<T>& from, int64_t first, int64_t last, Pixels<A> to) {
+  constexpr int L = count<A>;
+  if (from.channel_stride == 1 && from.channels == L) {
+    for (int64_t row = first; row < last; row++)
+      for (int64_t column = 0; column < from.columns; column++) {
+        Vector<A> pixel = lanes::load(from.at(0, row, column));
+        std::memcpy(to.at(row - first, column), &pixel, sizeof pixel);
+      }
+    return;
+  }
+  if (from.column_stride != 1) {
+    for (int64_t row = first; row < last; row++)
+      for (int64_t column = 0; column < from.columns; column++)
+        for (int64_t channel = 0; channel < L; channel++)
+          to.at(row - first, column)[channel] =
+              channel < from.channels ? A(*from.at(channel, row, column)) : A(0);
+    return;
+  }
+  // As many rows as lie one behind the other are one long row.
+  const bool flat = from.flat();
+  const int64_t runs = flat ? 1 : last - first, length = flat ? (last - first) * from.columns : from.columns;
+  for (int64_t run = 0; run < runs; run++) {
+    A* pixel = to.at(run, 0);
+    int64_t left = from.columns;  // in this row
+    for (int64_t at = 0; at < length; at += L) {
+      const int64_t some = std::min<int64_t>(L, length - at);
+      Vector<A> square[L];
+      if (some == L && from.channels == L) {
+        each<L>([&](auto c) __attribute__((always_inline)) {
+          square[c] = lanes::load(from.at(c, first + run, 0) + at);
+        });
+      } else {
+        each<L>([&](auto c) __attribute__((always_inline)) {
+          square[c] = Vector<A>{};
+          if (c < from.channels) square[c] = lanes::load_some(from.at(c, first + run, 0) + at, some);
+        });
+      }
+      lanes::transpose<A>(square);
+      if (left >= L) {  // they all go to the same row
+        each<L>([&](auto p) __attribute__((always_inline)) {
+          std::memcpy(pixel + p * L, &square[p], sizeof square[p]);
+        });
+        pixel += L * L;
+        left -= L;
+        if (left == 0) left = from.columns, pixel += (to.pitch - from.columns) * L;
+        continue;
+      }
+      each<L>([&](auto p) __attribute__((always_inline)) {
+        if (p >= some) return;
+        std::memcpy(pixel, &square[p], sizeof square[p]);
+        pixel += L;
+        if (--left == 0) left = from.columns, pixel += (to.pitch - from.columns) * L;
+      });
+    }
+  }
+}
+
+// Copies pixels without gaps between rows back to rows [first, last) of planes.
+template <class T, class A = Computed<T>>
+void scatter(const A* pixels, const Planes<T>& to, int64_t first, int64_t last) {
+  constexpr int L = count<A>;
+  if (to.column_stride != 1) {
+    const bool whole = to.channel_stride == 1 && to.channels == L;
+    for (int64_t row = first; row < last; row++)
+      for (int64_t column = 0; column < to.columns; column++, pixels += L) {
+        if (whole) {
+          Vector<A> pixel;
+          std::memcpy(&pixel, pixels, sizeof pixel);
+          lanes::store(to.at(0, row, column), pixel);
+        } else {
+          for (int64_t channel = 0; channel < to.channels; channel++)
+            *to.at(channel, row, column) = T(pixels[channel]);
+        }
+      }
+    return;
+  }
+  const bool flat = to.flat();
+  const int64_t runs = flat ? 1 : last - first, length = flat ? (last - first) * to.columns : to.columns;
+  for (int64_t run = 0; run < runs; run++)
+    for (int64_t at = 0; at < length; at += L) {
+      const int64_t some = std::min<int64_t>(L, length - at);
+      Vector<A> square[L];
+      if (some == L && to.channels == L) {
+        each<L>([&](auto p) __attribute__((always_inline)) {
+          std::memcpy(&square[p], pixels + p * L, sizeof square[p]);
+        });
+        lanes::transpose<A>(square);
+        each<L>([&](auto c) __attribute__((always_inline)) {
+          lanes::store(to.at(c, first + run, 0) + at, square[c]);
+        });
+        pixels += L * L;
+      } else {
+        each<L>([&](auto p) __attribute__((always_inline)) {
+          square[p] = Vector<A>{};
+          if (p < some) std::memcpy(&square[p], pixels + p * L, sizeof square[p]);
+        });
+        pixels += some * L;
+        lanes::transpose<A>(square);
+        for (int64_t c = 0; c < to.channels; c++)
+          lanes::store_some(to.at(c, first + run, 0) + at, square[c], some);
+      }
+    }
+}
+
+// Copies `size` numbers that are `stride` apart, as what they are computed with.
+template <class T, class A = Computed<T>>
+void widen(const T* from, int64_t stride, int64_t size, A* to) {
+  constexpr int L = count<A>;
+  if (stride != 1) {
+    for (int64_t at = 0; at < size; at++) to[at] = A(from[at * stride]);
+    return;
+  }
+  for (int64_t at = 0; at < size; at += L) {  // the last may write beyond the end, as far as a vector reaches
+    const Vector<A> some = size - at >= L ? lanes::load(from + at) : lanes::load_some(from + at, size - at);
+    std::memcpy(to + at, &some, sizeof some);
+  }
+}
+
+// A thread's share of the work: rows [first, last) of one group of one image.
+struct Share {
+  int64_t batch, group, first, last;
+};
+
+// Calls `work(share, scratch)` for all rows of all groups, in parallel. A share has at most `most` rows, and fewer
+// where there would else be too few shares for the threads. Each thread has scratch memory of `size` numbers.
+template <class A, class Work>
+void in_shares(int64_t batches, int64_t groups, int64_t rows, int64_t most, int64_t size, Work work) {
+  const int64_t images = batches * groups;
+  if (images == 0 || rows == 0) return;
+  const int64_t enough = (3 * omp_get_max_threads() + images - 1) / images;  // shares of each image
+  const int64_t bands = std::min(rows, std::max((rows + most - 1) / most, omp_get_max_threads() > 1 ? enough : 1));
+  bool failed = false;
+#pragma omp parallel
+  {
+    std::unique_ptr<A, decltype(&std::free)> scratch(
+        static_cast<A*>(std::aligned_alloc(64, (size * sizeof(A) + 127) / 64 * 64)), &std::free);
+    if (!scratch) {
+#pragma omp atomic write
+      failed = true;
+    }
+#pragma omp barrier
+    if (!failed) {
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t at = 0; at < images * bands; at++) {
+        const int64_t image = at / bands, band = at % bands;
+        work(Share{image / groups, image % groups, rows * band / bands, rows * (band + 1) / bands}, scratch.get());
+      }
+    }
+  }
+  OPSMITH_CHECK(!failed, "there is no memory for the %lld numbers that each thread needs", (long long)size);
+}
+
+}  // namespace involution

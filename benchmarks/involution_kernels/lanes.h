@@ -1,0 +1,147 @@
+// Vectors of as many lanes as this processor has, and what is done with them: loads that widen, stores that round,
+// parts of a vector at the ends of rows, and the transposition of a square of lanes.
+#pragma once
+
+#include <type_traits>
+#include <utility>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace lanes {
+
+#if defined(__AVX512F__)
+constexpr int bytes = 64;
+#elif defined(__AVX__)
+constexpr int bytes = 32;
+#else
+constexpr int bytes = 16;
+#endif
+constexpr int registers = bytes == 64 ? 32 : 16;  // of vectors, that the processor names
+
+template <class T> struct computed { using type = float; };  // numbers of 16 bits are computed with in float
+template <> struct computed<double> { using type = double; };
+template <class T> using Computed = typename computed<T>::type;
+
+template <class A> constexpr int count = bytes / int(sizeof(A));
+template <class A> using Vector __attribute__((vector_size(bytes))) = A;
+
+// Calls `body` with the numbers below N, each a constant: loops that the compiler has to unroll, so that an array of
+// vectors becomes registers.
+template <int V> using Constant = std::integral_constant<int, V>;
+template <class Body, int... I>
+[[gnu::always_inline]] inline void each_of(Body&& body, std::integer_sequence<int, I...>) {
+  (body(Constant<I>{}), ...);
+}
+template <int N, class Body>
+[[gnu::always_inline]] inline void each(Body&& body) {
+  each_of(static_cast<Body&&>(body), std::make_integer_sequence<int, N>{});
+}
+
+// Has the compiler keep an address as it is: from several that it computes anew of one another come many registers.
+template <class T>
+[[gnu::always_inline]] inline void keep(T*& address) {
+  asm("" : "+r"(address));
+}
+
+template <class A>
+[[gnu::always_inline]] inline Vector<A> all(A value) {
+  return Vector<A>{} + value;
+}
+
+// As many elements as there are lanes, in memory of any alignment.
+template <class T>
+[[gnu::always_inline]] inline Vector<Computed<T>> load(const T* from) {
+  using A = Computed<T>;
+  Vector<A> result;
+  if constexpr (std::is_same_v<T, A>) {
+    std::memcpy(&result, from, sizeof result);
+  } else if constexpr (std::is_same_v<T, opsmith::BFloat16>) {
+    typedef uint16_t Narrow __attribute__((vector_size(bytes / 2)));
+    typedef uint32_t Wide __attribute__((vector_size(bytes)));
+    Narrow narrow;
+    std::memcpy(&narrow, from, sizeof narrow);
+    result = (Vector<A>)(__builtin_convertvector(narrow, Wide) << 16);
+  } else {
+#if defined(__AVX512F__)
+    result = (Vector<A>)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__F16C__) && defined(__AVX__)
+    result = (Vector<A>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+    for (int at = 0; at < count<A>; at++) result[at] = float(from[at]);
+#endif
+  }
+  return result;
+}
+
+template <class T>
+[[gnu::always_inline]] inline void store(T* to, Vector<Computed<T>> value) {
+  using A = Computed<T>;
+  if constexpr (std::is_same_v<T, A>) {
+    std::memcpy(to, &value, sizeof value);
+  } else if constexpr (std::is_same_v<T, opsmith::Half>) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__) && defined(__AVX__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));
+#else
+    for (int at = 0; at < count<A>; at++) to[at] = T(value[at]);
+#endif
+  } else {
+    typedef uint16_t Narrow __attribute__((vector_size(bytes / 2)));
+    typedef uint32_t Wide __attribute__((vector_size(bytes)));
+    Wide wide = (Wide)value, kept = wide >> 16;
+    Wide rounded = (wide + 0x7fffu + (kept & 1)) >> 16;
+    Wide is_nan = (Wide)((wide & 0x7fffffffu) > 0x7f800000u);
+    Narrow narrow = __builtin_convertvector((is_nan & (kept | 0x40)) | (~is_nan & rounded), Narrow);
+    std::memcpy(to, &narrow, sizeof narrow);
+  }
+}
+
+// The first `some` elements alone; the other lanes are 0.
+template <class T>
+[[gnu::always_inline]] inline Vector<Computed<T>> load_some(const T* from, int64_t some) {
+  using A = Computed<T>;
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float>) return (Vector<A>)_mm512_maskz_loadu_ps(__mmask16((1u << some) - 1), from);
+#endif
+  T copy[count<A>] = {};
+  for (int64_t at = 0; at < some; at++) copy[at] = from[at];
+  return load(copy);
+}
+
+template <class T>
+[[gnu::always_inline]] inline void store_some(T* to, Vector<Computed<T>> value, int64_t some) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float>) {
+    _mm512_mask_storeu_ps(to, __mmask16((1u << some) - 1), (__m512)value);
+    return;
+  }
+#endif
+  T copy[count<Computed<T>>];
+  store(copy, value);
+  for (int64_t at = 0; at < some; at++) to[at] = copy[at];
+}
+
+// Transposes a square: afterwards lane i of vector j is what lane j of vector i was.
+template <class A>
+[[gnu::always_inline]] inline void transpose(Vector<A> (&square)[count<A>]) {
+  constexpr int L = count<A>;
+  using Index = std::conditional_t<sizeof(A) == 4, int32_t, int64_t>;
+  typedef Index Mask __attribute__((vector_size(bytes)));
+  Mask low, high;  // constants, to the compiler
+  each<L>([&](auto i) __attribute__((always_inline)) {
+    low[int(i)] = i % 2 ? L + i / 2 : i / 2;
+    high[int(i)] = L / 2 + (i % 2 ? L + i / 2 : i / 2);
+  });
+  each<L == 16 ? 4 : L == 8 ? 3 : L == 4 ? 2 : 1>([&](auto) __attribute__((always_inline)) {
+    Vector<A> next[L];  // a perfect shuffle of the rows, log2(L) times, transposes
+    each<L / 2>([&](auto i) __attribute__((always_inline)) {
+      next[2 * i] = __builtin_shuffle(square[i], square[i + L / 2], low);
+      next[2 * i + 1] = __builtin_shuffle(square[i], square[i + L / 2], high);
+    });
+    each<L>([&](auto i) __attribute__((always_inline)) { square[i] = next[i]; });
+  });
+}
+
+}  // namespace lanes

@@ -1,0 +1,160 @@
+"""RedNet: a residual network whose 3x3 convolutions are involutions.
+
+Source: D. Li et al., "Involution: Inverting the Inherence of Convolution for Visual Recognition", CVPR 2021,
+arXiv:2103.06255, section 4.1 and table 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from opsmith.ops.involution_layer import Involution2d
+
+BLOCKS = {
+    26: (1, 2, 4, 1),
+    38: (2, 3, 5, 2),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
+"""How many blocks each stage has, by the depth of the network."""
+
+EXPANSION = 4
+"""How many times more channels a block returns than it computes with."""
+
+
+class Bottleneck(nn.Module):
+    """1x1 convolution, involution, 1x1 convolution, and the input added to that.
+
+    Args:
+        channels: Of the input.
+        width: Of the involution; the result has 4 times as many channels.
+        kernel_size: Of the involution.
+        stride: Of the involution.
+        channels_per_group: Of the involution.
+    """
+
+    def __init__(
+        self, channels: int, width: int, *, kernel_size: int, stride: int, channels_per_group: int
+    ) -> None:
+        super().__init__()
+        result = width * EXPANSION
+        self.first = nn.Sequential(
+            nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+        )
+        self.involution = nn.Sequential(
+            Involution2d(width, kernel_size, stride, channels_per_group=channels_per_group),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+        )
+        self.last = nn.Sequential(nn.Conv2d(width, result, 1, bias=False), nn.BatchNorm2d(result))
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or channels != result:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, result, 1, stride, bias=False), nn.BatchNorm2d(result)
+            )
+        self.activation = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, C, H, W] to [B, 4 width, ceil(H / stride), ceil(W / stride)]."""
+        result: Tensor = self.activation(self.last(self.involution(self.first(x))) + self.shortcut(x))
+        return result
+
+
+class RedNet(nn.Module):
+    """Stages of blocks with involutions, each but the first with half the sides and twice the channels.
+
+    Args:
+        blocks: How many blocks each stage has.
+        classes: How many logits there are.
+        in_channels: Of the images.
+        width: Of the first stage's involutions, a multiple of `2 * channels_per_group`.
+        kernel_size: Of the involutions in the blocks; that of the stem has 3.
+        channels_per_group: How many channels share a kernel.
+        small: For images of few pixels: the stem keeps their size, which it else divides by 4.
+
+    Example:
+        >>> import torch
+        >>> network = RedNet((1, 1), classes=10, in_channels=1, width=32, small=True)
+        >>> network(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        *,
+        classes: int = 1000,
+        in_channels: int = 3,
+        width: int = 64,
+        kernel_size: int = 7,
+        channels_per_group: int = 16,
+        small: bool = False,
+    ) -> None:
+        super().__init__()
+        self.stem = _stem(in_channels, width, channels_per_group, small)
+        stages: list[nn.Module] = []
+        channels = width
+        for at, count in enumerate(blocks):
+            made: list[nn.Module] = []
+            for number in range(count):
+                made.append(
+                    Bottleneck(
+                        channels,
+                        width * 2**at,
+                        kernel_size=kernel_size,
+                        stride=2 if at and not number else 1,
+                        channels_per_group=channels_per_group,
+                    )
+                )
+                channels = width * 2**at * EXPANSION
+            stages.append(nn.Sequential(*made))
+        self.stages = nn.Sequential(*stages)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images [B, in_channels, H, W] to logits [B, classes]."""
+        logits: Tensor = self.head(self.pool(self.stages(self.stem(images))).flatten(1))
+        return logits
+
+
+def rednet(depth: int = 50, *, classes: int = 1000, in_channels: int = 3) -> RedNet:
+    """Make one of the networks of the paper, with random parameters.
+
+    Args:
+        depth: 26, 38, 50, 101 or 152.
+        classes: How many logits there are.
+        in_channels: Of the images.
+
+    Raises:
+        ValueError: If there is no network of that depth.
+
+    Example:
+        >>> sum(parameter.numel() for parameter in rednet(26).parameters())
+        9233166
+    """
+    if depth not in BLOCKS:
+        raise ValueError(
+            f"expected the depth of a RedNet of the paper, {', '.join(map(str, BLOCKS))}, got {depth!r}; "
+            "choose one of these, or give the blocks of each stage: `RedNet((1, 2, 4, 1))`"
+        )
+    return RedNet(BLOCKS[depth], classes=classes, in_channels=in_channels)
+
+
+def _stem(in_channels: int, width: int, channels_per_group: int, small: bool) -> nn.Sequential:
+    """Convolution, involution, convolution, at half the sides; the largest of 3x3, at half of those."""
+    half = width // 2
+
+    def convolved(before: int, after: int, stride: int) -> tuple[nn.Module, ...]:
+        convolution = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        return convolution, nn.BatchNorm2d(after), nn.ReLU()
+
+    layers = (
+        *convolved(in_channels, half, 1 if small else 2),
+        *(Involution2d(half, 3, channels_per_group=channels_per_group), nn.BatchNorm2d(half), nn.ReLU()),
+        *convolved(half, width, 1),
+    )
+    return nn.Sequential(*layers) if small else nn.Sequential(*layers, nn.MaxPool2d(3, 2, 1))
