@@ -69,17 +69,28 @@ template <int PB, class A>
   });
 }
 
-// Adds zero times the weights of a tap that looks beyond the image: nan where one is not finite, as in the reference.
+// What the sums of a row begin with. Rows of taps above and below the image are left out; there the reference
+// multiplies weights with zeros, which is nan where one is not finite.
 template <class T, class A>
-void add_zeros(const T* weights, int64_t stride, int64_t size, A* sums) {
+void begin_sums(const T* row, const View<const T, 6>& weight, int64_t first, int64_t last, A* sums) {
   constexpr int L = count<A>;
-  if (stride != 1) {
-    for (int64_t j = 0; j < size; j++) sums[j] += A(0) * A(weights[j * stride]);
-    return;
-  }
+  const int64_t size = weight.size(5), apart = weight.stride(5);
+  std::fill(sums, sums + size, A(0));
+  if (first == 0 && last == weight.size(2)) return;
   for (int64_t j = 0; j < size; j += L) {
-    const Vector<A> some = size - j >= L ? lanes::load(weights + j) : lanes::load_some(weights + j, size - j);
-    lanes::store(sums + j, lanes::load(sums + j) + A(0) * some);
+    Vector<A> sum{};
+    for (int64_t u = 0; u < weight.size(2); u++) {
+      if (u >= first && u < last) continue;
+      for (int64_t v = 0; v < weight.size(3); v++) {
+        const T* tap = row + u * weight.stride(2) + v * weight.stride(3) + j * apart;
+        if (apart == 1) {
+          sum += A(0) * (size - j >= L ? lanes::load(tap) : lanes::load_some(tap, size - j));
+        } else {
+          for (int64_t lane = 0; lane < std::min<int64_t>(L, size - j); lane++) sum[lane] += A(0) * A(tap[lane * apart]);
+        }
+      }
+    }
+    lanes::store(sums + j, sum);  // as whole vectors, for which there is room
   }
 }
 
@@ -149,20 +160,12 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
       const Planes<T> out = planes(result, share.batch, first, some);
       int64_t waiting = share.first;  // the first row that is not written out
       for (int64_t i = share.first; i < share.last; i++) {
-        // Rows of taps above and below the image are left out. There the reference multiplies with zeros, which is
-        // nan where a weight is not finite: that is what the sums begin with.
         const int64_t above = i * down.stride - down.padding;
         int64_t first_tap = 0, last_tap = down.kernel;
         while (first_tap < last_tap && above + first_tap * down.dilation < 0) first_tap++;
         while (last_tap > first_tap && above + (last_tap - 1) * down.dilation >= down.size) last_tap--;
-        std::fill(begin, begin + across.result, A(0));
         const T* row = weights + i * weight.stride(4);
-        if (first_tap > 0 || last_tap < down.kernel)
-          for (int64_t u = 0; u < down.kernel; u++) {
-            if (u >= first_tap && u < last_tap) continue;
-            for (int64_t v = 0; v < across.kernel; v++)
-              add_zeros(row + u * weight.stride(2) + v * weight.stride(3), weight.stride(5), across.result, begin);
-          }
+        begin_sums(row, weight, first_tap, last_tap, begin);
         if (!direct)
           for (int64_t tap = first_tap * across.kernel; tap < last_tap * across.kernel; tap++) {
             const T* source = row + tap / across.kernel * weight.stride(2) + tap % across.kernel * weight.stride(3);

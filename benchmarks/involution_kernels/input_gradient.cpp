@@ -16,6 +16,7 @@ struct Block {
   int64_t rows, pixel_step, weight_step;  // of taps, and what to go from one to the next
   A* result;
   int64_t step, kept;   // numbers from one of its pixels to the next, and how many pixels there are
+  int64_t ahead;        // numbers to the weights of the row below
 };
 
 // Adds what one row of taps brings to PB pixels that are S apart, for N taps.
@@ -45,7 +46,7 @@ template <int N, int PB, bool Inner, class A>
   const A *pixels = it.pixels, *weights = it.weights;
   for (int64_t row = 0; row < it.rows; row++, pixels += it.pixel_step, weights += it.weight_step) {
     add_row<N, PB, Inner, A>(sums, it, pixels, weights);
-    each<N>([&](auto o) __attribute__((always_inline)) { __builtin_prefetch(weights + o * it.pitch + PB + N); });
+    each<N>([&](auto o) __attribute__((always_inline)) { __builtin_prefetch(weights + o * it.pitch + it.ahead); });
   }
   each<PB>([&](auto p) __attribute__((always_inline)) {
     if (p < it.kept) std::memcpy(it.result + p * it.step, &sums[p], sizeof sums[p]);
@@ -151,6 +152,7 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
               it.rows = rows_of_taps, it.pixel_step = -columns * L;
               it.weight_step = direct ? down.stride * weight.stride(2) - weight.stride(4) : down.stride * K * wide;
               it.result = row + (t * S + phase - across.padding) * L;
+              it.ahead = direct ? weight.stride(4) : 0;
               it.step = S * L, it.kept = std::min(width, end - t);
               run_of<A>(N)(it, width);
               at = t + width;

@@ -111,18 +111,19 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
     std::memset(scratch, 0, (for_image + for_came) * sizeof(A));
     const int64_t top = share.first * down.stride - down.padding;
     const int64_t bottom = (share.last - 1) * down.stride - down.padding + (down.kernel - 1) * down.dilation;
-    for (int64_t c = 0; c < channels; c++) {  // planes from end to end, as memory is read fastest
-      for (int64_t y = std::max<int64_t>(top, 0); y <= std::min(bottom, down.size - 1); y++)
-        for (int64_t phase = 0; phase < S; phase++) {
-          const int64_t begin = phase >= across.padding ? 0 : (across.padding - phase + S - 1) / S;
-          const int64_t x = begin * S + phase - across.padding;
-          const int64_t size = std::min(in_phase - L - begin, x < across.size ? (across.size - x + S - 1) / S : 0);
-          A* target = image.at(y - top, c) + phase * in_phase + begin;
-          if (size > 0) widen(from.at(c, y, x), S * from.column_stride, size, target);
-        }
+    const int64_t highest = std::max<int64_t>(top, 0), lowest = std::min(bottom, down.size - 1);
+    for (int64_t phase = 0; phase < S; phase++) {
+      const int64_t begin = phase >= across.padding ? 0 : (across.padding - phase + S - 1) / S;
+      const int64_t x = begin * S + phase - across.padding;
+      const int64_t size = std::min(in_phase - L - begin, x < across.size ? (across.size - x + S - 1) / S : 0);
+      if (size <= 0) continue;
+      for (int64_t c = 0; c < channels; c++)  // planes from end to end, as memory is read fastest
+        for (int64_t y = highest; y <= lowest; y++)
+          widen(from.at(c, y, x), S * from.column_stride, size, image.at(y - top, c) + phase * in_phase + begin);
+    }
+    for (int64_t c = 0; c < channels; c++)
       for (int64_t i = share.first; i < share.last; i++)
         widen(given.at(c, i, 0), given.column_stride, across.result, came.at(i - share.first, c));
-    }
     T* const results = result.data + share.batch * result.stride(0) + share.group * result.stride(1);
     for (int64_t tile = share.first; tile < share.last; tile += several) {
       const int64_t tall = std::min(several, share.last - tile);  // rows of the cotangent

@@ -151,7 +151,8 @@ def involution_weight_gradient(
     _expect_shape("cotangent [B, C, Ho, Wo]", cotangent, (batch, channels, *output))
     windows = _windows(input, kernel, stride, padding, dilation).unflatten(1, (groups, channels // groups))
     grouped = cotangent.unflatten(1, (groups, channels // groups))
-    return torch.einsum("bgcijuv,bgcij->bguvij", windows, grouped)
+    gradient = torch.einsum("bgcijuv,bgcij->bguvij", windows, grouped)
+    return gradient.contiguous()  # as `weight` lies mostly: autograd copies a gradient that lies otherwise
 
 
 involution.gradients(
