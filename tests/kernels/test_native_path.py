@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
+from opsmith.build.cpp import dispatching
 from opsmith.build.cpp.dispatching import fill_new_memory
 from opsmith.checking.poison import poisoned
 from opsmith.torch_library import capabilities
@@ -315,6 +316,17 @@ def test_new_memory_is_filled_where_the_check_looks_for_what_nothing_writes() ->
             pass
         assert fill_new_memory(True)
     assert not fill_new_memory(False)
+
+
+def test_new_memory_is_filled_for_the_first_kernel_of_a_process_too() -> None:
+    @opsmith.operator("native_path::first_written")
+    def first_written(x: Tensor) -> Tensor:
+        return x * 2
+
+    first_written.kernel("cpu", cpp="void first_written(View<const float> x, View<float> y) {}")
+    dispatching._runtime.cache_clear()  # as before anything is loaded
+    with poisoned():
+        assert first_written(torch.ones(3)).isnan().all()
 
 
 def test_a_call_without_a_tensor_is_the_reference_s() -> None:

@@ -23,6 +23,8 @@ _OPTIONAL = 100
 
 _numbers = itertools.count()
 
+_filling = False
+"""Whether results hold nan before a kernel writes them."""
 _retired: list[Any] = []
 """Operators that are called no more. They stay: a call in another thread may be about to use one, and torch
 crashes in an operator that is gone."""
@@ -171,7 +173,7 @@ def _declared(library: Any) -> Any:
         ("remembered", ctypes.c_int64, [pointer]),
         ("copies", ctypes.c_int64, [pointer, number]),
         ("hold", None, [ctypes.py_object, ctypes.c_char_p]),
-        ("fill", number, [number]),
+        ("fill", None, [number]),
         ("version", ctypes.c_int64, []),
     ):
         function = getattr(library, f"opsmith_{name}")
@@ -182,19 +184,22 @@ def _declared(library: Any) -> Any:
 @cache
 def _runtime() -> Any:
     """The runtime's functions, called without the interpreter's lock: torch's dispatcher has its own."""
-    return _declared(ctypes.CDLL(str(runtime().directory / LIBRARY)))
+    loaded = _declared(ctypes.CDLL(str(runtime().directory / LIBRARY)))
+    loaded.opsmith_fill(int(_filling))
+    return loaded
 
 
 def fill_new_memory(on: bool) -> bool:
     """Say whether results of C++ kernels hold nan before the kernel writes them; returns what was so.
 
-    Torch's own `fill_uninitialized_memory` does not reach them: its C functions leave memory as it is.
-    Nothing is done before the first kernel is loaded.
+    Torch's own `fill_uninitialized_memory` does not reach them: its C functions leave memory as it is. What
+    is said here holds for kernels that are loaded later, too.
     """
-    if not _runtime.cache_info().currsize:
-        return False
-    before: int = _runtime().opsmith_fill(int(on))
-    return bool(before)
+    global _filling
+    before, _filling = _filling, on
+    if _runtime.cache_info().currsize:
+        _runtime().opsmith_fill(int(on))
+    return before
 
 
 @cache

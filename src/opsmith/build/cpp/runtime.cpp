@@ -355,7 +355,7 @@ PUBLIC void opsmith_hold(PyObject* error, const char* text) {
   held_error.text = text;
 }
 
-// Whether new memory is filled from now on; returns whether it was.
-PUBLIC int32_t opsmith_fill(int32_t on) { return filling.exchange(on); }
+// Whether new memory is filled from now on.
+PUBLIC void opsmith_fill(int32_t on) { filling = on; }
 
 PUBLIC int64_t opsmith_version() { return version; }
