@@ -17,7 +17,7 @@ from opsmith.ops import involution as bundled
 from opsmith.ops.involution import involution_input_gradient as bundled_input_gradient
 from opsmith.ops.involution import involution_weight_gradient as bundled_weight_gradient
 
-HERE = Path(__file__).parent
+KERNELS = Path(__file__).parents[2] / "src/opsmith/ops/involution/cpu"
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 involution: Any = opsmith.operator("candidates::involution")(bundled.reference)
@@ -42,4 +42,6 @@ def attach(dtypes: Sequence[torch.dtype] = DTYPES) -> None:
     """Give the three operators their kernels, for some dtypes: seconds to compile, once on a machine."""
     kernels = {"forward": involution, "input_gradient": input_gradient, "weight_gradient": weight_gradient}
     for entry, operator in kernels.items():
-        operator.kernel("cpu", cpp_file=HERE / f"{entry}.cpp", entry=entry, dtypes=list(dtypes), strict=True)
+        operator.kernel(
+            "cpu", cpp_file=KERNELS / f"{entry}.cpp", entry=entry, dtypes=list(dtypes), strict=True
+        )

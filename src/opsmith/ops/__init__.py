@@ -7,8 +7,7 @@ Each is there as a function, in small letters; those that have parameters or are
 from __future__ import annotations
 
 from opsmith.ops.elementwise import Add, Exp, Mul, add, exp, mul
-from opsmith.ops.involution import involution
-from opsmith.ops.involution_layer import Involution2d
+from opsmith.ops.involution import Involution2d, involution
 from opsmith.ops.linear import Linear, linear
 
 __all__ = ["Add", "Exp", "Involution2d", "Linear", "Mul", "add", "exp", "involution", "linear", "mul"]

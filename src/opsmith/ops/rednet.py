@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from opsmith.ops.involution_layer import Involution2d
+from opsmith.ops.involution import Involution2d
 
 BLOCKS = {
     26: (1, 2, 4, 1),

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from opsmith.ops.involution import involution
+from opsmith.ops.involution.operators import involution
 
 CHANNELS_PER_GROUP = 16
 

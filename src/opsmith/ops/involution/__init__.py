@@ -1,0 +1,15 @@
+"""Involution (arXiv:2103.06255): three operators that are one another's gradients, and the layer around them.
+
+`operators` declares them and names their kernels, which lie in `cpu` and `cuda`; `layer` has `Involution2d`.
+"""
+
+from __future__ import annotations
+
+from opsmith.ops.involution.layer import Involution2d
+from opsmith.ops.involution.operators import (
+    involution,
+    involution_input_gradient,
+    involution_weight_gradient,
+)
+
+__all__ = ["Involution2d", "involution", "involution_input_gradient", "involution_weight_gradient"]
