@@ -2,7 +2,7 @@
 
 The four stages of RedNet-50, kernels of 7x7, 16 channels to a group, in turns in one run: `unfold` in PyTorch
 as the paper's authors have it, the same under torch.compile with one thread and with two, a depthwise
-convolution of equal size as a yardstick, and the kernels of `involution_kernels`. `floor` is how long the
+convolution of equal size as a yardstick, and `opsmith.ops.involution`. `floor` is how long the
 machine takes to copy as many bytes as have to be read and written. Run it with nothing else running:
 `python benchmarks/involution.py [--rounds 15] [--stages 64x56 ...] [--dtype float32]`.
 """
@@ -11,18 +11,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from involution_kernels import candidates
+from opsmith.ops import involution
 
 STAGES = ("64x56", "128x28", "256x14", "512x7")
 BATCH, K, CHANNELS_PER_GROUP = 8, 7, 16
@@ -86,7 +82,7 @@ def measure(C: int, H: int, dtype: torch.dtype, rounds: int) -> None:
     compiled = torch.compile(unfold, dynamic=False)
 
     def ours(x: Tensor, weight: Tensor) -> Tensor:
-        result: Tensor = candidates.involution(x, weight, 1, K // 2)
+        result: Tensor = involution(x, weight, 1, K // 2)
         return result
 
     def without(call: Call) -> Call:
@@ -129,7 +125,6 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
-    candidates.attach([dtype])
     for stage in options.stages:
         C, H = map(int, stage.split("x"))
         measure(C, H, dtype, options.rounds)

@@ -81,3 +81,16 @@ def test_what_is_too_large_together_is_tried_alone() -> None:
     largest = {max(value.shape) for sample in found for value in sample.flat}
     assert {33, 129, 65} <= largest
     assert all(sum(value.numel() for value in sample.flat) <= MOST_ELEMENTS for sample in found)
+
+
+def test_nothing_is_made_that_memory_would_not_hold() -> None:
+    samples = [
+        (torch.rand(2, 3, 1, 2, 3, 2, 2, 1), torch.rand(1)),
+        (torch.rand(1, 2, 2, 1, 2, 3, 1, 2), torch.rand(2)),
+    ]
+    operator = declared(
+        "eight", lambda matrix, scale: matrix * scale, samples
+    )  # 33 * 129 * 65 * ... elements
+    found = kernel_sizes(subject_of(operator, None, 0, EFFORTS["default"]))
+    assert found
+    assert all(sum(value.numel() for value in sample.flat) <= MOST_ELEMENTS for sample in found)

@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import opsmith
+from opsmith.build.cpp import compiling
 from opsmith.core.kernels import BuiltKernel
+from opsmith.kernels import cpp
 
 
 def kernel_of(operator: Any) -> Any:
@@ -240,3 +242,59 @@ def test_numbers_of_16_bits_round_as_torch_s_do(kind: str) -> None:
     special = torch.tensor([float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 65519.9, 65520.0, 1e-45])
     x = torch.cat([near, special])
     assert_close(rounded(x), x.to(dtype), rtol=0, atol=0, equal_nan=True)
+
+
+TWICE = """
+template <class T>
+void twice(Contiguous<const T> x, Contiguous<T> y) {
+  for (int64_t i = 0; i < x.numel(); i++) y[i] = x[i] * T(%s);
+}
+"""
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def tripled(x: Tensor) -> Tensor:
+    return x * 3
+
+
+def test_a_kernel_for_each_dtype_is_compiled_when_its_dtype_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[tuple[torch.dtype, ...]] = []
+
+    def watched(source: Any, operator: str, dtypes: tuple[torch.dtype, ...], shapes: str) -> Any:
+        compiled.append(dtypes)
+        return compiling.compiled(source, operator, dtypes, shapes)
+
+    monkeypatch.setattr(cpp, "compiled", watched)
+    twice: Any = opsmith.operator("cpp_kernels::twice_by_dtype")(doubled)
+    for dtype in (torch.float32, torch.float64):
+        twice.kernel("cpu", cpp=TWICE % 2, entry="twice", dtypes=[dtype])
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        x = torch.ones(3, dtype=dtype)
+        assert_close(twice(x), x * 2)
+        said = twice.explain(x)
+        assert said.forward.startswith("reference" if dtype == torch.float16 else "kernel for cpu")
+    assert compiled == [(torch.float32,), (torch.float64,)]
+    assert [each.rpartition(": ")[2] for each in said.rejected] == [
+        "`x` is float16, and it takes float64",
+        "`x` is float16, and it takes float32",
+    ]
+
+
+def test_a_kernel_given_again_replaces_what_it_has_a_dtype_in_common_with() -> None:
+    thrice: Any = opsmith.operator("cpp_kernels::thrice_again")(tripled)
+
+    def taken() -> list[set[torch.dtype]]:
+        return [set(each.function.dtypes) for each in thrice.specification.kernels]
+
+    both, single, double = [torch.float32, torch.float64], [torch.float32], [torch.float64]
+    thrice.kernel("cpu", cpp=TWICE % 2, entry="twice", dtypes=both)  # wrong, and so run again in the notebook
+    thrice.kernel("cpu", cpp=TWICE % 3, entry="twice", dtypes=single)
+    assert taken() == [{torch.float32}]
+    thrice.kernel("cpu", cpp=TWICE % 3, entry="twice", dtypes=double)
+    assert taken() == [{torch.float64}, {torch.float32}]
+    assert_close(thrice(torch.ones(2)), torch.full((2,), 3.0))
+    thrice.kernel("cpu", cpp=TWICE % 3, entry="twice", dtypes=both)
+    assert taken() == [set(both)]

@@ -360,7 +360,7 @@ def test_where_sizes_are_letters_a_dtype_alone_is_refused() -> None:
     mode: Any = capabilities.symbolic_mode()
     x, whole = (mode.from_tensor(torch.ones(5, dtype=each)) for each in (torch.float32, torch.int64))
     assert kernel.refusal([x, 2.0]) is None
-    assert kernel.refusal([whole, 2.0]) == "its tensors are int64, and it takes float32 or float64"
+    assert kernel.refusal([whole, 2.0]) == "`x` is int64, and it takes float32 or float64"
 
 
 def test_a_call_on_a_gpu_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

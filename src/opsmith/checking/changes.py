@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -98,7 +99,12 @@ def varies(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
 
 
 def resized(
-    sizes: Sizes, to: Mapping[str, int], generator: torch.Generator, *, silent: bool = False
+    sizes: Sizes,
+    to: Mapping[str, int],
+    generator: torch.Generator,
+    *,
+    silent: bool = False,
+    most: float = math.inf,
 ) -> Iterator[Change]:
     """The sample at other sizes; whole numbers that point into a dimension still do.
 
@@ -107,6 +113,7 @@ def resized(
         to: New ones, by the names of the symbols.
         generator: Source of new numbers.
         silent: As of `Change`.
+        most: Nothing is made that would have more elements: many sizes at once are more than memory holds.
     """
     sample = sizes.sample
     if all(sizes.by_name[name] == size for name, size in to.items()):
@@ -115,6 +122,8 @@ def resized(
     if changed is None:
         return
     shapes, numbers = changed
+    if sum(math.prod(shapes[at]) for at, value in enumerate(sample.flat) if isinstance(value, Tensor)) > most:
+        return
     flat = list(sample.flat)
     for place, value in enumerate(flat):
         if not isinstance(value, Tensor):

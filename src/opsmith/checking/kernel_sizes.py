@@ -60,11 +60,11 @@ def _changes(subject: Subject, sample: Sample) -> Iterator[Change]:
     names = [symbol.name for symbol in sizes.symbols if varies(subject, sizes, symbol)]
     generator = subject.generator()
     large = {name: LARGE_SIZES[at % len(LARGE_SIZES)] for at, name in enumerate(names)}
-    together = [*resized(sizes, large, generator)] if names else []
-    if together and together[0].sample(0).elements <= MOST_ELEMENTS:
+    together = [*resized(sizes, large, generator, most=MOST_ELEMENTS)] if names else []
+    if together:
         yield from together
     else:
         for name, size in large.items():
-            yield from resized(sizes, {name: size}, generator)
+            yield from resized(sizes, {name: size}, generator, most=MOST_ELEMENTS)
     for name in names:
         yield from resized(sizes, {name: 1}, generator)

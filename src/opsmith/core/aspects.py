@@ -309,7 +309,7 @@ class Aspects:
         return self._replace()
 
     def _attach_kernel(self, kernel: Kernel) -> None:
-        others = [each for each in self._specification.kernels if each.identity != kernel.identity]
+        others = [each for each in self._specification.kernels if not kernel.supersedes(each)]
         self._replace(kernels=(kernel, *others))
 
     def fake(self, function: F) -> F:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,11 @@ class BuiltKernel(ABC):
     @abstractmethod
     def entry(self) -> str:
         """Name of the function in it."""
+
+    @property
+    @abstractmethod
+    def dtypes(self) -> Collection[torch.dtype] | None:
+        """The dtypes that it is declared for; None where that is not said, or makes no difference."""
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -105,10 +110,18 @@ class Kernel:
         """`file:line` of the function."""
         return self.function.where if isinstance(self.function, BuiltKernel) else where(self.function)
 
-    @property
-    def identity(self) -> tuple[Any, ...]:
-        """What another kernel has in common with it that takes its place."""
-        return self.device, self.dtypes, getattr(self.function, "entry", None)
+    def supersedes(self, other: Kernel) -> bool:
+        """Whether this kernel, declared later, takes the place of another one of its operator.
+
+        So does one of the same device and dtypes; from source, one of the same function for some of the same
+        dtypes, as where a cell of a notebook is run again. One for other dtypes stands beside it.
+        """
+        mine, its = self.function, other.function
+        if isinstance(mine, BuiltKernel) and isinstance(its, BuiltKernel):
+            apart = mine.dtypes and its.dtypes and not set(mine.dtypes) & set(its.dtypes)
+            return self.device == other.device and mine.entry == its.entry and not apart
+        alike = isinstance(mine, BuiltKernel) == isinstance(its, BuiltKernel)
+        return alike and (self.device, self.dtypes) == (other.device, other.dtypes)
 
     def consider(self, values: Sequence[Any]) -> Accepted | Rejected:
         """Whether this kernel takes a call with these argument values."""

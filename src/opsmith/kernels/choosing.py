@@ -47,6 +47,19 @@ def _misfit(
     return None
 
 
+def of_other_dtypes(names: Sequence[str], values: Sequence[Any], dtypes: Sequence[torch.dtype]) -> str | None:
+    """Why a template for these dtypes takes none of these values; None where it may: one has such a dtype."""
+    found = {
+        name: tensor.dtype
+        for name, value in zip(names, values, strict=False)
+        for tensor in tensors_in([value])
+    }
+    if not dtypes or not found or any(dtype in dtypes for dtype in found.values()):
+        return None
+    what = " and ".join(f"`{name}` is {plain(dtype)}" for name, dtype in found.items())
+    return f"{what}, and it takes {' or '.join(map(plain, dtypes))}"
+
+
 def scattered(values: Sequence[Any]) -> str | None:
     """Why a kernel that runs on one GPU does not take these values; None where all tensors are on one."""
     devices = {str(tensor.device) for tensor in tensors_in(list(values))}

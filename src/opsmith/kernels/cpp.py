@@ -19,7 +19,7 @@ from opsmith.build.cpp.source import CppSource
 from opsmith.build.parameter import Parameter
 from opsmith.core.calls import tensors_in
 from opsmith.core.operator import Operator
-from opsmith.kernels.choosing import choose_candidate, lies_right
+from opsmith.kernels.choosing import choose_candidate, lies_right, of_other_dtypes
 from opsmith.kernels.from_source import KernelFromSource
 from opsmith.kernels.planning import planned
 from opsmith.kernels.signature import arguments_of, check_parameters
@@ -127,6 +127,10 @@ class CppKernel(KernelFromSource[CppSource]):
         Raises:
             CompileError: If the compiler refuses the source.
         """
+        # Without the library where that is enough: it takes a while to compile, and may never be needed.
+        misfit = of_other_dtypes(self.operator.specification.schema.names, values, self._dtypes or ())
+        if misfit is not None:
+            return misfit
         try:
             loaded = self._load()
         except errors.ToolchainError as error:

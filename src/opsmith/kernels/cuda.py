@@ -21,7 +21,7 @@ from opsmith.build.cuda.source import CudaSource
 from opsmith.core.calls import tensors_in
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
-from opsmith.kernels.choosing import plain, scattered
+from opsmith.kernels.choosing import of_other_dtypes, scattered
 from opsmith.kernels.cuda_machine import TorchCuda
 from opsmith.kernels.cuda_plan import Plan, allocated, constants_of, copy_of, in_form, must_copy, planned
 from opsmith.kernels.cuda_signature import check_cuda_parameters, chosen, passed
@@ -123,7 +123,8 @@ class CudaKernel(KernelFromSource[CudaSource]):
         tensors = tensors_in(list(values))
         specification = self.operator.specification
         if is_open(form_of_call(values)):
-            return self._misfit(tensors)
+            # Its sizes are letters to a compiler; each run decides for itself.
+            return of_other_dtypes(specification.schema.names, values, self.dtypes)
         try:
             choice = self._chosen(specification, _whole(specification, values), tensors[0].device)
         except errors.ToolchainError as error:
@@ -131,14 +132,6 @@ class CudaKernel(KernelFromSource[CudaSource]):
                 raise
             return f"{error.problem}: {error.got}; {error.mend}"
         return choice if isinstance(choice, str) else None
-
-    def _misfit(self, tensors: Sequence[Tensor]) -> str | None:
-        """Why it takes no call whose sizes are letters to a compiler; each run decides for itself."""
-        found = dict.fromkeys(tensor.dtype for tensor in tensors)
-        if self.dtypes and not any(dtype in self.dtypes for dtype in found):
-            taken = " or ".join(map(plain, self.dtypes))
-            return f"its tensors are {' and '.join(map(plain, found))}, and it takes {taken}"
-        return None
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """The arguments that it copies, as it takes another layout than theirs."""

@@ -80,7 +80,7 @@ class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
     ) -> None:
         schema = operator.specification.schema
         super().__init__(operator, source, strict=strict)
-        self.dtypes = dtypes
+        self._dtypes = dtypes
         self.binding: Binding = bind(source, schema, constants, layouts, operator.name)
         seen = dict.fromkeys((*schema.names, *(result.name for result in schema.results)))
         self._constants = {
@@ -90,6 +90,11 @@ class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
         self._grid = self._given(grid, {**seen, **dict.fromkeys(constants), **meta}, "the grid")
         if not callable(grid):
             check_grid(shape_of(grid), operator.name, source.where)
+
+    @property
+    def dtypes(self) -> frozenset[torch.dtype]:
+        """Floating dtypes that it takes, and integers if it names any."""
+        return self._dtypes
 
     def _given(self, value: Any, known: Mapping[str, Any], what: str) -> Callable[[Mapping[str, Any]], Any]:
         """What computes a grid or constant from a call, by name."""

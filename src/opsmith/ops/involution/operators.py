@@ -182,6 +182,16 @@ involution_weight_gradient.gradients(
     ),
 )
 
+# In C++, each dtype in a library of its own: a process waits for what it uses alone.
+for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.float32):
+    involution.kernel("cpu", cpp_file="cpu/forward.cpp", entry="forward", dtypes=[dtype])
+    involution_input_gradient.kernel(
+        "cpu", cpp_file="cpu/input_gradient.cpp", entry="input_gradient", dtypes=[dtype]
+    )
+    involution_weight_gradient.kernel(
+        "cpu", cpp_file="cpu/weight_gradient.cpp", entry="weight_gradient", dtypes=[dtype]
+    )
+
 
 _CASES = [  # B, C, G, (H, W), (Kh, Kw), stride, padding, dilation
     (1, 4, 2, (3, 3), (3, 3), 1, 1, 1),

@@ -1,0 +1,225 @@
+"""Involution's kernels in C++ give what its references give: every size, step, layout and dtype."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as some
+from torch import Tensor
+
+import opsmith
+from opsmith.ops.involution import involution, involution_input_gradient, involution_weight_gradient
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="C++ kernels are built on Linux"),
+    pytest.mark.xdist_group("involution_kernels"),
+]
+
+OPERATORS: Any = (involution, involution_input_gradient, involution_weight_gradient)
+TOLERANCE = {torch.float32: 4e-6, torch.float64: 2e-14, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+"""Of the largest element, a few units in the last place: 16 bits are rounded once, after sums in float32."""
+
+FEW, MANY = 100, 1000
+"""How many random cases there are of a dtype, in every run of the suite and in the slow one."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One involution, and how its tensors lie."""
+
+    batch: int
+    groups: int
+    channels: int  # of a group
+    size: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    image_lies: str = "contiguous"
+    weight_lies: str = "contiguous"
+
+    @property
+    def steps(self) -> tuple[Any, ...]:
+        return self.stride, self.padding, self.dilation
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        """Ho and Wo."""
+        sizes = zip(self.size, self.kernel, *self.steps, strict=True)
+        return tuple((n + 2 * p - (d * (k - 1) + 1)) // s + 1 for n, k, s, p, d in sizes)
+
+
+def lying(tensor: Tensor, how: str) -> Tensor:
+    """The same numbers in other strides."""
+    if how == "channels last":  # a pixel's channels, or its kernel, side by side
+        order = (0, *range(tensor.dim() - 2, tensor.dim()), *range(1, tensor.dim() - 2))
+        back = (0, *range(3, tensor.dim()), 1, 2)
+        return tensor.permute(order).contiguous().permute(back)
+    if how == "transposed":
+        return tensor.mT.contiguous().mT
+    if how == "a part":
+        wider = torch.full((*tensor.shape[:-1], tensor.shape[-1] + 3), float("nan"), dtype=tensor.dtype)
+        wider[..., 1:-2] = tensor
+        return wider[..., 1:-2]
+    if how == "expanded":  # one image for all of a batch
+        return tensor[:1].expand_as(tensor)
+    return tensor
+
+
+LAYOUTS = some.sampled_from(["contiguous", "contiguous", "channels last", "transposed", "a part", "expanded"])
+
+
+@some.composite
+def cases(draw: Any) -> Case:
+    """Sizes for which kernels have a path of their own, on both sides of their tiles, and any others."""
+    pair = lambda strategy: draw(some.tuples(strategy, strategy))
+    kernel = pair(some.sampled_from([3, 5, 7]) | some.integers(1, 8))
+    case = Case(
+        batch=draw(some.integers(1, 3)),
+        groups=draw(some.integers(1, 3)),
+        channels=draw(some.sampled_from([16, 8, 3, 1]) | some.integers(1, 35)),
+        size=pair(some.sampled_from([7, 14, 28]) | some.integers(1, 33)),
+        kernel=kernel,
+        stride=pair(some.sampled_from([1, 1, 2]) | some.integers(1, 4)),
+        padding=(draw(some.integers(0, kernel[0])), draw(some.integers(0, kernel[1]))),
+        dilation=pair(some.sampled_from([1, 1, 1, 2]) | some.integers(1, 3)),
+        image_lies=draw(LAYOUTS),
+        weight_lies=draw(LAYOUTS),
+    )
+    assume(min(case.result) >= 1)
+    return case
+
+
+def tensors(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Image, weight and what came back, as they lie in the case."""
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(how: str, *shape: int) -> Tensor:
+        return lying(torch.randn(*shape, generator=generator).to(dtype), how)
+
+    channels = case.groups * case.channels
+    image = numbers(case.image_lies, case.batch, channels, *case.size)
+    weight = numbers(case.weight_lies, case.batch, case.groups, *case.kernel, *case.result)
+    return image, weight, numbers(case.image_lies, case.batch, channels, *case.result)
+
+
+def calls(case: Case, image: Tensor, weight: Tensor, came: Tensor) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    yield involution, (image, weight, *case.steps)
+    yield involution_input_gradient, (came, weight, case.size, *case.steps)
+    yield involution_weight_gradient, (came, image, case.groups, case.kernel, *case.steps)
+
+
+def hold(case: Case, dtype: torch.dtype) -> None:
+    """Hold the three kernels to their references in float64."""
+    for operator, arguments in calls(case, *tensors(case, dtype)):
+        found = operator(*arguments)
+        wide = [each.double() if isinstance(each, Tensor) else each for each in arguments]
+        right = operator.reference(*wide)
+        assert (found.dtype, found.shape) == (dtype, right.shape)
+        within = TOLERANCE[dtype] * max(1.0, right.abs().max().item())
+        torch.testing.assert_close(found.double(), right, rtol=0, atol=within, msg=f"{operator.name}, {case}")
+
+
+def sweep(count: int) -> Any:
+    """Random cases, the same in each run."""
+    return settings(
+        max_examples=count,
+        deadline=None,  # the first compiles
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@sweep(FEW)
+@given(case=cases())
+@example(case=Case(1, 2, 16, (14, 28), (7, 7), (1, 1), (3, 3)))
+@example(case=Case(1, 1, 16, (14, 15), (3, 5), (2, 2), (1, 2), image_lies="channels last"))
+def test_random_cases(case: Case, dtype: torch.dtype) -> None:
+    hold(case, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@sweep(MANY)
+@given(case=cases())
+def test_many_random_cases(case: Case, dtype: torch.dtype) -> None:
+    hold(case, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_kernel_takes_the_call_and_not_the_reference(dtype: torch.dtype) -> None:
+    case = Case(1, 2, 3, (5, 4), (3, 3), image_lies="channels last")
+    for operator, arguments in calls(case, *tensors(case, dtype)):
+        said = operator.explain(*arguments)
+        assert "src/opsmith/ops/involution/cpu/" in said.forward.replace(os.sep, "/")
+        assert said.copies == ()
+
+
+ODD = [float("inf"), float("-inf"), float("nan")]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+@sweep(FEW)
+@given(case=cases(), which=some.sampled_from([(0,), (1,), (2,), (0, 1, 2)]), last=some.booleans())
+def test_what_is_not_finite_goes_where_the_reference_has_it(
+    odd: float, case: Case, which: tuple[int, ...], last: bool
+) -> None:
+    given = [each.clone() for each in tensors(case, torch.float32)]
+    for at in which:  # in corners, where taps look beyond the image
+        given[at][(-int(last),) * given[at].dim()] = odd
+    for operator, arguments in calls(case, *given):
+        found, right = operator(*arguments), operator.reference(*arguments)
+        assert torch.equal(found.isfinite(), right.isfinite()), (operator, case)
+        assert torch.equal(found.isnan(), right.isnan()), (operator, case)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_same_numbers_with_any_number_of_threads(threads: int) -> None:
+    before = torch.get_num_threads()
+    case = Case(2, 3, 16, (30, 29), (7, 7), padding=(3, 3))
+    alone = []
+    try:
+        for count in (1, threads):
+            torch.set_num_threads(count)
+            alone.append([operator(*given) for operator, given in calls(case, *tensors(case, torch.float32))])
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, *alone))
+
+
+def test_empty_batches() -> None:
+    case = Case(0, 1, 16, (5, 5), (3, 3), padding=(1, 1))
+    for operator, arguments in calls(case, *tensors(case, torch.float32)):
+        assert operator(*arguments).shape == operator.reference(*arguments).shape
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("without", ["-mno-avx512f", "-mno-avx"])
+def test_on_processors_with_shorter_vectors(without: str) -> None:
+    environment = {**os.environ, "CXX": f"g++ {without}"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", Path(__file__).name]
+    chosen = ["-k", "test_random_cases or not_finite", "-m", "not slow", "-p", "no:xdist"]
+    done = subprocess.run(
+        [*command, *chosen], cwd=Path(__file__).parent, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(TOLERANCE) + len(ODD)} passed" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: str(operator.name))
+def test_nothing_is_read_or_written_outside(operator: Any) -> None:
+    report = opsmith.check(operator, only=["sanitized"], effort="quick", sanitize=True)
+    assert report.passed_as_asked, str(report)
+    assert [outcome.status for outcome in report.outcomes if outcome.property == "sanitized"] == ["passed"]
