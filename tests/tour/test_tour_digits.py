@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opsmith import ops
 from opsmith.tour import Context, dataset, digits
 from opsmith.tour.network import DigitNetwork
 
@@ -95,4 +96,34 @@ def test_the_network_is_made_of_our_operators() -> None:
     with Names() as names, torch.no_grad():
         assert DigitNetwork()(images).shape == (2, 10)
     assert names.seen >= {"opsmith::involution", "opsmith::linear", "opsmith_tour::swish"}
-    assert not names.seen & {"aten::addmm", "aten::relu", "aten::silu"}
+    assert not names.seen & {"aten::addmm", "aten::silu"}
+
+
+def test_says_what_computes_involution(tmp_path: Path) -> None:
+    given = context(tmp_path, 1)
+    result = digits.run(given)
+    images = torch.rand(2, 32, 8, 8, device=given.device)
+    kernels = torch.rand(2, 4, 3, 3, 8, 8, device=given.device)
+    expected = ops.involution.explain(images, kernels, 1, 1)
+    computed = result.details["computed_by"]
+    assert list(computed) == [
+        "opsmith::involution",
+        "opsmith::involution_input_gradient",
+        "opsmith::involution_weight_gradient",
+    ]
+    (way,) = computed["opsmith::involution"]
+    assert way.startswith(expected.forward)
+    assert way.startswith("kernel") or all(reason in way for reason in expected.rejected)
+    assert all(computed.values())
+    assert isinstance(given.console.file, io.StringIO)
+    printed = given.console.file.getvalue()
+    assert all(f"{name}: {', '.join(ways)}\n" in printed for name, ways in computed.items())
+
+
+def test_looking_at_what_computes_leaves_the_network_as_it_was() -> None:
+    torch.manual_seed(0)
+    network = DigitNetwork()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    digits.computed_by(network, dataset.Images(torch.rand(4, 1, 8, 8), torch.arange(4)))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from rich.table import Table
 
+from opsmith.tour.computed import involution_computed_by
 from opsmith.tour.dataset import Images, digits
 from opsmith.tour.files import write_json, write_weights
 from opsmith.tour.network import DigitNetwork
@@ -62,14 +64,23 @@ def confusion(network: DigitNetwork, images: Images) -> torch.Tensor:
     return counts.reshape(10, 10).cpu()
 
 
+def computed_by(network: DigitNetwork, images: Images) -> dict[str, list[str]]:
+    """What computes involution and its gradients in a step of training; the network stays as it was."""
+    network = deepcopy(network).train()
+    batch = images.to(network.position.device)
+    return involution_computed_by(lambda: F.cross_entropy(network(batch.pixels), batch.labels).backward())
+
+
 @single_thread()
 def run(context: Context) -> StageResult:
-    """Train, print which digits were confused, and write `digits.json` and `digits.pt`."""
+    """Train, print which digits were confused and what computed, and write `digits.json` and `digits.pt`."""
     start = perf_counter()
     training, test = digits(context.seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(context.seed)
         network = DigitNetwork().to(context.device)
+    first = Images(training.pixels[:BATCH], training.labels[:BATCH])
+    computed = computed_by(network, first)
     curve: list[Epoch] = []
     with progress(context.console, "reading digits", context.digits_epochs) as advance:
         for epoch in train(network, training, test, context.digits_epochs, context.seed):
@@ -78,11 +89,14 @@ def run(context: Context) -> StageResult:
     matrix = confusion(network, test)
     accuracy = matrix.diagonal().sum().item() / len(test)
     context.console.print(_table(matrix))
+    for name, ways in computed.items():
+        context.console.print(f"{name}: {', '.join(ways)}", markup=False, highlight=False, soft_wrap=True)
     details = {
         "epochs": context.digits_epochs,
         "training_images": len(training),
         "test_images": len(test),
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "computed_by": computed,
         "accuracy": accuracy,
         "required_accuracy": ACCURACY,
         "training_seconds": round(perf_counter() - start, 2),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from opsmith.ops import Linear
-from opsmith.tour.layers import Involution
+from opsmith.ops import Involution2d, Linear
 from opsmith.tour.swish import swish
 
 
@@ -27,7 +26,8 @@ class Block(nn.Module):
 
     def __init__(self, channels: int, stride: int = 1) -> None:
         super().__init__()
-        self.involution = nn.Sequential(Involution(channels, stride=stride), nn.BatchNorm2d(channels))
+        involution = Involution2d(channels, 3, stride, channels_per_group=8, reduction=2)
+        self.involution = nn.Sequential(involution, nn.BatchNorm2d(channels))
         self.mix = nn.Sequential(Pixelwise(channels, channels), nn.BatchNorm2d(channels))
         self.shortcut = nn.AvgPool2d(stride) if stride > 1 else nn.Identity()
 
@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 class DigitNetwork(nn.Module):
-    """Three blocks over 32 channels, then a linear map to ten classes; 14,374 parameters."""
+    """Three blocks over 32 channels, then a linear map to ten classes; 14,326 parameters."""
 
     def __init__(self, channels: int = 32) -> None:
         super().__init__()
