@@ -50,6 +50,7 @@ def in_turns(calls: Mapping[str, tuple[Call, int]], rounds: int) -> dict[str, tu
     for number in range(rounds + 2):
         for name, (call, threads) in calls.items():
             torch.set_num_threads(threads)
+            time.sleep(0.02)
             call()
             start = time.perf_counter()
             call()

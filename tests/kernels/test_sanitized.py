@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from opsmith.checking.natives import kernels_in_cpp
 from opsmith.checking.properties import EVERY
 from opsmith.checking.report import Outcome
 from opsmith.checking.sanitizing import running
+from opsmith.checking.sanitizing.job import Job
 from opsmith.ops import add, exp, involution, linear, mul
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="C++ kernels are built on Linux")
@@ -248,3 +250,15 @@ def test_a_compile_error_is_told_as_ever() -> None:
     (failure,) = outcome(mistaken).failures
     assert failure.cause == "raises"
     assert "the C++ compiler refuses the kernel" in failure.message
+
+
+def test_variables_of_a_function_that_returned_are_watched_but_in_kernels_with_vectors(
+    tmp_path: Path,
+) -> None:
+    job = Job("a::b", (), ("y",), "void b() {}", "b", str(tmp_path), None, (), ())
+    assert "detect_stack_use_after_return=1" in running.options(job)["ASAN_OPTIONS"]
+    (tmp_path / "wide.h").write_text("using Wide __attribute__((vector_size(64))) = float;")
+    for text in ('#include "wide.h"', "__m512d x;", "_mm256_setzero_ps();", "__m128i x;"):
+        held = running.options(replace(job, text=text))
+        assert "detect_stack_use_after_return=0" in held["ASAN_OPTIONS"]
+        assert held["UBSAN_OPTIONS"] == running.options(job)["UBSAN_OPTIONS"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import select
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from opsmith import errors
 from opsmith.build.cpp.sanitizer_reports import SanitizerReport, reports
 from opsmith.build.cpp.sanitizing import preloaded
 from opsmith.build.cpp.tracing import lines_in
+from opsmith.build.includes import includes_of
 from opsmith.build.symbols import Line
 from opsmith.build.toolchain import find_toolchain
 from opsmith.checking.mistakes import UncheckableError
@@ -46,10 +48,25 @@ _OPTIONS: Mapping[str, Mapping[str, int]] = {
     },
     "UBSAN_OPTIONS": {"halt_on_error": 0, "print_stacktrace": 1, "symbolize": 0},
 }
-OPTIONS = {
-    variable: ":".join(f"{name}={value}" for name, value in options.items())
-    for variable, options in _OPTIONS.items()
-}
+
+
+def options(job: Job) -> dict[str, str]:
+    """What the sanitizers are told, in the environment of a job's process.
+
+    Sanitizers move variables to memory of their own, to see what is used after its function returned. g++
+    before 13.3 does not align vectors there, and kernels that have some crash (GCC bug 110027).
+    """
+    own = (job.text, *includes_of(job.text, job.folder).values())
+    found = {variable: dict(values) for variable, values in _OPTIONS.items()}
+    if any(_VECTORS.search(text) for text in own):
+        found["ASAN_OPTIONS"]["detect_stack_use_after_return"] = 0
+    return {
+        variable: ":".join(f"{name}={value}" for name, value in values.items())
+        for variable, values in found.items()
+    }
+
+
+_VECTORS = re.compile(r"\bvector_size\b|\b__m\d{3}[di]?\b|\b_mm\d*_")
 
 
 @dataclass
@@ -112,7 +129,7 @@ def done(job: Job, limit_s: float) -> Done:
         with (folder / "said").open("wb") as said:
             process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM.format(path=sys.path, folder=name, writing=writing)],
-                env={**os.environ, "LD_PRELOAD": " ".join(map(str, libraries)), **OPTIONS},
+                env={**os.environ, "LD_PRELOAD": " ".join(map(str, libraries)), **options(job)},
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
