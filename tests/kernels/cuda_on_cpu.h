@@ -1,5 +1,5 @@
-// CUDA C++ for the CPU: one block after the other, and of its threads one after the other. Where threads wait for one
-// another each has a stack of its own, and runs until it waits. Parameters come as the driver gets them.
+// CUDA C++ for the CPU: one block after the other, and of its threads one after the other. Where threads wait for
+// one another each has a stack of its own, and runs until it waits. Parameters come as the driver gets them.
 #include <ucontext.h>
 
 #include <algorithm>
@@ -73,8 +73,8 @@ static void run_thread() {
   running->waits_at = -1;
 }
 
-// Runs a block's threads from barrier to barrier, forwards and then backwards, so that what needs a barrier and has none
-// meets both orders. Every thread has to come to the same barrier: elsewhere a GPU hangs, or does anything.
+// Runs a block's threads from barrier to barrier, forwards and then backwards, so that what needs a barrier and
+// has none meets both orders. Every thread has to come to the same barrier: elsewhere a GPU hangs, or does anything.
 static int run_together(std::vector<Fiber>& fibers) {
   for (Fiber& each : fibers) {
     getcontext(&each.context);
@@ -136,4 +136,5 @@ template <auto kernel, bool together, class... P> struct Emulated<kernel, togeth
     return OK;
   }
 };
-template <auto kernel, bool together> constexpr Run emulate = &Emulated<kernel, together, decltype(kernel)>::run;
+template <auto kernel, bool together>
+constexpr Run emulate = &Emulated<kernel, together, decltype(kernel)>::run;

@@ -29,7 +29,7 @@ KERNELS: dict[str, CudaKernel] = {
     for name, operator in OPERATORS.items()
 }
 UNITS = {torch.float64: 64.0, torch.float32: 32.0, torch.float16: 2.0, torch.bfloat16: 2.0}
-"""Units in the last place of the largest element: types of 16 bits are rounded once, after sums in float32."""
+"""Units in the last place of the largest element: 16 bits are rounded once, after sums in float32."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The CUDA kernels of involution, run on the CPU, compute what the references do; and what they take of a GPU."""
+"""CUDA kernels of involution, run on the CPU, compute what the references do; and what they take of a GPU."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_nothing_is_copied() -> None:
     for name, arguments, found in run(case, case.tensors(torch.float32)):
         held(found, expected(name, arguments), torch.float32, name)
         assert not KERNELS[name].copied
-        assert not KERNELS[name].copies([each for each in arguments])
+        assert not KERNELS[name].copies(list(arguments))
 
 
 def test_what_the_reference_refuses_is_refused_in_its_words() -> None:
@@ -207,9 +207,19 @@ def test_rednet_spills_nothing(name: str, dtype: torch.dtype, monkeypatch: pytes
 @pytest.mark.parametrize("name", KERNELS)
 def test_samples_and_other_sizes_spill_nothing(name: str) -> None:
     def calls(dtype: torch.dtype) -> Iterator[list[Any]]:
-        for kernel, step, gap in ((3, 1, 1), (5, 1, 1), (9, 1, 1), (11, 2, 1), (7, 1, 2), (3, 4, 1), (5, 3, 2)):
+        for kernel, step, gap in (
+            (3, 1, 1),
+            (5, 1, 1),
+            (9, 1, 1),
+            (11, 2, 1),
+            (7, 1, 2),
+            (3, 4, 1),
+            (5, 3, 2),
+        ):
             for channels in (4, 40):
-                case = Case(2, 2, channels, (60, 60), (kernel,) * 2, (step,) * 2, (kernel // 2,) * 2, (gap,) * 2)
+                case = Case(
+                    2, 2, channels, (60, 60), (kernel,) * 2, (step,) * 2, (kernel // 2,) * 2, (gap,) * 2
+                )
                 yield list(case.calls(*(each.to("meta") for each in case.tensors(dtype)))[name])
 
     for which in (None, calls):

@@ -1,4 +1,4 @@
-"""How the CUDA kernels of involution are launched: the tile that a block computes, told from the sizes of a call.
+"""How the CUDA kernels of involution are launched: the tile of a block, told from the sizes of a call.
 
 The arithmetic of how a tile lies in shared memory is that of `layout` in cuda/involution.cuh.
 """
@@ -13,13 +13,13 @@ from typing import Any
 from torch import Tensor
 
 VECTOR = 16
-"""Bytes that a thread reads of shared memory at once, and that a strip of pixels is in what it computes in."""
+"""Bytes that a thread reads of shared memory at once. A strip is as many, in the type that sums are of."""
 LANES, CHANNELS = 4, 4
 """At most so many threads share the channels of a strip, and each has so many at a time."""
 STAGED = 16
 """So many channels of a group are in shared memory at a time where the weight's gradient is summed."""
 SHARED = 48 * 1024
-"""Bytes of shared memory of a block, which every GPU has without being asked: three such blocks fit on sm_80."""
+"""Bytes of shared memory of a block, which every GPU gives unasked: three such blocks fit on sm_80."""
 NARROWEST = 4
 """Strips that a tile has at least where there are as many: of 16 bits they are one sector of 32 bytes."""
 MOST_THREADS = {"forward": 128, "input_gradient": 128, "weight_gradient": 256}
@@ -29,8 +29,8 @@ BUDGET = 22
 FARTHEST = 2**30
 """Numbers of rows and columns that a tile counts, with what windows reach beyond the image."""
 
-MOST_BLOCKS = 2**20
-"""Of the plain path, whose threads go on to what is left."""
+MOST_BLOCKS = 2**31 - 1
+"""Of a launch."""
 
 Pair = tuple[int, int]
 
@@ -67,7 +67,7 @@ class Problem:
 
     @property
     def numel(self) -> int:
-        """The numbers of an image of the result; where threads have several channels, as many as there are then."""
+        """What threads take one by one in a group of an image: numbers, or several channels of a pixel."""
         rows, columns = self.size if self.kind == "input_gradient" else self.result
         if self.kind == "weight_gradient":
             return self.kernel[0] * self.kernel[1] * rows * columns
@@ -94,7 +94,7 @@ class Problem:
 
     @property
     def first(self) -> int:
-        """The first column of the input's gradient, counted as its kernel does: in strides, with the padding."""
+        """The first column of the input's gradient, as its kernel counts: in strides, with the padding."""
         return self.padding[1] // self.stride[1]
 
     @property
@@ -121,7 +121,11 @@ class Problem:
     @property
     def vectors(self) -> int:
         """Vectors of registers that hold weights, sums and a window."""
-        sums = {"forward": self.parts[1], "input_gradient": self.parts[1] * self.stride[1], "weight_gradient": 1}
+        sums = {
+            "forward": self.parts[1],
+            "input_gradient": self.parts[1] * self.stride[1],
+            "weight_gradient": 1,
+        }
         return self.kernel[1] + sums[self.kind] + self.window * self.phases
 
     @property
@@ -191,25 +195,30 @@ def tiles(problem: Problem) -> Iterator[Tile]:
                 yield tile
 
 
-def cost(problem: Problem, tile: Tile) -> float:
-    """About how many instructions a warp issues for a whole image, with those of threads that have nothing to do."""
+def blocks(problem: Problem, tile: Tile) -> int:
+    """The blocks of one group of one image."""
+    rows, columns = problem.area
     lanes, channels = problem.parts
-    U, K = problem.kernel
+    pieces = 1 if problem.kind == "weight_gradient" else -(-problem.channels // (lanes * channels))
+    return -(-rows // tile.rows) * -(-columns // (tile.strips * problem.strip)) * pieces
+
+
+def cost(problem: Problem, tile: Tile) -> float:
+    """About how many instructions warps issue for an image, with those of threads that have nothing to do."""
+    lanes, channels = problem.parts
+    (U, K), N = problem.kernel, problem.strip
     warps = -(-lanes * tile.strips * tile.rows * tile.taps // 32)
-    pieces = -(-problem.channels // (lanes * channels))
     window = problem.window * problem.phases
     staged = tile.staged * tile.line * problem.phases * lanes * channels
     if problem.kind == "weight_gradient":
-        rounds = -(-U // tile.taps)
-        of_row = rounds * (channels * (K * problem.strip + window + 1) + 2 * K * problem.strip)
+        rounds = -(-U // tile.taps) * -(-problem.channels // channels)
+        summed = rounds * (channels * (K * N + window + 1) + 2 * K * N)
         staged = rounds * (staged + tile.rows * tile.strips * channels)
     else:
-        of_row = -(-U // problem.stride[0]) if problem.kind == "input_gradient" else U
-        of_row *= channels * (K * problem.strip + window) + 2 * K * problem.strip + 20
-    rows, columns = problem.area
-    blocks = -(-rows // tile.rows) * -(-columns // (tile.strips * problem.strip))
+        rows_of_taps = -(-U // problem.stride[0]) if problem.kind == "input_gradient" else U
+        summed = rows_of_taps * (channels * (K * N + window) + 2 * K * N + 20)
     narrow = 1 + 0.5 / tile.strips  # of what a narrow row reads, parts lie in lines that others read
-    return narrow * blocks * pieces * (warps * (of_row + 200) + 20 * -(-staged // 32))
+    return narrow * blocks(problem, tile) * (warps * (summed + 200) + 20 * -(-staged // 32))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -221,7 +230,8 @@ def chosen(problem: Problem) -> Tile | None:
         span = problem.size[axis] + 2 * problem.padding[axis] + problem.kernel[axis] * problem.dilation[axis]
         if span + problem.result[axis] * problem.stride[axis] > FARTHEST:
             return None
-    return min(tiles(problem), key=lambda tile: cost(problem, tile), default=None)
+    best = min(tiles(problem), key=lambda tile: cost(problem, tile), default=None)
+    return None if best is None or problem.images * blocks(problem, best) > MOST_BLOCKS else best
 
 
 def constants(problem: Problem) -> dict[str, int]:
@@ -248,15 +258,11 @@ def block(problem: Problem) -> tuple[int, int, int]:
 
 
 def grid(problem: Problem) -> int:
-    """The blocks of a launch; without tiles, of threads that each take one number of the result after the other."""
+    """The blocks of a launch; without tiles, of threads that take one piece of the work after the other."""
     tile = chosen(problem)
     if tile is None:
-        return min(-(-problem.images * problem.numel // 256), MOST_BLOCKS)
-    rows, columns = problem.area
-    lanes, channels = problem.parts
-    pieces = 1 if problem.kind == "weight_gradient" else -(-problem.channels // (lanes * channels))
-    of_image = -(-rows // tile.rows) * -(-columns // (tile.strips * problem.strip))
-    return problem.images * of_image * pieces
+        return min(-(-problem.images * problem.numel // 256), 2**20)
+    return problem.images * blocks(problem, tile)
 
 
 def shared(problem: Problem) -> int:
@@ -280,11 +286,14 @@ def launched(problem: Callable[..., Problem], *names: str) -> dict[str, Any]:
 
         return of
 
+    def number(name: str) -> Callable[..., Any]:
+        return told(lambda problem: constants(problem)[name])
+
     return {
         "grid": told(grid),
         "block": told(block),
         "shared": told(shared),
-        "constants": {name: told(lambda problem, name=name: constants(problem)[name]) for name in names},
+        "constants": {name: number(name) for name in names},
     }
 
 
@@ -297,9 +306,7 @@ def input_gradient(
     cotangent: Tensor, weight: Tensor, size: Pair, stride: Pair, padding: Pair, dilation: Pair
 ) -> Problem:
     """The sizes of a call of `involution_input_gradient`."""
-    return _problem(
-        "input_gradient", weight, weight.shape, cotangent.shape, size, stride, padding, dilation
-    )
+    return _problem("input_gradient", weight, weight.shape, cotangent.shape, size, stride, padding, dilation)
 
 
 def weight_gradient(

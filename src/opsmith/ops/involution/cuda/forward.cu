@@ -1,9 +1,10 @@
-// Involution: each pixel of the result is the sum of the pixels around it, weighed by that pixel's own kernel.
+// Involution: each pixel of the result is the sum of the pixels around it, weighed by that pixel's own
+// kernel.
 //
-// A block computes a tile of one group of one image: `blockDim.y` strips across and `blockDim.z` rows, by `blockDim.x`
-// threads for each strip, which share its channels out. They stand next to one another, so that one request reads a
-// weight for all of them: it is read once for the whole group, or where that has more than 16 channels, once for each
-// piece of as many. tiles.py says how large tiles are.
+// A block computes a tile of one group of one image: `blockDim.y` strips across and `blockDim.z` rows, by
+// `blockDim.x` threads for each strip, which share its channels out. They stand next to one another, so that
+// one request reads a weight for all of them: it is read once for the whole group, or where that has more
+// than 16 channels, once for each piece of as many. tiles.py says how large tiles are.
 #include "involution.cuh"
 
 using namespace tiled;
@@ -27,7 +28,7 @@ __device__ void any_forward(const View<const T, 4>& input, const View<const T, 6
         const int64_t x = j * stride[1] + v * dilation[1] - padding[1];
         const bool inside = y >= 0 && y < input.size(2) && x >= 0 && x < input.size(3);
 #pragma unroll
-        for (int c = 0; c < C; c++) {  // by zero outside, as the reference has it: of a weight of inf that is nan
+        for (int c = 0; c < C; c++) {  // by zero outside, as in the reference: of a weight of inf that is nan
           const bool is_there = inside && first + c < channels;
           sums[c] += by * (is_there ? A(input(b, g * channels + first + c, y, x)) : A(0));
         }
@@ -38,10 +39,14 @@ __device__ void any_forward(const View<const T, 4>& input, const View<const T, 6
   }
 }
 
-// K, S, D: taps, stride and dilation across; K of 0 stands for any. SHIFT: columns before those that the taps meet, so
-// that a tile begins at a multiple of a strip. C: channels of a thread.
+// The vectors that a thread holds: weights, sums and a window.
+template <class A, int K, int S, int D, int SHIFT, int C>
+constexpr int held = K + C + S * window_vectors<K, S, D, SHIFT, A>;
+
+// K, S, D: taps, stride and dilation across; K of 0 stands for any. SHIFT: columns before those that the taps
+// meet, so that a tile begins at a multiple of a strip. C: channels of a thread.
 template <class T, int K, int S, int D, int SHIFT, int C>
-__global__ void __launch_bounds__(128, at_once<T, K + C + S * window_vectors<K, S, D, SHIFT, Computed<T>>>)
+__global__ void __launch_bounds__(128, at_once<T, held<Computed<T>, K, S, D, SHIFT, C>, S == 1>)
 involution(View<const T, 4> input, View<const T, 6> weight, List<int64_t, 2> stride, List<int64_t, 2> padding,
            List<int64_t, 2> dilation, View<T, 4> result) {
   if constexpr (K == 0) {
@@ -50,15 +55,16 @@ involution(View<const T, 4> input, View<const T, 6> weight, List<int64_t, 2> str
     using A = Computed<T>;
     constexpr int N = strip<A>, VECTORS = window_vectors<K, S, D, SHIFT, A>;
     const int lanes = blockDim.x, strips = blockDim.y, rows = blockDim.z, lane = threadIdx.x;
-    const int U = weight.size(2), P = weight.size(4), Q = weight.size(5), channels = int(input.size(1)) / int(weight.size(1));
-    const int step = stride[0], gap = dilation[0];
-    const Place at(over(channels, lanes * C), over(Q, strips * N), over(P, rows), weight.size(1));
+    const int G = weight.size(1), U = weight.size(2), P = weight.size(4), Q = weight.size(5);
+    const int channels = int(input.size(1)) / G, step = stride[0], gap = dilation[0];
+    const Place at(over(channels, lanes * C), over(Q, strips * N), over(P, rows), G);
     const int top = at.down * rows, left = at.across * strips * N, first = at.piece * lanes * C;
     const int i = top + threadIdx.z, j = left + threadIdx.y * N;
     const T* const weights = weight.data + at.batch * weight.stride(0) + at.group * weight.stride(1);
 
     // One thread for each tap of a row and each row of the tile lets its weights be on their way.
-    const int ahead = thread(), fetched_row = top + ahead % rows, fetched_last = min(strips * N, Q - left) - 1;
+    const int ahead = thread(), fetched_row = top + ahead % rows;
+    const int fetched_last = min(strips * N, Q - left) - 1;
     const bool fetches = weight.stride(5) == 1 && ahead < K * rows && fetched_row < P;
     const T* fetched = weights + ahead / rows * weight.stride(3) + fetched_row * weight.stride(4) + left;
     if (fetches) fetch_ahead(fetched, fetched_last);

@@ -1,9 +1,10 @@
-// The gradient of involution by its input: each pixel of the image gathers what came back to the pixels whose windows
-// it is in, weighed by their kernels. Nothing is added to memory, so the same numbers come each time.
+// The gradient of involution by its input: each pixel of the image gathers what came back to the pixels whose
+// windows it is in, weighed by their kernels. Nothing is added to memory, so the same numbers come each time.
 //
-// In columns counted with the padding, tap v of column j meets column j S + v D = t S + phase, with
-// j = t - floor(v D / S) and phase = v D mod S. A thread computes S strips of columns, all phases of a strip of t: so
-// every weight of a row of taps has a place to go, and the window is that of an involution with a stride of 1.
+// In columns counted with the padding, tap v of column j meets column j S + v D = t S + phase, with j = t -
+// floor(v D / S) and phase = v D mod S. A thread computes S strips of columns, all phases of a strip of t: so
+// every weight of a row of taps has a place to go, and the window is that of an involution with a stride of
+// 1.
 #include "involution.cuh"
 
 using namespace tiled;
@@ -11,6 +12,10 @@ using namespace tiled;
 // Columns that the last tap looks back.
 template <int K, int S, int D>
 constexpr int reach = K > 0 ? (K - 1) * D / S : 0;
+
+// The vectors that a thread holds: weights, sums and a window.
+template <class A, int K, int S, int D, int SHIFT, int C>
+constexpr int held_gathering = K + C * S + window_vectors<reach<K, S, D> + 1, 1, 1, SHIFT, A>;
 
 // Any kernel and step: a pixel to a thread, and C channels.
 template <int C, class T>
@@ -42,11 +47,16 @@ __device__ void any_input_gradient(const View<const T, 4>& cotangent, const View
   }
 }
 
+template <int K, int S, int D, int C>
+constexpr bool is_tried = K == 7 && S == 1 && D == 1 && C == 4;
+
 // As in forward.cu. `blockDim.z` rows of the image; SHIFT: columns before the first that a strip of t meets.
 template <class T, int K, int S, int D, int SHIFT, int C>
-__global__ void __launch_bounds__(128, at_once<T, K + C * S + window_vectors<reach<K, S, D> + 1, 1, 1, SHIFT, Computed<T>>>)
-involution_input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<int64_t, 2>, List<int64_t, 2> stride,
-                          List<int64_t, 2> padding, List<int64_t, 2> dilation, View<T, 4> result) {
+__global__ void
+__launch_bounds__(128, at_once<T, held_gathering<Computed<T>, K, S, D, SHIFT, C>, is_tried<K, S, D, C>>)
+involution_input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<int64_t, 2>,
+                          List<int64_t, 2> stride, List<int64_t, 2> padding, List<int64_t, 2> dilation,
+                          View<T, 4> result) {
   if constexpr (K == 0) {
     any_input_gradient<C>(cotangent, weight, stride, padding, dilation, result);
   } else {
@@ -54,16 +64,17 @@ involution_input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, L
     constexpr int N = strip<A>, REACH = reach<K, S, D>;
     using Taps = Window<REACH + 1, 1, 1, SHIFT, A>;
     const int lanes = blockDim.x, strips = blockDim.y, rows = blockDim.z, lane = threadIdx.x;
-    const int U = weight.size(2), P = weight.size(4), Q = weight.size(5), channels = int(result.size(1)) / int(weight.size(1));
-    const int H = result.size(2), W = result.size(3), step = stride[0], gap = dilation[0], above = padding[0];
+    const int G = weight.size(1), U = weight.size(2), P = weight.size(4), Q = weight.size(5);
+    const int H = result.size(2), W = result.size(3), channels = int(result.size(1)) / G;
+    const int step = stride[0], gap = dilation[0], above = padding[0];
     const int margin = padding[1], begin = margin / S, end = (W - 1 + margin) / S + 1;  // of t
-    const Place at(over(channels, lanes * C), over(end - begin, strips * N), over(H, rows), weight.size(1));
+    const Place at(over(channels, lanes * C), over(end - begin, strips * N), over(H, rows), G);
     const int top = at.down * rows, left = begin + at.across * strips * N, first = at.piece * lanes * C;
     const int y = top + threadIdx.z, t = left + threadIdx.y * N, x = t * S - margin;
     const T* const weights = weight.data + at.batch * weight.stride(0) + at.group * weight.stride(1);
 
-    // Rows of taps that meet a row: from the first on each `apart`-th, and each of them `back` rows of the cotangent
-    // before.
+    // Rows of taps that meet a row: from the first on each `apart`-th, and each of them `back` rows of the
+    // cotangent before.
     int apart = 1;
     while (apart * gap % step) apart++;
     const int back = apart * gap / step;
@@ -79,7 +90,8 @@ involution_input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, L
     const int fetched_from = max(0, fetched_begin);
     const int fetched_last = min(Q, fetched_begin + strips * N) - fetched_from - 1;
     const bool fetches = weight.stride(5) == 1 && ahead < K * rows && fetched_row < H && fetched_last >= 0;
-    int fetched_tap = fetches ? first_tap(fetched_row) : U, fetched_i = (fetched_row + above - fetched_tap * gap) / step;
+    int fetched_tap = fetches ? first_tap(fetched_row) : U;
+    int fetched_i = (fetched_row + above - fetched_tap * gap) / step;
     const T* fetched = weights + fetched_tap * weight.stride(2) + ahead / rows * weight.stride(3) +
                        fetched_i * weight.stride(4) + fetched_from;
     auto fetch_next = [&] {
@@ -93,8 +105,8 @@ involution_input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, L
     const int staged = (rows - 1 + (U - 1) * gap) / step + 1;
     const Layout lies = layout(strips - 1 + Taps::VECTORS, 1, staged, 1, strips, lanes);
     A* const tile = opsmith::shared_memory<A>();
-    stage<1>(cotangent, at.batch, at.group * int64_t(channels) + first, lanes * C, channels - first, row, staged,
-             left - REACH - SHIFT, lies, tile);
+    stage<1>(cotangent, at.batch, at.group * int64_t(channels) + first, lanes * C, channels - first, row,
+             staged, left - REACH - SHIFT, lies, tile);
     __syncthreads();
     if (y >= H || x >= W) return;
 

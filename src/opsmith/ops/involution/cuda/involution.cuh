@@ -1,8 +1,8 @@
 // What the three kernels of involution share: the steps of the window, and tiles of planes in shared memory.
 //
-// A thread computes a strip: as many pixels of one row as are 16 bytes of the numbers that it computes in. A tile is
-// read once by a block, zeros stand in it for what is outside the image, and a thread takes from it, 16 bytes at a
-// time, the window of a whole row of taps: strip + (K - 1) D pixels serve strip * K products.
+// A thread computes a strip: as many pixels of one row as are 16 bytes of the numbers that it computes in. A
+// tile is read once by a block, zeros stand in it for what is outside the image, and a thread takes from it,
+// 16 bytes at a time, the window of a whole row of taps: strip + (K - 1) D pixels serve strip * K products.
 #pragma once
 
 namespace tiled {
@@ -25,21 +25,23 @@ struct Axis {
   int size, result, kernel, stride, padding, dilation;
 };
 
-// The vectors that a thread reads of each phase of a row: see `Layout`. SHIFT columns stand before the first one.
+// The vectors that a thread reads of each phase of a row: see `Layout`. SHIFT columns stand before the first
+// one.
 template <int K, int S, int D, int SHIFT, class A>
 constexpr int window_vectors = ((SHIFT + (K - 1) * D) / S + strip<A> - 1) / strip<A> + 1;
 
-// Blocks of 128 threads that have to fit on a multiprocessor, by the vectors that a thread holds: so many registers are
-// left that none is spilled. 5 blocks: 96 of them; 3: 168; 2: 255.
-template <class T, int VECTORS>
-constexpr int at_once = VECTORS <= 14 && sizeof(T) <= 4 ? 5 : VECTORS <= 17 && sizeof(T) <= 4 ? 3 : 2;
+// Blocks of 128 threads that have to fit on a multiprocessor, by the vectors that a thread holds, so that the
+// registers that are left to each suffice: 96 of them with 5 blocks, 168 with 3, 255 with 2. 5 only where
+// that has been tried: how many a compiler takes besides is hard to foretell.
+template <class T, int VECTORS, bool TRIED>
+constexpr int at_once = sizeof(T) > 4 || VECTORS > 15 ? 2 : TRIED ? 5 : 3;
 
 __device__ inline int over(int number, int by) { return (number + by - 1) / by; }
 
-// How a tile lies in shared memory, in vectors of 16 bytes. Its columns are parted by their phase, column % S, as
-// pixels S apart are what one tap meets: so they lie one after the other. `lanes` threads, which differ in their
-// channel, stand before the next strip; a row and a plane are as long as lets eight threads that follow one another
-// meet all 32 banks. The same arithmetic as in tiles.py.
+// How a tile lies in shared memory, in vectors of 16 bytes. Its columns are parted by their phase, column %
+// S, as pixels S apart are what one tap meets: so they lie one after the other. `lanes` threads, which differ
+// in their channel, stand before the next strip; a row and a plane are as long as lets eight threads that
+// follow one another meet all 32 banks. The same arithmetic as in tiles.py.
 struct Layout {
   int line, row, plane;
 };
@@ -59,7 +61,8 @@ __device__ inline Layout layout(int vectors, int phases, int rows, int step, int
 __device__ inline int thread() { return (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x; }
 __device__ inline int threads() { return blockDim.x * blockDim.y * blockDim.z; }
 
-// What the block computes: a piece of the channels of a group, the same tile of all of them at about the same time.
+// What the block computes: a piece of the channels of a group, the same tile of all of them at about the same
+// time.
 struct Place {
   int piece, across, down, group, batch;
 
@@ -85,8 +88,8 @@ __device__ bool in_strips(const View<T, DIM>& x) {
   return all % N == 0;
 }
 
-// One dimension of what is copied: `count` indices, so far apart in memory and in the tile; index k stands for place
-// `first + k scale` in the image, which is `limit` long.
+// One dimension of what is copied: `count` indices, so far apart in memory and in the tile; index k stands
+// for place `first + k scale` in the image, which is `limit` long.
 struct Along {
   int count;
   int64_t from;
@@ -95,20 +98,22 @@ struct Along {
   __device__ bool holds(int index) const { return unsigned(first + index * scale) < unsigned(limit); }
 };
 
-__device__ inline Along either(bool first, Along one, Along two) {  // number by number, so that none has to have an address
+// Number by number, so that neither has to have an address.
+__device__ inline Along either(bool first, Along one, Along two) {
   return {first ? one.count : two.count, first ? one.from : two.from, first ? one.to : two.to,
           first ? one.first : two.first, first ? one.scale : two.scale, first ? one.limit : two.limit};
 }
 
-// Copies all indices of three dimensions, N elements at a time, and zeros where a place is outside the image. Each
-// thread keeps to one index of `low`, so that addresses go up by additions.
+// Copies all indices of three dimensions, N elements at a time, and zeros where a place is outside the image.
+// Each thread keeps to one index of `low`, so that addresses go up by additions.
 template <int N, class T, class A, class Put>
 __device__ void copy(const T* data, Along low, Along middle, Along high, A* tile, Put put) {
   constexpr int AHEAD = 4;  // as many reads are under way at once
   const int wide = min(low.count, threads()), lines = threads() / wide, line = thread() / wide;
   if (line >= lines) return;
   const int middles = lines % middle.count, highs = lines / middle.count;
-  const int64_t from_step = middles * middle.from + highs * high.from, from_carry = high.from - middle.count * middle.from;
+  const int64_t from_step = middles * middle.from + highs * high.from;
+  const int64_t from_carry = high.from - middle.count * middle.from;
   const int to_step = middles * middle.to + highs * high.to, to_carry = high.to - middle.count * middle.to;
 #pragma unroll 1
   for (int l = thread() - line * wide; l < low.count; l += wide) {
@@ -135,13 +140,14 @@ __device__ void copy(const T* data, Along low, Along middle, Along high, A* tile
   }
 }
 
-// Copies `channels` planes of a group, of which `some` are there, to a tile: `rows` rows from `row` on, and as many
-// columns as the layout has from `column` on. Rows and columns may be outside the image.
+// Copies `channels` planes of a group, of which `some` are there, to a tile: `rows` rows from `row` on, and
+// as many columns as the layout has from `column` on. Rows and columns may be outside the image.
 template <int S, class T, class A>
-__device__ void stage(const View<const T, 4>& x, int64_t batch, int64_t channel, int channels, int some, int row,
-                      int rows, int column, const Layout& lies, A* tile) {
+__device__ void stage(const View<const T, 4>& x, int64_t batch, int64_t channel, int channels, int some,
+                      int row, int rows, int column, const Layout& lies, A* tile) {
   constexpr int N = strip<A>;
-  const T* const data = x.data + batch * x.stride(0) + channel * x.stride(1) + row * x.stride(2) + column * x.stride(3);
+  const T* const data =
+      x.data + batch * x.stride(0) + channel * x.stride(1) + row * x.stride(2) + column * x.stride(3);
   const int width = x.size(3), phase = lies.line * N;
   const Along over_channels{channels, x.stride(1), lies.plane * N, 0, 1, some};
   const Along over_rows{rows, x.stride(2), lies.row * N, row, 1, int(x.size(2))};
@@ -161,7 +167,7 @@ __device__ void stage(const View<const T, 4>& x, int64_t batch, int64_t channel,
     return;
   }
 #pragma unroll 1
-  for (int at = 0; at < S; at++) {  // phase by phase; the dimension first whose elements lie one after the other
+  for (int at = 0; at < S; at++) {  // phase by phase, and first along what lies one after the other
     const Along over_columns{phase, S * x.stride(3), 1, column + at, S, width};
     const bool by_channel = x.stride(1) == 1 && x.stride(3) != 1;
     copy<1>(data + at * x.stride(3), either(by_channel, over_channels, over_columns),
@@ -190,9 +196,9 @@ struct Window {
   __device__ A of(int v, int p) const { return numbers[(SHIFT + v * D) % S][(SHIFT + v * D) / S + p]; }
 };
 
-// Reads a strip from column `column` on, where columns below 0 and from `width` on are zeros. It is the column's
-// remainder by the strip that tells R, where rows are read in strips: a piece that is read at once then lies wholly in
-// the row or wholly outside.
+// Reads a strip from column `column` on, where columns below 0 and from `width` on are zeros. It is the
+// column's remainder by the strip that tells R, where rows are read in strips: a piece that is read at once
+// then lies wholly in the row or wholly outside.
 template <int R, class T, class A>
 __device__ void load_strip(const T* at, int column, int width, A (&to)[strip<A>]) {
   constexpr int N = strip<A>, HEAD = R % 2;  // after one of an odd column come pairs, and one more at the end
@@ -220,7 +226,8 @@ __device__ void load_strip(const T* at, int column, int width, A (&to)[strip<A>]
 template <class T, class A>
 __device__ void load_numbers(const T* at, int column, int width, int64_t apart, A (&to)[strip<A>]) {
 #pragma unroll
-  for (int p = 0; p < strip<A>; p++, at += apart) to[p] = unsigned(column + p) < unsigned(width) ? A(*at) : A(0);
+  for (int p = 0; p < strip<A>; p++, at += apart)
+    to[p] = unsigned(column + p) < unsigned(width) ? A(*at) : A(0);
 }
 
 // Writes COUNT numbers from column `column` on, but for columns below 0 and from `width` on.
@@ -242,8 +249,8 @@ __device__ void store_strip(T* at, int column, int width, int64_t apart, bool in
   }
 }
 
-// Lets the two lines of L2 that hold the ends of a part of a row be on their way from memory: that takes no register,
-// and nothing waits. Most tiles are no wider than that.
+// Lets the two lines of L2 that hold the ends of a part of a row be on their way from memory: that takes no
+// register, and nothing waits. Most tiles are no wider than that.
 template <class T>
 __device__ void fetch_ahead(const T* at, int last) {
 #ifdef __CUDA_ARCH__

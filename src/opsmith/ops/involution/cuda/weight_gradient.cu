@@ -1,9 +1,9 @@
-// The gradient of involution by its weight: each tap of each pixel is the sum over the channels of its group of what
-// came back to the pixel, times what the tap meets.
+// The gradient of involution by its weight: each tap of each pixel is the sum over the channels of its group
+// of what came back to the pixel, times what the tap meets.
 //
-// A block computes a tile of one group of one image: `blockDim.x` strips across, `blockDim.y` rows, and `blockDim.z`
-// rows of taps at once. A thread holds the sums of a row of taps in registers while C channels after C channels of the
-// image and of the cotangent go through shared memory; each sum is written once.
+// A block computes a tile of one group of one image: `blockDim.x` strips across, `blockDim.y` rows, and
+// `blockDim.z` rows of taps at once. A thread holds the sums of a row of taps in registers while C channels
+// after C channels of the image and of the cotangent go through shared memory; each sum is written once.
 #include "involution.cuh"
 
 using namespace tiled;
@@ -14,8 +14,8 @@ __device__ void any_weight_gradient(const View<const T, 4>& cotangent, const Vie
                          const List<int64_t, 2>& stride, const List<int64_t, 2>& padding,
                          const List<int64_t, 2>& dilation, const View<T, 6>& result) {
   using A = Computed<T>;
-  const int64_t G = result.size(1), U = result.size(2), V = result.size(3), P = result.size(4), Q = result.size(5);
-  const int64_t channels = input.size(1) / G;
+  const int64_t G = result.size(1), U = result.size(2), V = result.size(3);
+  const int64_t P = result.size(4), Q = result.size(5), channels = input.size(1) / G;
   OPSMITH_EACH(at, result.numel()) {
     const int64_t j = at % Q, i = at / Q % P, v = at / Q / P % V, u = at / Q / P / V % U;
     const int64_t g = at / Q / P / V / U % G, b = at / Q / P / V / U / G;
@@ -29,9 +29,15 @@ __device__ void any_weight_gradient(const View<const T, 4>& cotangent, const Vie
   }
 }
 
-// As in forward.cu, but C: channels that are in shared memory at once. IN_PIECES: whether a group has more of them.
+// Blocks of 256 threads that have to fit on a multiprocessor, as in involution.cuh: 80 registers with 3
+// blocks, 255 with 1. 3 only where that has been tried.
+template <class T, int K, int S, int D, int C, int IN_PIECES>
+constexpr int blocks = K == 7 && S <= 2 && D == 1 && C == 16 && !IN_PIECES && sizeof(T) <= 4 ? 3 : 1;
+
+// As in forward.cu, but C: channels that are in shared memory at once. IN_PIECES: whether a group has more of
+// them.
 template <class T, int K, int S, int D, int SHIFT, int C, int IN_PIECES>
-__global__ void __launch_bounds__(256, IN_PIECES || K + S * window_vectors<K, S, D, SHIFT, Computed<T>> > 11 ? 1 : 3)
+__global__ void __launch_bounds__(256, blocks<T, K, S, D, C, IN_PIECES>)
 involution_weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t, List<int64_t, 2>,
                            List<int64_t, 2> stride, List<int64_t, 2> padding, List<int64_t, 2> dilation,
                            View<T, 6> result) {
@@ -79,8 +85,8 @@ involution_weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, i
         }
       }
       if (!is_there) continue;
-      T* const to = result.data + at.batch * result.stride(0) + at.group * result.stride(1) + u * result.stride(2) +
-                    i * result.stride(4) + j * result.stride(5);
+      T* const to = result.data + at.batch * result.stride(0) + at.group * result.stride(1) +
+                    u * result.stride(2) + i * result.stride(4) + j * result.stride(5);
 #pragma unroll
       for (int v = 0; v < K; v++)
         store_strip<N>(to + v * result.stride(3), j, Q, result.stride(5), result_in_strips, sums[v]);
