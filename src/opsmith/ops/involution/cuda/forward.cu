@@ -12,8 +12,8 @@ using namespace tiled;
 // Any kernel and step: a pixel to a thread, and C channels.
 template <int C, class T>
 __device__ void any_forward(const View<const T, 4>& input, const View<const T, 6>& weight,
-                         const List<int64_t, 2>& stride, const List<int64_t, 2>& padding,
-                         const List<int64_t, 2>& dilation, const View<T, 4>& result) {
+                            const List<int64_t, 2>& stride, const List<int64_t, 2>& padding,
+                            const List<int64_t, 2>& dilation, const View<T, 4>& result) {
   using A = Computed<T>;
   const int64_t G = weight.size(1), P = weight.size(4), Q = weight.size(5);
   const int64_t channels = input.size(1) / G, chunks = (channels + C - 1) / C;

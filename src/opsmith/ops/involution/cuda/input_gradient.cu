@@ -20,8 +20,8 @@ constexpr int held_gathering = K + C * S + window_vectors<reach<K, S, D> + 1, 1,
 // Any kernel and step: a pixel to a thread, and C channels.
 template <int C, class T>
 __device__ void any_input_gradient(const View<const T, 4>& cotangent, const View<const T, 6>& weight,
-                         const List<int64_t, 2>& stride, const List<int64_t, 2>& padding,
-                         const List<int64_t, 2>& dilation, const View<T, 4>& result) {
+                                   const List<int64_t, 2>& stride, const List<int64_t, 2>& padding,
+                                   const List<int64_t, 2>& dilation, const View<T, 4>& result) {
   using A = Computed<T>;
   const int64_t G = weight.size(1), H = result.size(2), W = result.size(3);
   const int64_t channels = result.size(1) / G, chunks = (channels + C - 1) / C;

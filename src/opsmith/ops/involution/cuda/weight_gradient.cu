@@ -11,8 +11,8 @@ using namespace tiled;
 // Any kernel and step: a sum to a thread.
 template <class T>
 __device__ void any_weight_gradient(const View<const T, 4>& cotangent, const View<const T, 4>& input,
-                         const List<int64_t, 2>& stride, const List<int64_t, 2>& padding,
-                         const List<int64_t, 2>& dilation, const View<T, 6>& result) {
+                                    const List<int64_t, 2>& stride, const List<int64_t, 2>& padding,
+                                    const List<int64_t, 2>& dilation, const View<T, 6>& result) {
   using A = Computed<T>;
   const int64_t G = result.size(1), U = result.size(2), V = result.size(3);
   const int64_t P = result.size(4), Q = result.size(5), channels = input.size(1) / G;
