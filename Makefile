@@ -7,7 +7,7 @@ WITHOUT ?=
 
 SET_UP := $(VENV)/.set-up
 SET_UP_211 := .venv-torch211/.set-up
-BENCHMARKS := $(sort $(wildcard benchmarks/*.py))
+BENCHMARKS := $(sort $(filter-out %_cuda.py,$(wildcard benchmarks/*.py)))
 RUN_PARTS := $(VENV)/bin/python ci/run_parts.py
 
 .DEFAULT_GOAL := help
@@ -45,7 +45,7 @@ test-browser: $(SET_UP)  ## the page of a check in headless Chromium (under a mi
 lint: $(SET_UP)  ## ruff and mypy alone
 	$(RUN_PARTS) test --only lint types
 
-bench: $(SET_UP)  ## run every benchmark in benchmarks/
+bench: $(SET_UP)  ## run every benchmark in benchmarks/ that needs no GPU
 	@$(if $(BENCHMARKS),,echo "bench: there is no benchmarks/*.py" >&2; exit 1)
 	@set -e; for benchmark in $(BENCHMARKS); do echo "--- $$benchmark"; $(VENV)/bin/python "$$benchmark"; done
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from opsmith.build.cpp.generating import TYPES
 from opsmith.build.cuda.compiling import HEADER
 from opsmith.build.cuda.driver import Driver
 from opsmith.build.cuda.generating import Instance, expression
+from opsmith.build.includes import includes_of
 from opsmith.core.kernels import Kernel
 from opsmith.kernels.cuda import CudaKernel
 from opsmith.kernels.cuda_machine import TorchCuda
@@ -26,6 +28,7 @@ from opsmith.kernels.cuda_machine import TorchCuda
 HERE = Path(__file__).parent
 ARCHITECTURE = "sm_90"
 STREAM = 0x5EED
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"[^"\n]+"', re.MULTILINE)
 
 
 class Record(ctypes.Structure):
@@ -128,7 +131,12 @@ def host(text: str) -> str:
     ):
         assert gpu in text
         text = text.replace(gpu, cpu)
-    return text
+    return text.replace("extern __shared__", "extern")
+
+
+def _without_includes(text: str) -> str:
+    """A text whose own headers stand before it."""
+    return _INCLUDE.sub("", text).replace("#pragma once", "")
 
 
 def emulate(kernels: dict[CudaKernel, list[Instance]]) -> None:
@@ -137,17 +145,21 @@ def emulate(kernels: dict[CudaKernel, list[Instance]]) -> None:
     named = {}
     for kernel, instances in kernels.items():
         source = kernel.source
-        if source.text not in pieces:  # several kernels may stand in one file
-            pieces.append(source.text)
+        for header in reversed(includes_of(source.text, source.folder).values()):
+            if _without_includes(header) not in pieces:
+                pieces.append(_without_includes(header))
+        text = _without_includes(source.text)
+        if text not in pieces:  # several kernels may stand in one file
+            pieces.append(text)
+        together = str(any("__syncthreads" in each for each in pieces[2:])).lower()
         for instance in instances:
             lowered = kernel.compiled(instance, ARCHITECTURE).name
-            named[lowered] = expression(source, instance)
-    table = ",\n".join(f'{{"{lowered}", emulate<&{name}>}}' for lowered, name in named.items())
+            named[lowered] = f"&{expression(source, instance)}, {together}"
+    table = ",\n".join(f'{{"{lowered}", emulate<{name}>}}' for lowered, name in named.items())
     pieces.append(
         f"static const std::unordered_map<std::string, Run> runs = {{{table}}};\n"
         'extern "C" Run emulated(const char* name) {\n'
         "  auto found = runs.find(name);\n  return found == runs.end() ? nullptr : found->second;\n}\n"
-        "namespace opsmith { unsigned char opsmith_shared[65536]; }\n"
     )
     library = _built("emulation", ["\n".join(pieces)], ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-w"])
     assert driver_library().fake_emulate(str(library).encode())

@@ -5,10 +5,11 @@
 #include <string.h>
 
 enum { OK = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
-       INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, OUT_OF_RESOURCES = 701, NOT_SUPPORTED = 801 };
+       INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, OUT_OF_RESOURCES = 701,
+       LAUNCH_FAILED = 719, NOT_SUPPORTED = 801 };
 enum { DEVICES = 2, MODULES = 4096, DEPTH = 16, MOST_SHARED = 227 * 1024 };
 
-typedef void (*Run)(void** parameters, const unsigned* grid, const unsigned* block);
+typedef int (*Run)(void** parameters, const unsigned* grid, const unsigned* block, unsigned shared);
 typedef struct { char name[256]; const char* image; int device; } Module;
 typedef struct { Module* module; int shared; Run run; } Function;
 
@@ -41,7 +42,9 @@ EXPORT int cuGetErrorName(int status, const char** text) {
   *text = status == OUT_OF_RESOURCES ? "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"
         : status == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE"
         : status == INVALID_IMAGE ? "CUDA_ERROR_INVALID_IMAGE"
-        : status == NOT_FOUND ? "CUDA_ERROR_NOT_FOUND" : NULL;
+        : status == NOT_FOUND ? "CUDA_ERROR_NOT_FOUND"
+        : status == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+        : status == LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED" : NULL;
   return *text ? OK : INVALID_VALUE;
 }
 EXPORT int cuGetErrorString(int status, const char** text) {
@@ -139,6 +142,6 @@ EXPORT int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz,
   last.shared = shared;
   last.stream = stream;
   strcpy(last.name, launched->module->name);
-  if (launched->run) launched->run(parameters, last.grid, last.block);
-  return OK;
+  // A GPU tells what a kernel did wrong later; here it is told at once.
+  return launched->run ? launched->run(parameters, last.grid, last.block, shared) : OK;
 }

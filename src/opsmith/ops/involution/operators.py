@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import opsmith
+from opsmith.ops.involution import tiles
 
 Pair = int | tuple[int, int]
 
@@ -279,3 +280,13 @@ def _expect_shape(layout: str, tensor: Tensor, shape: Sequence[int]) -> None:
             f"expected {layout} = {list(shape)}, got {list(tensor.shape)}; "
             "this shape follows from the other arguments: change one or the other"
         )
+
+
+_DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+for _operator, _file, _problem, _more in (
+    (involution, "forward", tiles.forward, ()),
+    (involution_input_gradient, "input_gradient", tiles.input_gradient, ()),
+    (involution_weight_gradient, "weight_gradient", tiles.weight_gradient, ("IN_PIECES",)),
+):
+    _launch = tiles.launched(_problem, "K", "S", "D", "SHIFT", "C", *_more)
+    _operator.kernel("cuda", cuda_file=f"cuda/{_file}.cu", dtypes=_DTYPES, max_spills=0, **_launch)

@@ -1,0 +1,245 @@
+"""CUDA kernels of involution, run on the CPU, compute what the references do; and what they take of a GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[1] / "kernels"))
+
+from cuda_on_cpu import ARCHITECTURE, OnCpu, emulate, forget, record
+from involution_cases import (
+    BEYOND,
+    KERNELS,
+    OPERATORS,
+    PLAIN,
+    STEPS,
+    STRIDED,
+    UNEVEN,
+    Case,
+    cases,
+    empty,
+    expected,
+    held,
+    poisoned,
+)
+
+from opsmith.build.cuda.generating import Instance
+from opsmith.kernels.cuda import Choice, CudaKernel
+from opsmith.kernels.cuda_report import usage_of
+from opsmith.ops.involution import tiles
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the emulation is built on Linux"),
+    pytest.mark.xdist_group("involution_cuda"),
+]
+
+SHORT = [PLAIN, STRIDED, UNEVEN, BEYOND]
+OTHER_DTYPES = [torch.float16, torch.bfloat16, torch.float64]
+
+
+def compiled(needed: Iterable[tuple[Case, torch.dtype]]) -> None:
+    """Give the emulation what calls of these cases need."""
+    found: dict[CudaKernel, dict[Instance, None]] = {kernel: {} for kernel in KERNELS.values()}
+    for case, dtype in needed:
+        made = [each.to("meta") for each in case.tensors(dtype)]
+        for name, arguments in case.calls(*made).items():
+            choice = KERNELS[name].choose(arguments, ARCHITECTURE)
+            assert isinstance(choice, Choice), choice
+            found[KERNELS[name]][choice.instance] = None
+    emulate({kernel: [*instances] for kernel, instances in found.items()})
+    forget(dry=False)
+
+
+@pytest.fixture(autouse=True)
+def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for kernel in KERNELS.values():
+        monkeypatch.setattr(kernel, "_machine", OnCpu())
+    yield
+    forget()
+
+
+@pytest.fixture
+def emulated() -> None:
+    compiled([*((case, torch.float32) for case in SHORT), (PLAIN, torch.bfloat16)])
+
+
+def run(case: Case, made: tuple[Tensor, Tensor, Tensor]) -> Iterator[tuple[str, tuple[Any, ...], Tensor]]:
+    for name, arguments in case.calls(*made).items():
+        before = record().launches
+        found = KERNELS[name](*arguments)
+        assert record().launches == before + 1
+        yield name, arguments, found
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("case", SHORT, ids=["plain", "strided", "uneven", "beyond"])
+def test_values(case: Case) -> None:
+    for name, arguments, found in run(case, case.tensors(torch.float32)):
+        held(found, expected(name, arguments), torch.float32, (name, case))
+        assert found.stride() == OPERATORS[name].reference(*arguments).stride()
+
+
+@pytest.mark.usefixtures("emulated")
+def test_16_bits_are_rounded_once() -> None:
+    for name, arguments, found in run(PLAIN, PLAIN.tensors(torch.bfloat16)):
+        held(found, expected(name, arguments), torch.bfloat16, name)
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("odd", [float("inf"), float("nan")], ids=str)
+@pytest.mark.parametrize("case", SHORT, ids=["plain", "strided", "uneven", "beyond"])
+def test_what_is_not_finite_goes_where_the_reference_has_it(case: Case, odd: float) -> None:
+    for which in range(6):
+        for name, arguments, found in run(case, poisoned(case, odd, which)):
+            right = OPERATORS[name].reference(*arguments)
+            assert torch.equal(found.isfinite(), right.isfinite()), (name, which)
+            assert torch.equal(found.isnan(), right.isnan()), (name, which)
+
+
+def test_empty_batches_launch_nothing() -> None:
+    case = empty(PLAIN)
+    for name, arguments in case.calls(*case.tensors(torch.float32)).items():
+        found = KERNELS[name](*arguments)
+        assert found.shape == expected(name, arguments).shape
+    assert record().launches == 0
+
+
+@pytest.mark.usefixtures("emulated")
+def test_nothing_is_copied() -> None:
+    case = Case(**{**vars(PLAIN), "last": True, "turned": True, "offset": 1})
+    for name, arguments, found in run(case, case.tensors(torch.float32)):
+        held(found, expected(name, arguments), torch.float32, name)
+        assert not KERNELS[name].copied
+        assert not KERNELS[name].copies(list(arguments))
+
+
+def test_what_the_reference_refuses_is_refused_in_its_words() -> None:
+    image, weight, cotangent = PLAIN.tensors(torch.float32)
+    for name, arguments in (
+        ("forward", (image[:, :31], weight, 1, 3)),
+        ("forward", (image, weight, (0, 1), 3)),
+        ("input gradient", (cotangent, weight, (9, 0), 1, 3)),
+        ("weight gradient", (cotangent, image, 0, (7, 7), 1, 3)),
+    ):
+        with pytest.raises(ValueError, match="expected") as ours:
+            KERNELS[name](*arguments)
+        with pytest.raises(ValueError, match="expected") as theirs:
+            OPERATORS[name].reference(*arguments)
+        assert str(theirs.value) in str(ours.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(len(STEPS)))
+def test_random_sizes_and_layouts(step: int) -> None:
+    drawn = [case for case in cases(step, 400) if case.kernel == STEPS[step]["kernel"]][:25]
+    some = [case for case in drawn if case.channels in (3, 16)][:8]
+    needed = [*((case, torch.float32) for case in drawn), *((c, d) for c in some for d in OTHER_DTYPES)]
+    compiled(needed)
+    for case, dtype in needed:
+        for name, arguments, found in run(case, case.tensors(dtype)):
+            held(found, expected(name, arguments), dtype, (name, case))
+    for number, case in enumerate(drawn):
+        for name, arguments, found in run(case, poisoned(case, float("inf"), number)):
+            right = OPERATORS[name].reference(*arguments)
+            assert torch.equal(found.isnan(), right.isnan()), (name, case)
+            assert torch.equal(found.isinf(), right.isinf()), (name, case)
+
+
+def test_the_same_numbers_each_time() -> None:
+    """A launch is told from sizes alone, and no kernel adds to memory that another thread adds to."""
+    for kernel in KERNELS.values():
+        assert "atomic" not in kernel.source.text
+
+
+# ---- What they take of a GPU.
+
+REDNET = [(64, 56), (128, 28), (256, 14), (512, 7)]
+"""Channels and side of the four stages of RedNet-50: kernels of 7x7 for 16 channels each, batches of 64."""
+
+
+def stages(name: str) -> Any:
+    """The calls of RedNet's stages, and of those between two stages, in a dtype."""
+
+    def calls(dtype: torch.dtype) -> Iterator[list[Any]]:
+        for at, (C, side) in enumerate(REDNET):
+            steps = [(C, side, 1)] + ([(C, REDNET[at - 1][1], 2)] if at else [])
+            for channels, size, stride in steps:
+                case = Case(64, channels // 16, 16, (size, size), (7, 7), (stride, stride), (3, 3))
+                made = (
+                    torch.empty(shape, dtype=dtype, device="meta")
+                    for shape in (
+                        (64, channels, size, size),
+                        (64, channels // 16, 7, 7, *case.result),
+                        (64, channels, *case.result),
+                    )
+                )
+                yield list(case.calls(*made)[name])
+
+    return calls
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHER_DTYPES)], ids=str
+)
+def test_rednet_spills_nothing(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KERNELS[name], "_dtypes", [dtype])
+    architectures = ["sm_80", "sm_90"]
+    found = [*usage_of(OPERATORS[name], KERNELS[name], architectures, stages(name))]
+    assert len(found) == 4  # with strides 1 and 2: sizes of images are no constants
+    for each in found:
+        assert not each.faults, each
+        assert (each.spills, each.stack) == (0, 0), each
+        assert each.dynamic_shared <= 48 * 1024
+    if dtype == torch.float32:
+        plain = [each for each in found if "S=1" in each.instance]
+        assert min(each.occupancy or 0 for each in plain) >= 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+def test_samples_and_other_sizes_spill_nothing(name: str) -> None:
+    def calls(dtype: torch.dtype) -> Iterator[list[Any]]:
+        for kernel, step, gap in (
+            (3, 1, 1),
+            (5, 1, 1),
+            (9, 1, 1),
+            (11, 2, 1),
+            (7, 1, 2),
+            (3, 4, 1),
+            (5, 3, 2),
+        ):
+            for channels in (4, 40):
+                case = Case(
+                    2, 2, channels, (60, 60), (kernel,) * 2, (step,) * 2, (kernel // 2,) * 2, (gap,) * 2
+                )
+                yield list(case.calls(*(each.to("meta") for each in case.tensors(dtype)))[name])
+
+    for which in (None, calls):
+        for each in usage_of(OPERATORS[name], KERNELS[name], ["sm_80", "sm_90"], which):
+            assert not each.faults, each
+            assert each.spills == 0, each
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_tile_fits(name: str) -> None:
+    """Tiles cover every size, with no more threads than a kernel is compiled for."""
+    tell = {"forward": tiles.forward, "input gradient": tiles.input_gradient}.get(name, tiles.weight_gradient)
+    most = {"forward": 128, "input gradient": 128, "weight gradient": 256}[name]
+    for case in cases(1, 60):
+        made = (each.to("meta") for each in case.tensors(torch.float32))
+        problem = tell(*case.calls(*made)[name])
+        tile = tiles.chosen(problem)
+        if tile is None:
+            assert case.stride[1] > 4 or case.kernel[1] > 20
+            continue
+        x, y, z = tiles.block(problem)
+        assert x * y * z <= most
+        assert tile.shared <= 48 * 1024
