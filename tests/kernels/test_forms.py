@@ -84,3 +84,18 @@ def test_a_reference_that_looks_at_data_needs_a_fake_kernel() -> None:
     )
     firsts.fake(lambda x, count: x.new_empty(1))
     assert firsts(torch.zeros(3), torch.tensor(1)).tolist() == [1]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_the_reference_refuses_is_refused_in_its_own_words(large: bool) -> None:
+    @opsmith.operator("kernel_forms::refusing")
+    def refusing(x: Tensor) -> Tensor:
+        if x.shape[-1] % 2:
+            raise ValueError(f"expected rows of even length, got {list(x.shape)}")
+        return x * 2
+
+    refusing.kernel("cpu", cpp="void refusing(View<const float, 2> x, View<float, 2> y) {}")
+    x = torch.ones(2, SMALL + 1 if large else 3)
+    capabilities.fake_mode()  # imports what makes small tensors be stood in for, too
+    with pytest.raises(ValueError, match=rf"^expected rows of even length, got \[2, {x.shape[-1]}\]$"):
+        refusing(x)

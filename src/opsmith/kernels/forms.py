@@ -35,6 +35,7 @@ def forms_of(specification: Specification, values: Sequence[Any]) -> tuple[Form,
 
     Raises:
         MissingFakeError: If the forms depend on what is in the tensors.
+        Exception: What the reference itself raises, of arguments that it refuses.
     """
     if specification.opaque and specification.fake is None:
         by_shapes = fake_by_shapes(specification, list(values))
@@ -54,7 +55,10 @@ def forms_of(specification: Specification, values: Sequence[Any]) -> tuple[Form,
                 return _run(specification, values, mode.from_tensor)
         except errors.OpsmithError:
             raise
-        except Exception:
+        except Exception as again:
+            # What torch says of data that are not there is another thing of each kind of tensor without data.
+            if type(again) is type(error) and str(again) == str(error):
+                raise
             raise errors.MissingFakeError(
                 "what its results are like cannot be told before a native kernel runs: the reference "
                 f"needs data for it ({type(error).__name__})",
