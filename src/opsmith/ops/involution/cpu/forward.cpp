@@ -78,20 +78,43 @@ void begin_sums(const T* row, const View<const T, 6>& weight, int64_t first, int
   std::fill(sums, sums + size, A(0));
   if (first == 0 && last == weight.size(2)) return;
   for (int64_t j = 0; j < size; j += L) {
-    Vector<A> sum{};
+    Vector<lanes::Bits<A>> largest{};
     for (int64_t u = 0; u < weight.size(2); u++) {
       if (u >= first && u < last) continue;
       for (int64_t v = 0; v < weight.size(3); v++) {
         const T* tap = row + u * weight.stride(2) + v * weight.stride(3) + j * apart;
+        Vector<A> taps{};
         if (apart == 1) {
-          sum += A(0) * (size - j >= L ? lanes::load(tap) : lanes::load_some(tap, size - j));
+          taps = size - j >= L ? lanes::load(tap) : lanes::load_some(tap, size - j);
         } else {
-          for (int64_t lane = 0; lane < std::min<int64_t>(L, size - j); lane++) sum[lane] += A(0) * A(tap[lane * apart]);
+          for (int64_t lane = 0; lane < std::min<int64_t>(L, size - j); lane++) taps[lane] = A(tap[lane * apart]);
         }
+        largest = lanes::larger<A>(largest, taps);
       }
     }
+    const Vector<A> sum = lanes::infinite<A>(largest) ? all(std::numeric_limits<A>::quiet_NaN()) : all(A(0));
     lanes::store(sums + j, sum);  // as whole vectors, for which there is room
   }
+}
+
+// Whether none of the weights of one group of one image is inf or nan; false also where they do not lie together.
+template <class T>
+bool all_finite(const T* weights, const View<const T, 6>& weight) {
+  using A = Computed<T>;
+  constexpr int L = count<A>;
+  int64_t size = 1;
+  for (int at = 5; at >= 2; at--) {
+    if (weight.stride(at) != size) return false;
+    size *= weight.size(at);
+  }
+  Vector<lanes::Bits<A>> largest{};
+  int64_t at = 0;
+  for (; at + L <= size; at += L) largest = lanes::larger<A>(largest, lanes::load(weights + at));
+  largest = lanes::larger<A>(largest, lanes::load_some(weights + at, size - at));
+  const Vector<lanes::Bits<A>> odd = lanes::infinite<A>(largest);
+  for (int lane = 0; lane < L; lane++)
+    if (odd[lane]) return false;
+  return true;
 }
 
 constexpr int WIDE = 14, NARROW = 7;
@@ -152,7 +175,14 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
     const int64_t top = share.first * down.stride - down.padding;  // the image's row that pixels' row 0 is
     const int64_t bottom = (share.last - 1) * down.stride - down.padding + (down.kernel - 1) * down.dilation + 1;
     const int64_t from = std::clamp<int64_t>(top, 0, down.size), to = std::clamp<int64_t>(bottom, from, down.size);
-    std::memset(scratch, 0, for_pixels * sizeof(A));
+    for (int64_t row = from - top; row < to - top; row++) {  // those above and below the image are never read
+      std::memset(pixels.at(row, 0), 0, across.padding * L * sizeof(A));
+      std::memset(pixels.at(row, across.padding + across.size), 0, (columns - across.padding - across.size) * L * sizeof(A));
+    }
+    // In a small image taps look beyond it from every row: one look at all weights is less than one from each row.
+    const bool small = down.result <= down.kernel && share.last - share.first == down.result;
+    const bool finite = small && all_finite(weights, weight);
+    if (finite) std::fill(begin, begin + across.result, A(0));
     for (int64_t channel = 0; channel < channels; channel += L) {
       const int64_t some = std::min<int64_t>(L, channels - channel), first = share.group * channels + channel;
       Pixels<A> inner{pixels.at(from - top, across.padding), columns};
@@ -165,12 +195,12 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
         while (first_tap < last_tap && above + first_tap * down.dilation < 0) first_tap++;
         while (last_tap > first_tap && above + (last_tap - 1) * down.dilation >= down.size) last_tap--;
         const T* row = weights + i * weight.stride(4);
-        begin_sums(row, weight, first_tap, last_tap, begin);
+        if (!finite) begin_sums(row, weight, first_tap, last_tap, begin);
         if (!direct)
           for (int64_t tap = first_tap * across.kernel; tap < last_tap * across.kernel; tap++) {
             const T* source = row + tap / across.kernel * weight.stride(2) + tap % across.kernel * weight.stride(3);
             A* target = widened + tap * wide;
-            widen(source, weight.stride(5), across.result, target);
+            widen(source, weight.stride(5), across.result, target, weight.stride(4));
           }
         Block<A> it;
         it.pixels = pixels.at(above - top, 0);

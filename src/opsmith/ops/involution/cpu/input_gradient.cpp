@@ -126,7 +126,7 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
           if (!direct)
             for (int64_t v = 0; v < K; v++)
               widen(weights + u * weight.stride(2) + v * weight.stride(3) + i * weight.stride(4), weight.stride(5),
-                    columns, widened + (u * K + v) * wide);
+                    columns, widened + (u * K + v) * wide, weight.stride(4));
         }
         auto tap = [&](int64_t u, int64_t v, int64_t i) -> const A* {
           if constexpr (std::is_same_v<T, A>)

@@ -51,6 +51,8 @@ struct Pixels {
   A* at(int64_t row, int64_t column) const { return data + (row * pitch + column) * count<A>; }
 };
 
+constexpr int FEW = 2;  // pixels at the end of a run, that are sooner copied one by one than transposed
+
 // Copies rows [first, last) of planes to pixels, where row `first` comes to row 0.
 template <class T, class A = Computed<std::remove_const_t<T>>>
 void gather(const Planes<T>& from, int64_t first, int64_t last, Pixels<A> to) {
@@ -79,6 +81,14 @@ void gather(const Planes<T>& from, int64_t first, int64_t last, Pixels<A> to) {
     int64_t left = from.columns;  // in this row
     for (int64_t at = 0; at < length; at += L) {
       const int64_t some = std::min<int64_t>(L, length - at);
+      if (some <= FEW && from.channels == L) {
+        for (int64_t p = 0; p < some; p++) {
+          for (int64_t c = 0; c < L; c++) pixel[c] = A(from.at(c, first + run, 0)[at + p]);
+          pixel += L;
+          if (--left == 0) left = from.columns, pixel += (to.pitch - from.columns) * L;
+        }
+        continue;
+      }
       Vector<A> square[L];
       if (some == L && from.channels == L) {
         each<L>([&](auto c) __attribute__((always_inline)) {
@@ -134,6 +144,11 @@ void scatter(const A* pixels, const Planes<T>& to, int64_t first, int64_t last) 
   for (int64_t run = 0; run < runs; run++)
     for (int64_t at = 0; at < length; at += L) {
       const int64_t some = std::min<int64_t>(L, length - at);
+      if (some <= FEW && to.channels == L) {
+        for (int64_t p = 0; p < some; p++, pixels += L)
+          for (int64_t c = 0; c < L; c++) to.at(c, first + run, 0)[at + p] = T(pixels[c]);
+        continue;
+      }
       Vector<A> square[L];
       if (some == L && to.channels == L) {
         each<L>([&](auto p) __attribute__((always_inline)) {
@@ -157,15 +172,18 @@ void scatter(const A* pixels, const Planes<T>& to, int64_t first, int64_t last) 
     }
 }
 
-// Copies `size` numbers that are `stride` apart, as what they are computed with.
+// Copies `size` numbers that are `stride` apart, as what they are computed with. What lies `ahead` numbers from them is
+// fetched meanwhile: processors see for themselves what comes next in a row, but not in the next channel.
 template <class T, class A = Computed<T>>
-void widen(const T* from, int64_t stride, int64_t size, A* to) {
+void widen(const T* from, int64_t stride, int64_t size, A* to, int64_t ahead) {
   constexpr int L = count<A>;
   if (stride != 1) {
     for (int64_t at = 0; at < size; at++) to[at] = A(from[at * stride]);
     return;
   }
-  for (int64_t at = 0; at < size; at += L) {  // the last may write beyond the end, as far as a vector reaches
+  for (int64_t at = 0; at < size; at += L) {
+    __builtin_prefetch(from + at + ahead);
+    // The last may write beyond the end, as far as a vector reaches.
     const Vector<A> some = size - at >= L ? lanes::load(from + at) : lanes::load_some(from + at, size - at);
     std::memcpy(to + at, &some, sizeof some);
   }

@@ -2,6 +2,7 @@
 // parts of a vector at the ends of rows, and the transposition of a square of lanes.
 #pragma once
 
+#include <limits>
 #include <type_traits>
 #include <utility>
 #if defined(__x86_64__)
@@ -42,6 +43,15 @@ template <int N, class Body>
 template <class T>
 [[gnu::always_inline]] inline void keep(T*& address) {
   asm("" : "+r"(address));
+}
+
+// Has the compiler load a vector once, in place of once for each operation that it is in: where it lies across two
+// lines of memory, each of those would take two loads.
+template <class V>
+[[gnu::always_inline]] inline void loaded(V& vector) {
+#if defined(__x86_64__)
+  asm("" : "+v"(vector));
+#endif
 }
 
 template <class A>
@@ -123,13 +133,56 @@ template <class T>
   for (int64_t at = 0; at < some; at++) to[at] = copy[at];
 }
 
+// Copies to memory whose old content is not to be read for it: lines of 64 bytes go there past the caches. Elsewhere a
+// plain copy. `settle` comes after the last.
+template <class T>
+inline void stream(const T* from, T* to, int64_t size) {
+#if defined(__SSE2__)
+  constexpr int64_t line = 64 / sizeof(T);
+  const int64_t before = std::min<int64_t>(size, -reinterpret_cast<uintptr_t>(to) % 64 / sizeof(T));
+  std::memcpy(to, from, before * sizeof(T));
+  int64_t at = before;
+  for (; at + line <= size; at += line) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_loadu_si512(from + at));
+#else
+    const __m128i* source = reinterpret_cast<const __m128i*>(from + at);
+    __m128i* target = reinterpret_cast<__m128i*>(to + at);
+    for (int part = 0; part < 4; part++) _mm_stream_si128(target + part, _mm_loadu_si128(source + part));
+#endif
+  }
+  std::memcpy(to + at, from + at, (size - at) * sizeof(T));
+#else
+  std::memcpy(to, from, size * sizeof(T));
+#endif
+}
+
+inline void settle() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+// The larger of how large two numbers are, lane by lane, as integers: their order is that of the numbers, with inf and
+// then nan behind all others.
+template <class A> using Bits = std::conditional_t<sizeof(A) == 4, int32_t, int64_t>;
+template <class A>
+[[gnu::always_inline]] inline Vector<Bits<A>> larger(Vector<Bits<A>> least, Vector<A> value) {
+  const Vector<Bits<A>> size = (Vector<Bits<A>>)value & std::numeric_limits<Bits<A>>::max();
+  return size > least ? size : least;
+}
+
+// Whether it is inf or nan.
+template <class A>
+[[gnu::always_inline]] inline Vector<Bits<A>> infinite(Vector<Bits<A>> size) {
+  return size >= (Vector<Bits<A>>)all(std::numeric_limits<A>::infinity());
+}
+
 // Transposes a square: afterwards lane i of vector j is what lane j of vector i was.
 template <class A>
 [[gnu::always_inline]] inline void transpose(Vector<A> (&square)[count<A>]) {
   constexpr int L = count<A>;
-  using Index = std::conditional_t<sizeof(A) == 4, int32_t, int64_t>;
-  typedef Index Mask __attribute__((vector_size(bytes)));
-  Mask low, high;  // constants, to the compiler
+  Vector<Bits<A>> low, high;  // constants, to the compiler
   each<L>([&](auto i) __attribute__((always_inline)) {
     low[int(i)] = i % 2 ? L + i / 2 : i / 2;
     high[int(i)] = L / 2 + (i % 2 ? L + i / 2 : i / 2);

@@ -37,7 +37,8 @@ template <int K, int S, int R, class A, class T>
     Vector<A> came[R];
     each<R>([&](auto r) __attribute__((always_inline)) { came[r] = lanes::load(cotangent + r * it.cotangent_row); });
     each<K>([&](auto v) __attribute__((always_inline)) {
-      const Vector<A> pixels = lanes::load(image + v % S * it.phases + v / S);
+      Vector<A> pixels = lanes::load(image + v % S * it.phases + v / S);
+      lanes::loaded(pixels);
       each<R>([&](auto r) __attribute__((always_inline)) { sums[r * K + v] += came[r] * pixels; });
     });
     image += it.image_step, cotangent += it.cotangent_step;
@@ -77,6 +78,9 @@ const Run<A, T>* runs_of(int64_t kernel, int64_t stride, bool plain) {
   return one<A, T>;  // tap by tap, any of them
 }
 
+constexpr int64_t LARGE = 8 << 20;  // bytes
+constexpr int ROWS = 2;             // so many times as many rows are gathered as are computed at once
+
 template <class T>
 void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t groups,
                                 List<int64_t> kernel, List<int64_t> stride, List<int64_t> padding,
@@ -100,14 +104,22 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
   const int64_t in_phase = vectors * L + reach + L;  // vectors are written whole, the last with zeros behind its end
   const int64_t image_pitch = odd_lines(in_phase * S), came_pitch = odd_lines(vectors * L);
   const int64_t each_row = channels * image_pitch * down.stride + channels * came_pitch;
-  const int64_t most = std::max<int64_t>(1, (1 << 18) / int64_t(sizeof(A)) / each_row - (down.kernel - 1) * down.dilation / down.stride);
+  const int64_t most = std::max<int64_t>(1, (1 << 19) / int64_t(sizeof(A)) / each_row - (down.kernel - 1) * down.dilation / down.stride);
   const int64_t band = std::min(most, down.result);
   const int64_t rows = (band - 1) * down.stride + (down.kernel - 1) * down.dilation + 1;
   const int64_t for_image = rows * channels * image_pitch, for_came = band * channels * came_pitch;
-  in_shares<A>(input.size(0), groups, down.result, most, for_image + for_came, [&](const Share& share, A* scratch) {
+  // A result that no cache holds is gathered here, as many rows of it as are computed together, and then streamed.
+  const int64_t taps = down.kernel * K, size = taps * down.result * across.result * result.size(0) * groups;
+  const bool streamed = size * int64_t(sizeof(T)) > LARGE;
+  const int64_t together = streamed ? ROWS * several : several;  // rows
+  const int64_t run_pitch = (together * across.result + 2 * L - 1) / L * L;
+  const int64_t for_result = streamed ? taps * run_pitch : 0;
+  const int64_t in_all = for_image + for_came + for_result;
+  in_shares<A>(input.size(0), groups, down.result, most, in_all, [&](const Share& share, A* scratch) {
     const Rows<A> image{scratch, channels, image_pitch}, came{scratch + for_image, channels, came_pitch};
     const Planes<const T> from = planes(input, share.batch, share.group * channels, channels);
     const Planes<const T> given = planes(cotangent, share.batch, share.group * channels, channels);
+    T* const gathered = reinterpret_cast<T*>(scratch + for_image + for_came);
     std::memset(scratch, 0, (for_image + for_came) * sizeof(A));
     const int64_t top = share.first * down.stride - down.padding;
     const int64_t bottom = (share.last - 1) * down.stride - down.padding + (down.kernel - 1) * down.dilation;
@@ -119,49 +131,63 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
       if (size <= 0) continue;
       for (int64_t c = 0; c < channels; c++)  // planes from end to end, as memory is read fastest
         for (int64_t y = highest; y <= lowest; y++)
-          widen(from.at(c, y, x), S * from.column_stride, size, image.at(y - top, c) + phase * in_phase + begin);
+          widen(from.at(c, y, x), S * from.column_stride, size, image.at(y - top, c) + phase * in_phase + begin,
+                from.channel_stride);
     }
     for (int64_t c = 0; c < channels; c++)
       for (int64_t i = share.first; i < share.last; i++)
-        widen(given.at(c, i, 0), given.column_stride, across.result, came.at(i - share.first, c));
+        widen(given.at(c, i, 0), given.column_stride, across.result, came.at(i - share.first, c), given.channel_stride);
     T* const results = result.data + share.batch * result.stride(0) + share.group * result.stride(1);
-    for (int64_t tile = share.first; tile < share.last; tile += several) {
-      const int64_t tall = std::min(several, share.last - tile);  // rows of the cotangent
-      const int64_t taps = down.kernel, apart = several > 1 ? down.stride : 0;
-      for (int64_t at = 0; at < (tall - 1) * apart + taps; at++) {  // the row of the image that is tap `at` of the first
-        const int64_t low = apart && at >= taps ? (at - taps) / apart + 1 : 0;
-        const int64_t high = apart ? std::min(tall - 1, at / apart) : 0;
-        if (low > high) continue;  // windows further apart than they are high
-        const int64_t i = tile + low, u = at - low * apart;
-        const int64_t y = i * down.stride + u * down.dilation - down.padding;
-        for (int64_t j = 0; j < across.result; j += L) {
-          Block<A, T> it;
-          it.cotangent = came.at(i - share.first, 0) + j;
-          it.cotangent_step = came_pitch, it.cotangent_row = channels * came_pitch;
-          it.channels = channels, it.kept = across.result - j;
-          it.tap = result.stride(3), it.next_row = result.stride(4) - apart * result.stride(2);
-          T* const first = results + u * result.stride(2) + i * result.stride(4) + j;
-          if (y < 0 || y >= down.size) {  // the reference multiplies with zeros: nan where what came is not finite
-            for (int64_t r = low; r <= high; r++) {
-              Vector<A> sum{};
-              for (int64_t c = 0; c < channels; c++) sum += A(0) * lanes::load(it.cotangent + (r - low) * it.cotangent_row + c * came_pitch);
-              for (int64_t v = 0; v < K; v++) {
-                T* target = first + (r - low) * it.next_row + v * it.tap;
-                if (it.kept >= L) lanes::store(target, sum);
-                else lanes::store_some(target, sum, it.kept);
+    for (int64_t start = share.first; start < share.last; start += together) {
+      const int64_t end = std::min(start + together, share.last);
+      // Where the results of row `start` go, and how far apart taps, rows of taps and rows are there.
+      T* const target = streamed ? gathered : results + start * result.stride(4);
+      const int64_t tap_step = streamed ? run_pitch : result.stride(3);
+      for (int64_t tile = start; tile < end; tile += several) {
+        const int64_t tall = std::min(several, end - tile);  // rows of the cotangent
+        const int64_t apart = several > 1 ? down.stride : 0;
+        for (int64_t at = 0; at < (tall - 1) * apart + down.kernel; at++) {  // the row of the image: tap `at` of the first
+          const int64_t low = apart && at >= down.kernel ? (at - down.kernel) / apart + 1 : 0;
+          const int64_t high = apart ? std::min(tall - 1, at / apart) : 0;
+          if (low > high) continue;  // windows further apart than they are high
+          const int64_t i = tile + low, u = at - low * apart;
+          const int64_t y = i * down.stride + u * down.dilation - down.padding;
+          for (int64_t j = 0; j < across.result; j += L) {
+            Block<A, T> it;
+            it.cotangent = came.at(i - share.first, 0) + j;
+            it.cotangent_step = came_pitch, it.cotangent_row = channels * came_pitch;
+            it.channels = channels, it.kept = streamed ? L : across.result - j;
+            it.tap = tap_step, it.next_row = across.result - apart * K * tap_step;
+            T* const first = target + u * K * tap_step + (i - start) * across.result + j;
+            if (y < 0 || y >= down.size) {  // the reference multiplies with zeros: nan where what came is not finite
+              for (int64_t r = low; r <= high; r++) {
+                const A* row = it.cotangent + (r - low) * it.cotangent_row;
+                Vector<A> sum{};
+                for (int64_t c = 0; c < channels; c++) sum += A(0) * lanes::load(row + c * came_pitch);
+                for (int64_t v = 0; v < K; v++) {
+                  T* tap = first + (r - low) * it.next_row + v * it.tap;
+                  if (it.kept >= L) lanes::store(tap, sum);
+                  else lanes::store_some(tap, sum, it.kept);
+                }
               }
+              continue;
             }
-            continue;
-          }
-          it.image_step = image_pitch, it.phases = in_phase;
-          for (int64_t v = 0; v < K; v += at_once) {
-            const int64_t shift = v * across.dilation;
-            it.image = image.at(y - top, 0) + shift % S * in_phase + shift / S + j;
-            it.result = first + v * it.tap;
-            run[high - low](it);
+            it.image_step = image_pitch, it.phases = in_phase;
+            for (int64_t v = 0; v < K; v += at_once) {
+              const int64_t shift = v * across.dilation;
+              it.image = image.at(y - top, 0) + shift % S * in_phase + shift / S + j;
+              it.result = first + v * it.tap;
+              run[high - low](it);
+            }
           }
         }
       }
+      if (!streamed) continue;
+      for (int64_t tap = 0; tap < taps; tap++) {
+        T* const to = results + tap * result.stride(3) + start * result.stride(4);
+        lanes::stream(gathered + tap * run_pitch, to, (end - start) * across.result);
+      }
     }
+    lanes::settle();
   });
 }
