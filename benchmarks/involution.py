@@ -1,134 +1,118 @@
-"""Involution: kernels in C++ beside the ways to compute it that there are without them.
+"""Involution: `opsmith.ops.involution` beside the ways to compute it that there are without its kernels.
 
-The four stages of RedNet-50, kernels of 7x7, 16 channels to a group, in turns in one run: `unfold` in PyTorch
-as the paper's authors have it, the same under torch.compile with one thread and with two, a depthwise
-convolution of equal size as a yardstick, and `opsmith.ops.involution`. `floor` is how long the
-machine takes to copy as many bytes as have to be read and written. Run it with nothing else running:
-`python benchmarks/involution.py [--rounds 15] [--stages 64x56 ...] [--dtype float32]`.
+The four stages of RedNet-50, kernels of 7x7, 16 channels to a group, in turns in one run: `unfold` in PyTorch as the
+paper's authors have it, the same under torch.compile, a depthwise convolution of equal size as a yardstick, and ours;
+forward, and forward and backward through autograd; and the memory that each takes at most. `of the floor` is the time
+that the machine needs at least, by its measured copy bandwidth and matrix rate, divided by ours.
+Run it with nothing else running: `python benchmarks/involution.py [--rounds 15] [--stages 64x56 ...]
+[--dtypes float32 bfloat16] [--no-memory]`.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable, Mapping
+import sys
+from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from opsmith.ops import involution
+sys.path.insert(0, str(Path(__file__).parent))
+
+from involution_measured import memory
+from involution_measured.machine import Machine, measured
+from involution_measured.turns import in_turns
+from involution_measured.ways import (
+    Call,
+    Setting,
+    both_of,
+    depthwise_of,
+    forward_of,
+    hold,
+    ours_of,
+    unfold_of,
+)
 
 STAGES = ("64x56", "128x28", "256x14", "512x7")
-BATCH, K, CHANNELS_PER_GROUP = 8, 7, 16
-
-Call = Callable[[], object]
-
-
-def unfold(x: Tensor, weight: Tensor) -> Tensor:
-    """Involution by a copy of every window."""
-    (B, C, H, W), G = x.shape, weight.shape[1]
-    windows = F.unfold(x, K, 1, K // 2, 1).view(B, G, C // G, K * K, H, W)
-    return (weight.view(B, G, 1, K * K, H, W) * windows).sum(3).view(B, C, H, W)
+THREADS = (1, 2)
+TITLES = {"forward": "forward", "both": "forward and backward"}
 
 
-def both(function: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, grad: Tensor) -> Call:
-    """A call forward and backward, through autograd."""
-
-    def run() -> object:
-        x.grad = weight.grad = None
-        function(x, weight).backward(grad)
-        return x.grad
-
-    return run
-
-
-def in_turns(calls: Mapping[str, tuple[Call, int]], rounds: int) -> dict[str, tuple[float, float]]:
-    """Milliseconds of each, least and median; each with its number of threads."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + 2):
-        for name, (call, threads) in calls.items():
-            torch.set_num_threads(threads)
-            time.sleep(0.02)
-            call()
-            start = time.perf_counter()
-            call()
-            if number >= 2:
-                times[name].append((time.perf_counter() - start) * 1e3)
-    return {name: (min(taken), statistics.median(taken)) for name, taken in times.items()}
-
-
-def copied(size: int) -> float:
-    """Milliseconds that the machine takes to copy half of so many bytes: as many are read and written."""
-    torch.set_num_threads(2)
-    source = torch.ones(max(1, size // 8))
-    target = torch.empty_like(source)
-    taken = []
-    for _ in range(20):
-        start = time.perf_counter()
-        target.copy_(source)
-        taken.append(time.perf_counter() - start)
-    return min(taken) * 1e3
-
-
-def measure(C: int, H: int, dtype: torch.dtype, rounds: int) -> None:
-    """Measure one stage, and print a table."""
+def measure(setting: Setting, dtype: torch.dtype, machine: Machine, rounds: int) -> dict[str, float]:
+    """Measure one stage, print a table for each title, and return how long ours takes with all threads."""
     torch._dynamo.reset()
-    G = C // CHANNELS_PER_GROUP
-    x, weight = torch.randn(BATCH, C, H, H).to(dtype), torch.randn(BATCH, G, K, K, H, H).to(dtype)
-    grad, depthwise = torch.randn_like(x), torch.randn(C, 1, K, K).to(dtype)
-    for each in (x, weight):
-        each.requires_grad_()
-    compiled = torch.compile(unfold, dynamic=False)
-
-    def ours(x: Tensor, weight: Tensor) -> Tensor:
-        result: Tensor = involution(x, weight, 1, K // 2)
-        return result
-
-    def without(call: Call) -> Call:
-        return torch.no_grad()(call)
-
-    held(ours(x, weight), unfold(x.double(), weight.double()), dtype)
-    ways = {"unfold": unfold, "unfold, compiled": compiled, "kernels": ours}
-    forward: dict[str, tuple[Call, int]] = {}
-    around: dict[str, tuple[Call, int]] = {}
-    for name, way in ways.items():
-        for threads in (1, 2):
-            forward[f"{name}, {threads}"] = (without(lambda way=way: way(x, weight)), threads)  # type: ignore[misc]
-            around[f"{name}, {threads}"] = (both(way, x, weight, grad), threads)
-    forward["depthwise convolution, 2"] = (
-        without(lambda: F.conv2d(x, depthwise, padding=K // 2, groups=C)),
-        2,
-    )
-    floor = copied((x.numel() * 2 + weight.numel()) * x.element_size())
-    for title, calls in (("forward", forward), ("forward and backward", around)):
+    hold(setting, ours_of(setting), dtype)
+    image, weight, came = setting.tensors(dtype)
+    compiled = torch.compile(unfold_of(setting), dynamic=False)
+    ways = {"unfold": unfold_of(setting), "unfold, compiled": compiled, "ours": ours_of(setting)}
+    yardstick = depthwise_of(setting, dtype)
+    ours: dict[str, float] = {}
+    for title, words in TITLES.items():
+        calls: dict[str, tuple[Call, int]] = {}
+        for name, way in {**ways, "depthwise convolution": yardstick}.items():
+            call = forward_of(way, image, weight)
+            if title == "both":
+                if way is yardstick:
+                    continue  # it has another weight
+                call = both_of(way, image, weight, came)
+            calls.update({f"{name}, {threads}": (call, threads) for threads in THREADS})
         found = in_turns(calls, rounds)
-        best = min(found["unfold, compiled, 1"][0], found["unfold, compiled, 2"][0])
-        print(f"{C} channels, {H}x{H}, {str(dtype)[6:]}, {title}; floor of forward {floor:.2f} ms")
-        for name, (least, median) in found.items():
-            one = found["unfold, compiled, 1"][0] / least
-            print(
-                f"  {name:28}{least:9.3f}{median:9.3f} ms   {best / least:6.1f}x   of one thread {one:6.1f}x"
-            )
+        single = found["unfold, compiled, 1"].least
+        best = min(single, found["unfold, compiled, 2"].least)
+        moved, computed = machine.floor_ms(setting, dtype, backward=title == "both")
+        bound = "memory" if moved > computed else "arithmetic"
+        print(f"\n{setting.channels} channels, {setting.height}x{setting.width}, {str(dtype)[6:]}, {words}")
+        print(f"  at least {moved:.2f} ms for memory and {computed:.2f} ms for arithmetic, with 2 threads")
+        for name, times in found.items():
+            against, of = (single, "with 1") if name.endswith(", 1") else (best, "whichever is faster")
+            note = f"{against / times.least:7.1f}x the compiled one, {of}"
+            if name == "ours, 2":
+                note += f"; {max(moved, computed) / times.least:.0%} of the floor, {bound}"
+            print(f"  {name:26}{times.least:9.3f}{times.median:9.3f} ms {note}")
+        ours[title] = found["ours, 2"].least
+    return ours
 
 
-def held(result: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """Nothing is timed that is wrong."""
-    tolerance = 50 * torch.finfo(dtype).eps * expected.abs().max().item()
-    torch.testing.assert_close(result.double(), expected, rtol=0, atol=tolerance)
+def measure_memory(setting: Setting, dtype: torch.dtype) -> None:
+    """Print how much memory each way takes beyond what it returns."""
+    image, weight, result = setting.numbers
+    buffer = setting.windows * dtype.itemsize
+    print(f"\n{setting.channels} channels, {setting.height}x{setting.width}, {str(dtype)[6:]}, memory beyond")
+    print(f"  results and gradients; the windows that `unfold` copies are {buffer / 1e6:.1f} MB")
+    for title, words in TITLES.items():
+        returned = (result + (image + weight if title == "both" else 0)) * dtype.itemsize
+        for way in ("unfold", "compiled", "ours"):
+            extra = memory.peak(way, title, setting, dtype) - returned
+            print(f"  {words:22}{way:10}{extra / 1e6:9.1f} MB, {extra / buffer:7.1%} of the windows")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--stages", nargs="+", default=STAGES)
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtypes", nargs="+", default=("float32", "bfloat16"))
+    parser.add_argument("--no-memory", action="store_true")
     options = parser.parse_args()
-    dtype = getattr(torch, options.dtype)
+    settings = []
     for stage in options.stages:
-        C, H = map(int, stage.split("x"))
-        measure(C, H, dtype, options.rounds)
+        channels, side = map(int, stage.split("x"))
+        settings.append(Setting(channels, side, side))
+    ours: dict[tuple[str, str], dict[str, float]] = {}
+    for name in options.dtypes:
+        dtype = getattr(torch, name)
+        machine = measured(dtype, 2)
+        rates = machine.bytes_per_s / 1e9, machine.multiply_adds_per_s / 1e9
+        print(f"\n{name}: copies {rates[0]:.1f} GB/s, read and written; {rates[1]:.0f} GFMA/s in a product")
+        for setting, stage in zip(settings, options.stages, strict=True):
+            ours[name, stage] = measure(setting, dtype, machine, options.rounds)
+    if {"float32", "bfloat16"} <= {*options.dtypes}:
+        print("\nours, 2 threads, bfloat16 beside float32:")
+        for stage in options.stages:
+            for title, words in TITLES.items():
+                wide, narrow = ours["float32", stage][title], ours["bfloat16", stage][title]
+                print(f"  {stage:8}{words:22}{narrow:8.3f} and {wide:8.3f} ms: {narrow / wide:.2f}")
+    if not options.no_memory:
+        for setting in settings:
+            measure_memory(setting, torch.float32)
 
 
 if __name__ == "__main__":

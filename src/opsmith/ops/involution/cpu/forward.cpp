@@ -117,6 +117,7 @@ bool all_finite(const T* weights, const View<const T, 6>& weight) {
   return true;
 }
 
+constexpr int64_t SMALL = 1 << 16;  // bytes
 constexpr int WIDE = 14, NARROW = 7;
 
 // The pixels from `at` on that one block computes; it may begin before `at`, and compute some again.
@@ -179,8 +180,10 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
       std::memset(pixels.at(row, 0), 0, across.padding * L * sizeof(A));
       std::memset(pixels.at(row, across.padding + across.size), 0, (columns - across.padding - across.size) * L * sizeof(A));
     }
-    // In a small image taps look beyond it from every row: one look at all weights is less than one from each row.
-    const bool small = down.result <= down.kernel && share.last - share.first == down.result;
+    // In a small image taps look beyond it from nearly every row. One look at all its weights is less than one from each
+    // row, and reads them as memory is read fastest.
+    const int64_t held = taps * down.result * across.result * int64_t(sizeof(T));
+    const bool small = held <= SMALL && share.last - share.first == down.result;
     const bool finite = small && all_finite(weights, weight);
     if (finite) std::fill(begin, begin + across.result, A(0));
     for (int64_t channel = 0; channel < channels; channel += L) {

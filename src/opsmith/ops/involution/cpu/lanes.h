@@ -59,78 +59,107 @@ template <class A>
   return Vector<A>{} + value;
 }
 
-// As many elements as there are lanes, in memory of any alignment.
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+#define LANES_MASKED 1  // parts of a vector of any elements are loaded and stored in one step
+#endif
+
+// As many elements as there are lanes, in memory of any alignment, and as they lie there.
+template <class T> struct held {
+  typedef uint16_t type __attribute__((vector_size(bytes / 2)));
+};
+template <> struct held<float> { using type = Vector<float>; };
+template <> struct held<double> { using type = Vector<double>; };
+template <class T> using Held = typename held<T>::type;
+
 template <class T>
-[[gnu::always_inline]] inline Vector<Computed<T>> load(const T* from) {
+[[gnu::always_inline]] inline Vector<Computed<T>> widened(Held<T> elements) {
   using A = Computed<T>;
-  Vector<A> result;
   if constexpr (std::is_same_v<T, A>) {
-    std::memcpy(&result, from, sizeof result);
+    return elements;
   } else if constexpr (std::is_same_v<T, opsmith::BFloat16>) {
-    typedef uint16_t Narrow __attribute__((vector_size(bytes / 2)));
     typedef uint32_t Wide __attribute__((vector_size(bytes)));
-    Narrow narrow;
-    std::memcpy(&narrow, from, sizeof narrow);
-    result = (Vector<A>)(__builtin_convertvector(narrow, Wide) << 16);
+    return (Vector<A>)(__builtin_convertvector(elements, Wide) << 16);
   } else {
 #if defined(__AVX512F__)
-    result = (Vector<A>)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    return (Vector<A>)_mm512_cvtph_ps((__m256i)elements);
 #elif defined(__F16C__) && defined(__AVX__)
-    result = (Vector<A>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    return (Vector<A>)_mm256_cvtph_ps((__m128i)elements);
 #else
-    for (int at = 0; at < count<A>; at++) result[at] = float(from[at]);
+    T each[count<A>];
+    std::memcpy(each, &elements, sizeof each);
+    Vector<A> result;
+    for (int at = 0; at < count<A>; at++) result[at] = float(each[at]);
+    return result;
 #endif
   }
-  return result;
 }
 
 template <class T>
-[[gnu::always_inline]] inline void store(T* to, Vector<Computed<T>> value) {
+[[gnu::always_inline]] inline Held<T> narrowed(Vector<Computed<T>> value) {
   using A = Computed<T>;
   if constexpr (std::is_same_v<T, A>) {
-    std::memcpy(to, &value, sizeof value);
+    return value;
   } else if constexpr (std::is_same_v<T, opsmith::Half>) {
 #if defined(__AVX512F__)
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT));
+    return (Held<T>)_mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT);
 #elif defined(__F16C__) && defined(__AVX__)
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));
+    return (Held<T>)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT);
 #else
-    for (int at = 0; at < count<A>; at++) to[at] = T(value[at]);
+    T each[count<A>];
+    for (int at = 0; at < count<A>; at++) each[at] = T(value[at]);
+    Held<T> result;
+    std::memcpy(&result, each, sizeof each);
+    return result;
 #endif
   } else {
-    typedef uint16_t Narrow __attribute__((vector_size(bytes / 2)));
     typedef uint32_t Wide __attribute__((vector_size(bytes)));
     Wide wide = (Wide)value, kept = wide >> 16;
     Wide rounded = (wide + 0x7fffu + (kept & 1)) >> 16;
     Wide is_nan = (Wide)((wide & 0x7fffffffu) > 0x7f800000u);
-    Narrow narrow = __builtin_convertvector((is_nan & (kept | 0x40)) | (~is_nan & rounded), Narrow);
-    std::memcpy(to, &narrow, sizeof narrow);
+    return __builtin_convertvector((is_nan & (kept | 0x40)) | (~is_nan & rounded), Held<T>);
   }
+}
+
+template <class T>
+[[gnu::always_inline]] inline Vector<Computed<T>> load(const T* from) {
+  Held<T> elements;
+  std::memcpy(&elements, from, sizeof elements);
+  return widened<T>(elements);
+}
+
+template <class T>
+[[gnu::always_inline]] inline void store(T* to, Vector<Computed<T>> value) {
+  const Held<T> elements = narrowed<T>(value);
+  std::memcpy(to, &elements, sizeof elements);
 }
 
 // The first `some` elements alone; the other lanes are 0.
 template <class T>
 [[gnu::always_inline]] inline Vector<Computed<T>> load_some(const T* from, int64_t some) {
-  using A = Computed<T>;
-#if defined(__AVX512F__)
-  if constexpr (std::is_same_v<T, float>) return (Vector<A>)_mm512_maskz_loadu_ps(__mmask16((1u << some) - 1), from);
-#endif
-  T copy[count<A>] = {};
+#if defined(LANES_MASKED)
+  const uint32_t mask = (1u << some) - 1;
+  if constexpr (std::is_same_v<T, float>) return (Vector<float>)_mm512_maskz_loadu_ps(__mmask16(mask), from);
+  else if constexpr (std::is_same_v<T, double>) return (Vector<double>)_mm512_maskz_loadu_pd(__mmask8(mask), from);
+  else return widened<T>((Held<T>)_mm256_maskz_loadu_epi16(__mmask16(mask), from));
+#else
+  T copy[count<Computed<T>>] = {};
   for (int64_t at = 0; at < some; at++) copy[at] = from[at];
   return load(copy);
+#endif
 }
 
 template <class T>
 [[gnu::always_inline]] inline void store_some(T* to, Vector<Computed<T>> value, int64_t some) {
-#if defined(__AVX512F__)
-  if constexpr (std::is_same_v<T, float>) {
-    _mm512_mask_storeu_ps(to, __mmask16((1u << some) - 1), (__m512)value);
-    return;
-  }
-#endif
+#if defined(LANES_MASKED)
+  const uint32_t mask = (1u << some) - 1;
+  if constexpr (std::is_same_v<T, float>) _mm512_mask_storeu_ps(to, __mmask16(mask), (__m512)value);
+  else if constexpr (std::is_same_v<T, double>) _mm512_mask_storeu_pd(to, __mmask8(mask), (__m512d)value);
+  else _mm256_mask_storeu_epi16(to, __mmask16(mask), (__m256i)narrowed<T>(value));
+#else
   T copy[count<Computed<T>>];
   store(copy, value);
   for (int64_t at = 0; at < some; at++) to[at] = copy[at];
+#endif
 }
 
 // Copies to memory whose old content is not to be read for it: lines of 64 bytes go there past the caches. Elsewhere a

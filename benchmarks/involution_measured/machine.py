@@ -1,0 +1,57 @@
+"""What the machine can do at most, measured: how fast it copies memory, and how fast it multiplies matrices."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from involution_measured.ways import Call, Setting
+
+SIDE = 2048
+REPEATS = 20
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Ceilings, with as many threads as they were measured with.
+
+    Args:
+        bytes_per_s: Read and written together, in a copy of what no cache holds.
+        multiply_adds_per_s: In a product of matrices of this dtype.
+    """
+
+    bytes_per_s: float
+    multiply_adds_per_s: float
+
+    def floor_ms(self, setting: Setting, dtype: torch.dtype, *, backward: bool) -> tuple[float, float]:
+        """Milliseconds for memory, and for arithmetic: nothing that computes it can be faster than the larger.
+
+        Forward reads image and weight and writes the result. The backward reads what came back twice, image and
+        weight, and writes two gradients: three times as much arithmetic with the forward.
+        """
+        image, weight, result = setting.numbers
+        numbers = image + weight + result
+        numbers += 2 * (image + weight + result) if backward else 0
+        moved = numbers * dtype.itemsize / self.bytes_per_s
+        computed = setting.multiply_adds * (3 if backward else 1) / self.multiply_adds_per_s
+        return moved * 1e3, computed * 1e3
+
+
+def measured(dtype: torch.dtype, threads: int) -> Machine:
+    """Measure the ceilings, with so many threads."""
+    torch.set_num_threads(threads)
+    source = torch.ones(64 << 20, dtype=torch.uint8).repeat(4)
+    target = torch.empty_like(source)
+    copy = 2 * source.numel() / _least(lambda: target.copy_(source))
+    left, right = torch.randn(SIDE, SIDE).to(dtype), torch.randn(SIDE, SIDE).to(dtype)
+    return Machine(copy, SIDE**3 / _least(lambda: left @ right))
+
+
+def _least(call: Call) -> float:
+    taken = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return min(taken)
