@@ -1,5 +1,5 @@
-// What the three kernels of involution share: the steps of the window, and a group's pixels with its channels in
-// vectors, from a tensor and back into one.
+// What the three kernels of involution share: the steps of the window, and a group's pixels with its channels
+// in vectors, from a tensor and back into one.
 #pragma once
 #include <omp.h>
 
@@ -18,11 +18,6 @@ struct Axis {
 
   int64_t extent() const { return (result - 1) * stride + (kernel - 1) * dilation + 1; }
 };
-
-inline Axis axis(int at, int64_t size, int64_t result, int64_t kernel, opsmith::List<int64_t> stride,
-                 opsmith::List<int64_t> padding, opsmith::List<int64_t> dilation) {
-  return {size, result, kernel, stride[at], padding[at], dilation[at]};
-}
 
 // One image of one group: `channels` planes of `rows` by `columns`, with any strides.
 template <class T>
@@ -172,8 +167,9 @@ void scatter(const A* pixels, const Planes<T>& to, int64_t first, int64_t last) 
     }
 }
 
-// Copies `size` numbers that are `stride` apart, as what they are computed with. What lies `ahead` numbers from them is
-// fetched meanwhile: processors see for themselves what comes next in a row, but not in the next channel.
+// Copies `size` numbers that are `stride` apart, as what they are computed with. What lies `ahead` numbers
+// from them is fetched meanwhile: processors see for themselves what comes next in a row, but not in the next
+// channel.
 template <class T, class A = Computed<T>>
 void widen(const T* from, int64_t stride, int64_t size, A* to, int64_t ahead) {
   constexpr int L = count<A>;
@@ -194,14 +190,16 @@ struct Share {
   int64_t batch, group, first, last;
 };
 
-// Calls `work(share, scratch)` for all rows of all groups, in parallel. A share has at most `most` rows, and fewer
-// where there would else be too few shares for the threads. Each thread has scratch memory of `size` numbers.
+// Calls `work(share, scratch)` for all rows of all groups, in parallel. A share has at most `most` rows, and
+// fewer where there would else be too few shares for the threads. Each thread has scratch memory of `size`
+// numbers.
 template <class A, class Work>
 void in_shares(int64_t batches, int64_t groups, int64_t rows, int64_t most, int64_t size, Work work) {
   const int64_t images = batches * groups;
   if (images == 0 || rows == 0) return;
   const int64_t enough = (3 * omp_get_max_threads() + images - 1) / images;  // shares of each image
-  const int64_t bands = std::min(rows, std::max((rows + most - 1) / most, omp_get_max_threads() > 1 ? enough : 1));
+  const int64_t bands =
+      std::min(rows, std::max((rows + most - 1) / most, omp_get_max_threads() > 1 ? enough : 1));
   bool failed = false;
 #pragma omp parallel
   {
@@ -216,7 +214,8 @@ void in_shares(int64_t batches, int64_t groups, int64_t rows, int64_t most, int6
 #pragma omp for schedule(dynamic, 1)
       for (int64_t at = 0; at < images * bands; at++) {
         const int64_t image = at / bands, band = at % bands;
-        work(Share{image / groups, image % groups, rows * band / bands, rows * (band + 1) / bands}, scratch.get());
+        work(Share{image / groups, image % groups, rows * band / bands, rows * (band + 1) / bands},
+             scratch.get());
       }
     }
   }

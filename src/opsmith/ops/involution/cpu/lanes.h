@@ -1,5 +1,5 @@
-// Vectors of as many lanes as this processor has, and what is done with them: loads that widen, stores that round,
-// parts of a vector at the ends of rows, and the transposition of a square of lanes.
+// Vectors of as many lanes as this processor has, and what is done with them: loads that widen, stores that
+// round, parts of a vector at the ends of rows, and the transposition of a square of lanes.
 #pragma once
 
 #include <limits>
@@ -18,18 +18,27 @@ constexpr int bytes = 32;
 #else
 constexpr int bytes = 16;
 #endif
-constexpr int registers = bytes == 64 ? 32 : 16;  // of vectors, that the processor names
 
-template <class T> struct computed { using type = float; };  // numbers of 16 bits are computed with in float
-template <> struct computed<double> { using type = double; };
-template <class T> using Computed = typename computed<T>::type;
+template <class T>
+struct computed {
+  using type = float;
+};  // numbers of 16 bits are computed with in float
+template <>
+struct computed<double> {
+  using type = double;
+};
+template <class T>
+using Computed = typename computed<T>::type;
 
-template <class A> constexpr int count = bytes / int(sizeof(A));
-template <class A> using Vector __attribute__((vector_size(bytes))) = A;
+template <class A>
+constexpr int count = bytes / int(sizeof(A));
+template <class A>
+using Vector __attribute__((vector_size(bytes))) = A;
 
-// Calls `body` with the numbers below N, each a constant: loops that the compiler has to unroll, so that an array of
-// vectors becomes registers.
-template <int V> using Constant = std::integral_constant<int, V>;
+// Calls `body` with the numbers below N, each a constant: loops that the compiler has to unroll, so that an
+// array of vectors becomes registers.
+template <int V>
+using Constant = std::integral_constant<int, V>;
 template <class Body, int... I>
 [[gnu::always_inline]] inline void each_of(Body&& body, std::integer_sequence<int, I...>) {
   (body(Constant<I>{}), ...);
@@ -39,14 +48,15 @@ template <int N, class Body>
   each_of(static_cast<Body&&>(body), std::make_integer_sequence<int, N>{});
 }
 
-// Has the compiler keep an address as it is: from several that it computes anew of one another come many registers.
+// Has the compiler keep an address as it is: from several that it computes anew of one another come many
+// registers.
 template <class T>
 [[gnu::always_inline]] inline void keep(T*& address) {
   asm("" : "+r"(address));
 }
 
-// Has the compiler load a vector once, in place of once for each operation that it is in: where it lies across two
-// lines of memory, each of those would take two loads.
+// Has the compiler load a vector once, in place of once for each operation that it is in: where it lies
+// across two lines of memory, each of those would take two loads.
 template <class V>
 [[gnu::always_inline]] inline void loaded(V& vector) {
 #if defined(__x86_64__)
@@ -64,12 +74,20 @@ template <class A>
 #endif
 
 // As many elements as there are lanes, in memory of any alignment, and as they lie there.
-template <class T> struct held {
+template <class T>
+struct held {
   typedef uint16_t type __attribute__((vector_size(bytes / 2)));
 };
-template <> struct held<float> { using type = Vector<float>; };
-template <> struct held<double> { using type = Vector<double>; };
-template <class T> using Held = typename held<T>::type;
+template <>
+struct held<float> {
+  using type = Vector<float>;
+};
+template <>
+struct held<double> {
+  using type = Vector<double>;
+};
+template <class T>
+using Held = typename held<T>::type;
 
 template <class T>
 [[gnu::always_inline]] inline Vector<Computed<T>> widened(Held<T> elements) {
@@ -139,7 +157,8 @@ template <class T>
 #if defined(LANES_MASKED)
   const uint32_t mask = (1u << some) - 1;
   if constexpr (std::is_same_v<T, float>) return (Vector<float>)_mm512_maskz_loadu_ps(__mmask16(mask), from);
-  else if constexpr (std::is_same_v<T, double>) return (Vector<double>)_mm512_maskz_loadu_pd(__mmask8(mask), from);
+  else if constexpr (std::is_same_v<T, double>)
+    return (Vector<double>)_mm512_maskz_loadu_pd(__mmask8(mask), from);
   else return widened<T>((Held<T>)_mm256_maskz_loadu_epi16(__mmask16(mask), from));
 #else
   T copy[count<Computed<T>>] = {};
@@ -162,8 +181,8 @@ template <class T>
 #endif
 }
 
-// Copies to memory whose old content is not to be read for it: lines of 64 bytes go there past the caches. Elsewhere a
-// plain copy. `settle` comes after the last.
+// Copies to memory whose old content is not to be read for it: lines of 64 bytes go there past the caches.
+// Elsewhere a plain copy. `settle` comes after the last.
 template <class T>
 inline void stream(const T* from, T* to, int64_t size) {
 #if defined(__SSE2__)
@@ -192,9 +211,10 @@ inline void settle() {
 #endif
 }
 
-// The larger of how large two numbers are, lane by lane, as integers: their order is that of the numbers, with inf and
-// then nan behind all others.
-template <class A> using Bits = std::conditional_t<sizeof(A) == 4, int32_t, int64_t>;
+// The larger of how large two numbers are, lane by lane, as integers: their order is that of the numbers,
+// with inf and then nan behind all others.
+template <class A>
+using Bits = std::conditional_t<sizeof(A) == 4, int32_t, int64_t>;
 template <class A>
 [[gnu::always_inline]] inline Vector<Bits<A>> larger(Vector<Bits<A>> least, Vector<A> value) {
   const Vector<Bits<A>> size = (Vector<Bits<A>>)value & std::numeric_limits<Bits<A>>::max();
@@ -216,7 +236,10 @@ template <class A>
     low[int(i)] = i % 2 ? L + i / 2 : i / 2;
     high[int(i)] = L / 2 + (i % 2 ? L + i / 2 : i / 2);
   });
-  each<L == 16 ? 4 : L == 8 ? 3 : L == 4 ? 2 : 1>([&](auto) __attribute__((always_inline)) {
+  each<L == 16  ? 4
+       : L == 8 ? 3
+       : L == 4 ? 2
+                : 1>([&](auto) __attribute__((always_inline)) {
     Vector<A> next[L];  // a perfect shuffle of the rows, log2(L) times, transposes
     each<L / 2>([&](auto i) __attribute__((always_inline)) {
       next[2 * i] = __builtin_shuffle(square[i], square[i + L / 2], low);

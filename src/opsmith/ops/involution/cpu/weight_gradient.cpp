@@ -1,8 +1,9 @@
-// The gradient of involution by its weight: at each pixel, the products of what came for it with the pixels of its
-// window, summed over the channels of a group.
+// The gradient of involution by its weight: at each pixel, the products of what came for it with the pixels
+// of its window, summed over the channels of a group.
 //
-// Vectors are pixels of a row. Both tensors are first laid out channel by channel with zeros around each row; where
-// windows are S pixels apart, every S-th pixel of the image stands together, so that all loads are of neighbours.
+// Vectors are pixels of a row. Both tensors are first laid out channel by channel with zeros around each row;
+// where windows are S pixels apart, every S-th pixel of the image stands together, so that all loads are of
+// neighbours.
 #include "involution.h"
 
 using namespace involution;
@@ -24,8 +25,9 @@ struct Block {
   const A* cotangent;
   int64_t cotangent_step, cotangent_row;  // numbers to the next channel, and to the next row
   int64_t channels, kept;
-  T* result;              // of the first tap, at the first pixel
-  int64_t tap, next_row;  // numbers to the next tap, and to the one that the next row of the cotangent has here
+  T* result;         // of the first tap, at the first pixel
+  int64_t tap;       // numbers to the next tap
+  int64_t next_row;  // and to the one that the next row of the cotangent has here
 };
 
 // One row of the image with R rows of the cotangent: K taps of each, windows S pixels apart.
@@ -35,7 +37,9 @@ template <int K, int S, int R, class A, class T>
   const A *image = it.image, *cotangent = it.cotangent;
   for (int64_t channel = 0; channel < it.channels; channel++) {
     Vector<A> came[R];
-    each<R>([&](auto r) __attribute__((always_inline)) { came[r] = lanes::load(cotangent + r * it.cotangent_row); });
+    each<R>([&](auto r) __attribute__((always_inline)) {
+      came[r] = lanes::load(cotangent + r * it.cotangent_row);
+    });
     each<K>([&](auto v) __attribute__((always_inline)) {
       Vector<A> pixels = lanes::load(image + v % S * it.phases + v / S);
       lanes::loaded(pixels);
@@ -59,7 +63,7 @@ using Run = void (*)(const Block<A, T>&);
 // What computes K taps of 1, 2, ... rows of the cotangent at once; null behind the last.
 template <int K, int S, class A, class T>
 constexpr Run<A, T> runs[] = {block<K, S, 1, A, T>, block<K, S, 2, A, T>, block<K, S, 3, A, T>,
-                              K < 7 ? block<K, S, K < 7 ? 4 : 1, A, T> : nullptr, nullptr};
+                              K < 7 ? block<K, S, (K < 7 ? 4 : 1), A, T> : nullptr, nullptr};
 template <class A, class T>
 constexpr Run<A, T> one[] = {block<1, 1, 1, A, T>, nullptr};
 
@@ -82,9 +86,9 @@ constexpr int64_t LARGE = 8 << 20;  // bytes
 constexpr int ROWS = 2;             // so many times as many rows are gathered as are computed at once
 
 template <class T>
-void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t groups,
-                                List<int64_t> kernel, List<int64_t> stride, List<int64_t> padding,
-                                List<int64_t> dilation, Contiguous<T, 6> result) {
+void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t groups, List<int64_t> kernel,
+                     List<int64_t> stride, List<int64_t> padding, List<int64_t> dilation,
+                     Contiguous<T, 6> result) {
   using A = Computed<T>;
   constexpr int L = count<A>;
   const Axis down{input.size(2), cotangent.size(2), kernel[0], stride[0], padding[0], dilation[0]};
@@ -101,14 +105,17 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
     return (lines | 1) * line;
   };
   const int64_t vectors = (across.result + L - 1) / L, reach = (K - 1) * across.dilation / S + 1;
-  const int64_t in_phase = vectors * L + reach + L;  // vectors are written whole, the last with zeros behind its end
+  // Vectors are written whole, the last with zeros behind its end.
+  const int64_t in_phase = vectors * L + reach + L;
   const int64_t image_pitch = odd_lines(in_phase * S), came_pitch = odd_lines(vectors * L);
   const int64_t each_row = channels * image_pitch * down.stride + channels * came_pitch;
-  const int64_t most = std::max<int64_t>(1, (1 << 19) / int64_t(sizeof(A)) / each_row - (down.kernel - 1) * down.dilation / down.stride);
+  const int64_t most = std::max<int64_t>(
+      1, (1 << 19) / int64_t(sizeof(A)) / each_row - (down.kernel - 1) * down.dilation / down.stride);
   const int64_t band = std::min(most, down.result);
   const int64_t rows = (band - 1) * down.stride + (down.kernel - 1) * down.dilation + 1;
   const int64_t for_image = rows * channels * image_pitch, for_came = band * channels * came_pitch;
-  // A result that no cache holds is gathered here, as many rows of it as are computed together, and then streamed.
+  // A result that no cache holds is gathered here, as many rows of it as are computed together, and then
+  // streamed.
   const int64_t taps = down.kernel * K, size = taps * down.result * across.result * result.size(0) * groups;
   const bool streamed = size * int64_t(sizeof(T)) > LARGE;
   const int64_t together = streamed ? ROWS * several : several;  // rows
@@ -127,16 +134,18 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
     for (int64_t phase = 0; phase < S; phase++) {
       const int64_t begin = phase >= across.padding ? 0 : (across.padding - phase + S - 1) / S;
       const int64_t x = begin * S + phase - across.padding;
-      const int64_t size = std::min(in_phase - L - begin, x < across.size ? (across.size - x + S - 1) / S : 0);
+      const int64_t size =
+          std::min(in_phase - L - begin, x < across.size ? (across.size - x + S - 1) / S : 0);
       if (size <= 0) continue;
       for (int64_t c = 0; c < channels; c++)  // planes from end to end, as memory is read fastest
         for (int64_t y = highest; y <= lowest; y++)
-          widen(from.at(c, y, x), S * from.column_stride, size, image.at(y - top, c) + phase * in_phase + begin,
-                from.channel_stride);
+          widen(from.at(c, y, x), S * from.column_stride, size,
+                image.at(y - top, c) + phase * in_phase + begin, from.channel_stride);
     }
     for (int64_t c = 0; c < channels; c++)
       for (int64_t i = share.first; i < share.last; i++)
-        widen(given.at(c, i, 0), given.column_stride, across.result, came.at(i - share.first, c), given.channel_stride);
+        widen(given.at(c, i, 0), given.column_stride, across.result, came.at(i - share.first, c),
+              given.channel_stride);
     T* const results = result.data + share.batch * result.stride(0) + share.group * result.stride(1);
     for (int64_t start = share.first; start < share.last; start += together) {
       const int64_t end = std::min(start + together, share.last);
@@ -146,7 +155,8 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
       for (int64_t tile = start; tile < end; tile += several) {
         const int64_t tall = std::min(several, end - tile);  // rows of the cotangent
         const int64_t apart = several > 1 ? down.stride : 0;
-        for (int64_t at = 0; at < (tall - 1) * apart + down.kernel; at++) {  // the row of the image: tap `at` of the first
+        // Row by row of the image: it is tap `at` of the tile's first row.
+        for (int64_t at = 0; at < (tall - 1) * apart + down.kernel; at++) {
           const int64_t low = apart && at >= down.kernel ? (at - down.kernel) / apart + 1 : 0;
           const int64_t high = apart ? std::min(tall - 1, at / apart) : 0;
           if (low > high) continue;  // windows further apart than they are high
@@ -159,7 +169,8 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
             it.channels = channels, it.kept = streamed ? L : across.result - j;
             it.tap = tap_step, it.next_row = across.result - apart * K * tap_step;
             T* const first = target + u * K * tap_step + (i - start) * across.result + j;
-            if (y < 0 || y >= down.size) {  // the reference multiplies with zeros: nan where what came is not finite
+            if (y < 0 ||
+                y >= down.size) {  // the reference multiplies with zeros: nan where what came is not finite
               for (int64_t r = low; r <= high; r++) {
                 const A* row = it.cotangent + (r - low) * it.cotangent_row;
                 Vector<A> sum{};
