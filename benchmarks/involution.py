@@ -1,9 +1,10 @@
 """Involution: `opsmith.ops.involution` beside the ways to compute it that there are without its kernels.
 
-The four stages of RedNet-50, kernels of 7x7, 16 channels to a group, in turns in one run: `unfold` in PyTorch as the
-paper's authors have it, the same under torch.compile, a depthwise convolution of equal size as a yardstick, and ours;
-forward, and forward and backward through autograd; and the memory that each takes at most. `of the floor` is the time
-that the machine needs at least, by its measured copy bandwidth and matrix rate, divided by ours.
+The four stages of RedNet-50, kernels of 7x7, 16 channels to a group, in turns in one run: `unfold` in PyTorch
+as the paper's authors have it, the same under torch.compile, a depthwise convolution of equal size as a
+yardstick, and ours; forward, and forward and backward through autograd; and the memory that each takes.
+`of the floor` is the time that the machine needs at least, by its measured copy bandwidth and matrix rate,
+divided by ours.
 Run it with nothing else running: `python benchmarks/involution.py [--rounds 15] [--stages 64x56 ...]
 [--dtypes float32 bfloat16] [--no-memory]`.
 """

@@ -1,4 +1,4 @@
-"""What the machine can do at most, measured: how fast it copies memory, and how fast it multiplies matrices."""
+"""What the machine can do at most, measured: how fast it copies memory, how fast it multiplies matrices."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+
 from involution_measured.ways import Call, Setting
 
 SIDE = 2048
@@ -25,10 +26,10 @@ class Machine:
     multiply_adds_per_s: float
 
     def floor_ms(self, setting: Setting, dtype: torch.dtype, *, backward: bool) -> tuple[float, float]:
-        """Milliseconds for memory, and for arithmetic: nothing that computes it can be faster than the larger.
+        """Milliseconds for memory, and for arithmetic: nothing that computes it takes less than the larger.
 
-        Forward reads image and weight and writes the result. The backward reads what came back twice, image and
-        weight, and writes two gradients: three times as much arithmetic with the forward.
+        Forward reads image and weight and writes the result. The backward reads what came back twice, image
+        and weight, and writes two gradients: three times as much arithmetic with the forward.
         """
         image, weight, result = setting.numbers
         numbers = image + weight + result

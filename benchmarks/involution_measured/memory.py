@@ -1,7 +1,7 @@
-"""Peak memory of a way to compute an involution: `python -m involution_measured.memory WAY both|forward C H DTYPE`.
+"""Peak memory of a way to compute an involution: the bytes that a call holds at most, beyond those before it.
 
-It prints the bytes that a call held at most, beyond those that were held before. Each way has a process of its own,
-in which it ran once before on a small image: what it loads and compiles is no part of the figure.
+Each way has a process of its own, `python -m involution_measured.memory WAY both|forward C H DTYPE`, in which
+it has run before: what it loads and compiles is no part of the figure.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
+
 from involution_measured.ways import Setting, both_of, forward_of, ours_of, unfold_of
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+
 from involution_measured.ways import Call
 
 PAUSE_S = 0.02
-"""Before each turn: the threads of a call before it look for work for so long, and take it from one thread."""
+"""Before each turn: the threads of the call before look for work for so long, at the cost of a single one."""
 CALLS, TURN_S = 5, 0.1
-"""Of a turn: so many calls, or fewer where they have taken so long; the first one before them does not count."""
+"""Of a turn: so many calls, or fewer where they have taken so long; one before them does not count."""
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def ours_of(setting: Setting) -> Way:
 
 
 def depthwise_of(setting: Setting, dtype: torch.dtype) -> Way:
-    """A depthwise convolution of equal size, whose kernel is the same at every pixel: no involution, a yardstick."""
+    """A depthwise convolution of equal size, whose kernel is the same at every pixel: a yardstick."""
     K = setting.kernel
     same = torch.randn(setting.channels, 1, K, K).to(dtype)
     return lambda image, _weight: F.conv2d(image, same, None, setting.stride, K // 2, groups=setting.channels)
@@ -111,7 +111,7 @@ def both_of(way: Way, image: Tensor, weight: Tensor, came: Tensor) -> Call:
 
 
 def hold(setting: Setting, way: Way, dtype: torch.dtype) -> None:
-    """Nothing is timed that is wrong: results and gradients are held to those of the copied windows in float64."""
+    """Nothing is timed that is wrong: results and gradients are held to those of `unfold` in float64."""
     found = values(way, setting.tensors(dtype))
     right = values(unfold_of(setting), tuple(each.detach().double() for each in setting.tensors(dtype)))
     for ours, expected in zip(found, right, strict=True):
