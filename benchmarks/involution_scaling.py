@@ -1,7 +1,7 @@
 """How involution's times grow with the batch, the image, the channels and the threads, plotted.
 
-Ours, `unfold` under torch.compile, and a depthwise convolution, forward and backward together (the convolution
-forward alone), float32. It writes `out/involution-scaling.svg` and `.png`, and prints the figures.
+Ours and `unfold` under torch.compile, forward and backward together, and a depthwise convolution, forward
+alone; float32. It writes `out/involution-scaling.svg` and `.png`, and prints the figures.
 Run it with nothing else running: `python benchmarks/involution_scaling.py [--rounds 5]`; it needs matplotlib.
 """
 
@@ -77,9 +77,7 @@ def draw(found: Mapping[str, Mapping[int, Mapping[str, float]]], out: Path) -> N
         panel.grid(alpha=0.3)
     axes[0].set_ylabel("milliseconds, forward and backward")
     axes[0].legend(fontsize=8)
-    figure.suptitle(
-        "Involution 7x7, 16 channels a group; 8 images, 28x28, 128 channels where nothing else is said"
-    )
+    figure.suptitle("Involution 7x7, 16 channels a group; else 8 images of 28x28 with 128 channels")
     figure.tight_layout()
     for kind in ("svg", "png"):
         figure.savefig(out / f"involution-scaling.{kind}")
