@@ -428,6 +428,7 @@ def torchrun(script: Path, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_two_processes_stay_the_same_and_average_their_gradients(tmp_path: Path) -> None:
     printed = torchrun(HERE / "rednet_digits_rank.py", *QUICK, "--epochs", "1", "--out", str(tmp_path))
     epoch, told = printed.splitlines()  # the second process is silent

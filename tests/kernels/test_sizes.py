@@ -113,6 +113,25 @@ def test_what_sizes_throws_is_an_error() -> None:
         windows(torch.randn(2, 6), 3, 7.0)
 
 
+def test_where_sizes_throws_the_reference_says_first_what_it_refuses() -> None:
+    def refusing(x: Tensor) -> Tensor:
+        if x.shape[1] % 2:
+            raise ValueError(f"expected windows of an even number, got {x.shape[1]}")
+        return x
+
+    checked = SIZES.replace("width > 0", "(x.size(1) - width) % 2").replace("at least 1 wide", "odd")
+    windows, ran = declare(KERNEL + checked, change=lambda x: refusing(x).contiguous())
+    for rows in (4, 6):
+        windows(torch.randn(2, rows), 3, 1.0)
+        windows(torch.randn(2, rows), 3, 1.0)
+    ran.clear()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^expected windows of an even number, got 3$"):
+            windows(torch.randn(2, 5), 3, 1.0)
+    assert windows(torch.randn(2, 8), 3, 1.0).shape == (2, 6, 3)
+    assert ran == [(2, 5), (2, 5)]
+
+
 def test_a_function_of_other_arguments_is_refused_by_the_compiler() -> None:
     windows, _ = declare(KERNEL + SIZES.replace(", double by", ""))
     with pytest.raises(errors.CompileError, match="`sizes` takes what the kernel takes, without its results"):

@@ -43,6 +43,19 @@ class Aside {
   Pending before_;
 };
 
+// The kernel whose `sizes` threw in the call that went aside last in this thread: if the reference takes the call, what
+// was thrown is an error of the kernel.
+thread_local const Record* doubted = nullptr;
+
+class Doubt {
+ public:
+  explicit Doubt(const Record* record) : before_(doubted) { doubted = record; }
+  ~Doubt() { doubted = before_; }
+
+ private:
+  const Record* before_;
+};
+
 class WithoutGrad {
  public:
   WithoutGrad() : before_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }
@@ -208,7 +221,8 @@ Told sizes_of(const Record& record, const Candidate& candidate, const Arguments&
 void compare(Record& record, const Plan& plan, const Arguments& arguments) {
   const Candidate& candidate = record.library->candidates[plan.candidate];
   std::vector<Shape> shapes;
-  if (candidate.sizes == nullptr || !in_order(record, arguments) || record.sized.find(arguments.kind)) return;
+  if (candidate.sizes == nullptr || !in_order(record, arguments)) return;
+  if (doubted != &record && record.sized.find(arguments.kind)) return;
   if (sizes_of(record, candidate, arguments, shapes) != TOLD) return;
   bool for_good = true;
   for (size_t at = 0; at < plan.results.size(); at++) {
@@ -228,13 +242,17 @@ void compare(Record& record, const Plan& plan, const Arguments& arguments) {
   if (for_good) record.sized.remember(Key(arguments.kind), plan.candidate);
 }
 
-// The plan of a call whose sizes are new, of a kind whose sizes are told in C++; null where it is not.
-std::shared_ptr<const Plan> sized(const Record& record, const Arguments& arguments) {
+// The plan of a call whose sizes are new, of a kind whose sizes are told in C++; null where it is not. Where `sizes`
+// throws the reference is asked, for if it refuses these arguments too, it is to say so.
+std::shared_ptr<const Plan> sized(const Record& record, const Arguments& arguments, bool& threw) {
   std::optional<int32_t> number = record.sized.find(arguments.kind);
-  std::vector<Shape> shapes;
+  std::vector<Shape> shapes(size_t(record.results));
   if (!number || !in_order(record, arguments)) return nullptr;
   const Candidate& candidate = record.library->candidates[*number];
-  if (sizes_of(record, candidate, arguments, shapes) != TOLD) return nullptr;
+  char error[1000];
+  const Told told = candidate.sizes(arguments.values.data(), shapes.data(), error, sizeof error);
+  threw = told == THREW;
+  if (told != TOLD) return nullptr;
   auto plan = std::make_shared<Plan>();
   plan->candidate = *number;
   for (int32_t at = 0; at < candidate.count; at++)
@@ -261,11 +279,12 @@ void run(void* held, int32_t entry, uint64_t* stack) {
   Arguments arguments;
   for (size_t at = 0; at < record.arguments.size(); at++) arguments.read(stack[at], record.arguments[at]);
   std::shared_ptr<const Plan> plan;
+  bool threw = false;
   if (auto known = record.plans.find(arguments.words)) {
     plan = *known;
     if (record.tells_sizes) compare(record, *plan, arguments);
   } else if (record.tells_sizes) {
-    plan = sized(record, arguments);
+    plan = sized(record, arguments, threw);
   }
   if (plan != nullptr) {
     arguments.own();
@@ -273,6 +292,7 @@ void run(void* held, int32_t entry, uint64_t* stack) {
     return;
   }
   Aside aside(&record, &arguments.words);
+  Doubt doubt(threw ? &record : nullptr);
   must(torch_call_dispatcher(record.aside[entry].c_str(), "", stack, record.torch_version), "torch_call_dispatcher");
   if (held_error.error != nullptr)
     for (int64_t at = 0; at < record.results; at++)

@@ -154,7 +154,23 @@ int64_t next_block(Block<A> it, int64_t at, const Axis& across) {
   return begin + width;
 }
 
-// As `involution` in involution.py.
+// What sizes fit one another is the reference's to say, in words of its own: this asks it where they do not.
+template <class T>
+Shape sizes(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stride, List<int64_t> padding,
+            List<int64_t> dilation) {
+  const int64_t channels = input.size(1), groups = weight.size(1);
+  bool fit = input.size(0) == weight.size(0) && channels > 0 && groups > 0 && channels % groups == 0;
+  for (int at = 0; at < 2; at++) {
+    const int64_t size = input.size(2 + at), kernel = weight.size(2 + at), result = weight.size(4 + at);
+    fit = fit && stride[at] > 0 && dilation[at] > 0 && padding[at] >= 0 && size > 0 && kernel > 0 && result > 0;
+    const int64_t left = size + 2 * padding[at] - (dilation[at] * (kernel - 1) + 1);  // beside the first window
+    fit = fit && left >= 0 && left / stride[at] + 1 == result;
+  }
+  OPSMITH_CHECK(fit, "the sizes do not fit one another");
+  return {input.size(0), channels, weight.size(4), weight.size(5)};
+}
+
+// As `involution` in operators.py.
 template <class T>
 void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stride, List<int64_t> padding,
              List<int64_t> dilation, View<T, 4> result) {
