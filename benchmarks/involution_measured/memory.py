@@ -6,6 +6,7 @@ it has run before: what it loads and compiles is no part of the figure.
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,7 @@ def main(way: str, title: str, channels: str, height: str, dtype_name: str) -> N
         (both_of(function, *first) if title == "both" else forward_of(function, *first[:2]))()
         del first
     call = both_of(function, image, weight, came) if title == "both" else forward_of(function, image, weight)
+    ctypes.CDLL(None).malloc_trim(0)  # what calls before left to be used again would not be seen to grow
     CLEAR.write_text("5")  # the high-water mark begins anew
     before = _status("VmRSS")
     kept = call()
