@@ -167,3 +167,12 @@ def test_lower_precision_under_autocast(dtype: torch.dtype) -> None:
     result.sum().backward()
     assert input.grad is not None
     assert input.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("function", [involution, involution.reference], ids=["operator", "reference"])
+def test_results_lie_the_same_for_any_number_of_groups(function: Any) -> None:
+    for groups in (2, 1, 3, 16):
+        weight = torch.randn(2, groups, 3, 3, 3, 3).mT
+        for format in (torch.contiguous_format, torch.channels_last):
+            image = torch.randn(2, 48, 3, 3).contiguous(memory_format=format)
+            assert function(image, weight, 1, 1).is_contiguous(), (groups, format)
