@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import opsmith
 from opsmith.ops import involution
 from opsmith.ops.involution import involution_input_gradient, involution_weight_gradient
 
@@ -171,3 +172,21 @@ def test_lower_precision_under_autocast(dtype: torch.dtype) -> None:
     result.sum().backward()
     assert input.grad is not None
     assert input.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("function", [involution, involution.reference], ids=["operator", "reference"])
+def test_results_lie_the_same_for_any_number_of_groups(function: Any) -> None:
+    for groups in (2, 1, 3, 16):
+        weight = torch.randn(2, groups, 3, 3, 3, 3).mT
+        for format in (torch.contiguous_format, torch.channels_last):
+            image = torch.randn(2, 48, 3, 3).contiguous(memory_format=format)
+            assert function(image, weight, 1, 1).is_contiguous(), (groups, format)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 3, 3, 20, 20), (1, 2, 3, 3, 3, 3), (1, 3, 3, 3, 4, 4)], ids=str)
+def test_remembered_forms_of_calls_refuse_wrong_weights(shape: tuple[int, ...]) -> None:
+    for groups, side in ((1, 5), (2, 6), (1, 4), (2, 9), (4, 5), (2, 5)):
+        weight = torch.ones(2, groups, 3, 3, side - 2, side - 2)
+        involution(torch.ones(2, 4 * groups, side, side), weight)
+    with pytest.raises((ValueError, opsmith.errors.KernelError)):
+        involution(torch.ones(1, 4, 6, 6), torch.ones(shape))

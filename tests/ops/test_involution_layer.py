@@ -82,6 +82,26 @@ def test_numbers_that_make_no_layer(given: dict[str, Any], argument: str, expect
     assert "; choose other numbers: `Involution2d(64, " in str(raised.value)
 
 
+@pytest.mark.parametrize("argument", ["channels", "groups", "channels_per_group", "stride"])
+def test_a_number_in_quotes_is_shown_with_them(argument: str) -> None:
+    with pytest.raises(ValueError, match=rf"of `{argument}` .*, got '2'; "):
+        Involution2d(**{"channels": 16, argument: "2"})
+
+
+@pytest.mark.compile
+@pytest.mark.xdist_group("involution_layer")
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_compiled_gradients_are_right_where_the_stride_does_not_divide_a_side(dynamic: bool) -> None:
+    torch.manual_seed(0)
+    layer = Involution2d(16, 3, 2, dtype=torch.float64).eval()
+    Involution2d(32, 3, 2, dtype=torch.float64)(torch.randn(3, 32, 6, 6, dtype=torch.float64))
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic)
+    x = torch.randn(2, 16, 5, 6, dtype=torch.float64, requires_grad=True)
+    ours = torch.autograd.grad(compiled(x).square().sum(), [x, *layer.parameters()])
+    theirs = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+    torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.compile
 @pytest.mark.xdist_group("involution_layer")
 def test_it_compiles_whole_and_is_exported() -> None:

@@ -54,7 +54,7 @@ class Involution2d(nn.Module):
         numbers: dict[str, Any] = {"channels": channels, "stride": stride, "reduction": reduction}
         numbers["kernel_size"] = kernel_size
         for name, number in numbers.items():
-            _expect(isinstance(number, int) and number >= 1, name, "a whole number from 1 on", number)
+            _expect(isinstance(number, int) and number >= 1, name, "a whole number from 1 on", repr(number))
         _expect(
             kernel_size % 2 == 1, "kernel_size", "an odd number, so that a kernel has a middle", kernel_size
         )
@@ -62,7 +62,10 @@ class Involution2d(nn.Module):
         self.channels, self.kernel_size, self.stride = channels, kernel_size, stride
         self.groups = _groups(channels, groups, channels_per_group)
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.pool = nn.AvgPool2d(stride, ceil_mode=True) if stride > 1 else nn.Identity()
+        # There is no padding to count. But where torch is to count it, Inductor divides the gradient of the
+        # last mean by the size of a whole window (pytorch/pytorch#198119).
+        means = nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
+        self.pool = means if stride > 1 else nn.Identity()
         self.reduce = nn.Conv2d(channels, channels // reduction, 1, bias=False, **made)
         self.norm = nn.BatchNorm2d(channels // reduction, **made)
         self.activation = nn.ReLU()
@@ -87,7 +90,7 @@ def _groups(channels: int, groups: int | None, channels_per_group: int | None) -
     given = groups if groups is not None else channels_per_group
     number: Any = CHANNELS_PER_GROUP if given is None else given
     fits = isinstance(number, int) and number >= 1 and channels % number == 0
-    _expect(fits, name, f"a divisor of channels={channels}", number)
+    _expect(fits, name, f"a divisor of channels={channels}", repr(number))
     return int(number if groups is not None else channels // number)
 
 

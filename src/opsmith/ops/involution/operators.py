@@ -58,7 +58,8 @@ def involution(
     _expect_groups(channels, groups)
     _expect_shape("weight [B, G, Kh, Kw, Ho, Wo]", weight, (batch, groups, *kernel, *output))
     windows = _windows(input, kernel, stride, padding, dilation).unflatten(1, (groups, channels // groups))
-    return torch.einsum("bgcijuv,bguvij->bgcij", windows, weight).flatten(1, 2)
+    result = torch.einsum("bgcijuv,bguvij->bgcij", windows, weight).flatten(1, 2)
+    return result.contiguous()  # else it would lie otherwise where G = 1, and one layout hold for all sizes
 
 
 @opsmith.operator(

@@ -178,6 +178,8 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
   constexpr int L = count<A>;
   const Axis down{input.size(2), result.size(2), weight.size(2), stride[0], padding[0], dilation[0]};
   const Axis across{input.size(3), result.size(3), weight.size(3), stride[1], padding[1], dilation[1]};
+  OPSMITH_CHECK(weight.size(1) > 0 && input.size(1) % weight.size(1) == 0, "the groups do not divide the channels");
+  OPSMITH_CHECK(down.fits() && across.fits(), "the sizes do not fit one another");
   const int64_t groups = weight.size(1), channels = input.size(1) / groups,
                 taps = down.kernel * across.kernel;
   const bool direct =

@@ -16,6 +16,13 @@ using lanes::all, lanes::Computed, lanes::count, lanes::each, lanes::Vector;
 struct Axis {
   int64_t size, result, kernel, stride, padding, dilation;
 
+  // Whether the steps and sizes belong together: a remembered form of calls gets here without the reference,
+  // which refuses the others.
+  bool fits() const {
+    return stride > 0 && dilation > 0 && padding >= 0 && size > 0 && kernel > 0 && result > 0 &&
+           size + 2 * padding > (kernel - 1) * dilation &&
+           (size + 2 * padding - ((kernel - 1) * dilation + 1)) / stride + 1 == result;
+  }
   int64_t extent() const { return (result - 1) * stride + (kernel - 1) * dilation + 1; }
 };
 
