@@ -62,7 +62,7 @@ def test_after_the_first_call_the_reference_runs_for_other_strides_and_kinds_alo
     assert_close(windows(x, 3, 2.0), right(x, 3, 2.0))
     assert_close(windows(x, 3, 2.0), right(x, 3, 2.0))  # the second one proves the first
     ran.clear()
-    for size in range(12):
+    for size in range(2, 12):
         for number in (1.5, 2.5):
             given = torch.randn(size, size + 3)
             assert windows(given, 3, number).shape == (size, size + 1, 3)
@@ -75,6 +75,27 @@ def test_after_the_first_call_the_reference_runs_for_other_strides_and_kinds_alo
         assert_close(result, right(*others))
     assert f"`{way}" in windows.explain(x, 3, 2.0).sizing
     assert windows.explain(x, 3, 2.0).sizing.endswith("else the reference, remembered for 4 forms of calls")
+
+
+def test_of_sizes_of_0_and_1_the_reference_is_asked_for_it_may_lay_them_out_otherwise() -> None:
+    @opsmith.operator("cpp_sizes::other_for_one", shapes="x: B N -> B N")
+    def other_for_one(x: Tensor) -> Tensor:
+        return x.clone() if x.shape[0] != 1 else x.new_empty_strided(x.shape, (7, 3)).copy_(x)
+
+    other_for_one.kernel(
+        "cpu",
+        cpp="""
+void other_for_one(View<const float, 2> x, View<float, 2> y) {
+  for (int64_t i = 0; i < x.size(0); i++)
+    for (int64_t j = 0; j < x.size(1); j++) y(i, j) = x(i, j);
+}
+""",
+    )
+    for rows in (2, 3, 4, 1, 5, 0):
+        x = torch.randn(rows, 3)
+        result = other_for_one(x)
+        assert torch.equal(result, x)
+        assert result.stride() == other_for_one.reference(x).stride()
 
 
 def test_a_result_that_the_reference_gives_transposed_stays_so() -> None:
@@ -129,7 +150,7 @@ def test_where_sizes_throws_the_reference_says_first_what_it_refuses() -> None:
         with pytest.raises(ValueError, match=r"^expected windows of an even number, got 3$"):
             windows(torch.randn(2, 5), 3, 1.0)
     assert windows(torch.randn(2, 8), 3, 1.0).shape == (2, 6, 3)
-    assert ran == [(2, 5), (2, 5)]
+    assert {*ran} == {(2, 5)}  # on stand-ins for the tensors it may run twice
 
 
 def test_a_function_of_other_arguments_is_refused_by_the_compiler() -> None:

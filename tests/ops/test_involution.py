@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import opsmith
 from opsmith.ops import involution
 from opsmith.ops.involution import involution_input_gradient, involution_weight_gradient
 
@@ -188,5 +187,5 @@ def test_remembered_forms_of_calls_refuse_wrong_weights(shape: tuple[int, ...]) 
     for groups, side in ((1, 5), (2, 6), (1, 4), (2, 9), (4, 5), (2, 5)):
         weight = torch.ones(2, groups, 3, 3, side - 2, side - 2)
         involution(torch.ones(2, 4 * groups, side, side), weight)
-    with pytest.raises((ValueError, opsmith.errors.KernelError)):
+    with pytest.raises(ValueError, match="expected"):
         involution(torch.ones(1, 4, 6, 6), torch.ones(shape))

@@ -202,6 +202,20 @@ bool in_order(const Record& record, const Arguments& arguments) {
   return true;
 }
 
+// Whether no tensor has a size of 0 or 1: of those the reference may lay out its results in other ways than of others.
+bool ordinary(const Record& record, const Arguments& arguments) {
+  for (size_t at = 0; at < record.arguments.size(); at++) {
+    const Value& value = arguments.values[at];
+    const int32_t form = record.arguments[at].form;
+    if (!value.given || (form != TENSOR && form != TENSORS)) continue;
+    const RawTensor* raw = form == TENSOR ? &value.tensor : static_cast<const RawTensor*>(value.list.data);
+    for (int64_t left = form == TENSOR ? 1 : value.list.size; left > 0; left--, raw++)
+      for (int64_t place = 0; place < raw->dim; place++)
+        if (raw->sizes[place] < 2) return false;
+  }
+  return true;
+}
+
 std::string shown(const int64_t* sizes, int64_t dim) {
   std::string text = "[";
   for (int64_t at = 0; at < dim; at++) text += (at ? ", " : "") + std::to_string(sizes[at]);
@@ -221,7 +235,7 @@ Told sizes_of(const Record& record, const Candidate& candidate, const Arguments&
 void compare(Record& record, const Plan& plan, const Arguments& arguments) {
   const Candidate& candidate = record.library->candidates[plan.candidate];
   std::vector<Shape> shapes;
-  if (candidate.sizes == nullptr || !in_order(record, arguments)) return;
+  if (candidate.sizes == nullptr || !in_order(record, arguments) || !ordinary(record, arguments)) return;
   if (doubted != &record && record.sized.find(arguments.kind)) return;
   if (sizes_of(record, candidate, arguments, shapes) != TOLD) return;
   bool for_good = true;
@@ -247,7 +261,7 @@ void compare(Record& record, const Plan& plan, const Arguments& arguments) {
 std::shared_ptr<const Plan> sized(const Record& record, const Arguments& arguments, bool& threw) {
   std::optional<int32_t> number = record.sized.find(arguments.kind);
   std::vector<Shape> shapes(size_t(record.results));
-  if (!number || !in_order(record, arguments)) return nullptr;
+  if (!number || !in_order(record, arguments) || !ordinary(record, arguments)) return nullptr;
   const Candidate& candidate = record.library->candidates[*number];
   char error[1000];
   const Told told = candidate.sizes(arguments.values.data(), shapes.data(), error, sizeof error);

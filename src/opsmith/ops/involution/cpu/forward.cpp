@@ -158,16 +158,11 @@ int64_t next_block(Block<A> it, int64_t at, const Axis& across) {
 template <class T>
 Shape sizes(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stride, List<int64_t> padding,
             List<int64_t> dilation) {
-  const int64_t channels = input.size(1), groups = weight.size(1);
-  bool fit = input.size(0) == weight.size(0) && channels > 0 && groups > 0 && channels % groups == 0;
-  for (int at = 0; at < 2; at++) {
-    const int64_t size = input.size(2 + at), kernel = weight.size(2 + at), result = weight.size(4 + at);
-    fit = fit && stride[at] > 0 && dilation[at] > 0 && padding[at] >= 0 && size > 0 && kernel > 0 && result > 0;
-    const int64_t left = size + 2 * padding[at] - (dilation[at] * (kernel - 1) + 1);  // beside the first window
-    fit = fit && left >= 0 && left / stride[at] + 1 == result;
-  }
-  OPSMITH_CHECK(fit, "the sizes do not fit one another");
-  return {input.size(0), channels, weight.size(4), weight.size(5)};
+  const Axis down{input.size(2), weight.size(4), weight.size(2), stride[0], padding[0], dilation[0]};
+  const Axis across{input.size(3), weight.size(5), weight.size(3), stride[1], padding[1], dilation[1]};
+  expect_fit(down, across, input.size(1), weight.size(1));
+  OPSMITH_CHECK(input.size(0) == weight.size(0), "the batches do not fit one another");
+  return {input.size(0), input.size(1), weight.size(4), weight.size(5)};
 }
 
 // As `involution` in operators.py.
@@ -178,8 +173,7 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
   constexpr int L = count<A>;
   const Axis down{input.size(2), result.size(2), weight.size(2), stride[0], padding[0], dilation[0]};
   const Axis across{input.size(3), result.size(3), weight.size(3), stride[1], padding[1], dilation[1]};
-  OPSMITH_CHECK(weight.size(1) > 0 && input.size(1) % weight.size(1) == 0, "the groups do not divide the channels");
-  OPSMITH_CHECK(down.fits() && across.fits(), "the sizes do not fit one another");
+  expect_fit(down, across, input.size(1), weight.size(1));
   const int64_t groups = weight.size(1), channels = input.size(1) / groups,
                 taps = down.kernel * across.kernel;
   const bool direct =

@@ -83,8 +83,7 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
   constexpr int L = count<A>;
   const Axis down{size[0], cotangent.size(2), weight.size(2), stride[0], padding[0], dilation[0]};
   const Axis across{size[1], cotangent.size(3), weight.size(3), stride[1], padding[1], dilation[1]};
-  OPSMITH_CHECK(weight.size(1) > 0 && cotangent.size(1) % weight.size(1) == 0, "the groups do not divide the channels");
-  OPSMITH_CHECK(down.fits() && across.fits(), "the sizes do not fit one another");
+  expect_fit(down, across, cotangent.size(1), weight.size(1));
   const int64_t groups = weight.size(1), channels = cotangent.size(1) / groups;
   const int64_t S = across.stride, K = across.kernel;
   const bool direct = std::is_same_v<T, A> && weight.stride(5) == 1;

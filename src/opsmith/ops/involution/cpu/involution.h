@@ -16,8 +16,7 @@ using lanes::all, lanes::Computed, lanes::count, lanes::each, lanes::Vector;
 struct Axis {
   int64_t size, result, kernel, stride, padding, dilation;
 
-  // Whether the steps and sizes belong together: a remembered form of calls gets here without the reference,
-  // which refuses the others.
+  // Whether the steps and the sizes belong together.
   bool fits() const {
     return stride > 0 && dilation > 0 && padding >= 0 && size > 0 && kernel > 0 && result > 0 &&
            size + 2 * padding > (kernel - 1) * dilation &&
@@ -25,6 +24,14 @@ struct Axis {
   }
   int64_t extent() const { return (result - 1) * stride + (kernel - 1) * dilation + 1; }
 };
+
+// Holds the sizes to what kernels rely on, so that nothing beyond a tensor is read. Mostly the reference has done
+// that, but not for sizes that `sizes` tells.
+inline void expect_fit(const Axis& down, const Axis& across, int64_t channels, int64_t groups) {
+  const bool shared = groups > 0 && channels > 0 && channels % groups == 0;
+  OPSMITH_CHECK(shared, "the groups do not divide the channels");
+  OPSMITH_CHECK(down.fits() && across.fits(), "the sizes do not fit one another");
+}
 
 // One image of one group: `channels` planes of `rows` by `columns`, with any strides.
 template <class T>

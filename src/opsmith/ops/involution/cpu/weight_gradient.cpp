@@ -93,8 +93,7 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
   constexpr int L = count<A>;
   const Axis down{input.size(2), cotangent.size(2), kernel[0], stride[0], padding[0], dilation[0]};
   const Axis across{input.size(3), cotangent.size(3), kernel[1], stride[1], padding[1], dilation[1]};
-  OPSMITH_CHECK(groups > 0 && input.size(1) % groups == 0, "the groups do not divide the channels");
-  OPSMITH_CHECK(down.fits() && across.fits(), "the sizes do not fit one another");
+  expect_fit(down, across, input.size(1), groups);
   const int64_t channels = input.size(1) / groups, S = across.stride, K = across.kernel;
   const Run<A, T>* run = runs_of<A, T>(K, S, down.dilation == 1 && across.dilation == 1);
   const int64_t at_once = run == one<A, T> ? 1 : K;  // taps
