@@ -55,7 +55,8 @@ def main() -> None:
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)
     print(
-        f"{options.dtype}, batch 8, 7x7 kernels, 16 channels a group where nothing else is said; compiled and ours"
+        f"{options.dtype}, batch 8, 7x7 kernels, 16 channels a group where nothing else is said; "
+        "compiled and ours"
     )
     print(f"{'':24}{'forward':34}forward and backward")
     for name, setting in SETTINGS.items():
