@@ -154,7 +154,7 @@ int64_t next_block(Block<A> it, int64_t at, const Axis& across) {
   return begin + width;
 }
 
-// As `involution` in involution.py.
+// As `involution` in operators.py.
 template <class T>
 void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stride, List<int64_t> padding,
              List<int64_t> dilation, View<T, 4> result) {
