@@ -1,7 +1,8 @@
 """How involution's times grow with the batch, the image, the channels and the threads, plotted.
 
 Ours, `unfold` under torch.compile, and a depthwise convolution, forward and backward together (the
-convolution forward alone), float32. It writes `out/involution-scaling.svg` and `.png`, and prints the figures.
+convolution forward alone), float32. It writes `out/involution-scaling.svg` and `.png`, and prints the
+figures.
 Run it with nothing else running: `python benchmarks/involution_scaling.py [--rounds 5]`; it needs matplotlib.
 """
 
