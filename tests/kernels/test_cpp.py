@@ -298,3 +298,16 @@ def test_a_kernel_given_again_replaces_what_it_has_a_dtype_in_common_with() -> N
     assert_close(thrice(torch.ones(2)), torch.full((2,), 3.0))
     thrice.kernel("cpu", cpp=TWICE % 3, entry="twice", dtypes=both)
     assert taken() == [set(both)]
+
+
+def test_a_template_for_other_dtypes_stands_beside_one_for_the_usual_ones() -> None:
+    thrice: Any = opsmith.operator("cpp_kernels::thrice_beside")(tripled)
+    for dtypes in (None, [torch.float16]):
+        thrice.kernel("cpu", cpp=TWICE % 3, entry="twice", dtypes=dtypes)
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        assert thrice.explain(torch.ones(2, dtype=dtype)).forward.startswith("kernel for cpu")
+    thrice.kernel("cpu", cpp=TWICE % 3, entry="twice")
+    assert [each.function.dtypes for each in thrice.specification.kernels] == [
+        (torch.float32, torch.float64),
+        (torch.float16,),
+    ]

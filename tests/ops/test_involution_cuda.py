@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ from involution_cases import (
 )
 
 from opsmith.build.cuda.generating import Instance
+from opsmith.build.includes import includes_of
 from opsmith.kernels.cuda import Choice, CudaKernel
 from opsmith.kernels.cuda_report import usage_of
 from opsmith.ops.involution import tiles
@@ -155,7 +157,9 @@ def test_random_sizes_and_layouts(step: int) -> None:
 def test_the_same_numbers_each_time() -> None:
     """A launch is told from sizes alone, and no kernel adds to memory that another thread adds to."""
     for kernel in KERNELS.values():
-        assert "atomic" not in kernel.source.text
+        source = kernel.source
+        for text in (source.text, *includes_of(source.text, source.folder).values()):
+            assert "atomic" not in text
 
 
 # ---- What they take of a GPU.
@@ -228,11 +232,19 @@ def test_samples_and_other_sizes_spill_nothing(name: str) -> None:
             assert each.spills == 0, each
 
 
+TELL = {
+    "forward": tiles.forward,
+    "input gradient": tiles.input_gradient,
+    "weight gradient": tiles.weight_gradient,
+}
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_tile_fits(name: str) -> None:
-    """Tiles cover every size, with no more threads than a kernel is compiled for."""
-    tell = {"forward": tiles.forward, "input gradient": tiles.input_gradient}.get(name, tiles.weight_gradient)
-    most = {"forward": 128, "input gradient": 128, "weight gradient": 256}[name]
+    """It has no more threads than its kernel is compiled for, nor more shared memory than every GPU gives."""
+    tell = TELL[name]
+    (bounds,) = re.findall(r"__launch_bounds__\((\d+),", KERNELS[name].source.text)
+    most = int(bounds)
     for case in cases(1, 60):
         made = (each.to("meta") for each in case.tensors(torch.float32))
         problem = tell(*case.calls(*made)[name])
@@ -243,3 +255,12 @@ def test_a_tile_fits(name: str) -> None:
         x, y, z = tiles.block(problem)
         assert x * y * z <= most
         assert tile.shared <= 48 * 1024
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("groups", "channels"), [(1, 2**31), (2**26, 32)], ids=["one group", "many"])
+def test_more_channels_than_32_bits_count_have_no_tile(name: str, groups: int, channels: int) -> None:
+    case = Case(1, groups, channels, (1, 1), (1, 1))
+    image = torch.empty(1, groups * channels, 1, 1, device="meta", dtype=torch.float16)
+    weight = torch.empty(1, groups, 1, 1, 1, 1, device="meta", dtype=torch.float16)
+    assert tiles.chosen(TELL[name](*case.calls(image, weight, image)[name])) is None

@@ -184,7 +184,7 @@ def test_what_is_not_finite_goes_where_the_reference_has_it(
         assert torch.equal(found.isnan(), right.isnan()), (operator, case)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [2, 3])
 def test_the_same_numbers_with_any_number_of_threads(threads: int) -> None:
     before = torch.get_num_threads()
     case = Case(2, 3, 16, (30, 29), (7, 7), padding=(3, 3))

@@ -76,3 +76,19 @@ def test_another_depth_is_an_error() -> None:
         ValueError, match="depth of a RedNet of the paper, 26, 38, 50, 101, 152, got 34; choose"
     ):
         rednet(34)
+
+
+@pytest.mark.parametrize(("width", "of_group", "step"), [(48, 16, 32), (4, 1, 8), (0, 16, 32), (36, 6, 24)])
+def test_a_width_that_the_stem_cannot_halve_is_an_error(width: int, of_group: int, step: int) -> None:
+    says = (
+        rf"^expected the width of a RedNet to be a multiple of {step}, as channels_per_group is {of_group}, "
+        rf"got {width}; choose another one: `RedNet\(\(1, 1\), width={step}\)`$"
+    )
+    with pytest.raises(ValueError, match=says):
+        RedNet((1, 1), width=width, channels_per_group=of_group)
+    assert RedNet((1,), width=step, channels_per_group=of_group).head.in_features == 4 * step
+
+
+def test_no_channels_to_a_group_is_an_error_of_the_layer() -> None:
+    with pytest.raises(ValueError, match=r"^Involution2d expects of `channels_per_group` a divisor of"):
+        RedNet((1, 1), channels_per_group=0)

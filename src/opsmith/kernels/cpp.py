@@ -72,8 +72,8 @@ class CppKernel(KernelFromSource[CppSource]):
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...] | None:
-        """What a template is made for; None for the usual ones."""
-        return None if self._dtypes is None else tuple(self._dtypes)
+        """What a template is made for; None for a function that is none: its views say what it takes."""
+        return tuple(self._dtypes or DEFAULT) if self.source.template else None
 
     @property
     def direct(self) -> Callable[..., Any]:
@@ -128,7 +128,7 @@ class CppKernel(KernelFromSource[CppSource]):
             CompileError: If the compiler refuses the source.
         """
         # Without the library where that is enough: it takes a while to compile, and may never be needed.
-        misfit = of_other_dtypes(self.operator.specification.schema.names, values, self._dtypes or ())
+        misfit = of_other_dtypes(self.operator.specification.schema.names, values, self.dtypes or ())
         if misfit is not None:
             return misfit
         try:
@@ -175,7 +175,7 @@ class CppKernel(KernelFromSource[CppSource]):
         specification = self.operator.specification
         schema = specification.schema
         arguments = arguments_of(schema, specification.name, self.where)
-        dtypes = tuple(self._dtypes or DEFAULT) if self.source.template else ()
+        dtypes = self.dtypes or ()
         try:
             shapes = shapes_in_cpp(specification.shapes, schema)
             library = CppLibrary(compiled(self.source, specification.name, dtypes, shapes).directory)

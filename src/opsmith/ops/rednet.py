@@ -6,6 +6,7 @@ arXiv:2103.06255, section 4.1 and table 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -70,10 +71,14 @@ class RedNet(nn.Module):
         blocks: How many blocks each stage has.
         classes: How many logits there are.
         in_channels: Of the images.
-        width: Of the first stage's involutions, a multiple of `2 * channels_per_group`.
+        width: Of the first stage's involutions, a multiple of 8 and of `2 * channels_per_group`: the stem's
+            involution has half as many channels, and a quarter of these between its two convolutions.
         kernel_size: Of the involutions in the blocks; that of the stem has 3.
         channels_per_group: How many channels share a kernel.
         small: For images of few pixels: the stem keeps their size, which it else divides by 4.
+
+    Raises:
+        ValueError: If the width is no such multiple.
 
     Example:
         >>> import torch
@@ -94,6 +99,14 @@ class RedNet(nn.Module):
         small: bool = False,
     ) -> None:
         super().__init__()
+        step = (
+            math.lcm(8, 2 * channels_per_group) or 8
+        )  # of no channels to a group, the layer says what is wrong
+        if width < 1 or width % step:
+            raise ValueError(
+                f"expected the width of a RedNet to be a multiple of {step}, as channels_per_group is "
+                f"{channels_per_group}, got {width}; choose another one: `RedNet((1, 1), width={step})`"
+            )
         self.stem = _stem(in_channels, width, channels_per_group, small)
         stages: list[nn.Module] = []
         channels = width

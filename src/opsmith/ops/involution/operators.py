@@ -184,15 +184,17 @@ involution_weight_gradient.gradients(
     ),
 )
 
-# In C++, each dtype in a library of its own: a process waits for what it uses alone.
-for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.float32):
-    involution.kernel("cpu", cpp_file="cpu/forward.cpp", entry="forward", dtypes=[dtype])
-    involution_input_gradient.kernel(
-        "cpu", cpp_file="cpu/input_gradient.cpp", entry="input_gradient", dtypes=[dtype]
-    )
-    involution_weight_gradient.kernel(
-        "cpu", cpp_file="cpu/weight_gradient.cpp", entry="weight_gradient", dtypes=[dtype]
-    )
+# The last to be declared is asked first: float32.
+_DTYPES = (torch.float16, torch.bfloat16, torch.float64, torch.float32)
+for _operator, _file, _problem, _more in (
+    (involution, "forward", tiles.forward, ()),
+    (involution_input_gradient, "input_gradient", tiles.input_gradient, ()),
+    (involution_weight_gradient, "weight_gradient", tiles.weight_gradient, ("IN_PIECES",)),
+):
+    for _dtype in _DTYPES:  # in C++ each a library of its own: a process waits for what it uses alone
+        _operator.kernel("cpu", cpp_file=f"cpu/{_file}.cpp", entry=_file, dtypes=[_dtype])
+    _launch = tiles.launched(_problem, "K", "S", "D", "SHIFT", "C", *_more)
+    _operator.kernel("cuda", cuda_file=f"cuda/{_file}.cu", dtypes=_DTYPES, max_spills=0, **_launch)
 
 
 _CASES = [  # B, C, G, (H, W), (Kh, Kw), stride, padding, dilation
@@ -281,13 +283,3 @@ def _expect_shape(layout: str, tensor: Tensor, shape: Sequence[int]) -> None:
             f"expected {layout} = {list(shape)}, got {list(tensor.shape)}; "
             "this shape follows from the other arguments: change one or the other"
         )
-
-
-_DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-for _operator, _file, _problem, _more in (
-    (involution, "forward", tiles.forward, ()),
-    (involution_input_gradient, "input_gradient", tiles.input_gradient, ()),
-    (involution_weight_gradient, "weight_gradient", tiles.weight_gradient, ("IN_PIECES",)),
-):
-    _launch = tiles.launched(_problem, "K", "S", "D", "SHIFT", "C", *_more)
-    _operator.kernel("cuda", cuda_file=f"cuda/{_file}.cu", dtypes=_DTYPES, max_spills=0, **_launch)

@@ -27,7 +27,7 @@ MOST_THREADS = {"forward": 128, "input_gradient": 128, "weight_gradient": 256}
 BUDGET = 22
 """Vectors of registers: beyond so many, any kernel and step has the plain path."""
 FARTHEST = 2**30
-"""Numbers of rows and columns that a tile counts, with what windows reach beyond the image."""
+"""Rows and columns, with what windows reach beyond the image, and channels, that 32 bits count in a tile."""
 
 MOST_BLOCKS = 2**31 - 1
 """Of a launch."""
@@ -225,6 +225,8 @@ def cost(problem: Problem, tile: Tile) -> float:
 def chosen(problem: Problem) -> Tile | None:
     """The tile whose image costs least; None where none fits: any kernel and step has a plain path."""
     if not problem.is_sound or problem.vectors > BUDGET or problem.phases > 4:
+        return None
+    if problem.images * problem.channels > FARTHEST:
         return None
     for axis in (0, 1):
         span = problem.size[axis] + 2 * problem.padding[axis] + problem.kernel[axis] * problem.dilation[axis]

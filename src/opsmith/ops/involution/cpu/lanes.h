@@ -2,6 +2,7 @@
 // round, parts of a vector at the ends of rows, and the transposition of a square of lanes.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -227,23 +228,30 @@ template <class A>
   return size >= (Vector<Bits<A>>)all(std::numeric_limits<A>::infinity());
 }
 
+// Lanes of one vector and of the other in turn, from lane FIRST of both on.
+template <class A, int FIRST, int... I>
+[[gnu::always_inline]] inline Vector<A> in_turn(Vector<A> one, Vector<A> other,
+                                                std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(one, other, FIRST + I / 2 + I % 2 * count<A>...);
+#else
+  return __builtin_shuffle(one, other, Vector<Bits<A>>{FIRST + I / 2 + I % 2 * count<A>...});
+#endif
+}
+
 // Transposes a square: afterwards lane i of vector j is what lane j of vector i was.
 template <class A>
 [[gnu::always_inline]] inline void transpose(Vector<A> (&square)[count<A>]) {
   constexpr int L = count<A>;
-  Vector<Bits<A>> low, high;  // constants, to the compiler
-  each<L>([&](auto i) __attribute__((always_inline)) {
-    low[int(i)] = i % 2 ? L + i / 2 : i / 2;
-    high[int(i)] = L / 2 + (i % 2 ? L + i / 2 : i / 2);
-  });
+  constexpr std::make_integer_sequence<int, L> lanes{};
   each<L == 16  ? 4
        : L == 8 ? 3
        : L == 4 ? 2
                 : 1>([&](auto) __attribute__((always_inline)) {
     Vector<A> next[L];  // a perfect shuffle of the rows, log2(L) times, transposes
     each<L / 2>([&](auto i) __attribute__((always_inline)) {
-      next[2 * i] = __builtin_shuffle(square[i], square[i + L / 2], low);
-      next[2 * i + 1] = __builtin_shuffle(square[i], square[i + L / 2], high);
+      next[2 * i] = in_turn<A, 0>(square[i], square[i + L / 2], lanes);
+      next[2 * i + 1] = in_turn<A, L / 2>(square[i], square[i + L / 2], lanes);
     });
     each<L>([&](auto i) __attribute__((always_inline)) { square[i] = next[i]; });
   });
