@@ -25,8 +25,8 @@ struct Axis {
   int64_t extent() const { return (result - 1) * stride + (kernel - 1) * dilation + 1; }
 };
 
-// Holds the sizes to what kernels rely on, so that nothing beyond a tensor is read. Mostly the reference has done
-// that, but not for sizes that `sizes` tells.
+// Holds the sizes to what kernels rely on, so that nothing beyond a tensor is read. Mostly the reference has
+// done that, but not for sizes that `sizes` tells.
 inline void expect_fit(const Axis& down, const Axis& across, int64_t channels, int64_t groups) {
   const bool shared = groups > 0 && channels > 0 && channels % groups == 0;
   OPSMITH_CHECK(shared, "the groups do not divide the channels");
