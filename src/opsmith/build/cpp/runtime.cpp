@@ -4,6 +4,7 @@
 // operator that it is a kernel of. Calls of a form that is known run here from end to end. What is not known
 // goes aside, to an operator of the same arguments that is written in Python: it finds out, tells `remember`,
 // and calls again; or it computes the call by other means, as where no instance of the kernel takes it.
+#include <algorithm>
 #include <atomic>
 #include <string>
 
@@ -190,30 +191,27 @@ bool in_order(int64_t dim, const int64_t* sizes, const int64_t* strides) {
   return true;
 }
 
-bool in_order(const Record& record, const Arguments& arguments) {
+// Whether something holds for each tensor among the arguments, those in lists too.
+template <class Holds>
+bool every(const Record& record, const Arguments& arguments, Holds holds) {
   for (size_t at = 0; at < record.arguments.size(); at++) {
     const Value& value = arguments.values[at];
     const int32_t form = record.arguments[at].form;
     if (!value.given || (form != TENSOR && form != TENSORS)) continue;
     const RawTensor* raw = form == TENSOR ? &value.tensor : static_cast<const RawTensor*>(value.list.data);
     for (int64_t left = form == TENSOR ? 1 : value.list.size; left > 0; left--, raw++)
-      if (!in_order(raw->dim, raw->sizes, raw->strides)) return false;
+      if (!holds(*raw)) return false;
   }
   return true;
 }
 
-// Whether no tensor has a size of 0 or 1: of those the reference may lay out its results in other ways than of others.
+// Whether sizes that C++ tells are to be had: tensors lie in order, and have no size of 0 or 1, of which the reference
+// may lay out its results in other ways than of others.
 bool ordinary(const Record& record, const Arguments& arguments) {
-  for (size_t at = 0; at < record.arguments.size(); at++) {
-    const Value& value = arguments.values[at];
-    const int32_t form = record.arguments[at].form;
-    if (!value.given || (form != TENSOR && form != TENSORS)) continue;
-    const RawTensor* raw = form == TENSOR ? &value.tensor : static_cast<const RawTensor*>(value.list.data);
-    for (int64_t left = form == TENSOR ? 1 : value.list.size; left > 0; left--, raw++)
-      for (int64_t place = 0; place < raw->dim; place++)
-        if (raw->sizes[place] < 2) return false;
-  }
-  return true;
+  return every(record, arguments, [](const RawTensor& raw) {
+    if (!in_order(raw.dim, raw.sizes, raw.strides)) return false;
+    return std::all_of(raw.sizes, raw.sizes + raw.dim, [](int64_t size) { return size > 1; });
+  });
 }
 
 std::string shown(const int64_t* sizes, int64_t dim) {
@@ -235,7 +233,7 @@ Told sizes_of(const Record& record, const Candidate& candidate, const Arguments&
 void compare(Record& record, const Plan& plan, const Arguments& arguments) {
   const Candidate& candidate = record.library->candidates[plan.candidate];
   std::vector<Shape> shapes;
-  if (candidate.sizes == nullptr || !in_order(record, arguments) || !ordinary(record, arguments)) return;
+  if (candidate.sizes == nullptr || !ordinary(record, arguments)) return;
   if (doubted != &record && record.sized.find(arguments.kind)) return;
   if (sizes_of(record, candidate, arguments, shapes) != TOLD) return;
   bool for_good = true;
@@ -261,7 +259,7 @@ void compare(Record& record, const Plan& plan, const Arguments& arguments) {
 std::shared_ptr<const Plan> sized(const Record& record, const Arguments& arguments, bool& threw) {
   std::optional<int32_t> number = record.sized.find(arguments.kind);
   std::vector<Shape> shapes(size_t(record.results));
-  if (!number || !in_order(record, arguments) || !ordinary(record, arguments)) return nullptr;
+  if (!number || !ordinary(record, arguments)) return nullptr;
   const Candidate& candidate = record.library->candidates[*number];
   char error[1000];
   const Told told = candidate.sizes(arguments.values.data(), shapes.data(), error, sizeof error);
