@@ -1,6 +1,6 @@
 // Involution: each pixel of the result is the sum of the pixels around it, weighed by that pixel's own
 // kernel.
-#include "involution.h"
+#include "few_channels.h"
 
 using namespace involution;
 
@@ -24,29 +24,28 @@ template <int K, int S, int PB, class A>
   });
 }
 
-// What a block of pixels needs: see `forward`.
+// What a block of pixels of one row needs.
 template <class A>
 struct Block {
-  const A* pixels;      // the first of the window of its first pixel, in row 0 of taps
-  int64_t row_step;     // numbers from a row of taps to the next, in the image
-  const A* weights;     // of tap (0, 0), at its first pixel
-  int64_t pitch;        // numbers from tap to tap
-  int64_t first, last;  // the rows of taps that are in the image
-  const A* begin;       // what the sums begin with
+  const A* pixels;   // the window of the first pixel, from row 0 of taps on
+  int64_t row_step;  // numbers from a row of taps to the next, in the image
+  const A* weights;  // of tap (0, 0), at the first pixel
+  int64_t pitch;     // numbers from tap to tap
+  Span taps;         // the rows of taps that are in the image
+  const A* begin;    // what the sums begin with
   A* result;
-  int64_t ahead;  // numbers to the weights of the row below
+  int64_t ahead;  // numbers to the weights that are used next
 };
 
 template <int K, int S, int PB, class A>
 [[gnu::noinline]] void block(const Block<A>& it) {
   Vector<A> sums[PB];
   each<PB>([&](auto p) __attribute__((always_inline)) { sums[p] = all<A>(it.begin[p]); });
-  for (int64_t u = it.first; u < it.last; u++) {
+  for (int64_t u = it.taps.first; u < it.taps.last; u++) {
     const A* weights = it.weights + u * K * it.pitch;
     add_row<K, S, PB, A>(sums, it.pixels + u * it.row_step, weights, it.pitch);
-    each<K>([&](auto v) __attribute__((always_inline)) {
-      __builtin_prefetch(weights + v * it.pitch + it.ahead);
-    });
+    each<K>([&](auto v)
+                __attribute__((always_inline)) { __builtin_prefetch(weights + v * it.pitch + it.ahead); });
   }
   each<PB>([&](auto p) __attribute__((always_inline)) {
     std::memcpy(it.result + p * count<A>, &sums[p], sizeof sums[p]);
@@ -58,7 +57,7 @@ template <int PB, class A>
 [[gnu::noinline]] void block_of_any(const Block<A>& it, const Axis& across) {
   Vector<A> sums[PB];
   each<PB>([&](auto p) __attribute__((always_inline)) { sums[p] = all<A>(it.begin[p]); });
-  for (int64_t u = it.first; u < it.last; u++)
+  for (int64_t u = it.taps.first; u < it.taps.last; u++)
     for (int64_t v = 0; v < across.kernel; v++) {
       const A* weights = it.weights + (u * across.kernel + v) * it.pitch;
       const A* pixels = it.pixels + u * it.row_step + v * across.dilation * count<A>;
@@ -73,18 +72,71 @@ template <int PB, class A>
   });
 }
 
+// The blocks of one kernel, stride and dilation. Wide ones take the more registers.
+constexpr int WIDE = 14, NARROW = 7;
+template <class A>
+struct Blocks {
+  void (*wide)(const Block<A>&) = nullptr;
+  void (*narrow)(const Block<A>&) = nullptr;
+
+  explicit Blocks(const Axis& across) {
+    each<3>([&](auto size) {
+      each<2>([&](auto step) {
+        constexpr int K = 3 + 2 * size, S = 1 + step;
+        if (across.kernel == K && across.stride == S && across.dilation == 1)
+          wide = block<K, S, WIDE, A>, narrow = block<K, S, NARROW, A>;
+      });
+    });
+  }
+
+  void run(const Block<A>& it, const Axis& across, int64_t width) const {
+    if (width == WIDE) wide(it);
+    else if (width == 1) block_of_any<1, A>(it, across);
+    else if (narrow) narrow(it);
+    else block_of_any<NARROW, A>(it, across);
+  }
+};
+
+// Computes the pixels of some rows, of which `it` is the first block of the first. `step` numbers lie from
+// the weights of a row to those of the next.
+template <class A>
+void run_rows(const Blocks<A>& blocks, const Block<A>& it, int64_t step, const Span& rows, const Axis& down,
+              const Axis& across) {
+  const int64_t size = across.result;
+  Block<A> row = it;
+  for (int64_t i = rows.first; i < rows.last; i++) {
+    row.taps = down.taps_of(i);
+    for (int64_t at = 0; at < size;) {
+      const bool wide = blocks.wide && size >= WIDE && size - at > NARROW;
+      const int64_t width = wide ? WIDE : size >= NARROW ? NARROW : 1;
+      const int64_t begin = std::min(at, size - width);  // the last block may compute some pixels again
+      Block<A> each = row;
+      each.pixels += begin * across.stride * count<A>;
+      each.weights += begin;
+      each.begin += begin;
+      each.result += begin * count<A>;
+      blocks.run(each, across, width);
+      at = begin + width;
+    }
+    row.pixels += down.stride * (it.row_step / down.dilation);
+    row.weights += step;
+    row.begin += size;
+    row.result += size * count<A>;
+  }
+}
+
 // What the sums of a row begin with. Rows of taps above and below the image are left out; there the reference
 // multiplies weights with zeros, which is nan where one is not finite.
 template <class T, class A>
-void begin_sums(const T* row, const View<const T, 6>& weight, int64_t first, int64_t last, A* sums) {
+void begin_sums(const T* row, const View<const T, 6>& weight, const Span& inside, A* sums) {
   constexpr int L = count<A>;
   const int64_t size = weight.size(5), apart = weight.stride(5);
   std::fill(sums, sums + size, A(0));
-  if (first == 0 && last == weight.size(2)) return;
+  if (inside.first == 0 && inside.last == weight.size(2)) return;
   for (int64_t j = 0; j < size; j += L) {
     Vector<lanes::Bits<A>> largest{};
     for (int64_t u = 0; u < weight.size(2); u++) {
-      if (u >= first && u < last) continue;
+      if (u >= inside.first && u < inside.last) continue;
       for (int64_t v = 0; v < weight.size(3); v++) {
         const T* tap = row + u * weight.stride(2) + v * weight.stride(3) + j * apart;
         Vector<A> taps{};
@@ -124,35 +176,6 @@ bool all_finite(const T* weights, const View<const T, 6>& weight) {
 }
 
 constexpr int64_t SMALL = 1 << 16;  // bytes
-constexpr int WIDE = 14, NARROW = 7;
-
-// The pixels from `at` on that one block computes; it may begin before `at`, and compute some again.
-template <class A>
-int64_t next_block(Block<A> it, int64_t at, const Axis& across) {
-  const int64_t left = across.result - at, size = across.result;
-  int64_t width = left > NARROW && size >= WIDE ? WIDE : size >= NARROW ? NARROW : 1;
-  const int64_t begin = std::min(at, size - width);
-  it.pixels += begin * across.stride * count<A>;
-  it.weights += begin;
-  it.begin += begin;
-  it.result += begin * count<A>;
-  auto run = [&](auto K, auto S) {
-    if (width == WIDE) block<K, S, WIDE, A>(it);
-    else block<K, S, NARROW, A>(it);
-  };
-  const bool plain = across.dilation == 1 && width > 1;
-  const int64_t K = across.kernel, S = across.stride;
-  using lanes::Constant;
-  if (plain && K == 3 && S == 1) run(Constant<3>{}, Constant<1>{});
-  else if (plain && K == 5 && S == 1) run(Constant<5>{}, Constant<1>{});
-  else if (plain && K == 7 && S == 1) run(Constant<7>{}, Constant<1>{});
-  else if (plain && K == 3 && S == 2) run(Constant<3>{}, Constant<2>{});
-  else if (plain && K == 5 && S == 2) run(Constant<5>{}, Constant<2>{});
-  else if (plain && K == 7 && S == 2) run(Constant<7>{}, Constant<2>{});
-  else if (width >= NARROW) block_of_any<NARROW, A>(it, across), width = NARROW;
-  else block_of_any<1, A>(it, across);
-  return begin + width;
-}
 
 // What sizes fit one another is the reference's to say, in words of its own: this asks it where they do not.
 template <class T>
@@ -163,6 +186,29 @@ Shape sizes(View<const T, 4> input, View<const T, 6> weight, List<int64_t> strid
   expect_fit(down, across, input.size(1), weight.size(1));
   OPSMITH_CHECK(input.size(0) == weight.size(0), "the batches do not fit one another");
   return {input.size(0), input.size(1), weight.size(4), weight.size(5)};
+}
+
+// The weights of rows [first, last) as what they are computed with: those of a tap one after the other, and
+// `pitch` numbers from tap to tap. Rows in which a tap is not in the image are left as they are.
+template <class T, class A>
+void widen_rows(const T* weights, const View<const T, 6>& weight, const Axis& down, Span rows, int64_t ahead,
+                A* to, int64_t pitch) {
+  const int64_t size = weight.size(5);
+  const bool flat = weight.stride(5) == 1 && weight.stride(4) == size;
+  for (int64_t u = 0; u < weight.size(2); u++) {
+    const Span inside = down.results_of(u).within(rows);
+    for (int64_t v = 0; v < weight.size(3); v++) {
+      const T* from = weights + u * weight.stride(2) + v * weight.stride(3);
+      A* tap = to + (u * weight.size(3) + v) * pitch;
+      if (flat) {
+        widen(from + inside.first * size, 1, (inside.last - inside.first) * size,
+              tap + (inside.first - rows.first) * size, ahead);
+        continue;
+      }
+      for (int64_t i = inside.first; i < inside.last; i++)
+        widen(from + i * weight.stride(4), weight.stride(5), size, tap + (i - rows.first) * size, ahead);
+    }
+  }
 }
 
 // As `involution` in operators.py.
@@ -178,17 +224,20 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
                 taps = down.kernel * across.kernel;
   const bool direct =
       std::is_same_v<T, A> && weight.stride(5) == 1 && weight.stride(3) * across.kernel == weight.stride(2);
+  const Blocks<A> blocks(across);
 
-  // Scratch: pixels of a band with zeros around them, rows of the result, the weights of a row, what sums
-  // begin with.
+  // Scratch: pixels of a band with zeros around them; of some rows the result, the weights, what sums begin
+  // with.
   const int64_t columns = std::max(across.extent(), across.size + across.padding);
   const int64_t most = std::max<int64_t>(
       1, ((1 << 18) / int64_t(sizeof(A)) / (columns * L) - (down.kernel - 1) * down.dilation) / down.stride);
   const int64_t band = std::min(most, down.result);
   const int64_t rows = (band - 1) * down.stride + (down.kernel - 1) * down.dilation + 1;
-  const int64_t batch_rows = std::max<int64_t>(1, std::min(band, 128 / across.result));
-  const int64_t wide = (across.result + 2 * L - 1) / L * L;
-  const int64_t for_pixels = rows * columns * L, for_result = batch_rows * across.result * L;
+  const int64_t several = std::max<int64_t>(1, std::min(band, 128 / across.result));
+  const int64_t wide = (several * across.result + 2 * L - 1) / L * L;
+  const FewPlanes<A> few_planes(down, across, band);
+  const int64_t for_pixels = std::max(rows * columns * L, few_planes.scratch());
+  const int64_t for_result = several * across.result * L;
   const int64_t for_weights = direct ? 0 : taps * wide;
   in_shares<A>(
       input.size(0), groups, down.result, most, for_pixels + for_result + for_weights + wide,
@@ -208,47 +257,44 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
         }
         // In a small image taps look beyond it from nearly every row. One look at all its weights is less
         // than one from each row, and reads them as memory is read fastest.
-        const int64_t held = taps * down.result * across.result * int64_t(sizeof(T));
-        const bool small = held <= SMALL && share.last - share.first == down.result;
+        const int64_t held = taps * down.result * across.result;
+        const bool small = held * int64_t(sizeof(T)) <= SMALL && share.last - share.first == down.result;
         const bool finite = small && all_finite(weights, weight);
-        if (finite) std::fill(begin, begin + across.result, A(0));
+        if (finite) std::fill(begin, begin + several * across.result, A(0));
+        const int64_t ahead = small ? held : direct ? weight.stride(4) : several * weight.stride(4);
         for (int64_t channel = 0; channel < channels; channel += L) {
           const int64_t some = std::min<int64_t>(L, channels - channel),
                         first = share.group * channels + channel;
-          Pixels<A> inner{pixels.at(from - top, across.padding), columns};
-          gather(planes(input, share.batch, first, some), from, to, inner);
+          const Planes<const T> image = planes(input, share.batch, first, some);
           const Planes<T> out = planes(result, share.batch, first, some);
-          int64_t waiting = share.first;  // the first row that is not written out
-          for (int64_t i = share.first; i < share.last; i++) {
-            const int64_t above = i * down.stride - down.padding;
-            int64_t first_tap = 0, last_tap = down.kernel;
-            while (first_tap < last_tap && above + first_tap * down.dilation < 0) first_tap++;
-            while (last_tap > first_tap && above + (last_tap - 1) * down.dilation >= down.size) last_tap--;
-            const T* row = weights + i * weight.stride(4);
-            if (!finite) begin_sums(row, weight, first_tap, last_tap, begin);
-            if (!direct)
-              for (int64_t tap = first_tap * across.kernel; tap < last_tap * across.kernel; tap++) {
-                const T* source =
-                    row + tap / across.kernel * weight.stride(2) + tap % across.kernel * weight.stride(3);
-                A* target = widened + tap * wide;
-                widen(source, weight.stride(5), across.result, target, weight.stride(4));
-              }
+          if (some <= few<A> && across.stride == 1 && weight.stride(5) == 1 && out.column_stride == 1) {
+            forward_of_few(few_planes, image, weight, share, scratch, out);
+            continue;
+          }
+          Pixels<A> inner{pixels.at(from - top, across.padding), columns};
+          gather(image, from, to, inner);
+          for (int64_t i = share.first; i < share.last; i += several) {
+            const int64_t end = std::min(i + several, share.last);
+            if (!finite)
+              for (int64_t row = i; row < end; row++)
+                begin_sums(weights + row * weight.stride(4), weight, down.taps_of(row),
+                           begin + (row - i) * across.result);
+            if (!direct) widen_rows(weights, weight, down, Span{i, end}, ahead, widened, wide);
             Block<A> it;
-            it.pixels = pixels.at(above - top, 0);
+            it.pixels = pixels.at(i * down.stride - down.padding - top, 0);
             it.row_step = down.dilation * columns * L;
             it.weights = widened;
-            it.pitch = wide;
-            if constexpr (std::is_same_v<T, A>) {
-              if (direct) it.weights = row, it.pitch = weight.stride(3);
-            }
-            it.first = first_tap, it.last = last_tap, it.begin = begin;
-            it.result = results + (i - waiting) * across.result * L;
-            it.ahead = direct ? weight.stride(4) : 0;
-            for (int64_t at = 0; at < across.result;) at = next_block(it, at, across);
-            if (i + 1 - waiting == batch_rows || i + 1 == share.last) {
-              scatter(results, out, waiting, i + 1);
-              waiting = i + 1;
-            }
+            it.pitch = wide, it.ahead = 0;
+            int64_t step = across.result;
+            if constexpr (std::is_same_v<T, A>)
+              if (direct) {
+                it.weights = weights + i * weight.stride(4);
+                it.pitch = weight.stride(3), step = weight.stride(4), it.ahead = ahead;
+              }
+            it.begin = begin;
+            it.result = results;
+            run_rows(blocks, it, step, Span{i, end}, down, across);
+            scatter(results, out, i, end);
           }
         }
       });

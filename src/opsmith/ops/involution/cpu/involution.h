@@ -12,6 +12,16 @@
 namespace involution {
 using lanes::all, lanes::Computed, lanes::count, lanes::each, lanes::Vector;
 
+// Numbers from the first up to the last, without it.
+struct Span {
+  int64_t first, last;
+
+  Span within(const Span& other) const {
+    const int64_t begin = std::clamp(first, other.first, other.last);
+    return {begin, std::clamp(last, begin, other.last)};
+  }
+};
+
 // The steps of the window in one dimension, and the sizes before and behind it.
 struct Axis {
   int64_t size, result, kernel, stride, padding, dilation;
@@ -23,6 +33,21 @@ struct Axis {
            (size + 2 * padding - ((kernel - 1) * dilation + 1)) / stride + 1 == result;
   }
   int64_t extent() const { return (result - 1) * stride + (kernel - 1) * dilation + 1; }
+
+  // The taps of one of the results that lie in the image.
+  Span taps_of(int64_t at) const {
+    const int64_t begin = at * stride - padding;
+    Span inside{0, kernel};
+    while (inside.first < inside.last && begin + inside.first * dilation < 0) inside.first++;
+    while (inside.last > inside.first && begin + (inside.last - 1) * dilation >= size) inside.last--;
+    return inside;
+  }
+  // The results of which one of the taps lies in the image.
+  Span results_of(int64_t tap) const {
+    const int64_t before = padding - tap * dilation;
+    auto steps = [&](int64_t way) { return std::max<int64_t>(0, (way + stride - 1) / stride); };
+    return Span{steps(before), steps(before + size)}.within({0, result});
+  }
 };
 
 // Holds the sizes to what kernels rely on, so that nothing beyond a tensor is read. Mostly the reference has
@@ -225,7 +250,8 @@ void in_shares(int64_t batches, int64_t groups, int64_t rows, int64_t most, int6
     }
 #pragma omp barrier
     if (!failed) {
-#pragma omp for schedule(dynamic, 1)
+      const int64_t chunk = std::max<int64_t>(1, images * bands / (8 * omp_get_num_threads()));
+#pragma omp for schedule(dynamic, chunk)
       for (int64_t at = 0; at < images * bands; at++) {
         const int64_t image = at / bands, band = at % bands;
         work(Share{image / groups, image % groups, rows * band / bands, rows * (band + 1) / bands},
