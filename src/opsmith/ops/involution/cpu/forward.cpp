@@ -166,7 +166,9 @@ bool all_finite(const T* weights, const View<const T, 6>& weight) {
     size *= weight.size(at);
   }
   Vector<lanes::Bits<A>> largest{};
-  int64_t at = 0;
+  // First those before a line of memory begins: loads across two lines take twice as long.
+  int64_t at = std::min<int64_t>(size, -reinterpret_cast<uintptr_t>(weights) / sizeof(T) % L);
+  largest = lanes::larger<A>(largest, lanes::load_some(weights, at));
   for (; at + L <= size; at += L) largest = lanes::larger<A>(largest, lanes::load(weights + at));
   largest = lanes::larger<A>(largest, lanes::load_some(weights + at, size - at));
   const Vector<lanes::Bits<A>> odd = lanes::infinite<A>(largest);
@@ -188,29 +190,6 @@ Shape sizes(View<const T, 4> input, View<const T, 6> weight, List<int64_t> strid
   return {input.size(0), input.size(1), weight.size(4), weight.size(5)};
 }
 
-// The weights of rows [first, last) as what they are computed with: those of a tap one after the other, and
-// `pitch` numbers from tap to tap. Rows in which a tap is not in the image are left as they are.
-template <class T, class A>
-void widen_rows(const T* weights, const View<const T, 6>& weight, const Axis& down, Span rows, int64_t ahead,
-                A* to, int64_t pitch) {
-  const int64_t size = weight.size(5);
-  const bool flat = weight.stride(5) == 1 && weight.stride(4) == size;
-  for (int64_t u = 0; u < weight.size(2); u++) {
-    const Span inside = down.results_of(u).within(rows);
-    for (int64_t v = 0; v < weight.size(3); v++) {
-      const T* from = weights + u * weight.stride(2) + v * weight.stride(3);
-      A* tap = to + (u * weight.size(3) + v) * pitch;
-      if (flat) {
-        widen(from + inside.first * size, 1, (inside.last - inside.first) * size,
-              tap + (inside.first - rows.first) * size, ahead);
-        continue;
-      }
-      for (int64_t i = inside.first; i < inside.last; i++)
-        widen(from + i * weight.stride(4), weight.stride(5), size, tap + (i - rows.first) * size, ahead);
-    }
-  }
-}
-
 // As `involution` in operators.py.
 template <class T>
 void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stride, List<int64_t> padding,
@@ -225,6 +204,7 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
   const bool direct =
       std::is_same_v<T, A> && weight.stride(5) == 1 && weight.stride(3) * across.kernel == weight.stride(2);
   const Blocks<A> blocks(across);
+  const bool past = (input.numel() + weight.numel() + result.numel()) * int64_t(sizeof(T)) > LARGE;
 
   // Scratch: pixels of a band with zeros around them; of some rows the result, the weights, what sums begin
   // with.
@@ -233,7 +213,7 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
       1, ((1 << 18) / int64_t(sizeof(A)) / (columns * L) - (down.kernel - 1) * down.dilation) / down.stride);
   const int64_t band = std::min(most, down.result);
   const int64_t rows = (band - 1) * down.stride + (down.kernel - 1) * down.dilation + 1;
-  const int64_t several = std::max<int64_t>(1, std::min(band, 128 / across.result));
+  const int64_t several = std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / across.result));
   const int64_t wide = (several * across.result + 2 * L - 1) / L * L;
   const FewPlanes<A> few_planes(down, across, band);
   const int64_t for_pixels = std::max(rows * columns * L, few_planes.scratch());
@@ -279,7 +259,11 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
               for (int64_t row = i; row < end; row++)
                 begin_sums(weights + row * weight.stride(4), weight, down.taps_of(row),
                            begin + (row - i) * across.result);
-            if (!direct) widen_rows(weights, weight, down, Span{i, end}, ahead, widened, wide);
+            auto rows_of = [&](int64_t u) {
+              const Span inside = down.reached(u, {0, down.size}).within({0, down.result});
+              return std::pair{inside.within({i, end}), i};
+            };
+            if (!direct) widen_rows(weights, weight, rows_of, ahead, widened, wide);
             Block<A> it;
             it.pixels = pixels.at(i * down.stride - down.padding - top, 0);
             it.row_step = down.dilation * columns * L;
@@ -294,8 +278,9 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
             it.begin = begin;
             it.result = results;
             run_rows(blocks, it, step, Span{i, end}, down, across);
-            scatter(results, out, i, end);
+            scatter(results, out, i, end, past);
           }
         }
+        lanes::settle();
       });
 }

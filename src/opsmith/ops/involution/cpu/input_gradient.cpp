@@ -47,9 +47,8 @@ template <int N, int PB, bool Inner, class A>
   const A *pixels = it.pixels, *weights = it.weights;
   for (int64_t row = 0; row < it.rows; row++, pixels += it.pixel_step, weights += it.weight_step) {
     add_row<N, PB, Inner, A>(sums, it, pixels, weights);
-    each<N>([&](auto o) __attribute__((always_inline)) {
-      __builtin_prefetch(weights + o * it.pitch + it.ahead);
-    });
+    each<N>([&](auto o)
+                __attribute__((always_inline)) { __builtin_prefetch(weights + o * it.pitch + it.ahead); });
   }
   each<PB>([&](auto p) __attribute__((always_inline)) {
     if (p < it.kept) std::memcpy(it.result + p * it.step, &sums[p], sizeof sums[p]);
@@ -87,6 +86,7 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
   const int64_t groups = weight.size(1), channels = cotangent.size(1) / groups;
   const int64_t S = across.stride, K = across.kernel;
   const bool direct = std::is_same_v<T, A> && weight.stride(5) == 1;
+  const bool past = (cotangent.numel() + weight.numel() + result.numel()) * int64_t(sizeof(T)) > LARGE;
   bool phased = down.dilation == 1 && across.dilation == 1;
   for (int64_t phase = 0; phase < std::min(S, K); phase++)
     phased = phased && run_of<A>((K - phase + S - 1) / S);
@@ -96,8 +96,8 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
       1, (1 << 18) / int64_t(sizeof(A)) / (columns * L) * down.stride - (down.kernel - 1) * down.dilation);
   const int64_t band = std::min(most, down.size);
   const int64_t rows = (band - 1 + (down.kernel - 1) * down.dilation) / down.stride + 2;
-  const int64_t batch_rows = std::max<int64_t>(1, std::min(band, 128 / across.size));
-  const int64_t wide = (across.result + 2 * L - 1) / L * L;
+  const int64_t batch_rows = std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / across.size));
+  const int64_t wide = (batch_rows * across.result + 2 * L - 1) / L * L;
   const int64_t for_pixels = std::min(rows, down.result) * columns * L,
                 for_result = batch_rows * across.size * L;
   const int64_t for_weights = direct ? 0 : down.kernel * K * wide;
@@ -118,84 +118,84 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
                         first = share.group * channels + channel;
           gather(planes(cotangent, share.batch, first, some), from, to, pixels);
           const Planes<T> out = planes(result, share.batch, first, some);
-          int64_t waiting = share.first;  // the first row that is not written out
-          for (int64_t y = share.first; y < share.last; y++) {
-            A* row = results + (y - waiting) * across.size * L;
-            std::memset(row, 0, across.size * L * sizeof(A));
-            // Taps u of this row, from the first on: those that reach a row i of the cotangent.
-            auto reached = [&](int64_t u) {
-              const int64_t above = y + down.padding - u * down.dilation;
-              return above >= 0 && above % down.stride == 0 && above / down.stride < down.result
-                         ? above / down.stride
-                         : -1;
+          for (int64_t start = share.first; start < share.last; start += batch_rows) {
+            const Span batch{start, std::min(start + batch_rows, share.last)};
+            auto rows_of = [&](int64_t u) {
+              const Span reached = down.reached(u, batch);
+              return std::pair{reached.within({0, down.result}), reached.first};
             };
-            int64_t first_tap = -1, rows_of_taps = 0;
-            for (int64_t u = 0; u < down.kernel; u++) {
-              const int64_t i = reached(u);
-              if (i < 0) continue;
-              if (first_tap < 0) first_tap = u;
-              rows_of_taps++;
-              if (!direct)
-                for (int64_t v = 0; v < K; v++)
-                  widen(weights + u * weight.stride(2) + v * weight.stride(3) + i * weight.stride(4),
-                        weight.stride(5), columns, widened + (u * K + v) * wide, weight.stride(4));
-            }
-            auto tap = [&](int64_t u, int64_t v, int64_t i) -> const A* {
-              if constexpr (std::is_same_v<T, A>)
-                if (direct)
-                  return weights + u * weight.stride(2) + v * weight.stride(3) + i * weight.stride(4);
-              return widened + (u * K + v) * wide;
-            };
-            const int64_t pitch = direct ? weight.stride(3) : wide;
-            if (rows_of_taps && phased) {
-              const int64_t i = reached(first_tap);
-              for (int64_t phase = 0; phase < std::min(S, K); phase++) {
-                const int64_t N = (K - phase + S - 1) / S;
-                const int64_t begin = phase >= across.padding ? 0 : (across.padding - phase + S - 1) / S;
-                const int64_t reach = across.size + across.padding - phase;  // t S < reach
-                const int64_t end = reach <= 0 ? 0 : (reach + S - 1) / S;
-                for (int64_t at = begin; at < end;) {
-                  const int64_t width = end - at > NARROW ? WIDE : NARROW;
-                  const int64_t t = end - begin >= width ? std::min(at, end - width) : at;
-                  Block<A> it;
-                  it.pixels = pixels.at(i - from, t - (N - 1));
-                  it.weights = tap(first_tap, phase, i) + (t - (N - 1));
-                  it.pitch = S * pitch;
-                  it.first = N - 1 - t, it.last = columns - (t - (N - 1));
-                  it.rows = rows_of_taps, it.pixel_step = -columns * L;
-                  it.weight_step =
-                      direct ? down.stride * weight.stride(2) - weight.stride(4) : down.stride * K * wide;
-                  it.result = row + (t * S + phase - across.padding) * L;
-                  it.ahead = direct ? weight.stride(4) : 0;
-                  it.step = S * L, it.kept = std::min(width, end - t);
-                  run_of<A>(N)(it, width);
-                  at = t + width;
-                }
+            if (!direct) widen_rows(weights, weight, rows_of, batch_rows * weight.stride(4), widened, wide);
+            for (int64_t y = batch.first; y < batch.last; y++) {
+              A* row = results + (y - start) * across.size * L;
+              std::memset(row, 0, across.size * L * sizeof(A));
+              // Taps u of this row, from the first on: those that reach a row i of the cotangent.
+              auto reached = [&](int64_t u) {
+                const int64_t above = y + down.padding - u * down.dilation;
+                return above >= 0 && above % down.stride == 0 && above / down.stride < down.result
+                           ? above / down.stride
+                           : -1;
+              };
+              int64_t first_tap = -1, rows_of_taps = 0;
+              for (int64_t u = 0; u < down.kernel; u++) {
+                if (reached(u) < 0) continue;
+                if (first_tap < 0) first_tap = u;
+                rows_of_taps++;
               }
-            } else if (rows_of_taps) {  // any dilation, and any number of taps: each tap by itself
-              for (int64_t u = first_tap; u < down.kernel; u++) {
-                const int64_t i = reached(u);
-                if (i < 0) continue;
-                for (int64_t v = 0; v < K; v++) {
-                  const A* taps = tap(u, v, i);
-                  const int64_t shift = v * across.dilation - across.padding;
-                  for (int64_t j = 0; j < columns; j++) {
-                    const int64_t x = j * S + shift;
-                    if (x < 0 || x >= across.size) continue;
-                    Vector<A> pixel, sum;
-                    std::memcpy(&pixel, pixels.at(i - from, j), sizeof pixel);
-                    std::memcpy(&sum, row + x * L, sizeof sum);
-                    sum += taps[j] * pixel;
-                    std::memcpy(row + x * L, &sum, sizeof sum);
+              auto tap = [&](int64_t u, int64_t v, int64_t i) -> const A* {
+                if constexpr (std::is_same_v<T, A>)
+                  if (direct)
+                    return weights + u * weight.stride(2) + v * weight.stride(3) + i * weight.stride(4);
+                return widened + (u * K + v) * wide + (i - down.reached(u, batch).first) * columns;
+              };
+              const int64_t pitch = direct ? weight.stride(3) : wide;
+              if (rows_of_taps && phased) {
+                const int64_t i = reached(first_tap);
+                for (int64_t phase = 0; phase < std::min(S, K); phase++) {
+                  const int64_t N = (K - phase + S - 1) / S;
+                  const int64_t begin = phase >= across.padding ? 0 : (across.padding - phase + S - 1) / S;
+                  const int64_t reach = across.size + across.padding - phase;  // t S < reach
+                  const int64_t end = reach <= 0 ? 0 : (reach + S - 1) / S;
+                  for (int64_t at = begin; at < end;) {
+                    const int64_t width = end - at > NARROW ? WIDE : NARROW;
+                    const int64_t t = end - begin >= width ? std::min(at, end - width) : at;
+                    Block<A> it;
+                    it.pixels = pixels.at(i - from, t - (N - 1));
+                    it.weights = tap(first_tap, phase, i) + (t - (N - 1));
+                    it.pitch = S * pitch;
+                    it.first = N - 1 - t, it.last = columns - (t - (N - 1));
+                    it.rows = rows_of_taps, it.pixel_step = -columns * L;
+                    it.weight_step =
+                        direct ? down.stride * weight.stride(2) - weight.stride(4) : down.stride * K * wide;
+                    it.result = row + (t * S + phase - across.padding) * L;
+                    it.ahead = direct ? weight.stride(4) : 0;
+                    it.step = S * L, it.kept = std::min(width, end - t);
+                    run_of<A>(N)(it, width);
+                    at = t + width;
+                  }
+                }
+              } else if (rows_of_taps) {  // any dilation, and any number of taps: each tap by itself
+                for (int64_t u = first_tap; u < down.kernel; u++) {
+                  const int64_t i = reached(u);
+                  if (i < 0) continue;
+                  for (int64_t v = 0; v < K; v++) {
+                    const A* taps = tap(u, v, i);
+                    const int64_t shift = v * across.dilation - across.padding;
+                    for (int64_t j = 0; j < columns; j++) {
+                      const int64_t x = j * S + shift;
+                      if (x < 0 || x >= across.size) continue;
+                      Vector<A> pixel, sum;
+                      std::memcpy(&pixel, pixels.at(i - from, j), sizeof pixel);
+                      std::memcpy(&sum, row + x * L, sizeof sum);
+                      sum += taps[j] * pixel;
+                      std::memcpy(row + x * L, &sum, sizeof sum);
+                    }
                   }
                 }
               }
             }
-            if (y + 1 - waiting == batch_rows || y + 1 == share.last) {
-              scatter(results, out, waiting, y + 1);
-              waiting = y + 1;
-            }
+            scatter(results, out, batch.first, batch.last, past);
           }
         }
+        lanes::settle();
       });
 }

@@ -42,11 +42,11 @@ struct Axis {
     while (inside.last > inside.first && begin + (inside.last - 1) * dilation >= size) inside.last--;
     return inside;
   }
-  // The results of which one of the taps lies in the image.
-  Span results_of(int64_t tap) const {
+  // The results, beyond the last as well, of which one of the taps lies on these pixels.
+  Span reached(int64_t tap, const Span& pixels) const {
     const int64_t before = padding - tap * dilation;
-    auto steps = [&](int64_t way) { return std::max<int64_t>(0, (way + stride - 1) / stride); };
-    return Span{steps(before), steps(before + size)}.within({0, result});
+    auto steps = [&](int64_t way) { return (way > 0 ? way + stride - 1 : way) / stride; };
+    return {steps(pixels.first + before), steps(pixels.last + before)};
   }
 };
 
@@ -85,6 +85,7 @@ struct Pixels {
   A* at(int64_t row, int64_t column) const { return data + (row * pitch + column) * count<A>; }
 };
 
+constexpr int64_t LARGE = 8 << 20;  // bytes that caches do not hold
 constexpr int FEW = 2;  // pixels at the end of a run, that are sooner copied one by one than transposed
 
 // Copies rows [first, last) of planes to pixels, where row `first` comes to row 0.
@@ -154,9 +155,10 @@ void gather(const Planes<T>& from, int64_t first, int64_t last, Pixels<A> to) {
   }
 }
 
-// Copies pixels without gaps between rows back to rows [first, last) of planes.
+// Copies pixels without gaps between rows back to rows [first, last) of planes; `past` the caches where whole
+// lines of memory are written, and then `settle` comes after the last.
 template <class T, class A = Computed<T>>
-void scatter(const A* pixels, const Planes<T>& to, int64_t first, int64_t last) {
+void scatter(const A* pixels, const Planes<T>& to, int64_t first, int64_t last, bool past) {
   constexpr int L = count<A>;
   if (to.column_stride != 1) {
     const bool whole = to.channel_stride == 1 && to.channels == L;
@@ -190,7 +192,8 @@ void scatter(const A* pixels, const Planes<T>& to, int64_t first, int64_t last) 
         });
         lanes::transpose<A>(square);
         each<L>([&](auto c) __attribute__((always_inline)) {
-          lanes::store(to.at(c, first + run, 0) + at, square[c]);
+          T* target = to.at(c, first + run, 0) + at;
+          past ? lanes::store_past(target, square[c]) : lanes::store(target, square[c]);
         });
         pixels += L * L;
       } else {
@@ -221,6 +224,27 @@ void widen(const T* from, int64_t stride, int64_t size, A* to, int64_t ahead) {
     // The last may write beyond the end, as far as a vector reaches.
     const Vector<A> some = size - at >= L ? lanes::load(from + at) : lanes::load_some(from + at, size - at);
     std::memcpy(to + at, &some, sizeof some);
+  }
+}
+
+// Copies weights as what they are computed with: for each row u of taps the rows [first, last) of
+// `rows_of(u)`, a pair with the row that would come to the beginning. Taps lie `pitch` numbers apart, and
+// their rows one behind the other.
+template <class T, class A, class RowsOf>
+void widen_rows(const T* weights, const opsmith::View<const T, 6>& weight, RowsOf rows_of, int64_t ahead,
+                A* to, int64_t pitch) {
+  const int64_t size = weight.size(5);
+  const bool flat = weight.stride(5) == 1 && weight.stride(4) == size;
+  for (int64_t u = 0; u < weight.size(2); u++) {
+    const auto [rows, begin] = rows_of(u);
+    const int64_t at_once = flat ? rows.last - rows.first : 1;
+    for (int64_t v = 0; v < weight.size(3); v++) {
+      const T* from = weights + u * weight.stride(2) + v * weight.stride(3);
+      A* tap = to + (u * weight.size(3) + v) * pitch;
+      for (int64_t row = rows.first; row < rows.last; row += at_once)
+        widen(from + row * weight.stride(4), weight.stride(5), at_once * size, tap + (row - begin) * size,
+              ahead);
+    }
   }
 }
 

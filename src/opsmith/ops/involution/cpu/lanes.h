@@ -182,6 +182,18 @@ template <class T>
 #endif
 }
 
+// As `store`, and past the caches where it is a whole line of 64 bytes: its old content is not read for it.
+// `settle` comes after the last.
+template <class T>
+[[gnu::always_inline]] inline void store_past(T* to, Vector<Computed<T>> value) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Held<T>) == 64)
+    if (reinterpret_cast<uintptr_t>(to) % 64 == 0)
+      return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)value);
+#endif
+  store(to, value);
+}
+
 // Copies to memory whose old content is not to be read for it: lines of 64 bytes go there past the caches.
 // Elsewhere a plain copy. `settle` comes after the last.
 template <class T>

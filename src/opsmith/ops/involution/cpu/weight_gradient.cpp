@@ -82,8 +82,7 @@ const Run<A, T>* runs_of(int64_t kernel, int64_t stride, bool plain) {
   return one<A, T>;  // tap by tap, any of them
 }
 
-constexpr int64_t LARGE = 8 << 20;  // bytes
-constexpr int ROWS = 2;             // so many times as many rows are gathered as are computed at once
+constexpr int ROWS = 2;  // so many times as many rows are gathered as are computed at once
 
 template <class T>
 void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t groups, List<int64_t> kernel,
