@@ -146,8 +146,11 @@ def sweep(count: int) -> Any:
 @example(case=Case(1, 2, 16, (14, 28), (7, 7), (1, 1), (3, 3)))
 @example(case=Case(1, 1, 16, (14, 15), (3, 5), (2, 2), (1, 2), image_lies="channels last"))
 @example(case=Case(1, 2, 2, (70, 81), (7, 7), (2, 1), (9, 3), (2, 2)))  # few channels, in several bands
-@example(case=Case(2, 2, 16, (100, 112), (7, 7), padding=(3, 3)))  # more than caches hold
-@example(case=Case(2, 1, 19, (9, 47), (3, 4), (1, 1), (3, 1), weight_lies="expanded"))
+@example(case=Case(2, 2, 16, (100, 112), (7, 7), padding=(3, 3)))  # more than caches hold, save in 16 bits
+@example(case=Case(2, 2, 16, (101, 113), (7, 7), padding=(3, 3)))  # with planes that begin anywhere
+@example(case=Case(2, 1, 17, (9, 47), (3, 4), (1, 1), (3, 1), weight_lies="expanded"))  # one is left of 17
+@example(case=Case(1, 1, 16, (5, 300), (3, 3), padding=(1, 1)))  # a row at a time
+@example(case=Case(1, 1, 3, (5, 300), (3, 3), padding=(1, 1)))
 def test_random_cases(case: Case, dtype: torch.dtype) -> None:
     hold(case, dtype)
 

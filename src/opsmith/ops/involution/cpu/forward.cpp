@@ -72,7 +72,7 @@ template <int PB, class A>
   });
 }
 
-// The blocks of one kernel, stride and dilation. Wide ones take the more registers.
+// The unrolled blocks of one kernel and stride; both null where there are none.
 constexpr int WIDE = 14, NARROW = 7;
 template <class A>
 struct Blocks {
@@ -109,14 +109,14 @@ void run_rows(const Blocks<A>& blocks, const Block<A>& it, int64_t step, const S
     for (int64_t at = 0; at < size;) {
       const bool wide = blocks.wide && size >= WIDE && size - at > NARROW;
       const int64_t width = wide ? WIDE : size >= NARROW ? NARROW : 1;
-      const int64_t begin = std::min(at, size - width);  // the last block may compute some pixels again
-      Block<A> each = row;
-      each.pixels += begin * across.stride * count<A>;
-      each.weights += begin;
-      each.begin += begin;
-      each.result += begin * count<A>;
-      blocks.run(each, across, width);
-      at = begin + width;
+      const int64_t from = std::min(at, size - width);  // the last block may compute some pixels again
+      Block<A> here = row;
+      here.pixels += from * across.stride * count<A>;
+      here.weights += from;
+      here.begin += from;
+      here.result += from * count<A>;
+      blocks.run(here, across, width);
+      at = from + width;
     }
     row.pixels += down.stride * (it.row_step / down.dilation);
     row.weights += step;
@@ -166,7 +166,7 @@ bool all_finite(const T* weights, const View<const T, 6>& weight) {
     size *= weight.size(at);
   }
   Vector<lanes::Bits<A>> largest{};
-  // First those before a line of memory begins: loads across two lines take twice as long.
+  // First those before a multiple of a vector's size: loads across two lines of memory take twice as long.
   int64_t at = std::min<int64_t>(size, -reinterpret_cast<uintptr_t>(weights) / sizeof(T) % L);
   largest = lanes::larger<A>(largest, lanes::load_some(weights, at));
   for (; at + L <= size; at += L) largest = lanes::larger<A>(largest, lanes::load(weights + at));
@@ -204,7 +204,7 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
   const bool direct =
       std::is_same_v<T, A> && weight.stride(5) == 1 && weight.stride(3) * across.kernel == weight.stride(2);
   const Blocks<A> blocks(across);
-  const bool past = (input.numel() + weight.numel() + result.numel()) * int64_t(sizeof(T)) > LARGE;
+  const bool streamed = (input.numel() + weight.numel() + result.numel()) * int64_t(sizeof(T)) > LARGE;
 
   // Scratch: pixels of a band with zeros around them; of some rows the result, the weights, what sums begin
   // with.
@@ -213,15 +213,26 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
       1, ((1 << 18) / int64_t(sizeof(A)) / (columns * L) - (down.kernel - 1) * down.dilation) / down.stride);
   const int64_t band = std::min(most, down.result);
   const int64_t rows = (band - 1) * down.stride + (down.kernel - 1) * down.dilation + 1;
-  const int64_t several = std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / across.result));
-  const int64_t wide = (several * across.result + 2 * L - 1) / L * L;
-  const FewPlanes<A> few_planes(down, across, band);
-  const int64_t for_pixels = std::max(rows * columns * L, few_planes.scratch());
-  const int64_t for_result = several * across.result * L;
+  const int64_t together = std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / across.result));
+  const int64_t wide = (together * across.result + 2 * L - 1) / L * L;
+  // Channels that fill vectors, or most of one; what is left of few has its planes.
+  const bool in_planes =
+      channels % L <= few<A> && across.stride == 1 && weight.stride(5) == 1 && result.stride(3) == 1;
+  const int64_t in_vectors = in_planes ? channels / L * L : channels;
+  const FewLayout<A> few_layout(down, across, band);
+  const int64_t for_pixels = std::max(rows * columns * L, few_layout.scratch());
+  const int64_t for_result = together * across.result * L;
   const int64_t for_weights = direct ? 0 : taps * wide;
   in_shares<A>(
       input.size(0), groups, down.result, most, for_pixels + for_result + for_weights + wide,
       [&](const Share& share, A* scratch) {
+        const int64_t group = share.group * channels;
+        if (in_vectors < channels) {
+          const int64_t first = group + in_vectors, left = channels - in_vectors;
+          forward_of_few(few_layout, planes(input, share.batch, first, left), weight, share, scratch,
+                         planes(result, share.batch, first, left));
+        }
+        if (in_vectors == 0) return;
         Pixels<A> pixels{scratch, columns};
         A *results = scratch + for_pixels, *widened = results + for_result, *begin = widened + for_weights;
         const T* weights = weight.data + share.batch * weight.stride(0) + share.group * weight.stride(1);
@@ -237,24 +248,19 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
         }
         // In a small image taps look beyond it from nearly every row. One look at all its weights is less
         // than one from each row, and reads them as memory is read fastest.
-        const int64_t held = taps * down.result * across.result;
-        const bool small = held * int64_t(sizeof(T)) <= SMALL && share.last - share.first == down.result;
+        const int64_t numbers = taps * down.result * across.result;
+        const bool small = numbers * int64_t(sizeof(T)) <= SMALL && share.last - share.first == down.result;
         const bool finite = small && all_finite(weights, weight);
-        if (finite) std::fill(begin, begin + several * across.result, A(0));
-        const int64_t ahead = small ? held : direct ? weight.stride(4) : several * weight.stride(4);
-        for (int64_t channel = 0; channel < channels; channel += L) {
-          const int64_t some = std::min<int64_t>(L, channels - channel),
-                        first = share.group * channels + channel;
-          const Planes<const T> image = planes(input, share.batch, first, some);
-          const Planes<T> out = planes(result, share.batch, first, some);
-          if (some <= few<A> && across.stride == 1 && weight.stride(5) == 1 && out.column_stride == 1) {
-            forward_of_few(few_planes, image, weight, share, scratch, out);
-            continue;
-          }
+        if (finite) std::fill(begin, begin + together * across.result, A(0));
+        // Then they are in a cache, and those of the next group are fetched meanwhile.
+        const int64_t ahead = finite ? numbers : direct ? weight.stride(4) : together * weight.stride(4);
+        for (int64_t channel = 0; channel < in_vectors; channel += L) {
+          const int64_t some = std::min<int64_t>(L, in_vectors - channel), first = group + channel;
           Pixels<A> inner{pixels.at(from - top, across.padding), columns};
-          gather(image, from, to, inner);
-          for (int64_t i = share.first; i < share.last; i += several) {
-            const int64_t end = std::min(i + several, share.last);
+          gather(planes(input, share.batch, first, some), from, to, inner);
+          const Planes<T> out = planes(result, share.batch, first, some);
+          for (int64_t i = share.first; i < share.last; i += together) {
+            const int64_t end = std::min(i + together, share.last);
             if (!finite)
               for (int64_t row = i; row < end; row++)
                 begin_sums(weights + row * weight.stride(4), weight, down.taps_of(row),
@@ -278,7 +284,7 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
             it.begin = begin;
             it.result = results;
             run_rows(blocks, it, step, Span{i, end}, down, across);
-            scatter(results, out, i, end, past);
+            scatter(results, out, i, end, streamed);
           }
         }
         lanes::settle();

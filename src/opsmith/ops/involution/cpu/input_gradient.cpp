@@ -86,7 +86,7 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
   const int64_t groups = weight.size(1), channels = cotangent.size(1) / groups;
   const int64_t S = across.stride, K = across.kernel;
   const bool direct = std::is_same_v<T, A> && weight.stride(5) == 1;
-  const bool past = (cotangent.numel() + weight.numel() + result.numel()) * int64_t(sizeof(T)) > LARGE;
+  const bool streamed = (cotangent.numel() + weight.numel() + result.numel()) * int64_t(sizeof(T)) > LARGE;
   bool phased = down.dilation == 1 && across.dilation == 1;
   for (int64_t phase = 0; phase < std::min(S, K); phase++)
     phased = phased && run_of<A>((K - phase + S - 1) / S);
@@ -96,10 +96,10 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
       1, (1 << 18) / int64_t(sizeof(A)) / (columns * L) * down.stride - (down.kernel - 1) * down.dilation);
   const int64_t band = std::min(most, down.size);
   const int64_t rows = (band - 1 + (down.kernel - 1) * down.dilation) / down.stride + 2;
-  const int64_t batch_rows = std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / across.size));
-  const int64_t wide = (batch_rows * across.result + 2 * L - 1) / L * L;
+  const int64_t together = std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / across.size));
+  const int64_t wide = (together * across.result + 2 * L - 1) / L * L;
   const int64_t for_pixels = std::min(rows, down.result) * columns * L,
-                for_result = batch_rows * across.size * L;
+                for_result = together * across.size * L;
   const int64_t for_weights = direct ? 0 : down.kernel * K * wide;
   in_shares<A>(
       cotangent.size(0), groups, down.size, most, for_pixels + for_result + for_weights + L,
@@ -118,18 +118,19 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
                         first = share.group * channels + channel;
           gather(planes(cotangent, share.batch, first, some), from, to, pixels);
           const Planes<T> out = planes(result, share.batch, first, some);
-          for (int64_t start = share.first; start < share.last; start += batch_rows) {
-            const Span batch{start, std::min(start + batch_rows, share.last)};
+          for (int64_t start = share.first; start < share.last; start += together) {
+            const Span turn{start, std::min(start + together, share.last)};
             auto rows_of = [&](int64_t u) {
-              const Span reached = down.reached(u, batch);
+              const Span reached = down.reached(u, turn);
               return std::pair{reached.within({0, down.result}), reached.first};
             };
-            if (!direct) widen_rows(weights, weight, rows_of, batch_rows * weight.stride(4), widened, wide);
-            for (int64_t y = batch.first; y < batch.last; y++) {
+            const int64_t next = (together + down.stride - 1) / down.stride * weight.stride(4);
+            if (!direct) widen_rows(weights, weight, rows_of, next, widened, wide);
+            for (int64_t y = turn.first; y < turn.last; y++) {
               A* row = results + (y - start) * across.size * L;
               std::memset(row, 0, across.size * L * sizeof(A));
               // Taps u of this row, from the first on: those that reach a row i of the cotangent.
-              auto reached = [&](int64_t u) {
+              auto row_at = [&](int64_t u) {
                 const int64_t above = y + down.padding - u * down.dilation;
                 return above >= 0 && above % down.stride == 0 && above / down.stride < down.result
                            ? above / down.stride
@@ -137,19 +138,19 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
               };
               int64_t first_tap = -1, rows_of_taps = 0;
               for (int64_t u = 0; u < down.kernel; u++) {
-                if (reached(u) < 0) continue;
+                if (row_at(u) < 0) continue;
                 if (first_tap < 0) first_tap = u;
                 rows_of_taps++;
               }
-              auto tap = [&](int64_t u, int64_t v, int64_t i) -> const A* {
+              auto taps_at = [&](int64_t u, int64_t i) -> const A* {
                 if constexpr (std::is_same_v<T, A>)
-                  if (direct)
-                    return weights + u * weight.stride(2) + v * weight.stride(3) + i * weight.stride(4);
-                return widened + (u * K + v) * wide + (i - down.reached(u, batch).first) * columns;
+                  if (direct) return weights + u * weight.stride(2) + i * weight.stride(4);
+                return widened + u * K * wide + (i - down.reached(u, turn).first) * columns;
               };
               const int64_t pitch = direct ? weight.stride(3) : wide;
               if (rows_of_taps && phased) {
-                const int64_t i = reached(first_tap);
+                const int64_t i = row_at(first_tap);
+                const A* taps = taps_at(first_tap, i);
                 for (int64_t phase = 0; phase < std::min(S, K); phase++) {
                   const int64_t N = (K - phase + S - 1) / S;
                   const int64_t begin = phase >= across.padding ? 0 : (across.padding - phase + S - 1) / S;
@@ -160,7 +161,7 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
                     const int64_t t = end - begin >= width ? std::min(at, end - width) : at;
                     Block<A> it;
                     it.pixels = pixels.at(i - from, t - (N - 1));
-                    it.weights = tap(first_tap, phase, i) + (t - (N - 1));
+                    it.weights = taps + phase * pitch + (t - (N - 1));
                     it.pitch = S * pitch;
                     it.first = N - 1 - t, it.last = columns - (t - (N - 1));
                     it.rows = rows_of_taps, it.pixel_step = -columns * L;
@@ -175,10 +176,10 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
                 }
               } else if (rows_of_taps) {  // any dilation, and any number of taps: each tap by itself
                 for (int64_t u = first_tap; u < down.kernel; u++) {
-                  const int64_t i = reached(u);
+                  const int64_t i = row_at(u);
                   if (i < 0) continue;
+                  const A* taps = taps_at(u, i);
                   for (int64_t v = 0; v < K; v++) {
-                    const A* taps = tap(u, v, i);
                     const int64_t shift = v * across.dilation - across.padding;
                     for (int64_t j = 0; j < columns; j++) {
                       const int64_t x = j * S + shift;
@@ -186,14 +187,14 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
                       Vector<A> pixel, sum;
                       std::memcpy(&pixel, pixels.at(i - from, j), sizeof pixel);
                       std::memcpy(&sum, row + x * L, sizeof sum);
-                      sum += taps[j] * pixel;
+                      sum += taps[v * pitch + j] * pixel;
                       std::memcpy(row + x * L, &sum, sizeof sum);
                     }
                   }
                 }
               }
             }
-            scatter(results, out, batch.first, batch.last, past);
+            scatter(results, out, turn.first, turn.last, streamed);
           }
         }
         lanes::settle();

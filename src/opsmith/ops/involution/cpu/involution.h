@@ -1,5 +1,5 @@
-// What the three kernels of involution share: the steps of the window, and a group's pixels with its channels
-// in vectors, from a tensor and back into one.
+// What the three kernels of involution share: the steps of the window, a group's pixels with its channels in
+// vectors, from a tensor and back into one, its weights as they are computed with, and a thread's share.
 #pragma once
 #include <omp.h>
 
@@ -42,7 +42,7 @@ struct Axis {
     while (inside.last > inside.first && begin + (inside.last - 1) * dilation >= size) inside.last--;
     return inside;
   }
-  // The results, beyond the last as well, of which one of the taps lies on these pixels.
+  // The results, before the first and beyond the last as well, of which one of the taps lies on these pixels.
   Span reached(int64_t tap, const Span& pixels) const {
     const int64_t before = padding - tap * dilation;
     auto steps = [&](int64_t way) { return (way > 0 ? way + stride - 1 : way) / stride; };
@@ -86,7 +86,7 @@ struct Pixels {
 };
 
 constexpr int64_t LARGE = 8 << 20;  // bytes that caches do not hold
-constexpr int FEW = 2;  // pixels at the end of a run, that are sooner copied one by one than transposed
+constexpr int SHORT = 2;  // pixels at the end of a run, that are sooner copied one by one than transposed
 
 // Copies rows [first, last) of planes to pixels, where row `first` comes to row 0.
 template <class T, class A = Computed<std::remove_const_t<T>>>
@@ -116,7 +116,7 @@ void gather(const Planes<T>& from, int64_t first, int64_t last, Pixels<A> to) {
     int64_t left = from.columns;  // in this row
     for (int64_t at = 0; at < length; at += L) {
       const int64_t some = std::min<int64_t>(L, length - at);
-      if (some <= FEW && from.channels == L) {
+      if (some <= SHORT && from.channels == L) {
         for (int64_t p = 0; p < some; p++) {
           for (int64_t c = 0; c < L; c++) pixel[c] = A(from.at(c, first + run, 0)[at + p]);
           pixel += L;
@@ -155,10 +155,10 @@ void gather(const Planes<T>& from, int64_t first, int64_t last, Pixels<A> to) {
   }
 }
 
-// Copies pixels without gaps between rows back to rows [first, last) of planes; `past` the caches where whole
-// lines of memory are written, and then `settle` comes after the last.
+// Copies pixels without gaps between rows back to rows [first, last) of planes; `streamed` past the
+// caches where whole lines of memory are written, and then `settle` comes after the last.
 template <class T, class A = Computed<T>>
-void scatter(const A* pixels, const Planes<T>& to, int64_t first, int64_t last, bool past) {
+void scatter(const A* pixels, const Planes<T>& to, int64_t first, int64_t last, bool streamed) {
   constexpr int L = count<A>;
   if (to.column_stride != 1) {
     const bool whole = to.channel_stride == 1 && to.channels == L;
@@ -180,7 +180,7 @@ void scatter(const A* pixels, const Planes<T>& to, int64_t first, int64_t last, 
   for (int64_t run = 0; run < runs; run++)
     for (int64_t at = 0; at < length; at += L) {
       const int64_t some = std::min<int64_t>(L, length - at);
-      if (some <= FEW && to.channels == L) {
+      if (some <= SHORT && to.channels == L) {
         for (int64_t p = 0; p < some; p++, pixels += L)
           for (int64_t c = 0; c < L; c++) to.at(c, first + run, 0)[at + p] = T(pixels[c]);
         continue;
@@ -193,7 +193,7 @@ void scatter(const A* pixels, const Planes<T>& to, int64_t first, int64_t last, 
         lanes::transpose<A>(square);
         each<L>([&](auto c) __attribute__((always_inline)) {
           T* target = to.at(c, first + run, 0) + at;
-          past ? lanes::store_past(target, square[c]) : lanes::store(target, square[c]);
+          streamed ? lanes::stream_one(target, square[c]) : lanes::store(target, square[c]);
         });
         pixels += L * L;
       } else {
@@ -228,8 +228,8 @@ void widen(const T* from, int64_t stride, int64_t size, A* to, int64_t ahead) {
 }
 
 // Copies weights as what they are computed with: for each row u of taps the rows [first, last) of
-// `rows_of(u)`, a pair with the row that would come to the beginning. Taps lie `pitch` numbers apart, and
-// their rows one behind the other.
+// `rows_of(u)`, which returns them and the row whose place is the first, and which may lie outside of them.
+// Taps lie `pitch` numbers apart, and their rows one behind the other.
 template <class T, class A, class RowsOf>
 void widen_rows(const T* weights, const opsmith::View<const T, 6>& weight, RowsOf rows_of, int64_t ahead,
                 A* to, int64_t pitch) {
@@ -274,6 +274,7 @@ void in_shares(int64_t batches, int64_t groups, int64_t rows, int64_t most, int6
     }
 #pragma omp barrier
     if (!failed) {
+      // Neighbours go to one thread: their weights follow one another. Each has some turns, as they vary.
       const int64_t chunk = std::max<int64_t>(1, images * bands / (8 * omp_get_num_threads()));
 #pragma omp for schedule(dynamic, chunk)
       for (int64_t at = 0; at < images * bands; at++) {

@@ -185,7 +185,7 @@ template <class T>
 // As `store`, and past the caches where it is a whole line of 64 bytes: its old content is not read for it.
 // `settle` comes after the last.
 template <class T>
-[[gnu::always_inline]] inline void store_past(T* to, Vector<Computed<T>> value) {
+[[gnu::always_inline]] inline void stream_one(T* to, Vector<Computed<T>> value) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(Held<T>) == 64)
     if (reinterpret_cast<uintptr_t>(to) % 64 == 0)
