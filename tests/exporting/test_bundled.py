@@ -107,8 +107,17 @@ def _small_rednet() -> tuple[Any, Tensor, dict[str, dict[int, str]]]:
     return network, torch.randn(2, 1, 8, 8), {"images": {0: "batch"}}
 
 
-@pytest.mark.parametrize("network", [_layer, _digits, _small_rednet], ids=["layer", "digits", "rednet"])
-@pytest.mark.parametrize("body", ["function", "inline"])
+@pytest.mark.parametrize(
+    ("network", "body"),
+    [
+        pytest.param(_layer, "function", id="layer-function"),
+        pytest.param(_layer, "inline", id="layer-inline", marks=pytest.mark.slow),
+        pytest.param(_digits, "function", id="digits-function"),
+        pytest.param(_digits, "inline", id="digits-inline"),
+        pytest.param(_small_rednet, "function", id="rednet-function"),
+        pytest.param(_small_rednet, "inline", id="rednet-inline", marks=pytest.mark.slow),
+    ],
+)
 def test_networks(export: Exported, network: Callable[..., Any], body: str) -> None:
     torch.manual_seed(0)
     model, x, dynamic = network()
