@@ -13,6 +13,7 @@ from opsmith.exporting.calls import Call
 from opsmith.exporting.functions import function_from
 from opsmith.exporting.packages import onnx, onnx_ir
 from opsmith.exporting.references import traced
+from opsmith.exporting.symbolic import NAMED
 from opsmith.exporting.translating import OPERATOR, VERSION, complete, our_nodes
 
 Translate = Callable[[Any], Any]
@@ -37,7 +38,7 @@ class Bodies:
     translate: Translate
     functions: dict[tuple[str, str], Any] = field(default_factory=dict)
     _names: dict[tuple[Any, ...], str] = field(default_factory=dict)
-    _known: dict[tuple[str, bytes], str] = field(default_factory=dict)
+    _known: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def give(self, model: Any) -> None:
         """Give every node of our operators in a model its body, and those in bodies theirs.
@@ -65,31 +66,26 @@ class Bodies:
             iter([value.name for value in values]) for values in (proto.graph.input, proto.graph.output)
         )
         for signature, call in new.items():
-            self._names[signature] = self._named(
-                call.specification, self._carved(proto, call, inputs, outputs)
-            )
+            self._names[signature] = self._named(call, self._carved(proto, call, inputs, outputs))
 
     def _carved(self, proto: Any, call: Call, inputs: Any, outputs: Any) -> Any:
-        slots = call.slots()
-        given = {next(inputs): name for name, node in slots if node is not None}
-        last = max((at for at, (_, node) in enumerate(slots) if node is not None), default=-1)
-        formal = [name for name, _ in slots[: last + 1]]
+        given = {next(inputs): name for name, node in call.slots() if node is not None}
         made = [next(outputs) for _ in call.results()]
-        return function_from(proto.graph, given, formal, made, proto.opset_import)
+        return function_from(proto.graph, given, call.formal(), made, proto.opset_import)
 
-    def _named(self, specification: Specification, function: Any) -> str:
+    def _named(self, call: Call, function: Any) -> str:
         """The name of a function: that of an equal one, or a new one."""
-        key = (specification.name, function.SerializeToString())
+        key = (call.specification.name, *call.place, function.SerializeToString())
         if key not in self._known:
-            domain, name = specification.namespace, specification.short_name
+            domain, plain = call.place
             taken = {each.short_name for each in self.operators.values() if each.namespace == domain}
-            count = 1
+            count, name = 1, plain
             while (domain, name) in self.functions or (count > 1 and name in taken):
                 count += 1
-                name = f"{specification.short_name}_{count}"
+                name = f"{plain}_{count}"
             function.domain, function.name = domain, name
             function.metadata_props.append(
-                onnx.StringStringEntryProto(key=OPERATOR, value=specification.name)
+                onnx.StringStringEntryProto(key=OPERATOR, value=call.specification.name)
             )
             self.functions[domain, name] = onnx_ir.from_proto(function)
             self._known[key] = name
@@ -109,9 +105,9 @@ def without_bodies(model: Any) -> None:
     """Leave the nodes alone, each under the operator's own name."""
     model.functions.clear()
     for node in model.graph.all_nodes():
-        name = node.metadata_props.get(OPERATOR)
+        name, named = node.metadata_props.get(OPERATOR), node.meta.get(NAMED)
         if name is not None:
-            node.op_type = name.partition("::")[2]
+            node.op_type = name.partition("::")[2] if named is None else named.op_type
 
 
 def inlined(model: Any) -> None:

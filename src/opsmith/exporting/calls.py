@@ -12,6 +12,7 @@ from opsmith import errors
 from opsmith.core.schema import REQUIRED, Argument
 from opsmith.core.specification import Specification
 from opsmith.exporting.sizes import example_shape, varies
+from opsmith.exporting.symbolic import Named
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,30 @@ class Call:
     Args:
         specification: The operator's.
         node: The call, in torch's graph.
+        named: The node that the `symbolic` of its class made of it, if one did.
     """
 
     specification: Specification
     node: torch.fx.Node
+    named: Named | None = None
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Domain and type of its node."""
+        if self.named is not None:
+            return self.named.domain, self.named.op_type
+        return self.specification.namespace, self.specification.short_name
+
+    def formal(self) -> list[str]:
+        """The inputs of its node, those that are left out behind the last aside."""
+        slots = self.slots()
+        if self.named is not None:
+            return [
+                f"left_out_{at}" if slot is None else slots[slot][0]
+                for at, slot in enumerate(self.named.inputs)
+            ]
+        last = max((at for at, (_, node) in enumerate(slots) if node is not None), default=-1)
+        return [name for name, _ in slots[: last + 1]]
 
     def values(self) -> Iterator[tuple[Argument, Any]]:
         """Each argument of torch's schema, with its value: for a tensor, the node that makes it."""
@@ -34,7 +55,7 @@ class Call:
             elif leaf.name in self.node.kwargs:
                 yield leaf, self.node.kwargs[leaf.name]
             else:
-                yield leaf, None if leaf.default is REQUIRED else leaf.kind.lower(leaf.default)[0]
+                yield leaf, default(leaf)
 
     def slots(self) -> list[tuple[str, torch.fx.Node | None]]:
         """The inputs of the node in ONNX: a name and a tensor, or None where an optional one is absent."""
@@ -54,7 +75,12 @@ class Call:
             (leaf.name, _described(value) if leaf.kind.is_tensor else repr(value))
             for leaf, value in self.values()
         ]
-        return (self.specification.name, *described)
+        return (self.specification.name, self.named, *described)
+
+
+def default(leaf: Argument) -> Any:
+    """What an argument is that a call leaves out, as torch's schema has it."""
+    return None if leaf.default is REQUIRED else leaf.kind.lower(leaf.default)[0]
 
 
 def tensor_slots(values: Iterator[tuple[Argument, Any]]) -> Iterator[tuple[str, Any]]:

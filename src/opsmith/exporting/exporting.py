@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -99,8 +100,11 @@ def _export(
 
     operators = declared_operators()
     specifications = {each.torch_operator: each.specification for each in operators}
-    table = translations(operators)
+    notes: list[str] = []
+    table = translations(operators, request.opset, notes)
     program = captured(flat, traced_inputs(axes, tensors), axes, request.opset, table)
+    for note in dict.fromkeys(notes):
+        warnings.warn(note, UserWarning, stacklevel=3)
     pairs = list(our_nodes(program.model, specifications))
     for node, made in pairs:
         complete(node, made)

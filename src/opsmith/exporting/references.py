@@ -67,7 +67,7 @@ def reference_of(call: Call) -> Any:
             where=specification.where,
             mend="write `body='node', verify=False`, and give the runtime a kernel for it",
         )
-    return specification.computed_by
+    return specification.reference
 
 
 def traced(calls: Sequence[Call]) -> Any:

@@ -10,9 +10,10 @@ from opsmith import errors
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
 from opsmith.exporting.attributes import attribute
-from opsmith.exporting.calls import Call, refuse_mixed_results, tensor_slots
+from opsmith.exporting.calls import Call, default, refuse_mixed_results, tensor_slots
 from opsmith.exporting.packages import onnx, onnx_ir, onnxscript
 from opsmith.exporting.sizes import varies
+from opsmith.exporting.symbolic import NAMED, by_symbolic, symbolic_of
 from opsmith.exporting.tensors import DTYPES, ONNX_TYPES
 
 VERSION = 1
@@ -46,9 +47,37 @@ class Outputs(Sequence[Any]):
         return iter(tuple(self._node.outputs))
 
 
-def translations(operators: Sequence[Operator[Any, Any]]) -> dict[Any, Callable[..., Any]]:
-    """What torch's exporter is told of our operators: for each, a function that makes its node."""
-    return {each.torch_operator: _translation(each.specification) for each in operators}
+def translations(
+    operators: Sequence[Operator[Any, Any]], opset: int, notes: list[str]
+) -> dict[Any, Callable[..., Any]]:
+    """What torch's exporter is told of our operators: for each, a function that makes its node.
+
+    Args:
+        operators: All that a model may call.
+        opset: Version of ONNX's operators.
+        notes: Takes up what authors should know of their `symbolic`, while the exporter is made to be silent.
+    """
+    return {
+        each.torch_operator: _translation(each.specification)
+        if symbolic_of(each.specification) is None
+        else _by_class(each.specification, opset, notes)
+        for each in operators
+    }
+
+
+def _by_class(specification: Specification, opset: int, notes: list[str]) -> Callable[..., Any]:
+    leaves, adopted = specification.schema.leaves, specification.adopted
+
+    def translate(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip((leaf.name for leaf in leaves), args, strict=False)), **kwargs}
+        pairs = [(leaf, given.get(leaf.name, default(leaf))) for leaf in leaves]
+        values = [value for _, value in pairs]
+        if adopted is not None and adopted.variadic:
+            values[-1:] = values[-1] or ()
+        tensors = [value for _, value in tensor_slots(iter(pairs))]
+        return by_symbolic(specification, values, tensors, opset, notes)
+
+    return translate
 
 
 def _translation(specification: Specification) -> Callable[..., Any]:
@@ -102,7 +131,7 @@ def our_nodes(model: Any, operators: Mapping[Any, Specification]) -> Iterator[tu
         for node in list(graph.all_nodes()):
             call = node.meta.get("node")
             if call is not None and call.target in operators and node.domain:
-                yield node, Call(operators[call.target], call)
+                yield node, Call(operators[call.target], call, node.meta.get(NAMED))
 
 
 def complete(node: Any, call: Call) -> None:
@@ -112,16 +141,9 @@ def complete(node: Any, call: Call) -> None:
         ExportError: If a value cannot be an attribute.
     """
     specification = call.specification
-    del node.attributes[KEY]
-    for leaf, value in call.values():
-        if leaf.kind.is_tensor:
-            if leaf.kind.sequence and value is not None:
-                made = onnx_ir.AttrInt64(f"{leaf.name}_count", len(value))
-                node.attributes[made.name] = made
-            continue
-        written = attribute(specification, leaf, value)
-        if written is not None:
-            node.attributes[leaf.name] = written
+    if call.named is None:
+        del node.attributes[KEY]
+        _describe(node, call)
     results = call.results()
     if not results:
         raise errors.ExportError(
@@ -135,6 +157,18 @@ def complete(node: Any, call: Call) -> None:
         output.type = onnx_ir.TensorType(onnx_ir.DataType(_onnx_type(specification, result.dtype)))
         output.shape = onnx_ir.Shape([str(size) if varies(size) else int(size) for size in result.shape])
     node.metadata_props[OPERATOR] = specification.name
+
+
+def _describe(node: Any, call: Call) -> None:
+    for leaf, value in call.values():
+        if leaf.kind.is_tensor:
+            if leaf.kind.sequence and value is not None:
+                made = onnx_ir.AttrInt64(f"{leaf.name}_count", len(value))
+                node.attributes[made.name] = made
+            continue
+        written = attribute(call.specification, leaf, value)
+        if written is not None:
+            node.attributes[leaf.name] = written
 
 
 def _onnx_type(specification: Specification, dtype: Any) -> int:
