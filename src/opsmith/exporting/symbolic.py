@@ -74,7 +74,7 @@ def by_symbolic(
             f"its `symbolic` cannot be run: {type(error).__name__}: {error}",
             operator=specification.name,
             where=where(symbolic),
-            mend="let it call `g.op` on the arguments of `forward` alone: whatever else the old exporter had, "
+            mend="let it call `g.op` on the arguments of `forward` alone: what else the old exporter had, "
             "as sizes and types of values, is not there",
         ) from error
     return graph.returned(made)
