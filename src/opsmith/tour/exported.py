@@ -77,8 +77,6 @@ def _table(details: Mapping[str, Any]) -> Table:
     table = Table("file", "nodes of our operators", "off by", "right in PyTorch", "in ONNX Runtime")
     for name, file in details["files"].items():
         nodes = ", ".join(f"{count} {operator}" for operator, count in file["nodes"].items())
-        right = (
-            [f"{each:.1%}" for each in details["accuracy"].values()] if name == "digits.onnx" else ["", ""]
-        )
-        table.add_row(name, nodes, f"{file['difference']:.1e}", *right)
+        accuracy = details["accuracy"].values() if name == "digits.onnx" else ()
+        table.add_row(name, nodes, f"{file['difference']:.1e}", *(f"{each:.1%}" for each in accuracy))
     return table
