@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from opsmith import ops as ops
     from opsmith.adopting import adopt
     from opsmith.checking import Report, check
+    from opsmith.exporting import export_onnx
 
 __all__ = [
     "Make",
@@ -27,6 +28,7 @@ __all__ = [
     "check",
     "declared_operators",
     "errors",
+    "export_onnx",
     "find_operator",
     "init",
     "modules",
@@ -40,7 +42,12 @@ __all__ = [
 __version__ = "0.1.0"
 
 # A face is imported when it is first used: `import opsmith` stays as light as torch allows.
-_FACES = {"adopt": "opsmith.adopting", "check": "opsmith.checking", "Report": "opsmith.checking"}
+_FACES = {
+    "adopt": "opsmith.adopting",
+    "check": "opsmith.checking",
+    "Report": "opsmith.checking",
+    "export_onnx": "opsmith.exporting",
+}
 _SUBMODULES = ("init", "modules", "ops")
 
 

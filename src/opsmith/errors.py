@@ -14,6 +14,9 @@ __all__ = [
     "CompileError",
     "DefaultError",
     "DeviceNameError",
+    "DynamicAxisError",
+    "ExportError",
+    "ExportMismatchError",
     "FormulaError",
     "FormulaParameterError",
     "ForwardModeError",
@@ -48,6 +51,7 @@ __all__ = [
     "NameTakenError",
     "NotAFunctionError",
     "NotDifferentiableError",
+    "OnnxRuntimeError",
     "OperatorNotFoundError",
     "OpsmithError",
     "ParameterKindError",
@@ -351,3 +355,19 @@ class KernelRefusedError(OpsmithError, RuntimeError):
 
 class KernelError(OpsmithError, RuntimeError):
     """A kernel threw an exception, or the CUDA driver did not launch it."""
+
+
+class ExportError(OpsmithError, RuntimeError):
+    """A model or an operator cannot be written as a file of ONNX."""
+
+
+class DynamicAxisError(OpsmithError, ValueError):
+    """An axis that is to have any size is fixed by the code, or has several sizes or none."""
+
+
+class ExportMismatchError(OpsmithError, RuntimeError):
+    """A file that was exported computes something else than PyTorch."""
+
+
+class OnnxRuntimeError(OpsmithError, RuntimeError):
+    """ONNX Runtime does not load a file, or does not run it on these tensors."""

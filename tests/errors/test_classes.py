@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -33,9 +34,16 @@ def named_in(path: Path, callee: str) -> set[str]:
 
 RAISED = {name for path in ROOT.rglob("*.py") for name in named_in(path, "errors")}
 TESTED = {name for path in HERE.glob("test_*.py") for name in named_in(path, "says")}
-BUILDING = [path for folder in ("build", "kernels") for path in (HERE.parent / folder).glob("test_*.py")]
-"""Tests of kernels that are built, beside which those of their messages stand."""
-TESTED |= {name for path in BUILDING for name in named_in(path, "pytest.raises")}
+BESIDE = [
+    path for folder in ("build", "exporting", "kernels") for path in (HERE.parent / folder).glob("test_*.py")
+]
+"""Tests of kernels that are built and of exports, beside which those of their messages stand."""
+TESTED |= {name for path in BESIDE for name in named_in(path, "pytest.raises")}
+TESTED |= set(
+    re.findall(
+        r"^        errors\.(\w+),$", (HERE.parent / "exporting" / "test_messages.py").read_text(), re.M
+    )
+)
 CLASSES = sorted(set(errors.__all__) - {"OpsmithError"})
 
 

@@ -22,7 +22,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("adopting",),
     ("locating",),
     FACES,
-    ("page", "surveying", "testing", "tour"),
+    ("onnx", "page", "surveying", "testing", "tour"),
     ("cli",),
     ("__main__",),
 ]

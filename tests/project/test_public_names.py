@@ -39,6 +39,7 @@ USES = {
     "check": lambda: str(opsmith.check(operator, samples=lambda: [(torch.ones(2).double(),)]).passed),
     "declared_operators": lambda: str(operator in opsmith.declared_operators("__main__")),
     "errors": lambda: opsmith.errors.UsageError("x").problem,
+    "export_onnx": lambda: str(opsmith.export_onnx(operator, torch.ones(2), "twice.onnx").nodes),
     "find_operator": lambda: opsmith.find_operator("public::names").name,
     "init": lambda: repr(opsmith.init.uniform(-1.0, 1.0)),
     "modules": lambda: opsmith.modules.OperatorModule.__name__,

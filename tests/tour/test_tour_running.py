@@ -35,7 +35,7 @@ def stage(name: str, passed: bool) -> Stage:
 
 
 def test_stages() -> None:
-    assert [stage.name for stage in STAGES] == ["checks", "linear", "digits"]
+    assert [stage.name for stage in STAGES] == ["checks", "linear", "digits", "onnx"]
 
 
 @pytest.mark.parametrize("second", [True, False], ids=["all_pass", "one_fails"])

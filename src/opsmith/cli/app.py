@@ -17,6 +17,7 @@ COMMANDS = {
     "check": "opsmith.cli.check",
     "compile": "opsmith.cli.compile",
     "doctor": "opsmith.cli.doctor",
+    "export": "opsmith.cli.export",
     "tour": "opsmith.cli.tour",
 }
 """Where each command is; its function has the command's name, and `EPILOG`, if any, ends its help."""

@@ -41,6 +41,11 @@ def write_json(path: Path, value: Any) -> Path:
     return path
 
 
+def read_weights(path: Path, model: torch.nn.Module) -> None:
+    """Give a model, on the CPU, the weights that `write_weights` has written."""
+    model.load_state_dict(torch.load(path, weights_only=True))
+
+
 def write_weights(path: Path, model: torch.nn.Module) -> Path:
     """Write a model's `state_dict`, on the CPU, and return the path."""
     state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}

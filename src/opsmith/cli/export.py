@@ -1,0 +1,182 @@
+"""`opsmith export`: an operator or a model as a file of ONNX, compared with PyTorch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.markup import escape
+
+from opsmith import errors
+from opsmith.cli.guard import FAILED, complain, guarded, waiting
+from opsmith.core.operator import Operator
+from opsmith.core.samples import Make, samples_of
+from opsmith.locating import Target
+
+SCHEMA = 1
+"""Version of what `--json` prints; it changes when a key changes its meaning or goes."""
+
+FAILURES = ("ExportError", "ExportMismatchError", "DynamicAxisError", "OnnxRuntimeError")
+"""Errors that are about what is exported, and not about how the command was called."""
+
+
+def export(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE_OR_MODULE:NAME",
+            help="A `.py` file or module, and what of it: an operator, which is exported as its first sample "
+            "calls it, or a function of nothing that returns a model and its arguments.",
+            show_default=False,
+        ),
+    ],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="Where the file goes: `model.onnx`.", show_default=False)
+    ],
+    body: Annotated[
+        str,
+        typer.Option(
+            "--body", help="What becomes of an operator: `function`, `inline` or `node`.", metavar="BODY"
+        ),
+    ] = "function",
+    dynamic: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dynamic",
+            metavar="INPUT:AXIS=NAME",
+            help="An axis that may have any size, as `x:0=batch`; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    opset: Annotated[
+        int | None, typer.Option("--opset", help="Version of ONNX's operators.", show_default="20")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Compare the file with PyTorch.")
+    ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
+    ] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")] = False,
+) -> None:
+    """Write an operator or a model as a file that ONNX Runtime runs, and say how it compares with PyTorch.
+
+    Nothing is at PATH where the two differ. A model comes from a function such as
+    `def model(): return network.eval(), (torch.zeros(1, 3, 32, 32),)`; a third value may be a dict of
+    arguments by keyword.
+
+    **Examples**
+
+    - `opsmith export operators.py:linear linear.onnx --dynamic x:0=batch`
+
+    - `opsmith export mypackage.nets:model model.onnx --dynamic images:0=batch --body inline`
+
+    - `opsmith export operators.py:linear linear.onnx --json > export.json`
+
+    Exit status: 0 it is there, and computes what PyTorch computes, 1 it cannot be exported, or differs,
+    2 the command could not be carried out.
+    """
+    out = sys.stdout
+    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the module prints is no report
+        with waiting(f"importing {escape(target)}"):
+            model, args, kwargs = _subject(target)
+        from opsmith.exporting import export_onnx  # heavy: only once there is something to export
+
+        try:
+            with waiting(f"exporting {escape(target)}"):
+                made = export_onnx(
+                    model,
+                    args,
+                    path,
+                    kwargs=kwargs,
+                    body=body,  # type: ignore[arg-type]  # which it looks at itself
+                    dynamic=_axes(dynamic or []),
+                    opset=opset,
+                    verify=verify,
+                )
+        except errors.OpsmithError as error:
+            if traceback or type(error).__name__ not in FAILURES:
+                raise
+            complain(error)
+            raise typer.Exit(FAILED) from None
+        told = {"schema": SCHEMA, **made.to_dict()}
+        out.write((json.dumps(told, indent=2, allow_nan=False) if as_json else str(made)) + "\n")
+
+
+def _subject(text: str) -> tuple[Any, Any, dict[str, Any]]:
+    """What a target names: a model or operator, and a call of it.
+
+    Raises:
+        UsageError, OperatorNotFoundError, ModuleImportError, MissingSamplesError: As their names say.
+    """
+    target = Target.of(text)
+    if target.name is None:
+        raise errors.UsageError(
+            f"`{text}` does not say what of it is to be exported",
+            expected="FILE_OR_MODULE:NAME",
+            mend=f"name an operator, or a function that returns a model and its arguments: `{text}:model`",
+        )
+    made = getattr(target.module(), target.name, None)
+    if callable(made) and not isinstance(made, Operator | type | torch.nn.Module):
+        return _returned(text, made())
+    return _sampled(target.operators()[0])
+
+
+def _returned(text: str, value: Any) -> tuple[Any, Any, dict[str, Any]]:
+    fits = isinstance(value, tuple) and len(value) in (2, 3)
+    if fits:
+        fits = isinstance(value[0], torch.nn.Module | Operator) and all(
+            isinstance(each, dict) for each in value[2:]
+        )
+    if not fits:
+        raise errors.UsageError(
+            f"`{text}` returns no model with its arguments",
+            expected="(model, args), or (model, args, kwargs)",
+            got=type(value).__name__,
+            mend="write `def model(): return network, (torch.zeros(1, 3, 32, 32),)`",
+        )
+    return value[0], value[1], value[2] if len(value) == 3 else {}
+
+
+def _sampled(operator: Operator[..., Any]) -> tuple[Any, Any, dict[str, Any]]:
+    specification = operator.specification
+    if specification.samples is None:
+        raise errors.MissingSamplesError(
+            "it is exported as its first sample calls it, and has none",
+            operator=operator.name,
+            where=specification.where,
+            mend=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
+            "of arguments",
+        )
+    calls = samples_of(specification.samples, Make(torch.float32), specification.schema, specification.name)
+    if not calls:
+        raise errors.MissingSamplesError(
+            "it is exported as its first sample calls it, and its samples are empty",
+            operator=operator.name,
+            where=specification.where,
+            mend="let the function yield a tuple of arguments",
+        )
+    return operator, tuple(calls[0].args), dict(calls[0].kwargs)
+
+
+def _axes(given: list[str]) -> dict[str, dict[int, str]]:
+    """`x:0=batch` and the like as `dynamic=` has them."""
+    axes: dict[str, dict[int, str]] = {}
+    for text in given:
+        place, _, title = text.partition("=")
+        name, _, axis = place.rpartition(":")
+        if not (name and title and axis.lstrip("-").isdigit()):
+            raise errors.UsageError(
+                f"`{text}` names no dynamic axis",
+                argument="--dynamic",
+                expected="INPUT:AXIS=NAME",
+                got=text,
+                mend="write `--dynamic x:0=batch`",
+            )
+        axes.setdefault(name, {})[int(axis)] = title
+    return axes

@@ -1,0 +1,107 @@
+"""The first node of a translated model whose output is another than in torch's own program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.exporting.packages import onnx, onnx_ir
+from opsmith.exporting.places import where_called
+from opsmith.exporting.runtime import Runtime
+from opsmith.exporting.tolerance import difference, tolerance
+from opsmith.exporting.translating import OPERATOR
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A node.
+
+    Args:
+        kind: Its type.
+        value: The name of its output.
+        operator: The operator that it calls, if it is one of ours.
+        where: The line of the model that it comes from.
+        difference: How far it is off.
+    """
+
+    kind: str
+    value: str
+    operator: str | None
+    where: str | None
+    difference: float
+
+    def __str__(self) -> str:
+        return f"`{self.kind}`, whose output `{self.value}` is off by {self.difference:.1e}"
+
+
+class _Recording(torch.fx.Interpreter):
+    """Runs a program of torch and keeps what every node returns."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        self.seen: dict[str, Any] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Run one node, and keep its value."""
+        value = super().run_node(n)
+        self.seen[n.name] = value
+        return value
+
+
+def first_difference(
+    translated: Any, renamed: Mapping[str, str], names: Sequence[str], inputs: Sequence[Tensor], nodes: int
+) -> Culprit | None:
+    """The first node whose output differs; None where none does, or the two cannot be run side by side.
+
+    Args:
+        translated: What torch's exporter returned, with the functions of our nodes.
+        renamed: Torch's names of values, where they are others in the file.
+        names, inputs: The inputs of the file.
+        nodes: How many nodes round.
+    """
+    program = translated.exported_program
+    recorded = _recorded(program, inputs)
+    calls = {node.name: node for node in program.graph.nodes}
+    places = [
+        (node, value.name, renamed.get(value.name, value.name))
+        for node in translated.model.graph
+        for value in node.outputs
+    ]
+    places = [place for place in places if isinstance(recorded.get(place[2]), Tensor)]
+    model = onnx_ir.to_proto(translated.model)
+    del model.graph.output[:]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for _, name, _ in places)
+    try:
+        runtime = Runtime(model.SerializeToString(), "every node")
+        known = {name for name, _, _ in runtime.inputs}
+        given = {name: tensor for name, tensor in zip(names, inputs, strict=True) if name in known}
+        results = runtime.run(given)
+    except (errors.OnnxRuntimeError, ValueError):  # over 2 GB, or a value that no output can have
+        return None
+    for (node, _, name), got in zip(places, results, strict=True):
+        want = recorded[name].detach().cpu()
+        off = difference(got, want)
+        if off > tolerance(want.dtype, nodes).relative:
+            kind, operator = node.op_type, node.metadata_props.get(OPERATOR)
+            return Culprit(kind, name, operator, where_called(calls[name]), off)
+    return None
+
+
+def _recorded(program: Any, inputs: Sequence[Tensor]) -> dict[str, Any]:
+    """What each node of a program returns for these inputs."""
+    rest = iter(inputs)
+    held = {**program.state_dict, **program.constants}
+    users = set(program.graph_signature.user_inputs)
+    given = [
+        next(rest) if each.arg.name in users else held[each.target]
+        for each in program.graph_signature.input_specs
+    ]
+    recording = _Recording(program.graph_module)
+    with torch.no_grad():
+        recording.run(*given)
+    return recording.seen

@@ -1,0 +1,150 @@
+"""The references of calls, as one program of torch: all bodies of a model are translated at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.location import where
+from opsmith.exporting.calls import Call, flat_results
+from opsmith.exporting.hushed import hushed
+from opsmith.exporting.sizes import example_shape, varies
+from opsmith.exporting.specialising import culprit
+
+
+class References(torch.nn.Module):
+    """Computes calls one after the other, by their references.
+
+    Args:
+        calls: What it computes; the tensors of all of them are its inputs, in order.
+    """
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The results of all calls, in order."""
+        rest = iter(tensors)
+        return tuple(result for call in self.calls for result in computed(call, rest))
+
+
+def computed(call: Call, tensors: Iterator[Tensor]) -> list[Tensor]:
+    """The results that callers see, by the reference."""
+    schema, function = call.specification.schema, reference_of(call)
+    args = _filled(tuple(call.node.args), tensors)
+    kwargs = {name: _filled(value, tensors) for name, value in call.node.kwargs.items()}
+    positional, named = schema.split(schema.received(args, kwargs))
+    returned = function(*positional, **named)
+    results = (returned,) if schema.single else tuple(returned)
+    return list(flat_results([results[at] for at in schema.visible]))
+
+
+def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return next(tensors)
+    if isinstance(value, list | tuple):
+        items = [_filled(each, tensors) for each in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    return value
+
+
+def reference_of(call: Call) -> Any:
+    """The function that a body is derived from.
+
+    Raises:
+        ExportError: If there is none.
+    """
+    specification = call.specification
+    if specification.opaque or (specification.own is not None and specification.reference is None):
+        raise errors.ExportError(
+            "it is opaque: there is no reference in PyTorch that a body could be derived from",
+            operator=specification.name,
+            where=specification.where,
+            mend="write `body='node', verify=False`, and give the runtime a kernel for it",
+        )
+    return specification.reference
+
+
+def traced(calls: Sequence[Call]) -> Any:
+    """The references of some calls, as `torch.export` sees them; sizes that vary in a call stay open.
+
+    Raises:
+        ExportError: If torch cannot trace one of them.
+        DynamicAxisError: If one of them fixes a size that varies.
+    """
+    try:
+        return _traced(calls)
+    except errors.OpsmithError:
+        raise
+    except Exception as error:
+        if len(calls) == 1:
+            specification = calls[0].specification
+            raise errors.ExportError(
+                f"torch cannot trace its reference: {first_line(error)}",
+                operator=specification.name,
+                where=where(reference_of(calls[0])),
+                mend="write it in torch's operations on tensors, and take no values out of them; or "
+                "`body='node', verify=False`",
+            ) from error
+        for call in calls:  # which of them it is
+            traced([call])
+        raise
+
+
+def _traced(calls: Sequence[Call]) -> Any:
+    stand_ins = [tensor for call in calls for tensor in call.tensors()]
+    examples = tuple(
+        torch.zeros(example_shape(tensor), dtype=tensor.dtype, device=tensor.device) for tensor in stand_ins
+    )
+    open_axes = [[axis for axis, size in enumerate(each.shape) if varies(size)] for each in stand_ins]
+    auto = torch.export.Dim.AUTO
+    dims = (tuple(dict.fromkeys(axes, auto) for axes in open_axes),)
+
+    def trace() -> Any:
+        with hushed(), torch.no_grad():
+            return torch.export.export(
+                References(calls).eval(),
+                examples,
+                dynamic_shapes=dims if any(open_axes) else None,
+                strict=False,
+            )
+
+    program = trace()
+    names = [(call, name) for call in calls for name, node in call.slots() if node is not None]
+    inputs = [node.meta["val"] for node in user_inputs(program)]
+    for (call, name), axes, seen in zip(names, open_axes, inputs, strict=True):
+        for axis in axes:
+            if not varies(seen.shape[axis]):
+                raise _fixed(call, name, axis, int(seen.shape[axis]), trace)
+    return program
+
+
+def _fixed(call: Call, name: str, axis: int, size: int, trace: Callable[[], Any]) -> errors.DynamicAxisError:
+    return errors.DynamicAxisError(
+        f"its reference fixes axis {axis} of `{name}`, which varies in this call",
+        operator=call.specification.name,
+        argument=name,
+        expected="a computation for every size",
+        got=f"one for size {size} alone",
+        where=culprit(trace, size) or call.specification.where,
+        mend="export with a larger example: torch takes a size of 0 or 1 for a constant"
+        if size < 2
+        else "compute with `x.shape` as it comes, without comparing it with numbers",
+    )
+
+
+def user_inputs(program: Any) -> list[Any]:
+    """The nodes of a program of torch that stand for what it is called with."""
+    names = set(program.graph_signature.user_inputs)
+    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message that says something; torch prints programs below it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,119 @@
+"""What `export_onnx` was asked for, read and held to what there is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from opsmith import errors
+
+Body = Literal["function", "inline", "node"]
+OPSETS = range(18, 24)
+"""Versions of ONNX's operators that torch's exporter writes."""
+DEFAULT_OPSET = 20
+
+
+@dataclass(frozen=True)
+class Request:
+    """How a file is to be made.
+
+    Args:
+        path: Where it goes.
+        body: What becomes of an operator: a node with its reference as a function, the reference's nodes in
+            its place, or a node that only a runtime with a kernel for it can compute.
+        opset: Version of ONNX's operators.
+        verify: Whether the file is compared with PyTorch before it is handed over.
+    """
+
+    path: Path
+    body: Body
+    opset: int
+    verify: bool
+
+
+def read_request(path: Any, body: Any, opset: Any, verify: Any) -> Request:
+    """Read the options, and see that a file can be written there, before anything takes long.
+
+    Raises:
+        UsageError: Saying which does not fit.
+    """
+    if body not in get_args(Body):
+        raise errors.UsageError(
+            "unknown form of an operator's body",
+            argument="body",
+            expected=", ".join(f"`{each}`" for each in get_args(Body)),
+            got=repr(body),
+            mend='leave it out, or write `body="inline"`',
+        )
+    number = DEFAULT_OPSET if opset is None else opset
+    if not isinstance(number, int) or isinstance(number, bool) or number not in OPSETS:
+        raise errors.UsageError(
+            "torch's exporter does not write this version of ONNX's operators",
+            argument="opset",
+            expected=f"{OPSETS[0]} to {OPSETS[-1]}",
+            got=repr(opset),
+            mend=f"leave it out, and it is {DEFAULT_OPSET}; `onnx.version_converter` may make an older file "
+            "of it",
+        )
+    if not isinstance(verify, bool):
+        raise errors.UsageError(
+            "`verify` has a value that means nothing",
+            argument="verify",
+            expected="True or False",
+            got=repr(verify),
+            mend="leave it out, and the file is compared with PyTorch",
+        )
+    return Request(_writable(path), body, number, verify)
+
+
+def _writable(path: Any) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise _unwritable(repr(path), type(path).__name__, "give the name of a file, `model.onnx`")
+    file = Path(path)
+    if file.is_dir():
+        raise _unwritable(str(file), "a folder", "name a file in it, `model.onnx`")
+    if not file.parent.is_dir():
+        raise _unwritable(str(file), f"there is no folder `{file.parent}`", "make the folder first")
+    if not os.access(file.parent, os.W_OK):
+        raise _unwritable(str(file), "the folder is read-only", "name another one")
+    return file
+
+
+def _unwritable(path: str, got: str, mend: str) -> errors.UsageError:
+    return errors.UsageError(
+        f"no file can be written to `{path}`",
+        argument="path",
+        expected="a file in a folder that is there, and can be written to",
+        got=got,
+        mend=mend,
+    )
+
+
+def read_names(given: Any, default: Sequence[str], argument: str) -> list[str]:
+    """Names of inputs or outputs: those that are given, or the default, of which no two are alike.
+
+    Raises:
+        UsageError: If there are too few or too many, or two are alike.
+    """
+    if given is None:
+        found: list[str] = []
+        for name in default:
+            found.append(name if name not in found else f"{name}_{len(found)}")
+        return found
+    names = [given] if isinstance(given, str) else list(given)
+    if len(names) != len(default) or len(set(names)) != len(names) or not all(map(_is_name, names)):
+        raise errors.UsageError(
+            f"`{argument}` does not fit the model",
+            argument=argument,
+            expected=f"{len(default)} different names: {', '.join(default)}",
+            got=", ".join(map(str, names)) or "none",
+            mend="give each tensor a name, in this order, or leave it out",
+        )
+    return names
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and bool(name)

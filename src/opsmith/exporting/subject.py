@@ -1,0 +1,139 @@
+"""What is exported, as one module: tensors in, tensors out, everything else fixed inside."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.operator import Operator
+from opsmith.exporting.tensors import ONNX_TYPES, filled, leaves
+
+
+class Flat(torch.nn.Module):
+    """A model that takes its tensors one by one and returns those of its results.
+
+    Args:
+        model: A module or an operator.
+        call: Positional and keyword arguments, whose tensors tell where those that it is called with belong.
+    """
+
+    def __init__(self, model: Any, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        super().__init__()
+        self.model = model  # a module becomes a child; a handle of an operator stays what it is
+        self.call = call
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The tensors that a call with these returns."""
+        return tuple(tensor for _, tensor in leaves(self.returned(*tensors), ""))
+
+    def returned(self, *tensors: Tensor) -> Any:
+        """What a call with these returns, as the model returns it."""
+        args, kwargs = filled(self.call, iter(tensors))
+        return self.model(*args, **kwargs)
+
+
+def bound_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The arguments of a call, each with the name of its parameter, those by position first.
+
+    Raises:
+        UsageError: If the model cannot be called so.
+    """
+    if isinstance(model, Operator):
+        names = model.specification.schema.names
+        given = [(names[min(at, len(names) - 1)], value) for at, value in enumerate(args)]
+        return given + list(kwargs.items())
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise errors.UsageError(
+            f"`args` are no call of the model: {error}",
+            argument="args",
+            expected=f"what `forward{signature}` takes",
+            mend="give `args=` a tuple of what it takes by position, and `kwargs=` a dict of the rest",
+        ) from error
+    positional = [
+        each
+        for each in signature.parameters.values()
+        if each.kind not in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    ]
+    fixed = [each.name for each in positional if each.kind is not inspect.Parameter.VAR_POSITIONAL]
+    rest = [each.name for each in positional if each.kind is inspect.Parameter.VAR_POSITIONAL]
+    named = [(name, value) for name, value in zip(fixed, args, strict=False)]
+    named += [(f"{rest[0]}_{at}", value) for at, value in enumerate(args[len(fixed) :])]
+    return named + list(kwargs.items())
+
+
+def input_leaves(named: Sequence[tuple[str, Any]]) -> tuple[list[str], list[Tensor]]:
+    """Names and values of the tensors in the arguments of a call.
+
+    Raises:
+        ExportError: If there is a tensor that no file can take.
+    """
+    found = [leaf for name, value in named for leaf in leaves(value, name)]
+    for name, tensor in found:
+        if tensor.dtype not in ONNX_TYPES or tensor.layout != torch.strided:
+            raise errors.ExportError(
+                "ONNX has no inputs of this type",
+                argument=name,
+                expected=", ".join(str(dtype).removeprefix("torch.") for dtype in ONNX_TYPES),
+                got=f"{tensor.dtype}, {tensor.layout}",
+                mend="convert it before the model: `torch.view_as_real(x)`, `x.to_dense()`",
+            )
+    return [name for name, _ in found], [tensor for _, tensor in found]
+
+
+def output_names(model: Any, returned: Any) -> list[str]:
+    """Names for the tensors that a model returns: an operator's results have theirs.
+
+    Raises:
+        ExportError: If it returns no tensor.
+    """
+    if isinstance(model, Operator):
+        results = model.specification.schema.results
+        shown = [result.name for result in results if not result.hidden]
+        each = (returned,) if len(shown) == 1 else returned
+        names = [name for result, value in zip(shown, each, strict=True) for name, _ in leaves(value, result)]
+    else:
+        names = [name for name, _ in leaves(returned, "" if isinstance(returned, Mapping) else "output")]
+    if not names:
+        raise errors.ExportError(
+            "the model returns no tensor",
+            expected="a tensor, or tuples, lists and dicts of tensors",
+            got=type(returned).__name__,
+            mend="return what the file is to compute",
+        )
+    return names
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """A region in which a module is in evaluation mode; afterwards each of its parts is as it was.
+
+    Warns:
+        UserWarning: If a part of it is in training mode, where it would compute something else.
+    """
+    if not isinstance(model, torch.nn.Module):
+        yield
+        return
+    training = [part for part in model.modules() if part.training]
+    if training:
+        warnings.warn(
+            "the model is in training mode, and is exported as it is in evaluation mode; call `model.eval()` "
+            "before the export, and this warning goes",
+            UserWarning,
+            stacklevel=4,
+        )
+    try:
+        model.eval()
+        yield
+    finally:
+        for part in training:
+            part.training = True

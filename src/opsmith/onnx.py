@@ -1,0 +1,7 @@
+"""Files of ONNX as modules of torch: `opsmith.onnx.load`."""
+
+from __future__ import annotations
+
+from opsmith.exporting.loading import OnnxModule, load
+
+__all__ = ["OnnxModule", "load"]

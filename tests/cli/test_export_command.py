@@ -1,0 +1,105 @@
+"""`opsmith export` writes a file of ONNX, and says how it compares."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from typer.testing import Result
+
+SOURCE = """
+import torch, opsmith
+from torch import Tensor
+
+@opsmith.operator("{space}::twice")
+def twice(x: Tensor, by: float = 2.0) -> Tensor:
+    return x * by
+
+twice.samples(lambda make: [(make(3, 2), 3.0)])
+
+@opsmith.operator("{space}::bare")
+def bare(x: Tensor) -> Tensor:
+    return x + x
+
+@opsmith.operator("{space}::rough")
+def rough(x: Tensor) -> Tensor:
+    return x + x
+
+rough.kernel("cpu", lambda x: x * 2.01)
+rough.samples(lambda make: [(make(3),)])
+
+class Network(torch.nn.Module):
+    def forward(self, x, *, shift):
+        return twice(x) + shift
+
+def model():
+    return Network().eval(), (torch.ones(4, 3),), {"shift": torch.ones(3)}
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def file(write: Callable[..., Path]) -> Path:
+    return write(SOURCE)
+
+
+def test_an_operator_as_its_first_sample_calls_it(
+    file: Path, opsmith: Callable[..., Result], tmp_path: Path, space: str
+) -> None:
+    path = tmp_path / "twice.onnx"
+    done = opsmith("export", f"{file}:twice", str(path), "--dynamic", "x:0=rows")
+    assert done.exit_code == 0, done.output
+    assert f"nodes: 1 of {space}::twice" in done.stdout
+    assert "result at rows 4: off by 0.0e+00" in done.stdout
+    (node,) = onnx.load(path).graph.node
+    assert (node.domain, node.op_type, node.attribute[0].f) == (space, "twice", 3.0)
+
+
+def test_a_model_and_its_arguments_as_json(
+    file: Path, opsmith: Callable[..., Result], tmp_path: Path, space: str
+) -> None:
+    path = tmp_path / "model.onnx"
+    done = opsmith("export", f"{file}:model", str(path), "--json", "--body", "inline", "--opset", "18")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["schema"] == 1
+    assert (told["path"], told["body"], told["opset"]) == (str(path), "inline", 18)
+    assert (told["inputs"], told["outputs"]) == (["x", "shift"], ["output"])
+    assert told["nodes"] == {f"{space}::twice": 1}
+    assert told["verified"]
+    assert [each["difference"] for each in told["comparisons"]] == [0.0]
+
+
+def test_a_file_that_differs_has_status_1(file: Path, opsmith: Callable[..., Result], tmp_path: Path) -> None:
+    done = opsmith("export", f"{file}:rough", str(tmp_path / "rough.onnx"))
+    assert done.exit_code == 1
+    assert "the file computes another `result` than PyTorch" in done.stderr
+    assert not (tmp_path / "rough.onnx").exists()
+    done = opsmith("export", f"{file}:rough", str(tmp_path / "rough.onnx"), "--no-verify")
+    assert done.exit_code == 0
+    assert "not compared with PyTorch" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "says"),
+    [
+        ("", (), "does not say what of it is to be exported"),
+        (":nothing", (), "returns no model with its arguments"),
+        (":bare", (), "it is exported as its first sample calls it, and has none"),
+        (":absent", (), "absent"),
+        (":twice", ("--dynamic", "x=rows"), "`x=rows` names no dynamic axis"),
+        (":twice", ("--body", "outline"), "unknown form of an operator's body"),
+    ],
+    ids=["name", "function", "samples", "absent", "dynamic", "body"],
+)
+def test_usage_errors_have_status_2(
+    file: Path, opsmith: Callable[..., Result], tmp_path: Path, name: str, more: tuple[str, ...], says: str
+) -> None:
+    done = opsmith("export", f"{file}{name}", str(tmp_path / "x.onnx"), *more)
+    assert done.exit_code == 2, done.output
+    assert says in done.stderr

@@ -1,0 +1,71 @@
+"""What tests look at in a file of ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch import Tensor
+
+from opsmith.exporting import Export
+
+
+@dataclass(frozen=True)
+class Made:
+    """A file that was exported, and what it holds."""
+
+    export: Export
+    model: Any
+
+    @property
+    def path(self) -> Path:
+        return self.export.path
+
+    def ours(self) -> list[Any]:
+        """The nodes of operators that are not ONNX's own."""
+        return [node for node in self.model.graph.node if node.domain]
+
+    def shapes(self) -> dict[str, list[int | str]]:
+        """Shapes of inputs and outputs, by name."""
+        return {
+            value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim]
+            for value in (*self.model.graph.input, *self.model.graph.output)
+        }
+
+    def in_runtime(self, *inputs: Tensor) -> list[Tensor]:
+        """What stock ONNX Runtime computes, without anything of opsmith."""
+        session = onnxruntime.InferenceSession(str(self.path), providers=["CPUExecutionProvider"])
+        return [torch.from_numpy(each) for each in session.run(None, self._named(inputs))]
+
+    def in_evaluator(self, *inputs: Tensor) -> list[Tensor]:
+        """What ONNX's own evaluator computes, which knows functions and no `overload`."""
+        results = ReferenceEvaluator(self.model).run(None, self._named(inputs))
+        return [torch.from_numpy(np.asarray(each)) for each in results]
+
+    def _named(self, inputs: Sequence[Tensor]) -> dict[str, Any]:
+        names = [value.name for value in self.model.graph.input]
+        return {name: tensor.detach().numpy() for name, tensor in zip(names, inputs, strict=True)}
+
+
+def attributes(node: Any) -> dict[str, Any]:
+    """The attributes of a node, as Python has them."""
+    found = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
+
+
+def off(got: Sequence[Tensor], want: Any) -> float:
+    """The largest difference, as a part of the largest value."""
+    wanted = [each.detach() for each in ([want] if isinstance(want, Tensor) else want)]
+    assert [each.shape for each in got] == [each.shape for each in wanted]
+    assert [each.dtype for each in got] == [each.dtype for each in wanted]
+    return max(
+        float((one.double() - two.double()).abs().max() / max(two.double().abs().max().item(), 1e-30))
+        for one, two in zip(got, wanted, strict=True)
+    )

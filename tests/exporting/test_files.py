@@ -1,0 +1,55 @@
+"""Files: beyond ONNX's limit tensors go into a file of their own, and nothing is half written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+
+import opsmith
+import opsmith.onnx
+from opsmith import errors
+from opsmith.exporting import files
+
+
+def test_tensors_beyond_the_limit_are_beside_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "LIMIT", 4096)
+    model, x = opsmith.ops.Linear(64, 64).eval(), torch.randn(3, 64)
+    opsmith.export_onnx(model, x, tmp_path / "model.onnx")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert (tmp_path / "model.onnx").stat().st_size < 4096
+    assert torch.allclose(opsmith.onnx.load(tmp_path / "model.onnx")(x), model(x).detach(), atol=1e-6)
+    monkeypatch.undo()
+    opsmith.export_onnx(model, x, tmp_path / "whole.onnx")
+    assert (tmp_path / "whole.onnx").stat().st_size > 64 * 64 * 4
+    assert not (tmp_path / "whole.onnx.data").exists()
+
+
+def test_a_file_that_onnx_refuses_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise onnx.checker.ValidationError("Field 'type' is missing")
+
+    monkeypatch.setattr(files.onnx.checker, "check_model", refuse)
+    with pytest.raises(errors.ExportError) as caught:
+        opsmith.export_onnx(opsmith.ops.exp, torch.ones(2), tmp_path / "model.onnx")
+    assert str(caught.value) == (
+        "what torch's exporter wrote is no valid file: Field 'type' is missing\n"
+        "  mend: try another `opset=`; the model may use an operator that ONNX has in later ones"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.onnx_ir, "save", full)
+    with pytest.raises(errors.UsageError) as caught:
+        opsmith.export_onnx(opsmith.ops.exp, torch.ones(2), tmp_path / "model.onnx")
+    assert caught.value.got == "No space left on device"
+    assert not list(tmp_path.iterdir())

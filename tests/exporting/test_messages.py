@@ -1,0 +1,393 @@
+"""Whatever cannot be exported is refused with what is wrong and what to write; no file is left."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx_operators as of
+import pytest
+import torch
+from onnx_operators import Calls
+
+import opsmith
+import opsmith.onnx
+from opsmith import errors
+from opsmith.core.operator import Operator
+
+X = torch.arange(24.0).reshape(4, 6)
+N = {"x": {0: "n"}}
+
+
+def line(function: Any, text: str) -> str:
+    """`file:line` of the first line of a function that holds a text."""
+    code = function.reference if isinstance(function, Operator) else function
+    lines, start = inspect.getsourcelines(code)
+    return f"{inspect.getsourcefile(code)}:{start + next(i for i, each in enumerate(lines) if text in each)}"
+
+
+def called(function: Any) -> Calls:
+    return Calls(function)
+
+
+def fixed(x: torch.Tensor) -> torch.Tensor:
+    y = opsmith.ops.exp(x)
+    return y.reshape(4, 6) * 2
+
+
+def written(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    torch.ops.foreign_nodes.writes(y)
+    return y
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithError], str]] = {
+    "opset": (
+        lambda: (opsmith.ops.exp, X),
+        {"opset": 11},
+        errors.UsageError,
+        """
+        torch's exporter does not write this version of ONNX's operators
+          argument: opset
+          expected: 18 to 23
+          got: 11
+          mend: leave it out, and it is 20; `onnx.version_converter` may make an older file of it
+        """,
+    ),
+    "body": (
+        lambda: (opsmith.ops.exp, X),
+        {"body": "outline"},
+        errors.UsageError,
+        """
+        unknown form of an operator's body
+          argument: body
+          expected: `function`, `inline`, `node`
+          got: 'outline'
+          mend: leave it out, or write `body="inline"`
+        """,
+    ),
+    "verify": (
+        lambda: (opsmith.ops.exp, X),
+        {"verify": "yes"},
+        errors.UsageError,
+        """
+        `verify` has a value that means nothing
+          argument: verify
+          expected: True or False
+          got: 'yes'
+          mend: leave it out, and the file is compared with PyTorch
+        """,
+    ),
+    "model": (
+        lambda: (fixed, X),
+        {},
+        errors.UsageError,
+        """
+        this is neither a module nor an operator
+          argument: model
+          expected: an nn.Module, or an operator of opsmith
+          got: function
+          mend: put a function into the `forward` of a module
+        """,
+    ),
+    "args": (
+        lambda: (torch.nn.ReLU().eval(), (X, X)),
+        {},
+        errors.UsageError,
+        """
+        `args` are no call of the model: too many positional arguments
+          argument: args
+          expected: what `forward(input: torch.Tensor) -> torch.Tensor` takes
+          mend: give `args=` a tuple of what it takes by position, and `kwargs=` a dict of the rest
+        """,
+    ),
+    "names": (
+        lambda: (opsmith.ops.add, (X, X)),
+        {"input_names": ["x"]},
+        errors.UsageError,
+        """
+        `input_names` does not fit the model
+          argument: input_names
+          expected: 2 different names: x, y
+          got: x
+          mend: give each tensor a name, in this order, or leave it out
+        """,
+    ),
+    "dynamic": (
+        lambda: (opsmith.ops.exp, X),
+        {"dynamic": ["x"]},
+        errors.UsageError,
+        """
+        the dynamic axes cannot be read
+          argument: dynamic
+          expected: for each input a mapping from axis to name
+          got: ['x']
+          mend: write `dynamic={"x": {0: "batch"}}`
+        """,
+    ),
+    "dynamic-input": (
+        lambda: (opsmith.ops.exp, X),
+        {"dynamic": {"y": {0: "n"}}},
+        errors.UsageError,
+        """
+        there is no input `y` whose axes could be dynamic
+          argument: dynamic
+          expected: x
+          got: y
+          mend: name inputs as the parameters of the model, or as `input_names=` does
+        """,
+    ),
+    "dynamic-axis": (
+        lambda: (opsmith.ops.exp, X),
+        {"dynamic": {"x": {2: "n"}}},
+        errors.UsageError,
+        """
+        `x` has no such dynamic axis
+          argument: dynamic
+          expected: axes from -2 to 1, with identifiers for names
+          got: {2: 'n'}
+          mend: write `{0: "batch"}`
+        """,
+    ),
+    "several-sizes": (
+        lambda: (opsmith.ops.mul, (X, X[:1])),
+        {"dynamic": {"x": {0: "n"}, "y": {0: "n"}}},
+        errors.DynamicAxisError,
+        """
+        the axis `n` has several sizes in the inputs that are given
+          argument: n
+          expected: one size: axis 0 of `x`, axis 0 of `y`
+          got: 1 and 4
+          mend: give axes that differ names of their own
+        """,
+    ),
+    "empty-axis": (
+        lambda: (opsmith.ops.exp, X[:0]),
+        {"dynamic": N},
+        errors.DynamicAxisError,
+        """
+        the axis `n` is empty in the inputs that are given
+          argument: n
+          expected: at least 1: axis 0 of `x`
+          got: 0
+          mend: give inputs that hold something; the file takes other sizes all the same
+        """,
+    ),
+    "fixed-by-the-model": (
+        lambda: (called(fixed), X),
+        {"dynamic": N, "input_names": ["x"]},
+        errors.DynamicAxisError,
+        f"""
+        the model fixes the axis `n`, which is to be dynamic
+          argument: x
+          expected: a computation for every size of axis 0 of `x`
+          got: one for size 4 alone
+          where: {line(fixed, "reshape")}
+          mend: compute with `x.shape` as it comes, without comparing it with numbers or making a number of \
+it, or leave the axis out of `dynamic=`
+        """,
+    ),
+    "fixed-by-the-reference": (
+        lambda: (of.fixes_inside, X),
+        {"dynamic": N},
+        errors.DynamicAxisError,
+        f"""
+        nodes::fixes_inside: its reference fixes axis 0 of `x`, which varies in this call
+          argument: x
+          expected: a computation for every size
+          got: one for size 4 alone
+          where: {line(of.fixes_inside, "== 4")}
+          mend: compute with `x.shape` as it comes, without comparing it with numbers
+        """,
+    ),
+    "opaque": (
+        lambda: (of.opaque, X),
+        {},
+        errors.ExportError,
+        f"""
+        nodes::opaque: it is opaque: there is no reference in PyTorch that a body could be derived from
+          where: {line(of.opaque, "@")}
+          mend: write `body='node', verify=False`, and give the runtime a kernel for it
+        """,
+    ),
+    "writing": (
+        lambda: (called(written), X),
+        {},
+        errors.ExportError,
+        """
+        foreign_nodes::writes: the model calls an operator that writes into its arguments, or returns views \
+of them, and a node of ONNX does neither
+          where: {here}
+          mend: register one that returns what this one writes, and call that
+        """,
+    ),
+    "unknown": (
+        lambda: (called(torch.ops.foreign_nodes.unknown), X),
+        {},
+        errors.ExportError,
+        f"""
+        foreign_nodes::unknown: the model calls an operator that opsmith does not know, and ONNX has no node \
+for it
+          where: {line(Calls.forward, "return")}
+          mend: adopt it first, with a reference: `opsmith.adopt(torch.ops.foreign_nodes.unknown, \
+reference=f)`
+        """,
+    ),
+    "type": (
+        lambda: (opsmith.ops.exp, X.to(torch.complex64)),
+        {},
+        errors.ExportError,
+        """
+        ONNX has no inputs of this type
+          argument: x
+          expected: float32, uint8, int8, uint16, int16, int32, int64, bool, float16, float64, uint32, \
+uint64, bfloat16
+          got: torch.complex64, torch.strided
+          mend: convert it before the model: `torch.view_as_real(x)`, `x.to_dense()`
+        """,
+    ),
+    "nothing-returned": (
+        lambda: (called(lambda x: None), X),
+        {},
+        errors.ExportError,
+        """
+        the model returns no tensor
+          expected: a tensor, or tuples, lists and dicts of tensors
+          got: NoneType
+          mend: return what the file is to compute
+        """,
+    ),
+    "random": (
+        lambda: (of.drawn, X),
+        {},
+        errors.ExportError,
+        f"""
+        nodes::drawn: it draws from a random state, and ONNX Runtime has another: the two cannot be compared
+          where: {line(of.drawn, "@")}
+          mend: write `verify=False`, or let it take what is drawn as an argument
+        """,
+    ),
+    "mixed-results": (
+        lambda: (of.mixed_results, X),
+        {},
+        errors.ExportError,
+        f"""
+        nodes::mixed_results: it returns a list among several results, which a node of ONNX cannot tell apart
+          expected: tensors, or one list of tensors
+          got: result0: Tensor, result1: list[Tensor]
+          where: {line(of.mixed_results, "@")}
+          mend: return the list alone, or its tensors one by one
+        """,
+    ),
+    "attribute-of-an-axis": (
+        lambda: (called(lambda x: of.widened(x, x.shape[0])), X),
+        {"dynamic": N, "input_names": ["x"]},
+        errors.ExportError,
+        f"""
+        nodes::widened: an argument that is no tensor follows from a dynamic axis, and an attribute is fixed
+          argument: size
+          expected: int that is the same in every call
+          got: sym_size_int_1
+          where: {line(of.widened, "@")}
+          mend: let the reference take it from the shape of a tensor, or leave that axis out of `dynamic=`
+        """,
+    ),
+    "other-numbers": (
+        lambda: (called(lambda x: of.off(x.cos()) + 1), X),
+        {},
+        errors.ExportMismatchError,
+        """
+        nodes::off: the file computes another `output` than PyTorch
+          argument: output
+          expected: at most 2.7e-06: eps(float32) × (16 + 4 √3), for 3 nodes that round
+          got: off by 4.5e-03 of the largest value; the first node that differs is `off`, whose output `off` \
+is off by 9.9e-03
+          where: {here}
+          mend: no file was left; hold the operator's kernel against its reference: `opsmith check`
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str, tmp_path: Path) -> None:
+    make, options, kind, message = REFUSED[name]
+    model, args = make()
+    file = tmp_path / "model.onnx"
+    file.write_bytes(b"what was there")
+    with pytest.raises(errors.OpsmithError) as caught:
+        opsmith.export_onnx(model, args, file, **options)
+    expected = textwrap.dedent(message).strip()
+    if "{here}" in expected:
+        assert caught.value.where is not None
+        expected = expected.replace("{here}", caught.value.where)
+    assert str(caught.value) == expected
+    assert type(caught.value) is kind
+    assert [each.name for each in tmp_path.iterdir()] == ["model.onnx"]
+    assert file.read_bytes() == b"what was there"
+
+
+def test_a_reference_that_looks_at_values(tmp_path: Path) -> None:
+    with pytest.raises(errors.ExportError) as caught:
+        opsmith.export_onnx(of.reads_values, X, tmp_path / "model.onnx")
+    problem, *rest = str(caught.value).splitlines()
+    assert problem.startswith("nodes::reads_values: torch cannot trace its reference: ")
+    assert "data-dependent" in problem
+    assert rest == [
+        f"  where: {line(of.reads_values, '@')}",
+        "  mend: write it in torch's operations on tensors, and take no values out of them; or `body='node', "
+        "verify=False`",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "got", "mend"),
+    [
+        ("", "a folder", "name a file in it, `model.onnx`"),
+        ("missing/model.onnx", "there is no folder `{folder}/missing`", "make the folder first"),
+    ],
+    ids=["folder", "missing"],
+)
+def test_paths_that_cannot_be_written(path: str, got: str, mend: str, tmp_path: Path) -> None:
+    with pytest.raises(errors.UsageError) as caught:
+        opsmith.export_onnx(opsmith.ops.exp, X, tmp_path / path)
+    assert str(caught.value) == (
+        f"no file can be written to `{tmp_path / path}`\n  argument: path\n"
+        "  expected: a file in a folder that is there, and can be written to\n"
+        f"  got: {got.format(folder=tmp_path)}\n  mend: {mend}"
+    )
+
+
+def test_a_path_that_is_none() -> None:
+    with pytest.raises(errors.UsageError, match=r"no file can be written to `3`"):
+        opsmith.export_onnx(opsmith.ops.exp, X, 3)  # type: ignore[arg-type]
+
+
+def test_a_type_that_onnx_runtime_does_not_compute(tmp_path: Path) -> None:
+    with pytest.raises(errors.OnnxRuntimeError) as caught:
+        opsmith.export_onnx(opsmith.ops.exp, X.bfloat16(), tmp_path / "model.onnx")
+    assert str(caught.value).startswith(
+        "ONNX Runtime does not load `model.onnx`: Could not find an implementation for Exp"
+    )
+    assert caught.value.mend == (
+        "export it in a type that ONNX Runtime computes on the CPU: float32, float64, mostly float16; or "
+        "with `verify=False` for another runtime"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    packages = sys.modules["opsmith.exporting.packages"]
+    with pytest.raises(errors.MissingExtraError) as caught:
+        importlib.reload(packages)
+    assert str(caught.value) == (
+        "ONNX needs the packages `onnx`, `onnxscript` and `onnxruntime`\n"
+        "  got: no module named 'onnxscript'\n"
+        "  mend: pip install '.[onnx]' in a checkout of opsmith"
+    )
