@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,8 +57,7 @@ def forms_of(specification: Specification, values: Sequence[Any]) -> tuple[Form,
         except errors.OpsmithError:
             raise
         except Exception as again:
-            # What torch says of data that are not there is another thing of each kind of tensor without data.
-            if type(again) is type(error) and str(again) == str(error):
+            if type(again) is type(error) and str(again) == str(error) and not _of_meta(error):
                 raise
             raise errors.MissingFakeError(
                 "what its results are like cannot be told before a native kernel runs: the reference "
@@ -66,6 +66,14 @@ def forms_of(specification: Specification, values: Sequence[Any]) -> tuple[Form,
                 where=specification.where,
                 mend="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result",
             ) from error
+
+
+def _of_meta(error: Exception) -> bool:
+    """Whether torch says that tensors on `meta` have no data.
+
+    Its stand-ins have other words for that. Without them the same words come twice, and tell nothing.
+    """
+    return isinstance(error, RuntimeError) and re.search(r"\bmeta\b", str(error), re.IGNORECASE) is not None
 
 
 def _on_data(specification: Specification, values: Sequence[Any]) -> tuple[Form, ...] | None:
