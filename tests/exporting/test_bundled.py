@@ -47,6 +47,7 @@ def _axes(name: str) -> int:
     return CASES[name][1].__code__.co_argcount
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("body", ["function", "inline"])
 def test_stock_runtime_computes_an_operator_at_three_sizes(export: Exported, name: str, body: str) -> None:
@@ -76,7 +77,7 @@ def test_attributes_of_involution_are_whole_numbers_on_the_node(export: Exported
     assert not made.model.functions
 
 
-@pytest.mark.parametrize("body", ["function", "inline"])
+@pytest.mark.parametrize("body", ["function", pytest.param("inline", marks=pytest.mark.slow)])
 def test_the_linear_model_of_the_mission(export: Exported, body: str) -> None:
     model = ops.Linear(2, 1, dtype=torch.float64).eval()
     made = export(
@@ -110,11 +111,11 @@ def _small_rednet() -> tuple[Any, Tensor, dict[str, dict[int, str]]]:
 @pytest.mark.parametrize(
     ("network", "body"),
     [
-        pytest.param(_layer, "function", id="layer-function"),
+        pytest.param(_layer, "function", id="layer-function", marks=pytest.mark.slow),
         pytest.param(_layer, "inline", id="layer-inline", marks=pytest.mark.slow),
         pytest.param(_digits, "function", id="digits-function"),
-        pytest.param(_digits, "inline", id="digits-inline"),
-        pytest.param(_small_rednet, "function", id="rednet-function"),
+        pytest.param(_digits, "inline", id="digits-inline", marks=pytest.mark.slow),
+        pytest.param(_small_rednet, "function", id="rednet-function", marks=pytest.mark.slow),
         pytest.param(_small_rednet, "inline", id="rednet-inline", marks=pytest.mark.slow),
     ],
 )

@@ -19,6 +19,7 @@ torch.manual_seed(0)
 X, W, B = torch.randn(4, 6), torch.randn(3, 6), torch.randn(3)
 
 
+@pytest.mark.slow
 def test_optional_tensors_present_and_absent_have_bodies_of_their_own(export: Exported) -> None:
     def all_four(x: Any, w: Any, b: Any) -> Any:
         both = of.affine(x, w, b, b) + of.affine(x, w)
@@ -37,6 +38,7 @@ def test_optional_tensors_present_and_absent_have_bodies_of_their_own(export: Ex
     assert off(made.in_evaluator(X, W, B), all_four(X, W, B)) <= 1e-6
 
 
+@pytest.mark.slow
 def test_equal_bodies_are_shared(export: Exported) -> None:
     layers = torch.nn.Sequential(*(opsmith.ops.Linear(6, 6) for _ in range(5)), opsmith.ops.Linear(6, 2))
     made = export(layers.eval(), X, dynamic={"input": {0: "n"}})
@@ -44,6 +46,7 @@ def test_equal_bodies_are_shared(export: Exported) -> None:
     assert [each.name for each in made.model.functions] == ["linear"]
 
 
+@pytest.mark.slow
 def test_calls_that_differ_in_attributes_alone_stay_apart(export: Exported) -> None:
     made = export(Calls(lambda x: of.moments(x)[0] + of.moments(x, 3.0)[0]), X)
     assert [attributes(node)["scale"] for node in made.ours()] == [1.0, 3.0]
@@ -58,6 +61,7 @@ def test_several_results_and_hidden_ones(export: Exported) -> None:
     assert len(made.ours()[0].output) == 1
 
 
+@pytest.mark.slow
 def test_results_that_are_not_always_there(export: Exported) -> None:
     model = Calls(lambda x: (of.maybe(x)[0], *of.maybe(x, True)))
     made = export(model, X)
@@ -65,6 +69,7 @@ def test_results_that_are_not_always_there(export: Exported) -> None:
     assert off(made.in_runtime(X), model(X)) == 0
 
 
+@pytest.mark.slow
 def test_lists_of_tensors(export: Exported) -> None:
     model = Calls(lambda xs: of.weighted([each + 1 for each in xs], [1.0, -2.0, 0.5]))
     made = export(model, ([X, 2 * X, 3 * X],), input_names=["a", "b", "c"])
@@ -74,6 +79,7 @@ def test_lists_of_tensors(export: Exported) -> None:
     assert off(made.in_runtime(X, 2 * X, 3 * X), model([X, 2 * X, 3 * X])) <= 1e-6
 
 
+@pytest.mark.slow
 def test_a_list_of_results(export: Exported) -> None:
     model = Calls(lambda x: [part - 1 for part in of.halves(x, 3)][1:])
     made = export(model, X)
@@ -129,6 +135,7 @@ def test_operators_within_a_reference_are_nodes_within_its_function(export: Expo
     assert not export(of.outer, X, body="inline").ours()
 
 
+@pytest.mark.slow
 def test_constants_of_a_reference(export: Exported) -> None:
     assert (
         off(export(of.constant, torch.ones(2, 3)).in_runtime(torch.ones(2, 3)), of.constant(torch.ones(2, 3)))
@@ -136,6 +143,7 @@ def test_constants_of_a_reference(export: Exported) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
 def test_types(export: Exported, dtype: torch.dtype) -> None:
     args = [each.to(dtype) for each in (X, W, B)]
@@ -144,6 +152,7 @@ def test_types(export: Exported, dtype: torch.dtype) -> None:
     assert off(made.in_runtime(*args), of.affine(*args)) <= 8 * torch.finfo(dtype).eps
 
 
+@pytest.mark.slow
 def test_bfloat16_is_written_where_onnx_runtime_has_no_kernels_for_it(export: Exported) -> None:
     args = tuple(each.bfloat16() for each in (X, W, B))
     made = export(of.affine, args, verify=False)
@@ -151,6 +160,7 @@ def test_bfloat16_is_written_where_onnx_runtime_has_no_kernels_for_it(export: Ex
     assert not made.export.verified
 
 
+@pytest.mark.slow
 def test_other_layers_between_and_two_dynamic_axes(export: Exported) -> None:
     class Attention(torch.nn.Module):
         def __init__(self) -> None:
@@ -176,6 +186,7 @@ def test_other_layers_between_and_two_dynamic_axes(export: Exported) -> None:
     assert off(made.in_runtime(other), model(other, scale=0.5).values()) <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_model_in_training_mode_is_exported_as_it_evaluates(export: Exported) -> None:
     model = torch.nn.Sequential(opsmith.ops.Linear(6, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout())
     model[1].eval()
@@ -187,12 +198,14 @@ def test_a_model_in_training_mode_is_exported_as_it_evaluates(export: Exported) 
     assert off(made.in_runtime(X), model.eval()(X)) <= 1e-6
 
 
+@pytest.mark.slow
 def test_an_axis_of_size_1_stays_open(export: Exported) -> None:
     made = export(opsmith.ops.exp, torch.ones(1, 3), dynamic={"x": {0: "n"}})
     assert made.shapes() == {"x": ["n", 3], "result": ["n", 3]}
     assert [dict(each.sizes) for each in made.export.comparisons] == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
+@pytest.mark.slow
 def test_what_the_file_says_of_itself(export: Exported) -> None:
     made = export(opsmith.ops.exp, X)
     properties = {each.key: each.value for each in made.model.metadata_props}
@@ -203,6 +216,7 @@ def test_what_the_file_says_of_itself(export: Exported) -> None:
     assert str(made.path.parent) not in str(made.model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [18, 23])
 def test_opsets(export: Exported, opset: int) -> None:
     made = export(of.affine, (X, W, B), opset=opset)
