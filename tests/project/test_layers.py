@@ -22,7 +22,8 @@ LAYERS: list[tuple[str, ...]] = [
     ("adopting",),
     ("locating",),
     FACES,
-    ("onnx", "page", "surveying", "testing", "tour"),
+    ("onnx",),
+    ("page", "surveying", "testing", "tour"),
     ("cli",),
     ("__main__",),
 ]
