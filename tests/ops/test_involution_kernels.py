@@ -175,13 +175,14 @@ def test_a_kernel_takes_the_call_and_not_the_reference(dtype: torch.dtype) -> No
 ODD = [float("inf"), float("-inf"), float("nan")]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("odd", ODD, ids=str)
 @sweep(FEW)
 @given(case=cases(), which=some.sampled_from([(0,), (1,), (2,), (0, 1, 2)]), last=some.booleans())
 def test_what_is_not_finite_goes_where_the_reference_has_it(
-    odd: float, case: Case, which: tuple[int, ...], last: bool
+    odd: float, dtype: torch.dtype, case: Case, which: tuple[int, ...], last: bool
 ) -> None:
-    given = [each.clone() for each in tensors(case, torch.float32)]
+    given = [each.clone() for each in tensors(case, dtype)]
     for at in which:  # in corners, where taps look beyond the image
         given[at][(-int(last),) * given[at].dim()] = odd
     for operator, arguments in calls(case, *given):
@@ -211,8 +212,8 @@ def test_empty_batches() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("without", ["-mno-avx512f", "-mno-avx"])
-def test_on_processors_with_shorter_vectors(without: str) -> None:
+@pytest.mark.parametrize("without", ["-mno-avx512bf16", "-mno-avx512f", "-mno-avx"])
+def test_on_processors_that_can_less(without: str) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment["CXX"] = f"g++ {without}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", Path(__file__).name]
@@ -221,7 +222,7 @@ def test_on_processors_with_shorter_vectors(without: str) -> None:
         [*command, *chosen], cwd=Path(__file__).parent, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(TOLERANCE) + len(ODD)} passed" in done.stdout
+    assert f"{len(TOLERANCE) + 2 * len(ODD)} passed" in done.stdout
 
 
 @pytest.mark.slow

@@ -1,12 +1,14 @@
 // Involution: each pixel of the result is the sum of the pixels around it, weighed by that pixel's own
-// kernel.
+// kernel. Where a processor multiplies pairs, a lane holds two rows of taps, or of the image.
 #include "few_channels.h"
+#include "pairs.h"
 
 using namespace involution;
 
 // Adds one row of taps to PB pixels that follow one another: K of them, S pixels from window to window. Each
 // pixel of the image is loaded once, and each weight is multiplied with the channels of one.
-template <int K, int S, int PB, class A>
+// Of the last of an odd number of rows, pixels are `Alone`: without the row below.
+template <class T, int K, int S, int PB, bool Alone, class A>
 [[gnu::always_inline]] inline void add_row(Vector<A> (&sums)[PB], const A* pixels, const A* weights,
                                            int64_t pitch) {
   const A* taps[K];
@@ -17,9 +19,10 @@ template <int K, int S, int PB, class A>
   each<(PB - 1) * S + K>([&](auto q) __attribute__((always_inline)) {
     Vector<A> pixel;
     std::memcpy(&pixel, pixels + q * count<A>, sizeof pixel);
+    if constexpr (Alone) pixel = first_alone(pixel);
     each<K>([&](auto v) __attribute__((always_inline)) {
       constexpr int p = (q - v) / S;
-      if constexpr (q >= v && (q - v) % S == 0 && p < PB) sums[p] += taps[v][p] * pixel;
+      if constexpr (q >= v && (q - v) % S == 0 && p < PB) add_products<T>(sums[p], taps[v][p], pixel);
     });
   });
 }
@@ -31,21 +34,27 @@ struct Block {
   int64_t row_step;  // numbers from a row of taps to the next, in the image
   const A* weights;  // of tap (0, 0), at the first pixel
   int64_t pitch;     // numbers from tap to tap
-  Span taps;         // the rows of taps that are in the image
+  Span taps;         // the rows of taps, or pairs of them, that are in the image
+  bool odd = false;  // whether the last of these is no pair
   const A* begin;    // what the sums begin with
   A* result;
   int64_t ahead;  // numbers to the weights that are used next
 };
 
-template <int K, int S, int PB, class A>
+template <class T, int K, int S, int PB, class A>
 [[gnu::noinline]] void block(const Block<A>& it) {
   Vector<A> sums[PB];
   each<PB>([&](auto p) __attribute__((always_inline)) { sums[p] = all<A>(it.begin[p]); });
-  for (int64_t u = it.taps.first; u < it.taps.last; u++) {
+  const int64_t whole = it.taps.last - it.odd;
+  for (int64_t u = it.taps.first; u < whole; u++) {
     const A* weights = it.weights + u * K * it.pitch;
-    add_row<K, S, PB, A>(sums, it.pixels + u * it.row_step, weights, it.pitch);
+    add_row<T, K, S, PB, false, A>(sums, it.pixels + u * it.row_step, weights, it.pitch);
     each<K>([&](auto v)
                 __attribute__((always_inline)) { __builtin_prefetch(weights + v * it.pitch + it.ahead); });
+  }
+  if constexpr (paired<T> == 2) {
+    const A* weights = it.weights + whole * K * it.pitch;
+    if (it.odd) add_row<T, K, S, PB, true, A>(sums, it.pixels + whole * it.row_step, weights, it.pitch);
   }
   each<PB>([&](auto p) __attribute__((always_inline)) {
     std::memcpy(it.result + p * count<A>, &sums[p], sizeof sums[p]);
@@ -72,56 +81,60 @@ template <int PB, class A>
   });
 }
 
-// The unrolled blocks of one kernel and stride; both null where there are none.
+// The unrolled blocks of one kernel and stride; all null where there are none.
 constexpr int WIDE = 14, NARROW = 7;
-template <class A>
+template <class T, class A>
 struct Blocks {
   void (*wide)(const Block<A>&) = nullptr;
   void (*narrow)(const Block<A>&) = nullptr;
+  void (*one)(const Block<A>&) = nullptr;
 
   explicit Blocks(const Axis& across) {
     each<3>([&](auto size) {
       each<2>([&](auto step) {
         constexpr int K = 3 + 2 * size, S = 1 + step;
         if (across.kernel == K && across.stride == S && across.dilation == 1)
-          wide = block<K, S, WIDE, A>, narrow = block<K, S, NARROW, A>;
+          wide = block<T, K, S, WIDE, A>, narrow = block<T, K, S, NARROW, A>, one = block<T, K, S, 1, A>;
       });
     });
   }
 
+  // Whether lanes hold two rows of taps, and of the image.
+  bool in_pairs() const { return paired<T> == 2 && wide; }
+
   void run(const Block<A>& it, const Axis& across, int64_t width) const {
-    if (width == WIDE) wide(it);
+    if (wide) (width == WIDE ? wide : width == NARROW ? narrow : one)(it);
     else if (width == 1) block_of_any<1, A>(it, across);
-    else if (narrow) narrow(it);
     else block_of_any<NARROW, A>(it, across);
   }
 };
 
-// Computes the pixels of some rows, of which `it` is the first block of the first. `step` numbers lie from
-// the weights of a row to those of the next.
-template <class A>
-void run_rows(const Blocks<A>& blocks, const Block<A>& it, int64_t step, const Span& rows, const Axis& down,
-              const Axis& across) {
+// Computes the pixels of some rows, of which `it` is the first block of the first. From the pixels of a row
+// to those of the next lie `pixel_step` numbers, from its weights `weight_step`.
+template <class T, class A>
+void run_rows(const Blocks<T, A>& blocks, const Block<A>& it, int64_t pixel_step, int64_t weight_step,
+              const Span& rows, const Axis& down, const Axis& across) {
   const int64_t size = across.result;
-  Block<A> row = it;
+  const bool in_pairs = blocks.in_pairs();
+  Block<A> here = it;
   for (int64_t i = rows.first; i < rows.last; i++) {
-    row.taps = down.taps_of(i);
+    const int64_t row = i - rows.first;
+    here.taps = down.taps_of(i);
+    if (in_pairs) {
+      here.odd = here.taps.last % 2 && here.taps.last == down.kernel;
+      here.taps = {here.taps.first / 2, (here.taps.last + 1) / 2};
+    }
     for (int64_t at = 0; at < size;) {
       const bool wide = blocks.wide && size >= WIDE && size - at > NARROW;
       const int64_t width = wide ? WIDE : size >= NARROW ? NARROW : 1;
       const int64_t from = std::min(at, size - width);  // the last block may compute some pixels again
-      Block<A> here = row;
-      here.pixels += from * across.stride * count<A>;
-      here.weights += from;
-      here.begin += from;
-      here.result += from * count<A>;
+      here.pixels = it.pixels + row * pixel_step + from * across.stride * count<A>;
+      here.weights = it.weights + row * weight_step + from;
+      here.begin = it.begin + row * size + from;
+      here.result = it.result + (row * size + from) * count<A>;
       blocks.run(here, across, width);
       at = from + width;
     }
-    row.pixels += down.stride * (it.row_step / down.dilation);
-    row.weights += step;
-    row.begin += size;
-    row.result += size * count<A>;
   }
 }
 
@@ -203,7 +216,8 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
                 taps = down.kernel * across.kernel;
   const bool direct =
       std::is_same_v<T, A> && weight.stride(5) == 1 && weight.stride(3) * across.kernel == weight.stride(2);
-  const Blocks<A> blocks(across);
+  const Blocks<T, A> blocks(across);
+  const bool in_pairs = blocks.in_pairs();
   const bool streamed = (input.numel() + weight.numel() + result.numel()) * int64_t(sizeof(T)) > LARGE;
 
   // Scratch: pixels of a band with zeros around them; of some rows the result, the weights, what sums begin
@@ -258,6 +272,10 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
           const int64_t some = std::min<int64_t>(L, in_vectors - channel), first = group + channel;
           Pixels<A> inner{pixels.at(from - top, across.padding), columns};
           gather(planes(input, share.batch, first, some), from, to, inner);
+          if constexpr (paired<T> == 2) {
+            const Span rows{from - top, to - top};
+            if (in_pairs) pair_rows_of_pixels(pixels, rows, down.dilation);
+          }
           const Planes<T> out = planes(result, share.batch, first, some);
           for (int64_t i = share.first; i < share.last; i += together) {
             const int64_t end = std::min(i + together, share.last);
@@ -269,10 +287,15 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
               const Span inside = down.reached(u, {0, down.size}).within({0, down.result});
               return std::pair{inside.within({i, end}), i};
             };
-            if (!direct) widen_rows(weights, weight, rows_of, ahead, widened, wide);
+            if constexpr (paired<T> == 2) {
+              if (in_pairs) pair_rows(weights, weight, rows_of, ahead, widened, wide);
+              else widen_rows(weights, weight, rows_of, ahead, widened, wide);
+            } else if (!direct) {
+              widen_rows(weights, weight, rows_of, ahead, widened, wide);
+            }
             Block<A> it;
             it.pixels = pixels.at(i * down.stride - down.padding - top, 0);
-            it.row_step = down.dilation * columns * L;
+            it.row_step = (in_pairs ? 2 : 1) * down.dilation * columns * L;
             it.weights = widened;
             it.pitch = wide, it.ahead = 0;
             int64_t step = across.result;
@@ -283,7 +306,7 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
               }
             it.begin = begin;
             it.result = results;
-            run_rows(blocks, it, step, Span{i, end}, down, across);
+            run_rows(blocks, it, down.stride * columns * L, step, Span{i, end}, down, across);
             scatter(results, out, i, end, streamed);
           }
         }

@@ -4,7 +4,10 @@
 // Where windows are S pixels apart, pixel x = S t + phase - padding is reached by taps v = phase, phase + S,
 // ... alone, from windows t, t - 1, ... So each phase is like a gradient with windows one pixel apart, and
 // every S-th tap.
-#include "involution.h"
+//
+// Where a processor multiplies pairs and rows of windows are one pixel apart, a lane holds two rows of taps:
+// u in its second half and u + 1, which reaches the row above in the cotangent, in its first.
+#include "pairs.h"
 
 using namespace involution;
 
@@ -14,14 +17,15 @@ struct Block {
   const A* weights;                       // of that window, at the phase's first tap
   int64_t pitch;                          // numbers from one of the phase's taps to the next
   int64_t first, last;                    // of the windows from there on, those that there are
-  int64_t rows, pixel_step, weight_step;  // of taps, and what to go from one to the next
+  int64_t rows, pixel_step, weight_step;  // of taps, or pairs of them, and what to go from one to the next
+  bool odd = false;                       // whether behind the pairs there is a row that is none
   A* result;
   int64_t step, kept;  // numbers from one of its pixels to the next, and how many pixels there are
   int64_t ahead;       // numbers to the weights of the row below
 };
 
 // Adds what one row of taps brings to PB pixels that are S apart, for N taps.
-template <int N, int PB, bool Inner, class A>
+template <class T, int N, int PB, bool Inner, bool Alone, class A>
 [[gnu::always_inline]] inline void add_row(Vector<A> (&sums)[PB], const Block<A>& it, const A* pixels,
                                            const A* weights) {
   const A* taps[N];
@@ -33,23 +37,26 @@ template <int N, int PB, bool Inner, class A>
     if (Inner || (q >= it.first && q < it.last)) {
       Vector<A> pixel;
       std::memcpy(&pixel, pixels + q * count<A>, sizeof pixel);
+      if constexpr (Alone) pixel = first_alone(pixel);
       each<N>([&](auto o) __attribute__((always_inline)) {
         constexpr int p = q + o - (N - 1);
-        if constexpr (p >= 0 && p < PB) sums[p] += taps[o][q] * pixel;
+        if constexpr (p >= 0 && p < PB) add_products<T>(sums[p], taps[o][q], pixel);
       });
     }
   });
 }
 
-template <int N, int PB, bool Inner, class A>
+template <class T, int N, int PB, bool Inner, class A>
 [[gnu::noinline]] void block(const Block<A>& it) {
   Vector<A> sums[PB] = {};
   const A *pixels = it.pixels, *weights = it.weights;
   for (int64_t row = 0; row < it.rows; row++, pixels += it.pixel_step, weights += it.weight_step) {
-    add_row<N, PB, Inner, A>(sums, it, pixels, weights);
+    add_row<T, N, PB, Inner, false, A>(sums, it, pixels, weights);
     each<N>([&](auto o)
                 __attribute__((always_inline)) { __builtin_prefetch(weights + o * it.pitch + it.ahead); });
   }
+  if constexpr (paired<T> == 2)  // a pair is where the row of its second tap is, one above
+    if (it.odd) add_row<T, N, PB, Inner, true, A>(sums, it, pixels - it.pixel_step / 2, weights);
   each<PB>([&](auto p) __attribute__((always_inline)) {
     if (p < it.kept) std::memcpy(it.result + p * it.step, &sums[p], sizeof sums[p]);
   });
@@ -57,22 +64,96 @@ template <int N, int PB, bool Inner, class A>
 
 constexpr int WIDE = 14, NARROW = 7;
 
-template <int N, class A>
+template <class T, int N, class A>
 void run(const Block<A>& it, int64_t width) {
   const bool inner = it.first <= 0 && it.last >= width + N - 1;
-  if (width == WIDE) inner ? block<N, WIDE, true, A>(it) : block<N, WIDE, false, A>(it);
-  else inner ? block<N, NARROW, true, A>(it) : block<N, NARROW, false, A>(it);
+  if (width == WIDE) inner ? block<T, N, WIDE, true, A>(it) : block<T, N, WIDE, false, A>(it);
+  else inner ? block<T, N, NARROW, true, A>(it) : block<T, N, NARROW, false, A>(it);
 }
 
 template <class A>
 using Run = void (*)(const Block<A>&, int64_t);
 
 // What computes a block with `taps` taps in a row; null where there is none for so many.
-template <class A>
+template <class T, class A = Computed<T>>
 Run<A> run_of(int64_t taps) {
-  static constexpr Run<A> known[] = {nullptr,   run<1, A>, run<2, A>, run<3, A>,
-                                     run<4, A>, run<5, A>, nullptr,   run<7, A>};
+  static constexpr Run<A> known[] = {nullptr,      run<T, 1, A>, run<T, 2, A>, run<T, 3, A>,
+                                     run<T, 4, A>, run<T, 5, A>, nullptr,      run<T, 7, A>};
   return taps >= 0 && taps < int64_t(std::size(known)) ? known[taps] : nullptr;
+}
+
+// Computes a row of the result, phase by phase. `row` has the pixels and weights of window 0, of tap 0 in a
+// row of taps; from one of these to the next lie `row.pitch` numbers.
+template <class T, class A>
+void run_phases(const Block<A>& row, const Axis& across) {
+  const int64_t S = across.stride, K = across.kernel;
+  Block<A> it = row;
+  for (int64_t phase = 0; phase < std::min(S, K); phase++) {
+    const int64_t N = (K - phase + S - 1) / S;
+    const int64_t begin = phase >= across.padding ? 0 : (across.padding - phase + S - 1) / S;
+    const int64_t reach = across.size + across.padding - phase;  // t S < reach
+    const int64_t end = reach <= 0 ? 0 : (reach + S - 1) / S;
+    for (int64_t at = begin; at < end;) {
+      const int64_t width = end - at > NARROW ? WIDE : NARROW;
+      const int64_t t = end - begin >= width ? std::min(at, end - width) : at;
+      it.pixels = row.pixels + (t - (N - 1)) * count<A>;
+      it.weights = row.weights + phase * row.pitch + (t - (N - 1));
+      it.pitch = S * row.pitch;
+      it.first = N - 1 - t, it.last = across.result - (t - (N - 1));
+      it.result = row.result + (t * S + phase - across.padding) * count<A>;
+      it.step = S * count<A>, it.kept = std::min(width, end - t);
+      run_of<T>(N)(it, width);
+      at = t + width;
+    }
+  }
+}
+
+// Adds one row of taps to a row of the result, with any dilation and any number of taps: each tap by itself.
+template <class A>
+void add_taps(const A* pixels, const A* weights, int64_t pitch, const Axis& across, A* result) {
+  for (int64_t v = 0; v < across.kernel; v++) {
+    const int64_t shift = v * across.dilation - across.padding;
+    for (int64_t j = 0; j < across.result; j++) {
+      const int64_t x = j * across.stride + shift;
+      if (x < 0 || x >= across.size) continue;
+      Vector<A> pixel, sum;
+      std::memcpy(&pixel, pixels + j * count<A>, sizeof pixel);
+      std::memcpy(&sum, result + x * count<A>, sizeof sum);
+      sum += weights[v * pitch + j] * pixel;
+      std::memcpy(result + x * count<A>, &sum, sizeof sum);
+    }
+  }
+}
+
+// Makes the weights that reach rows `turn` of the result pairs: of the taps u and u + 1 that are in its
+// second half and in its first, for windows one pixel apart. Where only one of them reaches a row, the other
+// is zero.
+template <class T>
+void pair_taps(const T* weights, const View<const T, 6>& weight, const Axis& down, const Span& turn,
+               int64_t ahead, float* to, int64_t pitch) {
+  const int64_t size = weight.size(5), K = weight.size(3);
+  const bool flat = weight.stride(5) == 1 && weight.stride(4) == size;
+  for (int64_t u = 0; u < down.kernel; u += 2) {
+    const bool alone = u + 1 == down.kernel;
+    // Rows of the result that a row of taps reaches, of which the first is window 0's.
+    auto reached = [&](int64_t tap) { return Span{tap - down.padding, tap - down.padding + down.result}; };
+    const Span second = reached(u), first = alone ? second : reached(u + 1);
+    for (int64_t y = turn.first; y < turn.last;) {
+      const bool has_first = y >= first.first && y < first.last;
+      const bool has_second = !alone && y >= second.first && y < second.last;
+      const Span both = Span{y, std::min(first.last, second.last)}.within(turn);
+      const int64_t many = has_first && (has_second || alone) && flat ? both.last - y : 1;
+      for (int64_t v = 0; v < K && (has_first || has_second); v++) {
+        auto of = [&](int64_t tap) {
+          return weights + tap * weight.stride(2) + v * weight.stride(3) +
+                 (y - reached(tap).first) * weight.stride(4);
+        };
+        pair_up(has_first ? of(alone ? u : u + 1) : nullptr, has_second ? of(u) : nullptr, weight.stride(5),
+                many * size, to + (u / 2 * K + v) * pitch + (y - turn.first) * size, ahead);
+      }
+      y += many;
+    }
+  }
 }
 
 template <class T>
@@ -89,7 +170,8 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
   const bool streamed = (cotangent.numel() + weight.numel() + result.numel()) * int64_t(sizeof(T)) > LARGE;
   bool phased = down.dilation == 1 && across.dilation == 1;
   for (int64_t phase = 0; phase < std::min(S, K); phase++)
-    phased = phased && run_of<A>((K - phase + S - 1) / S);
+    phased = phased && run_of<T>((K - phase + S - 1) / S);
+  const bool in_pairs = paired<T> == 2 && phased && down.stride == 1;
 
   const int64_t columns = across.result;
   const int64_t most = std::max<int64_t>(
@@ -98,13 +180,14 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
   const int64_t rows = (band - 1 + (down.kernel - 1) * down.dilation) / down.stride + 2;
   const int64_t together = std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / across.size));
   const int64_t wide = (together * across.result + 2 * L - 1) / L * L;
-  const int64_t for_pixels = std::min(rows, down.result) * columns * L,
+  const int64_t above = in_pairs;  // a row of pairs whose first has no row in the cotangent
+  const int64_t for_pixels = (std::min(rows, down.result) + above) * columns * L,
                 for_result = together * across.size * L;
   const int64_t for_weights = direct ? 0 : down.kernel * K * wide;
   in_shares<A>(
       cotangent.size(0), groups, down.size, most, for_pixels + for_result + for_weights + L,
       [&](const Share& share, A* scratch) {
-        const Pixels<A> pixels{scratch, columns};
+        const Pixels<A> pixels{scratch + above * columns * L, columns};
         A *results = scratch + for_pixels, *widened = results + for_result;
         const T* weights = weight.data + share.batch * weight.stride(0) + share.group * weight.stride(1);
         // Rows of the cotangent that reach this share.
@@ -117,6 +200,8 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
           const int64_t some = std::min<int64_t>(L, channels - channel),
                         first = share.group * channels + channel;
           gather(planes(cotangent, share.batch, first, some), from, to, pixels);
+          if constexpr (paired<T> == 2)
+            if (in_pairs) pair_rows_of_pixels({scratch, columns}, {above, above + to - from}, 1);
           const Planes<T> out = planes(result, share.batch, first, some);
           for (int64_t start = share.first; start < share.last; start += together) {
             const Span turn{start, std::min(start + together, share.last)};
@@ -125,7 +210,9 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
               return std::pair{reached.within({0, down.result}), reached.first};
             };
             const int64_t next = (together + down.stride - 1) / down.stride * weight.stride(4);
-            if (!direct) widen_rows(weights, weight, rows_of, next, widened, wide);
+            if constexpr (paired<T> == 2)
+              if (in_pairs) pair_taps(weights, weight, down, turn, next, widened, wide);
+            if (!direct && !in_pairs) widen_rows(weights, weight, rows_of, next, widened, wide);
             for (int64_t y = turn.first; y < turn.last; y++) {
               A* row = results + (y - start) * across.size * L;
               std::memset(row, 0, across.size * L * sizeof(A));
@@ -136,10 +223,11 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
                            ? above / down.stride
                            : -1;
               };
-              int64_t first_tap = -1, rows_of_taps = 0;
+              int64_t first_tap = -1, last_tap = -1, rows_of_taps = 0;
               for (int64_t u = 0; u < down.kernel; u++) {
                 if (row_at(u) < 0) continue;
                 if (first_tap < 0) first_tap = u;
+                last_tap = u;
                 rows_of_taps++;
               }
               auto taps_at = [&](int64_t u, int64_t i) -> const A* {
@@ -147,50 +235,30 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
                   if (direct) return weights + u * weight.stride(2) + i * weight.stride(4);
                 return widened + u * K * wide + (i - down.reached(u, turn).first) * columns;
               };
-              const int64_t pitch = direct ? weight.stride(3) : wide;
-              if (rows_of_taps && phased) {
-                const int64_t i = row_at(first_tap);
-                const A* taps = taps_at(first_tap, i);
-                for (int64_t phase = 0; phase < std::min(S, K); phase++) {
-                  const int64_t N = (K - phase + S - 1) / S;
-                  const int64_t begin = phase >= across.padding ? 0 : (across.padding - phase + S - 1) / S;
-                  const int64_t reach = across.size + across.padding - phase;  // t S < reach
-                  const int64_t end = reach <= 0 ? 0 : (reach + S - 1) / S;
-                  for (int64_t at = begin; at < end;) {
-                    const int64_t width = end - at > NARROW ? WIDE : NARROW;
-                    const int64_t t = end - begin >= width ? std::min(at, end - width) : at;
-                    Block<A> it;
-                    it.pixels = pixels.at(i - from, t - (N - 1));
-                    it.weights = taps + phase * pitch + (t - (N - 1));
-                    it.pitch = S * pitch;
-                    it.first = N - 1 - t, it.last = columns - (t - (N - 1));
-                    it.rows = rows_of_taps, it.pixel_step = -columns * L;
-                    it.weight_step =
-                        direct ? down.stride * weight.stride(2) - weight.stride(4) : down.stride * K * wide;
-                    it.result = row + (t * S + phase - across.padding) * L;
-                    it.ahead = direct ? weight.stride(4) : 0;
-                    it.step = S * L, it.kept = std::min(width, end - t);
-                    run_of<A>(N)(it, width);
-                    at = t + width;
-                  }
-                }
-              } else if (rows_of_taps) {  // any dilation, and any number of taps: each tap by itself
-                for (int64_t u = first_tap; u < down.kernel; u++) {
+              if (rows_of_taps == 0) continue;
+              Block<A> it;
+              it.result = row;
+              it.pitch = direct ? weight.stride(3) : wide;
+              it.ahead = direct ? weight.stride(4) : 0;
+              if (in_pairs) {
+                const int64_t pair = first_tap / 2;
+                it.pixels = pixels.at(y + down.padding - 2 * pair - 1 - from, 0);
+                it.weights = widened + pair * K * wide + (y - turn.first) * columns;
+                it.odd = last_tap % 2 == 0 && last_tap == down.kernel - 1;
+                it.rows = last_tap / 2 + 1 - it.odd - pair;
+                it.pixel_step = -2 * columns * L, it.weight_step = K * wide;
+                run_phases<T>(it, across);
+              } else if (phased) {
+                it.pixels = pixels.at(row_at(first_tap) - from, 0);
+                it.weights = taps_at(first_tap, row_at(first_tap));
+                it.rows = rows_of_taps, it.pixel_step = -columns * L;
+                it.weight_step =
+                    direct ? down.stride * weight.stride(2) - weight.stride(4) : down.stride * K * wide;
+                run_phases<T>(it, across);
+              } else {
+                for (int64_t u = first_tap; u <= last_tap; u++) {
                   const int64_t i = row_at(u);
-                  if (i < 0) continue;
-                  const A* taps = taps_at(u, i);
-                  for (int64_t v = 0; v < K; v++) {
-                    const int64_t shift = v * across.dilation - across.padding;
-                    for (int64_t j = 0; j < columns; j++) {
-                      const int64_t x = j * S + shift;
-                      if (x < 0 || x >= across.size) continue;
-                      Vector<A> pixel, sum;
-                      std::memcpy(&pixel, pixels.at(i - from, j), sizeof pixel);
-                      std::memcpy(&sum, row + x * L, sizeof sum);
-                      sum += taps[v * pitch + j] * pixel;
-                      std::memcpy(row + x * L, &sum, sizeof sum);
-                    }
-                  }
+                  if (i >= 0) add_taps(pixels.at(i - from, 0), taps_at(u, i), it.pitch, across, row);
                 }
               }
             }

@@ -73,6 +73,9 @@ template <class A>
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #define LANES_MASKED 1  // parts of a vector of any elements are loaded and stored in one step
 #endif
+#if defined(LANES_MASKED) && defined(__AVX512BF16__)
+#define LANES_PAIRED 1  // bfloat16 is rounded to, and multiplied two by two, in one step
+#endif
 
 // As many elements as there are lanes, in memory of any alignment, and as they lie there.
 template <class T>
@@ -131,11 +134,15 @@ template <class T>
     return result;
 #endif
   } else {
+#if defined(LANES_PAIRED)
+    return (Held<T>)_mm512_cvtneps_pbh((__m512)value);
+#else
     typedef uint32_t Wide __attribute__((vector_size(bytes)));
     Wide wide = (Wide)value, kept = wide >> 16;
     Wide rounded = (wide + 0x7fffu + (kept & 1)) >> 16;
     Wide is_nan = (Wide)((wide & 0x7fffffffu) > 0x7f800000u);
     return __builtin_convertvector((is_nan & (kept | 0x40)) | (~is_nan & rounded), Held<T>);
+#endif
   }
 }
 

@@ -3,28 +3,43 @@
 //
 // Vectors are pixels of a row. Both tensors are first laid out channel by channel with zeros around each row;
 // where windows are S pixels apart, every S-th pixel of the image stands together, so that all loads are of
-// neighbours.
-#include "involution.h"
+// neighbours. Where a processor multiplies pairs, a row holds two channels: so there are half as many rows
+// and products.
+#include "pairs.h"
 
 using namespace involution;
 
-// Rows of a band, each with its channels one after the other.
+// Rows of a band, each with its channels, or pairs of them, one after the other.
 template <class A>
 struct Rows {
   A* data;
-  int64_t channels, pitch;  // numbers from channel to channel
+  int64_t layers, pitch;  // numbers from one of them to the next
 
-  A* at(int64_t row, int64_t channel) const { return data + (row * channels + channel) * pitch; }
+  A* at(int64_t row, int64_t layer) const { return data + (row * layers + layer) * pitch; }
 };
+
+// Lays out a row of a channel, or of a pair of them: every `step`-th number, from a column on.
+template <class T, class A = Computed<T>>
+void lay_out(const Planes<const T>& from, int64_t layer, int64_t row, int64_t column, int64_t step,
+             int64_t size, A* to) {
+  const int64_t channel = layer * paired<T>, stride = step * from.column_stride;
+  const T* first = from.at(channel, row, column);
+  if constexpr (paired<T> == 2) {
+    const T* second = channel + 1 < from.channels ? first + from.channel_stride : nullptr;
+    pair_up(first, second, stride, size, to, 2 * from.channel_stride);
+  } else {
+    widen(first, stride, size, to, from.channel_stride);
+  }
+}
 
 template <class A, class T>
 struct Block {
-  const A* image;      // at the first pixel's first tap, in the first channel
-  int64_t image_step;  // numbers to the next channel
+  const A* image;      // at the first pixel's first tap, in the first layer
+  int64_t image_step;  // numbers to the next layer
   int64_t phases;      // numbers from a phase of a row to the next
   const A* cotangent;
-  int64_t cotangent_step, cotangent_row;  // numbers to the next channel, and to the next row
-  int64_t channels, kept;
+  int64_t cotangent_step, cotangent_row;  // numbers to the next layer, and to the next row
+  int64_t layers, kept;
   T* result;         // of the first tap, at the first pixel
   int64_t tap;       // numbers to the next tap
   int64_t next_row;  // and to the one that the next row of the cotangent has here
@@ -35,15 +50,15 @@ template <int K, int S, int R, class A, class T>
 [[gnu::noinline]] void block(const Block<A, T>& it) {
   Vector<A> sums[R * K] = {};
   const A *image = it.image, *cotangent = it.cotangent;
-  for (int64_t channel = 0; channel < it.channels; channel++) {
+  for (int64_t layer = 0; layer < it.layers; layer++) {
     Vector<A> came[R];
-    each<R>([&](auto r) __attribute__((always_inline)) {
-      came[r] = lanes::load(cotangent + r * it.cotangent_row);
-    });
+    each<R>([&](auto r)
+                __attribute__((always_inline)) { came[r] = lanes::load(cotangent + r * it.cotangent_row); });
     each<K>([&](auto v) __attribute__((always_inline)) {
       Vector<A> pixels = lanes::load(image + v % S * it.phases + v / S);
       lanes::loaded(pixels);
-      each<R>([&](auto r) __attribute__((always_inline)) { sums[r * K + v] += came[r] * pixels; });
+      each<R>([&](auto r)
+                  __attribute__((always_inline)) { add_products<T>(sums[r * K + v], came[r], pixels); });
     });
     image += it.image_step, cotangent += it.cotangent_step;
   }
@@ -94,6 +109,7 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
   const Axis across{input.size(3), cotangent.size(3), kernel[1], stride[1], padding[1], dilation[1]};
   expect_fit(down, across, input.size(1), groups);
   const int64_t channels = input.size(1) / groups, S = across.stride, K = across.kernel;
+  const int64_t layers = (channels + paired<T> - 1) / paired<T>;
   const Run<A, T>* run = runs_of<A, T>(K, S, down.dilation == 1 && across.dilation == 1);
   const int64_t at_once = run == one<A, T> ? 1 : K;  // taps
   int64_t several = 0;
@@ -108,12 +124,12 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
   // Vectors are written whole, the last with zeros behind its end.
   const int64_t in_phase = vectors * L + reach + L;
   const int64_t image_pitch = odd_lines(in_phase * S), came_pitch = odd_lines(vectors * L);
-  const int64_t each_row = channels * image_pitch * down.stride + channels * came_pitch;
+  const int64_t each_row = layers * (image_pitch * down.stride + came_pitch);
   const int64_t most = std::max<int64_t>(
       1, (1 << 19) / int64_t(sizeof(A)) / each_row - (down.kernel - 1) * down.dilation / down.stride);
   const int64_t band = std::min(most, down.result);
   const int64_t rows = (band - 1) * down.stride + (down.kernel - 1) * down.dilation + 1;
-  const int64_t for_image = rows * channels * image_pitch, for_came = band * channels * came_pitch;
+  const int64_t for_image = rows * layers * image_pitch, for_came = band * layers * came_pitch;
   // A result that no cache holds is gathered here, as many rows of it as are computed together, and then
   // streamed.
   const int64_t taps = down.kernel * K, size = taps * down.result * across.result * result.size(0) * groups;
@@ -123,7 +139,7 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
   const int64_t for_result = streamed ? taps * run_pitch : 0;
   const int64_t in_all = for_image + for_came + for_result;
   in_shares<A>(input.size(0), groups, down.result, most, in_all, [&](const Share& share, A* scratch) {
-    const Rows<A> image{scratch, channels, image_pitch}, came{scratch + for_image, channels, came_pitch};
+    const Rows<A> image{scratch, layers, image_pitch}, came{scratch + for_image, layers, came_pitch};
     const Planes<const T> from = planes(input, share.batch, share.group * channels, channels);
     const Planes<const T> given = planes(cotangent, share.batch, share.group * channels, channels);
     T* const gathered = reinterpret_cast<T*>(scratch + for_image + for_came);
@@ -137,15 +153,13 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
       const int64_t size =
           std::min(in_phase - L - begin, x < across.size ? (across.size - x + S - 1) / S : 0);
       if (size <= 0) continue;
-      for (int64_t c = 0; c < channels; c++)  // planes from end to end, as memory is read fastest
+      for (int64_t c = 0; c < layers; c++)  // planes from end to end, as memory is read fastest
         for (int64_t y = highest; y <= lowest; y++)
-          widen(from.at(c, y, x), S * from.column_stride, size,
-                image.at(y - top, c) + phase * in_phase + begin, from.channel_stride);
+          lay_out(from, c, y, x, S, size, image.at(y - top, c) + phase * in_phase + begin);
     }
-    for (int64_t c = 0; c < channels; c++)
+    for (int64_t c = 0; c < layers; c++)
       for (int64_t i = share.first; i < share.last; i++)
-        widen(given.at(c, i, 0), given.column_stride, across.result, came.at(i - share.first, c),
-              given.channel_stride);
+        lay_out(given, c, i, 0, 1, across.result, came.at(i - share.first, c));
     T* const results = result.data + share.batch * result.stride(0) + share.group * result.stride(1);
     for (int64_t start = share.first; start < share.last; start += together) {
       const int64_t end = std::min(start + together, share.last);
@@ -165,8 +179,8 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
           for (int64_t j = 0; j < across.result; j += L) {
             Block<A, T> it;
             it.cotangent = came.at(i - share.first, 0) + j;
-            it.cotangent_step = came_pitch, it.cotangent_row = channels * came_pitch;
-            it.channels = channels, it.kept = streamed ? L : across.result - j;
+            it.cotangent_step = came_pitch, it.cotangent_row = layers * came_pitch;
+            it.layers = layers, it.kept = streamed ? L : across.result - j;
             it.tap = tap_step, it.next_row = across.result - apart * K * tap_step;
             T* const first = target + u * K * tap_step + (i - start) * across.result + j;
             if (y < 0 ||
@@ -174,7 +188,8 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
               for (int64_t r = low; r <= high; r++) {
                 const A* row = it.cotangent + (r - low) * it.cotangent_row;
                 Vector<A> sum{};
-                for (int64_t c = 0; c < channels; c++) sum += A(0) * lanes::load(row + c * came_pitch);
+                for (int64_t c = 0; c < layers; c++)
+                  add_products<T>(sum, Vector<A>{}, lanes::load(row + c * came_pitch));
                 for (int64_t v = 0; v < K; v++) {
                   T* tap = first + (r - low) * it.next_row + v * it.tap;
                   if (it.kept >= L) lanes::store(tap, sum);
