@@ -121,8 +121,10 @@ void run_rows(const Blocks<T, A>& blocks, const Block<A>& it, int64_t pixel_step
     const int64_t row = i - rows.first;
     here.taps = down.taps_of(i);
     if (in_pairs) {
-      here.odd = here.taps.last % 2 && here.taps.last == down.kernel;
-      here.taps = {here.taps.first / 2, (here.taps.last + 1) / 2};
+      const Span inside = here.taps;
+      const bool any = inside.first < inside.last;
+      here.odd = any && inside.last == down.kernel && inside.last % 2;
+      here.taps = any ? Span{inside.first / 2, (inside.last + 1) / 2} : Span{0, 0};
     }
     for (int64_t at = 0; at < size;) {
       const bool wide = blocks.wide && size >= WIDE && size - at > NARROW;
