@@ -573,3 +573,39 @@ def test_watching_shards() -> None:
         with pytest.raises(NotImplementedError, match="writes into a tensor"):
             torch.ones(2).add_(1)
     assert [each for each in seen if "ones" not in each] == ["aten.mm.default"]
+
+
+def test_onnx_translator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module and a program are what `torch.onnx.export` makes of them, by one registry."""
+    onnxscript = pytest.importorskip("onnxscript")
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    opset, made, real = onnxscript.values.Opset("", 18), [], ONNXRegistry.from_torchlib
+    monkeypatch.setattr(
+        ONNXRegistry, "from_torchlib", lambda **options: (made.append(options), real(**options))[1]
+    )
+
+    class Module(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nn.functional.hardswish(x * 2).relu()
+
+    module, args, dims = Module().eval(), (torch.ones(2, 3),), ({0: torch.export.Dim.DYNAMIC},)
+    table = {torch.ops.aten.relu.default: lambda x: opset.Abs(x)}
+    program = torch.export.export(module, args, dynamic_shapes=dims)
+    translate = capabilities.onnx_translator(20, table)
+    found = [translate(module, args, dims), translate(program)]
+    assert made == [{"opset_version": 20}]
+    monkeypatch.undo()
+    wanted = torch.onnx.export(
+        module,
+        args,
+        dynamo=True,
+        opset_version=20,
+        dynamic_shapes=dims,
+        custom_translation_table=table,
+        verbose=False,
+    )
+    for each in found:
+        assert [node.op_type for node in each.model.graph] == ["Mul", "HardSwish", "Abs"]
+        assert str(each.model.graph) == str(wanted.model.graph)
+        assert each.model.opset_imports == wanted.model.opset_imports

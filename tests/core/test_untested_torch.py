@@ -27,6 +27,8 @@ LOSSES = {
     "fake_tensors": "del torch._subclasses.fake_tensor.FakeTensorMode",
     # torch's own counter of operations, by which opsmith counts, cannot be imported afterwards.
     "watching": "import torch.utils.flop_counter; del torch.utils._python_dispatch.TorchDispatchMode",
+    "onnx_registry": "from torch.onnx._internal.exporter import _registration as r; "
+    "del r.ONNXRegistry.from_torchlib",
     "registered": "del torch._library.custom_ops._maybe_get_opdef",
 }
 PROGRAM = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,36 +10,50 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.exporting.axes import Axes
-from opsmith.exporting.hushed import hushed
 from opsmith.exporting.places import where_called
 from opsmith.exporting.references import first_line, user_inputs
 from opsmith.exporting.sizes import varies
 from opsmith.exporting.specialising import culprit
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.hushed import hushed
 
 Table = Mapping[Any, Any]
+
+Translate = Callable[..., Any]
+"""From a program of torch, or a module with its inputs and `dynamic_shapes`, to one of ONNX."""
 
 TORCH_S_OWN = ("aten", "prim", "prims", "higher_order", "_operator")
 """Namespaces of operators whose export is a matter between torch and ONNX."""
 
 
-def translated(program: Any, opset: int, table: Table) -> Any:
-    """A program of `torch.export` in ONNX, as torch's exporter has it."""
-    with hushed(), torch.no_grad():
-        return torch.onnx.export(
-            program, dynamo=True, opset_version=opset, custom_translation_table=dict(table), verbose=False
-        )
+def translator(opset: int, table: Table) -> Translate:
+    """Set torch's exporter up for the programs of one export: it is told of our operators.
+
+    Args:
+        opset: Version of ONNX's operators.
+        table: What it is told of our operators.
+    """
+    with hushed():
+        inner = capabilities.onnx_translator(opset, table)
+
+    def translate(*args: Any) -> Any:
+        with hushed(), torch.no_grad():
+            return inner(*args)
+
+    return translate
 
 
-def captured(model: torch.nn.Module, inputs: Sequence[Tensor], axes: Axes, opset: int, table: Table) -> Any:
+def captured(
+    model: torch.nn.Module, inputs: Sequence[Tensor], axes: Axes, translate: Translate, table: Table
+) -> Any:
     """A model in ONNX, as torch's exporter has it; its dynamic axes stay open.
 
     Args:
         model: Takes tensors and returns tensors.
         inputs: What it is traced with.
         axes: Which of their axes are dynamic.
-        opset: Version of ONNX's operators.
-        table: What the exporter is told of our operators.
+        translate: torch's exporter.
+        table: What it is told of our operators.
 
     Raises:
         DynamicAxisError: If the model fixes one of them.
@@ -47,16 +61,7 @@ def captured(model: torch.nn.Module, inputs: Sequence[Tensor], axes: Axes, opset
     """
     dims = axes.dims(torch.export.Dim.DYNAMIC)
     try:
-        with hushed(), torch.no_grad():
-            program: Any = torch.onnx.export(
-                model,
-                tuple(inputs),
-                dynamo=True,
-                opset_version=opset,
-                dynamic_shapes=(dims,) if axes else None,
-                custom_translation_table=dict(table),
-                verbose=False,
-            )
+        program = translate(model, tuple(inputs), (dims,) if axes else None)
     except Exception as error:
         chain = list(_chain(error))
         own = next((each for each in chain if isinstance(each, errors.OpsmithError)), None)

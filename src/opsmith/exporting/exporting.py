@@ -16,13 +16,14 @@ from opsmith.core.operator import Operator
 from opsmith.declaring import declared_operators
 from opsmith.exporting.axes import read_axes, traced_inputs
 from opsmith.exporting.bodies import Bodies, inlined, without_bodies
-from opsmith.exporting.capturing import captured, translated
+from opsmith.exporting.capturing import captured, translator
 from opsmith.exporting.files import Draft, drafted
 from opsmith.exporting.finishing import counted, name_axes, name_values, rounding_nodes, sign, strip
 from opsmith.exporting.report import Export
 from opsmith.exporting.request import Body, Request, read_names, read_request
 from opsmith.exporting.runtime import Runtime
 from opsmith.exporting.subject import Flat, bound_call, evaluating, input_leaves, output_names
+from opsmith.exporting.tensors import leaves
 from opsmith.exporting.translating import complete, our_nodes, translations
 from opsmith.exporting.verifying import Verification, refuse_random
 
@@ -102,7 +103,8 @@ def _export(
     specifications = {each.torch_operator: each.specification for each in operators}
     notes: list[str] = []
     table = translations(operators, request.opset, notes)
-    program = captured(flat, traced_inputs(axes, tensors), axes, request.opset, table)
+    translate = translator(request.opset, table)
+    program = captured(flat, traced_inputs(axes, tensors), axes, translate, table)
     for note in dict.fromkeys(notes):
         warnings.warn(note, UserWarning, stacklevel=3)
     pairs = list(our_nodes(program.model, specifications))
@@ -112,7 +114,7 @@ def _export(
     used = {made.specification.name: made.specification for _, made in pairs}.values()
     renamed = name_values(program.model, inputs, outputs)
     name_axes(program.model, axes)
-    bodies = Bodies(specifications, lambda traced: translated(traced, request.opset, table).model)
+    bodies = Bodies(specifications, lambda traced: translate(traced).model)
     if request.body != "node" or request.verify:
         bodies.give(program.model)
         bodies.attach(program.model)
@@ -121,7 +123,9 @@ def _export(
     sign(program.model, request.body, used)
     strip(program.model)
     export = Export(request.path, request.body, request.opset, tuple(inputs), tuple(outputs), nodes)
-    verification = Verification(flat, tensors, axes, outputs, rounding_nodes(program.model), program, renamed)
+    expected = [tensor for _, tensor in leaves(returned, "")]
+    rounding = rounding_nodes(program.model)
+    verification = Verification(flat, tensors, expected, axes, outputs, rounding, program, renamed)
     with drafted(request.path) as draft:
         export = _written(draft, export, request, verification)
         draft.publish()

@@ -11,9 +11,9 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.location import where
 from opsmith.exporting.calls import Call, flat_results
-from opsmith.exporting.hushed import hushed
 from opsmith.exporting.sizes import example_shape, varies
 from opsmith.exporting.specialising import culprit
+from opsmith.torch_library.hushed import hushed
 
 
 class References(torch.nn.Module):

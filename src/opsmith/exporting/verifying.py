@@ -45,6 +45,7 @@ class Verification:
     Args:
         model: Takes tensors and returns tensors, in PyTorch.
         inputs: What was given.
+        returned: What the model returns for them.
         axes: Its dynamic axes.
         outputs: Names of the outputs.
         nodes: How many nodes of the file round.
@@ -55,6 +56,7 @@ class Verification:
 
     model: torch.nn.Module
     inputs: Sequence[Tensor]
+    returned: Sequence[Tensor]
     axes: Axes
     outputs: Sequence[str]
     nodes: int
@@ -68,7 +70,7 @@ class Verification:
             ExportMismatchError: If the file computes something else.
             OnnxRuntimeError: If ONNX Runtime refuses what PyTorch computes.
         """
-        found = list(self._compared(runtime, self.inputs, self._expected(self.inputs)))
+        found = list(self._compared(runtime, self.inputs, _on_cpu(self.returned)))
         left_out: list[str] = []
         for name in self.axes.names:
             done = 0
@@ -90,8 +92,7 @@ class Verification:
 
     def _expected(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            results: tuple[Tensor, ...] = self.model(*inputs)
-        return tuple(each.detach().cpu() for each in results)
+            return _on_cpu(self.model(*inputs))
 
     def _compared(
         self, runtime: Runtime, inputs: Sequence[Tensor], expected: Sequence[Tensor]
@@ -139,3 +140,7 @@ class Verification:
                 else "give inputs that are more like real ones, or report it to torch with the model"
             ),
         )
+
+
+def _on_cpu(results: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(each.detach().cpu() for each in results)

@@ -66,6 +66,7 @@ if TYPE_CHECKING:  # the types of all names; what they stand for is looked up be
     from opsmith.torch_library.capabilities.private.inlining import FUNCTIONALIZATION as FUNCTIONALIZATION
     from opsmith.torch_library.capabilities.private.inlining import exporting as exporting
     from opsmith.torch_library.capabilities.private.inlining import only_stand_ins as only_stand_ins
+    from opsmith.torch_library.capabilities.private.onnx_registry import onnx_translator as onnx_translator
     from opsmith.torch_library.capabilities.private.registered import MISSING as MISSING
     from opsmith.torch_library.capabilities.private.registered import CustomParts as CustomParts
     from opsmith.torch_library.capabilities.private.registered import Declared as Declared

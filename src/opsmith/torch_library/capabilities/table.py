@@ -130,6 +130,12 @@ CAPABILITIES = {
                 "shards_itself",
             ),
         ),
+        Capability(
+            name="onnx_registry",
+            purpose="one registry of translations for the model and the bodies of an export to ONNX",
+            instead="torch makes it twice, and an export takes longer",
+            provides=("onnx_translator",),
+        ),
     )
 }
 """By name; `instead` is None where opsmith cannot do without."""

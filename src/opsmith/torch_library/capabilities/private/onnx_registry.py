@@ -1,0 +1,59 @@
+"""torch's registry of translations to ONNX, which is made once for all programs of an export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from opsmith.torch_library.hushed import hushed
+
+
+def onnx_translator(opset: int, table: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
+    """What translates modules and programs to ONNX, as `torch.onnx.export` does.
+
+    `torch.onnx.export` reads a thousand sources of translations in each call.
+
+    Args:
+        opset: Version of ONNX's operators, 18 or later.
+        table: What makes the nodes of operators that are not torch's own.
+    """
+    from torch.onnx._internal.exporter import _core, _registration  # with the first export, not before
+
+    registry = _registration.ONNXRegistry.from_torchlib(opset_version=opset)
+    for operator, function in table.items():
+        registry.register_op(operator, function)
+
+    def translate(model: Any, args: tuple[Any, ...] = (), dynamic_shapes: Any = None) -> Any:
+        return _core.export(
+            model, args, registry=registry, dynamic_shapes=dynamic_shapes, opset_version=opset, verbose=False
+        )
+
+    return translate
+
+
+def self_test() -> None:
+    """One registry serves a module and a program, and what was added to it makes nodes."""
+    import inspect
+
+    from torch.onnx._internal.exporter import _core, _registration
+
+    assert "registry" in inspect.signature(_core.export).parameters
+    assert "opset_version" in inspect.signature(_registration.ONNXRegistry.from_torchlib).parameters
+    try:
+        import onnxscript
+    except ModuleNotFoundError:  # nothing is exported here, and an export says what is missing
+        return
+    opset: Any = onnxscript.values.Opset("", 18)
+
+    class Module(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.relu()
+
+    module, args = Module().eval(), (torch.ones(2),)
+    with hushed():
+        translate = onnx_translator(18, {torch.ops.aten.relu.default: lambda x: opset.Abs(x)})
+        programs = translate(module, args), translate(torch.export.export(module, args))
+    for program in programs:
+        assert [node.op_type for node in program.model.graph] == ["Abs"], "its table is not what makes nodes"
