@@ -14,6 +14,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
+import opsmith
 from opsmith.exporting import Export
 
 
@@ -39,6 +40,14 @@ class Made:
             for value in (*self.model.graph.input, *self.model.graph.output)
         }
 
+    def of(self, operator: str) -> list[Any]:
+        """The nodes that call an operator, whatever their bodies are called."""
+        return [
+            node
+            for node in self.ours()
+            if {each.key: each.value for each in node.metadata_props}.get("opsmith.operator") == operator
+        ]
+
     def in_runtime(self, *inputs: Tensor) -> list[Tensor]:
         """What stock ONNX Runtime computes, without anything of opsmith."""
         session = onnxruntime.InferenceSession(str(self.path), providers=["CPUExecutionProvider"])
@@ -49,9 +58,21 @@ class Made:
         results = ReferenceEvaluator(self.model).run(None, self._named(inputs))
         return [torch.from_numpy(np.asarray(each)) for each in results]
 
+    def named(self, results: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Results, by the names of the outputs."""
+        return dict(zip(self.export.outputs, results, strict=True))
+
     def _named(self, inputs: Sequence[Tensor]) -> dict[str, Any]:
         names = [value.name for value in self.model.graph.input]
         return {name: tensor.detach().numpy() for name, tensor in zip(names, inputs, strict=True)}
+
+
+def exported(folder: Path, model: Any, args: Any, **options: Any) -> Made:
+    """Export a model to a file in an empty folder, in which there is nothing else then."""
+    path = folder / "model.onnx"
+    done = opsmith.export_onnx(model, args, path, **options)
+    assert list(folder.iterdir()) == [path]
+    return Made(done, onnx.load(path))
 
 
 def attributes(node: Any) -> dict[str, Any]:

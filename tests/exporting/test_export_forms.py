@@ -3,105 +3,187 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx_operators as of
 import pytest
 import torch
-from onnx_files import Made, attributes, off
-from onnx_operators import Calls
+from onnx_files import Made, attributes, exported, off
+from torch import Tensor
 
 import opsmith
+from opsmith.exporting.tensors import leaves
 
 Exported = Callable[..., Made]
 torch.manual_seed(0)
 X, W, B = torch.randn(4, 6), torch.randn(3, 6), torch.randn(3)
+DESCRIBED: dict[str, Any] = {
+    "word": "mean",
+    "mode": of.Mode.DOWN,
+    "choice": "b",
+    "flag": False,
+    "steps": [1, 2],
+    "flags": [True, False],
+    "pair": (2, 3),
+    "kind": torch.float64,
+    "number": 2.5,
+}
+LAYERS = torch.nn.Sequential(*(opsmith.ops.Linear(6, 6) for _ in range(3)), opsmith.ops.Linear(6, 2)).eval()
 
 
-@pytest.mark.slow
-def test_optional_tensors_present_and_absent_have_bodies_of_their_own(export: Exported) -> None:
-    def all_four(x: Any, w: Any, b: Any) -> Any:
-        both = of.affine(x, w, b, b) + of.affine(x, w)
-        return both + of.affine(x, w, b) + of.affine(x, w, None, b) + of.affine(x, w, b)
+def _optional(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    both = of.affine(x, w, b, b) + of.affine(x, w)
+    return both + of.affine(x, w, b) + of.affine(x, w, None, b) + of.affine(x, w, b)
 
-    made = export(Calls(all_four), (X, W, B), input_names=["x", "w", "b"], dynamic={"x": {0: "n"}})
-    assert [list(node.input) for node in made.ours()] == [
+
+def _narrow(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return of.affine(x.half(), w.half(), b.half())
+
+
+def _wide(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return of.affine(x.double(), w.double(), b.double())
+
+
+FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
+    "optional_tensors": _optional,
+    "equal_layers": lambda x, w, b: LAYERS(x),
+    "two_attributes": lambda x, w, b: of.moments(x)[0] + of.moments(x, 3.0)[0],
+    "several_results": lambda x, w, b: of.moments(x, 2.5),
+    "hidden_results": lambda x, w, b: of.normalised(x + 1),
+    "results_not_always_there": lambda x, w, b: (of.maybe(x)[0], *of.maybe(x, True)),
+    "list_of_tensors": lambda x, w, b: of.weighted([x, x + 1, 2 * x], [1.0, -2.0, 0.5]),
+    "list_of_results": lambda x, w, b: [part - 1 for part in of.halves(x, 3)][1:],
+    "every_attribute": lambda x, w, b: of.described(x, **DESCRIBED),
+    "default_attributes": lambda x, w, b: of.described(x),
+    "operators_within": lambda x, w, b: of.outer(x),
+    "constants": lambda x, w, b: of.constant(x[:, :3]),
+    "float16": _narrow,
+    "float64": _wide,
+}
+
+
+class AllForms(torch.nn.Module):
+    """Every form, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = LAYERS
+
+    def forward(self, x: Tensor, w: Tensor, b: Tensor) -> dict[str, Any]:
+        return {name: function(x, w, b) for name, function in FORMS.items()}
+
+
+def _all_forms(folder: Path, body: str) -> Made:
+    return exported(folder, AllForms().eval(), (X, W, B), body=body, dynamic={"x": {0: "n"}})
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """All forms in one file, as nodes with functions."""
+    return _all_forms(tmp_path_factory.mktemp("onnx"), "function")
+
+
+@pytest.fixture(scope="module")
+def in_place(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """All forms in one file, inlined."""
+    return _all_forms(tmp_path_factory.mktemp("onnx"), "inline")
+
+
+TOLERANCES = {"float16": 2e-2, "float64": 1e-14, "every_attribute": 1e-7}
+
+
+@pytest.fixture(scope="module")
+def compared(forms: Made) -> dict[str, tuple[Any, ...]]:
+    """Of each output, PyTorch's, ONNX Runtime's and ONNX's evaluator's, at another size."""
+    x = torch.randn(7, 6)
+    want = dict(leaves(AllForms().eval()(x, W, B), ""))
+    got, evaluated = forms.named(forms.in_runtime(x, W, B)), forms.named(forms.in_evaluator(x, W, B))
+    return {name: (want[name], got[name], evaluated[name]) for name in want}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_results_at_another_size(compared: dict[str, tuple[Any, ...]], form: str) -> None:
+    names = [name for name in compared if name == form or name.rpartition("_")[0] == form]
+    assert len(names) == len(list(leaves(FORMS[form](X, W, B), "")))
+    for name in names:
+        want, *others = compared[name]
+        for got in others:
+            assert off([got], want) <= TOLERANCES.get(form, 1e-6)
+
+
+def test_all_forms_were_compared(forms: Made) -> None:
+    assert {each.output for each in forms.export.comparisons} == set(forms.export.outputs)
+    assert {each.sizes["n"] for each in forms.export.comparisons} == {4, 5, 8}
+    onnx.checker.check_model(forms.model, full_check=True)
+
+
+def test_inlined_forms(in_place: Made, forms: Made) -> None:
+    assert not in_place.ours()
+    assert not in_place.model.functions
+    assert {each.domain for each in in_place.model.opset_import} == {""}
+    assert in_place.export.nodes == forms.export.nodes
+    x = torch.randn(7, 6)
+    want = dict(leaves(AllForms().eval()(x, W, B), ""))
+    got = in_place.named(in_place.in_runtime(x, W, B))
+    for name in want:
+        tolerance = next((TOLERANCES[form] for form in TOLERANCES if name.startswith(form)), 1e-6)
+        assert off([got[name]], want[name]) <= tolerance
+    onnx.checker.check_model(in_place.model, full_check=True)
+
+
+def test_optional_tensors_present_and_absent_have_bodies_of_their_own(forms: Made) -> None:
+    nodes = forms.of("nodes::affine")
+    assert [list(node.input) for node in nodes[:4]] == [
         ["x", "w", "b", "b"],
         ["x", "w"],
         ["x", "w", "b"],
         ["x", "w", "", "b"],
     ]
-    assert [node.op_type for node in made.ours()] == ["affine", "affine_2", "affine_3", "affine_4"]
-    assert {node.overload for node in made.ours()} == {""}
-    assert made.export.nodes == {"nodes::affine": 4}
-    assert off(made.in_evaluator(X, W, B), all_four(X, W, B)) <= 1e-6
+    assert [node.op_type for node in nodes[:4]] == ["affine", "affine_2", "affine_3", "affine_4"]
+    assert {node.overload for node in forms.ours()} == {""}
 
 
-@pytest.mark.slow
-def test_equal_bodies_are_shared(export: Exported) -> None:
-    layers = torch.nn.Sequential(*(opsmith.ops.Linear(6, 6) for _ in range(5)), opsmith.ops.Linear(6, 2))
-    made = export(layers.eval(), X, dynamic={"input": {0: "n"}})
-    assert made.export.nodes == {"opsmith::linear": 6}
-    assert [each.name for each in made.model.functions] == ["linear"]
+def test_equal_bodies_are_shared(forms: Made) -> None:
+    assert forms.export.nodes["opsmith::linear"] == 4
+    assert [each.name for each in forms.model.functions if each.domain == "opsmith"].count("linear") == 1
+    # A function says nothing of types: that of float32 serves float16 and float64.
+    assert [node.op_type for node in forms.of("nodes::affine")[4:]] == ["affine_3", "affine_3"]
+    assert forms.export.nodes["nodes::affine"] == 6
 
 
-@pytest.mark.slow
-def test_calls_that_differ_in_attributes_alone_stay_apart(export: Exported) -> None:
-    made = export(Calls(lambda x: of.moments(x)[0] + of.moments(x, 3.0)[0]), X)
-    assert [attributes(node)["scale"] for node in made.ours()] == [1.0, 3.0]
-    assert [node.op_type for node in made.ours()] == ["moments", "moments_2"]
+def test_calls_that_differ_in_attributes_alone_stay_apart(forms: Made) -> None:
+    nodes = forms.of("nodes::moments")
+    assert [attributes(node)["scale"] for node in nodes] == [1.0, 3.0, 2.5]
+    assert [node.op_type for node in nodes] == ["moments", "moments_2", "moments_3"]
 
 
-def test_several_results_and_hidden_ones(export: Exported) -> None:
-    made = export(of.moments, (X, 2.5))
-    assert made.export.outputs == ("mean", "spread")
-    assert off(made.in_runtime(X), of.moments(X, 2.5)) <= 1e-6
-    made = export(torch.nn.Sequential(torch.nn.Linear(6, 6), Calls(of.normalised)).eval(), X)
-    assert len(made.ours()[0].output) == 1
+def test_several_results_and_hidden_ones(forms: Made) -> None:
+    assert [len(node.output) for node in forms.of("nodes::moments")] == [2, 2, 2]
+    assert [len(node.output) for node in forms.of("nodes::normalised")] == [1]
 
 
-@pytest.mark.slow
-def test_results_that_are_not_always_there(export: Exported) -> None:
-    model = Calls(lambda x: (of.maybe(x)[0], *of.maybe(x, True)))
-    made = export(model, X)
-    assert [len(node.output) for node in made.ours()] == [1, 2]
-    assert off(made.in_runtime(X), model(X)) == 0
+def test_an_operator_alone_names_its_results(export: Exported) -> None:
+    assert export(of.moments, (X, 2.5), body="node").export.outputs == ("mean", "spread")
+    assert export(of.halves, X, body="node").export.outputs == ("result_0", "result_1")
 
 
-@pytest.mark.slow
-def test_lists_of_tensors(export: Exported) -> None:
-    model = Calls(lambda xs: of.weighted([each + 1 for each in xs], [1.0, -2.0, 0.5]))
-    made = export(model, ([X, 2 * X, 3 * X],), input_names=["a", "b", "c"])
-    (node,) = made.ours()
+def test_results_that_are_not_always_there(forms: Made) -> None:
+    assert [len(node.output) for node in forms.of("nodes::maybe")] == [1, 2]
+
+
+def test_lists_of_tensors(forms: Made) -> None:
+    (node,) = forms.of("nodes::weighted")
     assert len(node.input) == 3
     assert attributes(node) == {"xs_count": 3, "weights": [1.0, -2.0, 0.5]}
-    assert off(made.in_runtime(X, 2 * X, 3 * X), model([X, 2 * X, 3 * X])) <= 1e-6
+    (node,) = forms.of("nodes::halves")
+    assert len(node.output) == 3
 
 
-@pytest.mark.slow
-def test_a_list_of_results(export: Exported) -> None:
-    model = Calls(lambda x: [part - 1 for part in of.halves(x, 3)][1:])
-    made = export(model, X)
-    assert len(made.ours()[0].output) == 3
-    assert off(made.in_runtime(X), model(X)) == 0
-    assert export(of.halves, X).export.outputs == ("result_0", "result_1")
-
-
-def test_every_kind_of_attribute(export: Exported) -> None:
-    given: dict[str, Any] = {
-        "word": "mean",
-        "mode": of.Mode.DOWN,
-        "choice": "b",
-        "flag": False,
-        "steps": [1, 2],
-        "flags": [True, False],
-        "pair": (2, 3),
-        "kind": torch.float64,
-        "number": 2.5,
-    }
-    made = export(of.described, X, kwargs=given)
-    assert attributes(made.ours()[0]) == {
+def test_every_kind_of_attribute(forms: Made) -> None:
+    given, default = map(attributes, forms.of("nodes::described"))
+    assert given == {
         "count": 2,
         "rate": 0.5,
         "flag": 0,
@@ -116,40 +198,17 @@ def test_every_kind_of_attribute(export: Exported) -> None:
         "flags": [1, 0],
         "pair": [2, 3],
     }
-    assert off(made.in_runtime(X), of.described(X, **given)) <= 1e-6
-    node = export(of.described, X).ours()[0]
-    assert attributes(node)["number"] == 3
-    assert attributes(node)["pair"] == [1, 1]
-    assert "steps" not in attributes(node)
+    assert default["number"] == 3
+    assert default["pair"] == [1, 1]
+    assert "steps" not in default
 
 
-def test_operators_within_a_reference_are_nodes_within_its_function(export: Exported) -> None:
-    made = export(of.outer, X, dynamic={"x": {0: "n"}})
-    assert made.export.nodes == {"nodes::outer": 1}
-    inner = next(each for each in made.model.functions if each.name == "outer")
-    assert {(node.domain, node.op_type) for node in inner.node if node.domain} == {
+def test_operators_within_a_reference_are_nodes_within_its_function(forms: Made) -> None:
+    inner = next(each for each in forms.model.functions if each.name == "outer")
+    assert [(node.domain, node.op_type) for node in inner.node if node.domain] == [
         ("opsmith", "exp"),
         ("nodes", "moments"),
-    }
-    assert off(made.in_evaluator(X), of.outer(X)) <= 1e-6
-    assert not export(of.outer, X, body="inline").ours()
-
-
-@pytest.mark.slow
-def test_constants_of_a_reference(export: Exported) -> None:
-    assert (
-        off(export(of.constant, torch.ones(2, 3)).in_runtime(torch.ones(2, 3)), of.constant(torch.ones(2, 3)))
-        == 0
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
-def test_types(export: Exported, dtype: torch.dtype) -> None:
-    args = [each.to(dtype) for each in (X, W, B)]
-    made = export(of.affine, tuple(args), dynamic={"x": {0: "n"}})
-    assert made.export.verified
-    assert off(made.in_runtime(*args), of.affine(*args)) <= 8 * torch.finfo(dtype).eps
+    ]
 
 
 @pytest.mark.slow

@@ -12,8 +12,9 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.exporting.packages import onnx, onnx_ir
 from opsmith.exporting.places import where_called
+from opsmith.exporting.rounding import Rounding
 from opsmith.exporting.runtime import Runtime
-from opsmith.exporting.tolerance import difference, tolerance
+from opsmith.exporting.tolerance import difference, in_coarser, tolerance
 from opsmith.exporting.translating import OPERATOR
 
 
@@ -54,7 +55,11 @@ class _Recording(torch.fx.Interpreter):
 
 
 def first_difference(
-    translated: Any, renamed: Mapping[str, str], names: Sequence[str], inputs: Sequence[Tensor], nodes: int
+    translated: Any,
+    renamed: Mapping[str, str],
+    names: Sequence[str],
+    inputs: Sequence[Tensor],
+    rounding: Rounding,
 ) -> Culprit | None:
     """The first node whose output differs; None where none does, or the two cannot be run side by side.
 
@@ -62,7 +67,7 @@ def first_difference(
         translated: What torch's exporter returned, with the functions of our nodes.
         renamed: Torch's names of values, where they are others in the file.
         names, inputs: The inputs of the file.
-        nodes: How many nodes round.
+        rounding: What rounds.
     """
     program = translated.exported_program
     recorded = _recorded(program, inputs)
@@ -83,10 +88,11 @@ def first_difference(
         results = runtime.run(given)
     except (errors.OnnxRuntimeError, ValueError):  # over 2 GB, or a value that no output can have
         return None
-    for (node, _, name), got in zip(places, results, strict=True):
+    for (node, value, name), got in zip(places, results, strict=True):
         want = recorded[name].detach().cpu()
-        off = difference(got, want)
-        if off > tolerance(want.dtype, nodes).relative:
+        off, allowed = difference(got, want), tolerance(want.dtype, rounding.nodes)
+        allowed = in_coarser(want.dtype, rounding.coarsest.get(value), rounding.nodes) or allowed
+        if off > allowed.relative:
             kind, operator = node.op_type, node.metadata_props.get(OPERATOR)
             return Culprit(kind, name, operator, where_called(calls[name]), off)
     return None

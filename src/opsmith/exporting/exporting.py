@@ -18,9 +18,10 @@ from opsmith.exporting.axes import read_axes, traced_inputs
 from opsmith.exporting.bodies import Bodies, inlined, without_bodies
 from opsmith.exporting.capturing import captured, translator
 from opsmith.exporting.files import Draft, drafted
-from opsmith.exporting.finishing import counted, name_axes, name_values, rounding_nodes, sign, strip
+from opsmith.exporting.finishing import counted, name_axes, name_values, sign, strip
 from opsmith.exporting.report import Export
 from opsmith.exporting.request import Body, Request, read_names, read_request
+from opsmith.exporting.rounding import rounding
 from opsmith.exporting.runtime import Runtime
 from opsmith.exporting.subject import Flat, bound_call, evaluating, input_leaves, output_names
 from opsmith.exporting.tensors import leaves
@@ -124,8 +125,8 @@ def _export(
     strip(program.model)
     export = Export(request.path, request.body, request.opset, tuple(inputs), tuple(outputs), nodes)
     expected = [tensor for _, tensor in leaves(returned, "")]
-    rounding = rounding_nodes(program.model)
-    verification = Verification(flat, tensors, expected, axes, outputs, rounding, program, renamed)
+    rounds = rounding(program.model)
+    verification = Verification(flat, tensors, expected, axes, outputs, rounds, program, renamed)
     with drafted(request.path) as draft:
         export = _written(draft, export, request, verification)
         draft.publish()

@@ -123,12 +123,6 @@ def _drop(properties: Any, keep: set[str]) -> None:
         del properties[key]
 
 
-def rounding_nodes(model: Any) -> int:
-    """How many nodes compute something when a model runs, those of bodies in every call."""
-    sizes = {function.identifier(): len(function.graph) for function in model.functions.values()}
-    return sum(sizes.get(node.op_identifier(), 1) for node in model.graph)
-
-
 def counted(names: Iterable[str]) -> Mapping[str, int]:
     """How often each name comes.
 

@@ -27,6 +27,9 @@ _TYPES = (
 ONNX_TYPES = {dtype: number for dtype, _, number in _TYPES}
 """Number of each dtype in `onnx.TensorProto`; what is not here cannot go through an input or output."""
 
+BY_NUMBER = {number: dtype for dtype, _, number in _TYPES}
+"""Each dtype, by its number in `onnx.TensorProto`."""
+
 DTYPES = {name: dtype for dtype, name, _ in _TYPES}
 """Each dtype, by what ONNX's schemas and ONNX Runtime call it."""
 

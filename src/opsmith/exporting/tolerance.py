@@ -50,6 +50,22 @@ def tolerance(dtype: torch.dtype, nodes: int) -> Tolerance:
     return Tolerance(allowed, f"eps({name}) × ({ONCE} + {EACH} √{nodes}), for {round_}")
 
 
+def in_coarser(dtype: torch.dtype, coarsest: torch.dtype | None, nodes: int) -> Tolerance | None:
+    """What is allowed for an output that is computed from values of a coarser type; None if there are none.
+
+    Example:
+        >>> in_coarser(torch.float32, torch.float16, 9).reason
+        'eps(float16) × (16 + 4 √9), for 9 nodes that round, some of them to float16'
+    """
+    if not dtype.is_floating_point or coarsest is None:
+        return None
+    if torch.finfo(coarsest).eps <= torch.finfo(dtype).eps:
+        return None
+    allowed = tolerance(coarsest, nodes)
+    name = str(coarsest).removeprefix("torch.")
+    return Tolerance(allowed.relative, f"{allowed.reason}, some of them to {name}")
+
+
 def difference(got: Tensor, want: Tensor) -> float:
     """The largest difference, as a part of the largest value; inf where shapes, dtypes or nans differ.
 

@@ -15,8 +15,16 @@ from opsmith.exporting.axes import Axes, other_sizes
 from opsmith.exporting.bisecting import first_difference
 from opsmith.exporting.references import first_line
 from opsmith.exporting.report import Comparison
+from opsmith.exporting.rounding import Rounding
 from opsmith.exporting.runtime import Runtime
-from opsmith.exporting.tolerance import Tolerance, difference, explained, in_float64, tolerance
+from opsmith.exporting.tolerance import (
+    Tolerance,
+    difference,
+    explained,
+    in_coarser,
+    in_float64,
+    tolerance,
+)
 
 BESIDE = 2
 """How many other sizes of each axis are compared."""
@@ -48,7 +56,7 @@ class Verification:
         returned: What the model returns for them.
         axes: Its dynamic axes.
         outputs: Names of the outputs.
-        nodes: How many nodes of the file round.
+        rounding: What rounds in the file.
         program: The program of torch that was translated, and the model that it became, in which the first
             node that differs is looked for.
         renamed: Torch's names of values, where they are others in the file.
@@ -59,7 +67,7 @@ class Verification:
     returned: Sequence[Tensor]
     axes: Axes
     outputs: Sequence[str]
-    nodes: int
+    rounding: Rounding
     program: Any
     renamed: Mapping[str, str]
 
@@ -100,16 +108,24 @@ class Verification:
         given = dict(zip(self.axes.inputs, inputs, strict=True))
         known = {name for name, _, _ in runtime.inputs}
         results = runtime.run({name: tensor for name, tensor in given.items() if name in known})
-        truth: tuple[Tensor, ...] | None = None
         for at, (name, got, want) in enumerate(zip(self.outputs, results, expected, strict=True)):
-            off, allowed = difference(got, want), tolerance(want.dtype, self.nodes)
+            off, allowed = difference(got, want), tolerance(want.dtype, self.rounding.nodes)
             if off > allowed.relative:
-                truth = in_float64(self.model, inputs) if truth is None else truth
-                more = None if truth is None else explained(got, want, truth[at])
+                more = self._explained(inputs, at, got, want)
                 if more is None:
                     raise self._mismatch(name, got, want, off, allowed, inputs)
                 allowed = more
             yield Comparison(self.axes.sizes(inputs), name, off, allowed.relative, allowed.reason)
+
+    def _explained(self, inputs: Sequence[Tensor], at: int, got: Tensor, want: Tensor) -> Tolerance | None:
+        """What explains that an output is far off; None if nothing does."""
+        truth = in_float64(self.model, inputs)
+        found = None if truth is None else explained(got, want, truth[at])
+        if found is not None:
+            return found
+        coarsest = self.rounding.coarsest.get(self.outputs[at])
+        coarse = in_coarser(want.dtype, coarsest, self.rounding.nodes)
+        return coarse if coarse is not None and difference(got, want) <= coarse.relative else None
 
     def _mismatch(
         self,
@@ -121,7 +137,7 @@ class Verification:
         inputs: Sequence[Tensor],
     ) -> errors.ExportMismatchError:
         sizes = ", ".join(f"{axis} {size}" for axis, size in self.axes.sizes(inputs).items())
-        first = first_difference(self.program, self.renamed, self.axes.inputs, inputs, self.nodes)
+        first = first_difference(self.program, self.renamed, self.axes.inputs, inputs, self.rounding)
         if (got.shape, got.dtype) != (want.shape, want.dtype):
             told = f"{got.dtype} {list(got.shape)} in place of {want.dtype} {list(want.shape)}"
         else:
