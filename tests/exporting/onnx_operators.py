@@ -143,13 +143,42 @@ reads_values.fake(lambda x: torch.empty_like(x))
 
 
 @opsmith.operator("nodes::mixed_results")
-def mixed_results(x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    return x + 1, [x + 2, x + 3]
+def mixed_results(x: Tensor, count: int = 2) -> tuple[Tensor, Tensor, list[Tensor]]:
+    return x + 1, x * 2, [x + at for at in range(2, 2 + count)]
+
+
+@opsmith.operator("nodes::list_first")
+def list_first(x: Tensor) -> tuple[list[Tensor], Tensor]:
+    return [x + 2, x + 3], x + 1
 
 
 @opsmith.operator("nodes::widened")
 def widened(x: Tensor, size: int) -> Tensor:
     return x.sum(0, keepdim=True).expand(size, -1).clone()
+
+
+@opsmith.operator("nodes::framed")
+def framed(x: Tensor, size: tuple[int, int], value: float = 0.5) -> Tensor:
+    rows, columns = size
+    return torch.nn.functional.pad(x, (0, columns - x.shape[1], 0, rows - x.shape[0]), value=value)
+
+
+@opsmith.operator("nodes::fixes_a_number")
+def fixes_a_number(x: Tensor, size: int) -> Tensor:
+    return x * 2 if size == 4 else x * 3
+
+
+fixes_a_number.fake(lambda x, size: torch.empty_like(x))
+
+
+@opsmith.operator("nodes::scaled_by")
+def scaled_by(x: Tensor, factor: int | float) -> Tensor:
+    return x * factor
+
+
+@opsmith.operator("nodes::scaled_by_float")
+def scaled_by_float(x: Tensor, factor: float) -> Tensor:
+    return x * factor
 
 
 def _write(x: Tensor) -> None:

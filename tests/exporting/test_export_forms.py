@@ -38,6 +38,13 @@ def _optional(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return both + of.affine(x, w, b) + of.affine(x, w, None, b) + of.affine(x, w, b)
 
 
+def _list_among_results(x: Tensor, w: Tensor, b: Tensor) -> list[Tensor]:
+    one, two, rest = of.mixed_results(x, 3)
+    (empty, _, none), (_, _, skipped) = of.mixed_results(x, 0), of.mixed_results(x * 2)
+    assert none == []
+    return [one, two, *rest, empty, skipped[1]]
+
+
 def _narrow(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return of.affine(x.half(), w.half(), b.half())
 
@@ -55,9 +62,15 @@ FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "results_not_always_there": lambda x, w, b: (of.maybe(x)[0], *of.maybe(x, True)),
     "list_of_tensors": lambda x, w, b: of.weighted([x, x + 1, 2 * x], [1.0, -2.0, 0.5]),
     "list_of_results": lambda x, w, b: [part - 1 for part in of.halves(x, 3)][1:],
+    "list_among_results": _list_among_results,
     "every_attribute": lambda x, w, b: of.described(x, **DESCRIBED),
     "default_attributes": lambda x, w, b: of.described(x),
     "operators_within": lambda x, w, b: of.outer(x),
+    "size_of_an_axis": lambda x, w, b: of.widened(x, x.shape[0] + 1),
+    "sizes_of_an_axis": lambda x, w, b: (
+        of.framed(x, (2 * x.shape[0], 8)) + of.framed(x, (2 * x.shape[0], 8), 1.5)
+    ),
+    "number_of_an_axis": lambda x, w, b: of.scaled_by(x, x.shape[0]),
     "constants": lambda x, w, b: of.constant(x[:, :3]),
     "float16": _narrow,
     "float64": _wide,
@@ -179,6 +192,19 @@ def test_lists_of_tensors(forms: Made) -> None:
     assert attributes(node) == {"xs_count": 3, "weights": [1.0, -2.0, 0.5]}
     (node,) = forms.of("nodes::halves")
     assert len(node.output) == 3
+    assert [len(node.output) for node in forms.of("nodes::mixed_results")] == [5, 2, 4]
+
+
+def test_numbers_that_follow_from_an_axis_are_inputs(forms: Made) -> None:
+    """Of those in a list, the others are in the body."""
+    for name in ("widened", "scaled_by"):
+        (node,) = forms.of(f"nodes::{name}")
+        assert (len(node.input), attributes(node)) == (2, {})
+    assert [len(node.input) for node in forms.of("nodes::framed")] == [2, 2]
+    assert [attributes(node) for node in forms.of("nodes::framed")] == [{"value": 0.5}, {"value": 1.5}]
+    functions = {each.name: list(each.input) for each in forms.model.functions}
+    assert functions["widened"] == ["x", "size"]
+    assert functions["framed"] == ["x", "size_0"]
 
 
 def test_every_kind_of_attribute(forms: Made) -> None:

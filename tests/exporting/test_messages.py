@@ -202,7 +202,7 @@ it, or leave the axis out of `dynamic=`
           expected: a computation for every size
           got: one for size 4 alone
           where: {line(of.fixes_inside, "== 4")}
-          mend: compute with `x.shape` as it comes, without comparing it with numbers
+          mend: compute with sizes as they come, without comparing them with numbers
         """,
     ),
     "opaque": (
@@ -272,29 +272,43 @@ uint64, bfloat16
           mend: write `verify=False`, or let it take what is drawn as an argument
         """,
     ),
-    "mixed-results": (
-        lambda: (of.mixed_results, X),
+    "list-before-others": (
+        lambda: (of.list_first, X),
         {},
         errors.ExportError,
         f"""
-        nodes::mixed_results: it returns a list among several results, which a node of ONNX cannot tell apart
-          expected: tensors, or one list of tensors
-          got: result0: Tensor, result1: list[Tensor]
-          where: {line(of.mixed_results, "@")}
-          mend: return the list alone, or its tensors one by one
+        nodes::list_first: it returns a list before another result, and a node of ONNX cannot tell where the \
+list ends
+          expected: tensors, the last of which may be a list of them
+          got: result0: list[Tensor], result1: Tensor
+          where: {line(of.list_first, "@")}
+          mend: return the list last, or its tensors one by one
         """,
     ),
     "attribute-of-an-axis": (
-        lambda: (called(lambda x: of.widened(x, x.shape[0])), X),
+        lambda: (called(lambda x: of.scaled_by(x, x.shape[0] * 0.5)), X),
         {"dynamic": N, "input_names": ["x"]},
         errors.ExportError,
         f"""
-        nodes::widened: an argument that is no tensor follows from a dynamic axis, and an attribute is fixed
-          argument: size
-          expected: int that is the same in every call
-          got: sym_size_int_1
-          where: {line(of.widened, "@")}
+        nodes::scaled_by: an argument that is no tensor follows from a dynamic axis, and an attribute is fixed
+          argument: factor
+          expected: int | float that is the same in every call
+          got: mul
+          where: {line(of.scaled_by, "@")}
           mend: let the reference take it from the shape of a tensor, or leave that axis out of `dynamic=`
+        """,
+    ),
+    "number-fixed-by-the-reference": (
+        lambda: (called(lambda x: of.fixes_a_number(x, x.shape[0])), X),
+        {"dynamic": N, "input_names": ["x"]},
+        errors.DynamicAxisError,
+        f"""
+        nodes::fixes_a_number: its reference fixes `size`, which varies in this call
+          argument: size
+          expected: a computation for every size
+          got: one for size 4 alone
+          where: {line(of.fixes_a_number, "== 4")}
+          mend: compute with sizes as they come, without comparing them with numbers
         """,
     ),
     "other-numbers": (

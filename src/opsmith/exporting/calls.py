@@ -11,7 +11,8 @@ import torch
 from opsmith import errors
 from opsmith.core.schema import REQUIRED, Argument
 from opsmith.core.specification import Specification
-from opsmith.exporting.sizes import example_shape, varies
+from opsmith.exporting.packages import onnx_ir
+from opsmith.exporting.sizes import example_shape, example_size, varies
 from opsmith.exporting.symbolic import Named
 
 
@@ -58,11 +59,11 @@ class Call:
                 yield leaf, default(leaf)
 
     def slots(self) -> list[tuple[str, torch.fx.Node | None]]:
-        """The inputs of the node in ONNX: a name and a tensor, or None where an optional one is absent."""
-        return list(tensor_slots(self.values()))
+        """The inputs of the node in ONNX: name and origin, which is None where an optional one is absent."""
+        return list(input_slots(list(self.values())))
 
-    def tensors(self) -> list[torch.Tensor]:
-        """The tensors that are there, without their values."""
+    def inputs(self) -> list[torch.Tensor | torch.SymInt]:
+        """What is there of them, without values: tensors, and then sizes."""
         return [node.meta["val"] for _, node in self.slots() if node is not None]
 
     def results(self) -> list[torch.Tensor]:
@@ -72,7 +73,7 @@ class Call:
     def signature(self) -> tuple[Any, ...]:
         """What a body depends on: sizes, `?` for those that vary, with an example; dtypes; other values."""
         described = [
-            (leaf.name, _described(value) if leaf.kind.is_tensor else repr(value))
+            (leaf.name, _described(value) if leaf.kind.is_tensor or size_items(value) else repr(value))
             for leaf, value in self.values()
         ]
         return (self.specification.name, self.named, *described)
@@ -83,8 +84,11 @@ def default(leaf: Argument) -> Any:
     return None if leaf.default is REQUIRED else leaf.kind.lower(leaf.default)[0]
 
 
-def tensor_slots(values: Iterator[tuple[Argument, Any]]) -> Iterator[tuple[str, Any]]:
-    """The inputs of a node, from the values of a call: each tensor of a list has one of its own."""
+def input_slots(values: Sequence[tuple[Argument, Any]]) -> Iterator[tuple[str, Any]]:
+    """The inputs of a node, from the values of a call: each tensor of a list has one of its own.
+
+    Behind all tensors come the whole numbers that follow from dynamic axes, which no attribute can be.
+    """
     for leaf, value in values:
         if not leaf.kind.is_tensor:
             continue
@@ -93,6 +97,23 @@ def tensor_slots(values: Iterator[tuple[Argument, Any]]) -> Iterator[tuple[str, 
             continue
         for at, item in enumerate(value or ()):
             yield f"{leaf.name}_{at}", item
+    for leaf, value in values:
+        if not leaf.kind.is_tensor:
+            several = isinstance(value, list | tuple)
+            for at, item in size_items(value).items():
+                yield f"{leaf.name}_{at}" if several else leaf.name, item
+
+
+def size_items(value: Any) -> dict[int, Any]:
+    """What of an argument that is no tensor the graph computes as a whole number, by position."""
+    items = value if isinstance(value, list | tuple) else [value]
+    return {at: item for at, item in enumerate(items) if _is_size(item)}
+
+
+def _is_size(item: Any) -> bool:
+    if isinstance(item, torch.fx.Node):
+        return isinstance(item.meta.get("val"), torch.SymInt)
+    return isinstance(item, onnx_ir.Value)
 
 
 def flat_results(value: Any) -> Iterator[Any]:
@@ -107,26 +128,28 @@ def flat_results(value: Any) -> Iterator[Any]:
 def _described(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(_described(each) for each in value)
-    if value is None:
-        return None
+    if not isinstance(value, torch.fx.Node):
+        return repr(value)
+    if isinstance(value.meta["val"], torch.SymInt):
+        return "size", example_size(value.meta["val"])
     tensor = value.meta["val"]
     open_axes = tuple(map(varies, tensor.shape))
     return str(tensor.dtype), example_shape(tensor), open_axes, str(tensor.device)
 
 
-def refuse_mixed_results(specification: Specification) -> None:
-    """Refuse results of which one among several is a list: a node's outputs are told by position alone.
+def refuse_lists_before_others(specification: Specification) -> None:
+    """Refuse a list of results before another result: a node's outputs are told by position alone.
 
     Raises:
-        ExportError: If they are.
+        ExportError: If there is one.
     """
     shown: Sequence[Any] = [each for each in specification.schema.results if not each.hidden]
-    if len(shown) > 1 and any(result.sequence for result in shown):
+    if any(result.sequence for result in shown[:-1]):
         raise errors.ExportError(
-            "it returns a list among several results, which a node of ONNX cannot tell apart",
+            "it returns a list before another result, and a node of ONNX cannot tell where the list ends",
             operator=specification.name,
-            expected="tensors, or one list of tensors",
+            expected="tensors, the last of which may be a list of them",
             got=", ".join(f"{result.name}: {result.hint()}" for result in shown),
             where=specification.where,
-            mend="return the list alone, or its tensors one by one",
+            mend="return the list last, or its tensors one by one",
         )

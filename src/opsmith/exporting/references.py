@@ -11,7 +11,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.location import where
 from opsmith.exporting.calls import Call, flat_results
-from opsmith.exporting.sizes import example_shape, varies
+from opsmith.exporting.sizes import example_shape, example_size, varies
 from opsmith.exporting.specialising import culprit
 from opsmith.torch_library.hushed import hushed
 
@@ -33,22 +33,25 @@ class References(torch.nn.Module):
         return tuple(result for call in self.calls for result in computed(call, rest))
 
 
-def computed(call: Call, tensors: Iterator[Tensor]) -> list[Tensor]:
-    """The results that callers see, by the reference."""
+def computed(call: Call, given: Iterator[Any]) -> list[Tensor]:
+    """The results that callers see, by the reference; what is given are the call's own inputs, and more."""
     schema, function = call.specification.schema, reference_of(call)
-    args = _filled(tuple(call.node.args), tensors)
-    kwargs = {name: _filled(value, tensors) for name, value in call.node.kwargs.items()}
+    inputs = [next(given) for _ in call.inputs()]
+    tensors = iter([each for each in inputs if isinstance(each, Tensor)])
+    sizes = iter([each for each in inputs if not isinstance(each, Tensor)])
+    args = _filled(tuple(call.node.args), tensors, sizes)
+    kwargs = {name: _filled(value, tensors, sizes) for name, value in call.node.kwargs.items()}
     positional, named = schema.split(schema.received(args, kwargs))
     returned = function(*positional, **named)
     results = (returned,) if schema.single else tuple(returned)
     return list(flat_results([results[at] for at in schema.visible]))
 
 
-def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
+def _filled(value: Any, tensors: Iterator[Tensor], sizes: Iterator[Any]) -> Any:
     if isinstance(value, torch.fx.Node):
-        return next(tensors)
+        return next(sizes if isinstance(value.meta["val"], torch.SymInt) else tensors)
     if isinstance(value, list | tuple):
-        items = [_filled(each, tensors) for each in value]
+        items = [_filled(each, tensors, sizes) for each in value]
         return tuple(items) if isinstance(value, tuple) else items
     return value
 
@@ -97,36 +100,48 @@ def traced(calls: Sequence[Call]) -> Any:
 
 
 def _traced(calls: Sequence[Call]) -> Any:
-    stand_ins = [tensor for call in calls for tensor in call.tensors()]
-    examples = tuple(
-        torch.zeros(example_shape(tensor), dtype=tensor.dtype, device=tensor.device) for tensor in stand_ins
-    )
-    open_axes = [[axis for axis, size in enumerate(each.shape) if varies(size)] for each in stand_ins]
+    inputs = [each for call in calls for each in call.inputs()]
     auto = torch.export.Dim.AUTO
-    dims = (tuple(dict.fromkeys(axes, auto) for axes in open_axes),)
+    dims = tuple(
+        dict.fromkeys(_open_axes(each), auto) if isinstance(each, Tensor) else auto for each in inputs
+    )
 
     def trace() -> Any:
         with hushed(), torch.no_grad():
             return torch.export.export(
                 References(calls).eval(),
-                examples,
-                dynamic_shapes=dims if any(open_axes) else None,
+                tuple(map(_example, inputs)),
+                dynamic_shapes=(dims,) if any(dims) else None,
                 strict=False,
             )
 
     program = trace()
     names = [(call, name) for call in calls for name, node in call.slots() if node is not None]
-    inputs = [node.meta["val"] for node in user_inputs(program)]
-    for (call, name), axes, seen in zip(names, open_axes, inputs, strict=True):
-        for axis in axes:
-            if not varies(seen.shape[axis]):
-                raise _fixed(call, name, axis, int(seen.shape[axis]), trace)
+    seen = [node.meta["val"] for node in user_inputs(program)]
+    for (call, name), given, made in zip(names, inputs, seen, strict=True):
+        if not isinstance(given, Tensor):
+            if not varies(made):
+                raise _fixed(call, name, f"`{name}`", int(made), trace)
+            continue
+        for axis in _open_axes(given):
+            if not varies(made.shape[axis]):
+                raise _fixed(call, name, f"axis {axis} of `{name}`", int(made.shape[axis]), trace)
     return program
 
 
-def _fixed(call: Call, name: str, axis: int, size: int, trace: Callable[[], Any]) -> errors.DynamicAxisError:
+def _open_axes(tensor: Tensor) -> list[int]:
+    return [axis for axis, size in enumerate(tensor.shape) if varies(size)]
+
+
+def _example(given: Tensor | torch.SymInt) -> Any:
+    if not isinstance(given, Tensor):
+        return example_size(given)
+    return torch.zeros(example_shape(given), dtype=given.dtype, device=given.device)
+
+
+def _fixed(call: Call, name: str, what: str, size: int, trace: Callable[[], Any]) -> errors.DynamicAxisError:
     return errors.DynamicAxisError(
-        f"its reference fixes axis {axis} of `{name}`, which varies in this call",
+        f"its reference fixes {what}, which varies in this call",
         operator=call.specification.name,
         argument=name,
         expected="a computation for every size",
@@ -134,13 +149,14 @@ def _fixed(call: Call, name: str, axis: int, size: int, trace: Callable[[], Any]
         where=culprit(trace, size) or call.specification.where,
         mend="export with a larger example: torch takes a size of 0 or 1 for a constant"
         if size < 2
-        else "compute with `x.shape` as it comes, without comparing it with numbers",
+        else "compute with sizes as they come, without comparing them with numbers",
     )
 
 
 def user_inputs(program: Any) -> list[Any]:
     """The nodes of a program of torch that stand for what it is called with."""
-    names = set(program.graph_signature.user_inputs)
+    kind = torch.export.graph_signature.InputKind.USER_INPUT
+    names = {each.arg.name for each in program.graph_signature.input_specs if each.kind is kind}
     return [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
 
 

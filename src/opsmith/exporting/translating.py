@@ -10,7 +10,7 @@ from opsmith import errors
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
 from opsmith.exporting.attributes import attribute
-from opsmith.exporting.calls import Call, default, refuse_mixed_results, tensor_slots
+from opsmith.exporting.calls import Call, default, input_slots, refuse_lists_before_others, size_items
 from opsmith.exporting.packages import onnx, onnx_ir, onnxscript
 from opsmith.exporting.sizes import varies
 from opsmith.exporting.symbolic import NAMED, by_symbolic, symbolic_of
@@ -27,24 +27,49 @@ OPERATOR = "opsmith.operator"
 
 
 class Outputs(Sequence[Any]):
-    """The outputs of a node that returns a list of tensors: there are as many as anyone asks for.
+    """The outputs of a node that are a list of tensors, its last: there are as many as anyone asks for.
 
     The exporter translates a call before it has told how many results it has; `complete` cuts them to size.
+
+    Args:
+        first: The first of them.
     """
 
     def __init__(self, first: Any) -> None:
         self._node = first.producer()
+        self._start: int = first.index()
 
     def __getitem__(self, at: Any) -> Any:
-        if at >= len(self._node.outputs):
-            self._node.resize_outputs(at + 1)
-        return self._node.outputs[at]
+        if self._start + at >= len(self._node.outputs):
+            self._node.resize_outputs(self._start + at + 1)
+        return self._node.outputs[self._start + at]
 
     def __len__(self) -> int:
-        return len(self._node.outputs)
+        return len(self._node.outputs) - self._start
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(tuple(self._node.outputs))
+        return iter(tuple(self._node.outputs[self._start :]))
+
+
+class Results(Sequence[Any]):
+    """Results of which the last is a list; whoever goes over them, to name them, meets the others.
+
+    Args:
+        single: Those before the list.
+        rest: The list.
+    """
+
+    def __init__(self, single: Sequence[Any], rest: Outputs) -> None:
+        self._single, self._rest = single, rest
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._rest if at == len(self._single) else self._single[at]
+
+    def __len__(self) -> int:
+        return len(self._single)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._single)
 
 
 def translations(
@@ -74,7 +99,7 @@ def _by_class(specification: Specification, opset: int, notes: list[str]) -> Cal
         values = [value for _, value in pairs]
         if adopted is not None and adopted.variadic:
             values[-1:] = values[-1] or ()
-        tensors = [value for _, value in tensor_slots(iter(pairs))]
+        tensors = [value for _, value in input_slots(pairs)]
         return by_symbolic(specification, values, tensors, opset, notes)
 
     return translate
@@ -86,14 +111,15 @@ def _translation(specification: Specification) -> Callable[..., Any]:
     numbers = itertools.count()
 
     def translate(*args: Any, **kwargs: Any) -> Any:
-        refuse_mixed_results(specification)
+        refuse_lists_before_others(specification)
         given = {**dict(zip((leaf.name for leaf in leaves), args, strict=False)), **kwargs}
-        values = ((leaf, given.get(leaf.name)) for leaf in leaves)
-        inputs = [value for _, value in tensor_slots(values)]
+        inputs = [value for _, value in input_slots([(leaf, given.get(leaf.name)) for leaf in leaves])]
         plain = [(leaf.name, given.get(leaf.name)) for leaf in leaves if not leaf.kind.is_tensor]
         key = next(numbers) if specification.random else plain
         made = _node(specification, inputs, len(shown), repr(key))
-        return Outputs(made) if shown[0].sequence else made
+        if not shown[-1].sequence:
+            return made
+        return Outputs(made) if len(shown) == 1 else Results(made[:-1], Outputs(made[-1]))
 
     return translate
 
@@ -165,6 +191,8 @@ def _describe(node: Any, call: Call) -> None:
             if leaf.kind.sequence and value is not None:
                 made = onnx_ir.AttrInt64(f"{leaf.name}_count", len(value))
                 node.attributes[made.name] = made
+            continue
+        if size_items(value):
             continue
         written = attribute(call.specification, leaf, value)
         if written is not None:
