@@ -359,29 +359,6 @@ def test_a_reference_that_looks_at_values(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("path", "got", "mend"),
-    [
-        ("", "a folder", "name a file in it, `model.onnx`"),
-        ("missing/model.onnx", "there is no folder `{folder}/missing`", "make the folder first"),
-    ],
-    ids=["folder", "missing"],
-)
-def test_paths_that_cannot_be_written(path: str, got: str, mend: str, tmp_path: Path) -> None:
-    with pytest.raises(errors.UsageError) as caught:
-        opsmith.export_onnx(opsmith.ops.exp, X, tmp_path / path)
-    assert str(caught.value) == (
-        f"no file can be written to `{tmp_path / path}`\n  argument: path\n"
-        "  expected: a file in a folder that is there, and can be written to\n"
-        f"  got: {got.format(folder=tmp_path)}\n  mend: {mend}"
-    )
-
-
-def test_a_path_that_is_none() -> None:
-    with pytest.raises(errors.UsageError, match=r"no file can be written to `3`"):
-        opsmith.export_onnx(opsmith.ops.exp, X, 3)  # type: ignore[arg-type]
-
-
 def test_a_type_that_onnx_runtime_does_not_compute(tmp_path: Path) -> None:
     with pytest.raises(errors.OnnxRuntimeError) as caught:
         opsmith.export_onnx(opsmith.ops.exp, X.bfloat16(), tmp_path / "model.onnx")

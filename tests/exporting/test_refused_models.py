@@ -1,0 +1,106 @@
+"""Models that torch or ONNX has no form for, and places that take no file: nothing is left of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx_operators as of
+import pytest
+import torch
+from onnx_operators import Calls
+from torch import Tensor
+
+import opsmith
+from opsmith import errors
+
+X = torch.arange(24.0).reshape(4, 6)
+
+
+def branches(x: Tensor) -> Tensor:
+    return x * 2 if x.sum() > 0 else x
+
+
+MODELS: dict[str, tuple[Callable[[Tensor], Any], str, str, str]] = {
+    "complex-results": (
+        lambda x: torch.view_as_real(of.as_complex(x)),
+        "nodes::as_complex: ONNX has no tensors of the type that it returns",
+        "torch.complex64",
+        "return another type; of complex numbers, `torch.view_as_real`",
+    ),
+    "a-branch-on-values": (
+        branches,
+        "torch's exporter does not take the model: Could not guard on data-dependent expression",
+        "GuardOnDataDependentSymNode",
+        "`torch.export.export(model, args)` must take it, and ONNX have an operator for each of torch's in it; "
+        "the error that led to this one says more",
+    ),
+    "sizes-that-follow-from-values": (
+        lambda x: opsmith.ops.exp(x[x > 3]),
+        "the size of a tensor depends on the values of others, and no body can be derived for it",
+        "u0",
+        "compute what has such a size outside of the operator, or export it with `body='node', verify=False`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_has_no_form(name: str, tmp_path: Path) -> None:
+    function, problem, got, mend = MODELS[name]
+    with pytest.raises(errors.ExportError) as caught:
+        opsmith.export_onnx(Calls(function), X, tmp_path / "model.onnx")
+    assert str(caught.value).startswith(problem)
+    assert (caught.value.got, caught.value.mend) == (got, mend)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sizes_that_follow_from_values_have_a_node(export: Callable[..., Any]) -> None:
+    model = Calls(lambda x: opsmith.ops.exp(x[x > 3]))
+    assert export(model, X, body="node", verify=False).export.nodes == {"opsmith::exp": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "got", "mend"),
+    [
+        ("", "a folder", "name a file in it, `model.onnx`"),
+        ("missing/model.onnx", "there is no folder `{folder}/missing`", "make the folder first"),
+    ],
+    ids=["folder", "missing"],
+)
+def test_paths_that_cannot_be_written(path: str, got: str, mend: str, tmp_path: Path) -> None:
+    with pytest.raises(errors.UsageError) as caught:
+        opsmith.export_onnx(opsmith.ops.exp, X, tmp_path / path)
+    assert str(caught.value) == (
+        f"no file can be written to `{tmp_path / path}`\n  argument: path\n"
+        "  expected: a file in a folder that is there, and can be written to\n"
+        f"  got: {got.format(folder=tmp_path)}\n  mend: {mend}"
+    )
+
+
+def test_a_path_that_is_none() -> None:
+    with pytest.raises(errors.UsageError, match=r"no file can be written to `3`"):
+        opsmith.export_onnx(opsmith.ops.exp, X, 3)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and real(path, mode))
+    with pytest.raises(errors.UsageError) as caught:
+        opsmith.export_onnx(opsmith.ops.exp, X, tmp_path / "model.onnx")
+    assert str(caught.value) == (
+        f"no file can be written to `{tmp_path / 'model.onnx'}`\n  argument: path\n"
+        "  expected: a file in a folder that is there, and can be written to\n"
+        "  got: the folder is read-only\n  mend: name another one"
+    )
+
+
+def test_a_float_that_torch_fixes_is_found(tmp_path: Path) -> None:
+    """torch itself makes a number of it in a trace, and keeps the axis open."""
+    model = Calls(lambda x: of.scaled_by_float(x, x.shape[0] * 0.5))
+    with pytest.raises(
+        errors.ExportMismatchError, match="the file computes another `output` than PyTorch at n 5"
+    ):
+        opsmith.export_onnx(model, X, tmp_path / "model.onnx", input_names=["x"], dynamic={"x": {0: "n"}})
+    assert not list(tmp_path.iterdir())
