@@ -10,7 +10,7 @@ import onnx
 import pytest
 from typer.testing import Result
 
-SOURCE = """
+SOURCE = '''
 import torch, opsmith
 from torch import Tensor
 
@@ -38,9 +38,20 @@ class Network(torch.nn.Module):
 def model():
     return Network().eval(), (torch.ones(4, 3),), {"shift": torch.ones(3)}
 
+@opsmith.operator("{space}::native", shapes="x: n -> n")
+def native(x: Tensor) -> Tensor:
+    return -x
+
+native.kernel("cpu", cpp="""
+void native(Contiguous<const float, 1> x, Contiguous<float, 1> y) {
+  for (int64_t i = 0; i < x.size(0); i++) y[i] = -x[i];
+}
+""")
+native.samples(lambda make: [(make(3),)])
+
 def nothing():
     return 3
-"""
+'''
 
 
 @pytest.fixture
@@ -73,6 +84,20 @@ def test_a_model_and_its_arguments_as_json(
     assert told["nodes"] == {f"{space}::twice": 1}
     assert told["verified"]
     assert [each["difference"] for each in told["comparisons"]] == [0.0]
+
+
+def test_a_library_of_kernels(file: Path, opsmith: Callable[..., Result], tmp_path: Path, space: str) -> None:
+    path, library = tmp_path / "native.onnx", tmp_path / "ops.so"
+    done = opsmith("export", f"{file}:native", str(path), "--library", str(library), "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert (told["library"], told["native"]) == (str(library), {f"{space}::native": 1})
+    assert told["left_to_bodies"] == {}
+    assert [each["library"] for each in told["comparisons"]] == [False, True]
+    assert library.read_bytes().startswith(b"\x7fELF")
+    done = opsmith("export", f"{file}:twice", str(path), "--library", str(library))
+    assert done.exit_code == 1
+    assert "no operator of the model can be packaged into a library" in done.stderr
 
 
 def test_a_file_that_differs_has_status_1(file: Path, opsmith: Callable[..., Result], tmp_path: Path) -> None:

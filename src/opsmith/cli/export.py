@@ -59,6 +59,16 @@ def export(
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Compare the file with PyTorch.")
     ] = True,
+    library: Annotated[
+        Path | None,
+        typer.Option(
+            "--library",
+            metavar="PATH",
+            help="Package the operators' kernels in C++ into a library, `ops.so`, which ONNX Runtime uses in "
+            "the place of bodies.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
     ] = False,
@@ -75,6 +85,8 @@ def export(
     - `opsmith export operators.py:linear linear.onnx --dynamic x:0=batch`
 
     - `opsmith export mypackage.nets:model model.onnx --dynamic images:0=batch --body inline`
+
+    - `opsmith export operators.py:linear linear.onnx --library ops.so`
 
     - `opsmith export operators.py:linear linear.onnx --json > export.json`
 
@@ -98,6 +110,7 @@ def export(
                     dynamic=_axes(dynamic or []),
                     opset=opset,
                     verify=verify,
+                    library=library,
                 )
         except errors.OpsmithError as error:
             if traceback or type(error).__name__ not in FAILURES:

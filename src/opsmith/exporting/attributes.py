@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from opsmith import errors
+from opsmith.build.ort.generating import BITS
 from opsmith.core.encoded import OBJECT
 from opsmith.core.schema import Argument
 from opsmith.core.specification import Specification
@@ -51,6 +53,22 @@ def attribute(specification: Specification, leaf: Argument, value: Any) -> Any:
     several = kind.sequence or kind.base.schema == "complex"
     suffix = "S" if several else ""
     return onnx_ir.Attr(leaf.name, onnx_ir.AttributeType[form + suffix], plain if several else plain[0])
+
+
+def bits(leaf: Argument, value: Any) -> Any:
+    """An attribute with numbers as they are, which single precision would change; None where it does not.
+
+    Each is the whole number that has the same 64 bits.
+    """
+    if value is None or leaf.kind.base.schema != "float":
+        return None
+    items = value if isinstance(value, list | tuple) else [value]
+    wide = struct.unpack(f"<{len(items)}q", struct.pack(f"<{len(items)}d", *items))
+    single = torch.tensor([float(item) for item in items], dtype=torch.float64)
+    if torch.equal(single.float().double().nan_to_num(0.0), single.nan_to_num(0.0)):
+        return None
+    made = onnx_ir.AttrInt64s if leaf.kind.sequence else onnx_ir.AttrInt64
+    return made(leaf.name + BITS, wide if leaf.kind.sequence else wide[0])
 
 
 def _plain(items: Sequence[Any], form: str) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,6 +61,8 @@ def first_difference(
     names: Sequence[str],
     inputs: Sequence[Tensor],
     rounding: Rounding,
+    *,
+    library: Path | None = None,
 ) -> Culprit | None:
     """The first node whose output differs; None where none does, or the two cannot be run side by side.
 
@@ -68,6 +71,7 @@ def first_difference(
         renamed: Torch's names of values, where they are others in the file.
         names, inputs: The inputs of the file.
         rounding: What rounds.
+        library: A library of kernels that ONNX Runtime is given.
     """
     program = translated.exported_program
     recorded = _recorded(program, inputs)
@@ -82,7 +86,7 @@ def first_difference(
     del model.graph.output[:]
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for _, name, _ in places)
     try:
-        runtime = Runtime(model.SerializeToString(), "every node")
+        runtime = Runtime(model.SerializeToString(), "every node", library=library)
         known = {name for name, _, _ in runtime.inputs}
         given = {name: tensor for name, tensor in zip(names, inputs, strict=True) if name in known}
         results = runtime.run(given)

@@ -32,11 +32,14 @@ class Bodies:
     Args:
         operators: The specification of each operator, by torch's operator.
         translate: Translates a program of torch.
+        functions: By domain and name.
+        inner: Nodes in the functions that call our operators, with their calls.
     """
 
     operators: Mapping[Any, Specification]
     translate: Translate
     functions: dict[tuple[str, str], Any] = field(default_factory=dict)
+    inner: list[tuple[Any, Call]] = field(default_factory=list)
     _names: dict[tuple[Any, ...], str] = field(default_factory=dict)
     _known: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
@@ -60,6 +63,7 @@ class Bodies:
         InlinePass()(model)  # what torch's exporter makes of branches and loops
         for node, call in our_nodes(model, self.operators):
             complete(node, call)
+            self.inner.append((node, call))
         self.give(model)
         proto = onnx_ir.to_proto(model)
         inputs, outputs = (

@@ -19,6 +19,7 @@ from opsmith.exporting.bodies import Bodies, inlined, without_bodies
 from opsmith.exporting.capturing import captured, translator
 from opsmith.exporting.files import Draft, drafted
 from opsmith.exporting.finishing import counted, name_axes, name_values, sign, strip
+from opsmith.exporting.library import calls_by_place, with_library
 from opsmith.exporting.report import Export
 from opsmith.exporting.request import Body, Request, read_names, read_request
 from opsmith.exporting.rounding import rounding
@@ -41,6 +42,7 @@ def export_onnx(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     verify: bool = True,
+    library: str | os.PathLike[str] | None = None,
 ) -> Export:
     """Write a model or an operator as a file that ONNX Runtime runs, once the two were compared.
 
@@ -56,12 +58,15 @@ def export_onnx(
         opset: Version of ONNX's operators; by default 20.
         input_names, output_names: By default the names of the parameters, and of an operator's results.
         verify: Whether the file is compared with PyTorch, at two more sizes of every dynamic axis.
+        library: Where a library of the operators' kernels in C++ goes, which ONNX Runtime uses in the place
+            of bodies: `SessionOptions.register_custom_ops_library`. It is compared with PyTorch as well.
 
     Returns:
         What was written, and how it compared. Nothing is at `path` where an error is raised.
 
     Raises:
         UsageError, ExportError, DynamicAxisError, ExportMismatchError, OnnxRuntimeError: As their names say.
+        CompileError, ToolchainError: If a library cannot be built.
 
     Example:
         >>> import torch, opsmith, tempfile
@@ -70,7 +75,7 @@ def export_onnx(
         >>> export.nodes, export.verified
         ({'opsmith::exp': 1}, True)
     """
-    request = read_request(path, body, opset, verify)
+    request = read_request(path, body, opset, verify, library)
     if not isinstance(model, torch.nn.Module | Operator):
         raise errors.UsageError(
             "this is neither a module nor an operator",
@@ -116,29 +121,48 @@ def _export(
     renamed = name_values(program.model, inputs, outputs)
     name_axes(program.model, axes)
     bodies = Bodies(specifications, lambda traced: translate(traced).model)
-    if request.body != "node" or request.verify:
+    if request.bodies:
         bodies.give(program.model)
         bodies.attach(program.model)
     if request.verify:
         refuse_random(used)
     sign(program.model, request.body, used)
     strip(program.model)
-    export = Export(request.path, request.body, request.opset, tuple(inputs), tuple(outputs), nodes)
+    export = Export(
+        request.path,
+        request.body,
+        request.opset,
+        tuple(inputs),
+        tuple(outputs),
+        nodes,
+        library=request.library,
+    )
     expected = [tensor for _, tensor in leaves(returned, "")]
     rounds = rounding(program.model)
     verification = Verification(flat, tensors, expected, axes, outputs, rounds, program, renamed)
     with drafted(request.path) as draft:
         export = _written(draft, export, request, verification)
-        draft.publish()
+        if request.library is None:
+            draft.publish()
+            return export
+        calls = calls_by_place([*pairs, *(bodies.inner if request.body == "function" else ())])
+        held = verification if request.verify else None
+        with drafted(request.library, "library") as beside:
+            export = with_library(export, draft.file, beside.file, calls, held)
+            beside.publish()
+            draft.publish()
     return export
 
 
 def _written(draft: Draft, export: Export, request: Request, verification: Verification) -> Export:
-    """Write the file and hold it to everything that it must be; a node without a body is held with one."""
+    """Write the file and hold it to everything that it must be.
+
+    A node without a body is held with one, where no library has a kernel for it.
+    """
     model = verification.program.model
     if request.body == "inline":
         inlined(model)
-    if request.verify:
+    if request.verify and request.bodies:
         draft.write(model)
         draft.check()
         comparisons, left_out = verification.compare(Runtime(draft.file, request.path.name))

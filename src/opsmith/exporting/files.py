@@ -71,8 +71,12 @@ class Draft:
 
 
 @contextmanager
-def drafted(path: Path) -> Iterator[Draft]:
+def drafted(path: Path, argument: str = "path") -> Iterator[Draft]:
     """A region with a draft of a file; afterwards nothing of it is left but what was published.
+
+    Args:
+        path: Where it goes.
+        argument: What names that, for messages.
 
     Raises:
         UsageError: If the system does not let it be written.
@@ -86,7 +90,7 @@ def drafted(path: Path) -> Iterator[Draft]:
     except OSError as error:
         raise errors.UsageError(
             f"no file can be written to `{path}`",
-            argument="path",
+            argument=argument,
             expected="a file in a folder that is there, and can be written to",
             got=error.strerror or str(error),
             mend="name another one",

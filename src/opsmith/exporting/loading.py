@@ -21,13 +21,14 @@ class OnnxModule(torch.nn.Module):
 
     Attributes:
         path: The file.
+        library: The library of kernels that computes its nodes; None where it has none.
         input_names, output_names: In order.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, library: Path | None = None) -> None:
         super().__init__()
-        self.path = path
-        self._runtime = Runtime(path, path.name)
+        self.path, self.library = path, library
+        self._runtime = Runtime(path, path.name, library=library)
         self.input_names = tuple(name for name, _, _ in self._runtime.inputs)
         self.output_names = tuple(name for name, _, _ in self._runtime.outputs)
         self.eval()
@@ -76,21 +77,22 @@ class OnnxModule(torch.nn.Module):
         return f"{str(self.path)!r}, {', '.join(self.input_names)} -> {', '.join(self.output_names)}"
 
     def __reduce__(self) -> Any:
-        return load, (self.path,)
+        return load, (self.path, self.library)
 
 
-def load(path: str | os.PathLike[str]) -> OnnxModule:
+def load(path: str | os.PathLike[str], library: str | os.PathLike[str] | None = None) -> OnnxModule:
     """A file of ONNX as a module, which ONNX Runtime computes.
 
     Args:
         path: The file.
+        library: A library of kernels for its nodes, as `opsmith.export_onnx(..., library=...)` writes it.
 
     Returns:
         A module; its inputs and outputs are tensors of torch, on the CPU.
 
     Raises:
         UsageError: If there is no such file.
-        OnnxRuntimeError: If ONNX Runtime does not load it.
+        OnnxRuntimeError: If ONNX Runtime does not load it, or the library.
 
     Example:
         >>> import torch, opsmith, tempfile, opsmith.onnx
@@ -108,4 +110,4 @@ def load(path: str | os.PathLike[str]) -> OnnxModule:
             got="a folder" if file.is_dir() else "nothing there",
             mend="export it first: `opsmith.export_onnx(model, args, path)`",
         )
-    return OnnxModule(file)
+    return OnnxModule(file, None if library is None else Path(library))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ class Comparison:
         difference: The largest difference, as a part of the largest value.
         allowed: The largest that there may be.
         reason: Why that much.
+        library: Whether ONNX Runtime had the library of kernels.
     """
 
     sizes: Mapping[str, int]
@@ -25,6 +26,7 @@ class Comparison:
     difference: float
     allowed: float
     reason: str
+    library: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ class Export:
         nodes: How many nodes call each operator; in an inlined file, how many did.
         comparisons: How it compared with PyTorch; empty where it was not to be compared.
         left_out: Sizes that were not compared, since PyTorch refuses them, each with the reason.
+        library: Where the library of kernels is; None where there is none.
+        native: How many nodes of each operator it computes.
+        left_to_bodies: For each operator of which it leaves nodes to their bodies, why.
     """
 
     path: Path
@@ -49,6 +54,9 @@ class Export:
     nodes: Mapping[str, int]
     comparisons: tuple[Comparison, ...] = ()
     left_out: tuple[str, ...] = ()
+    library: Path | None = None
+    native: Mapping[str, int] = field(default_factory=dict)
+    left_to_bodies: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def verified(self) -> bool:
@@ -77,10 +85,14 @@ class Export:
                     "difference": each.difference,
                     "allowed": each.allowed,
                     "reason": each.reason,
+                    "library": each.library,
                 }
                 for each in self.comparisons
             ],
             "left_out": list(self.left_out),
+            "library": None if self.library is None else str(self.library),
+            "native": dict(self.native),
+            "left_to_bodies": dict(self.left_to_bodies),
         }
 
     def __str__(self) -> str:
@@ -90,10 +102,15 @@ class Export:
             f"{', '.join(self.outputs)}",
             f"  nodes: {counted}",
         ]
+        if self.library is not None:
+            native = ", ".join(f"{count} of {name}" for name, count in self.native.items())
+            lines.append(f"  library: {self.library} computes {native}")
+        lines += [f"  by its body: {name}: {reason}" for name, reason in self.left_to_bodies.items()]
         for each in self.comparisons:
             sizes = ", ".join(f"{name} {size}" for name, size in each.sizes.items()) or "as given"
+            by = ", by the library" * each.library
             lines.append(
-                f"  {each.output} at {sizes}: off by {each.difference:.1e}, allowed {each.allowed:.1e}"
+                f"  {each.output} at {sizes}{by}: off by {each.difference:.1e}, allowed {each.allowed:.1e}"
             )
         for reason in dict.fromkeys(each.reason for each in self.comparisons):
             lines.append(f"  allowed: {reason}")

@@ -26,15 +26,22 @@ class Request:
             its place, or a node that only a runtime with a kernel for it can compute.
         opset: Version of ONNX's operators.
         verify: Whether the file is compared with PyTorch before it is handed over.
+        library: Where a library of the operators' kernels goes; None where there is to be none.
     """
 
     path: Path
     body: Body
     opset: int
     verify: bool
+    library: Path | None = None
+
+    @property
+    def bodies(self) -> bool:
+        """Whether bodies are derived: for the file, or to compare it where it is to have none."""
+        return self.body != "node" or (self.verify and self.library is None)
 
 
-def read_request(path: Any, body: Any, opset: Any, verify: Any) -> Request:
+def read_request(path: Any, body: Any, opset: Any, verify: Any, library: Any = None) -> Request:
     """Read the options, and see that a file can be written there, before anything takes long.
 
     Raises:
@@ -66,26 +73,45 @@ def read_request(path: Any, body: Any, opset: Any, verify: Any) -> Request:
             got=repr(verify),
             mend="leave it out, and the file is compared with PyTorch",
         )
-    return Request(_writable(path), body, number, verify)
+    file = _writable(path, "path", "model.onnx")
+    return Request(file, body, number, verify, _read_library(library, file, body))
 
 
-def _writable(path: Any) -> Path:
+def _read_library(library: Any, file: Path, body: str) -> Path | None:
+    if library is None:
+        return None
+    if body == "inline":
+        raise errors.UsageError(
+            "an inlined file has no nodes that a library could compute",
+            argument="library",
+            expected="`body='function'` or `body='node'`",
+            got="`body='inline'`",
+            mend="leave `body=` out, or leave `library=` out",
+        )
+    path = _writable(library, "library", "ops.so")
+    if path.absolute() == file.absolute():
+        raise _unwritable(str(path), "library", "the file that is exported goes there", "name another one")
+    return path
+
+
+def _writable(path: Any, argument: str, example: str) -> Path:
     if not isinstance(path, str | os.PathLike):
-        raise _unwritable(repr(path), type(path).__name__, "give the name of a file, `model.onnx`")
+        got = type(path).__name__
+        raise _unwritable(repr(path), argument, got, f"give the name of a file, `{example}`")
     file = Path(path)
     if file.is_dir():
-        raise _unwritable(str(file), "a folder", "name a file in it, `model.onnx`")
+        raise _unwritable(str(file), argument, "a folder", f"name a file in it, `{example}`")
     if not file.parent.is_dir():
-        raise _unwritable(str(file), f"there is no folder `{file.parent}`", "make the folder first")
+        raise _unwritable(str(file), argument, f"there is no folder `{file.parent}`", "make the folder first")
     if not os.access(file.parent, os.W_OK):
-        raise _unwritable(str(file), "the folder is read-only", "name another one")
+        raise _unwritable(str(file), argument, "the folder is read-only", "name another one")
     return file
 
 
-def _unwritable(path: str, got: str, mend: str) -> errors.UsageError:
+def _unwritable(path: str, argument: str, got: str, mend: str) -> errors.UsageError:
     return errors.UsageError(
         f"no file can be written to `{path}`",
-        argument="path",
+        argument=argument,
         expected="a file in a folder that is there, and can be written to",
         got=got,
         mend=mend,

@@ -16,12 +16,23 @@ from opsmith.exporting.tensors import DTYPES, ONNX_TYPES
 ERRORS_ONLY = 3
 
 
+_BESIDE = {
+    "session.optimized_model_external_initializers_file_name": "weights",
+    "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+}
+"""Has an optimised graph written without its weights, of which there may be more than a file holds."""
+_MERGING = ["ConstantFolding", "CommonSubexpressionElimination"]
+
+
 class Runtime:
     """A file in ONNX Runtime, on the CPU.
 
     Args:
         source: A path, or a model as bytes.
         name: What messages call it.
+        library: A library of kernels for its nodes.
+        optimised: Where the graph is written as it runs. Nodes that are alike are not made one then, and
+            constants are computed in every run, so that each node of the file can be told in it.
 
     Attributes:
         inputs: For each input its name, dtype and shape; a size that varies has a name.
@@ -31,16 +42,30 @@ class Runtime:
         OnnxRuntimeError: If ONNX Runtime does not load it.
     """
 
-    def __init__(self, source: Path | bytes, name: str) -> None:
+    def __init__(
+        self,
+        source: Path | bytes,
+        name: str,
+        *,
+        library: Path | None = None,
+        optimised: Path | None = None,
+    ) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = ERRORS_ONLY
         options.intra_op_num_threads = torch.get_num_threads()
         self.name = name
+        if library is not None:
+            _register(options, library)
+        if optimised is not None:
+            options.optimized_model_filepath = str(optimised)
+            for key, value in _BESIDE.items():
+                options.add_session_config_entry(key, value)
         try:
             self._session = onnxruntime.InferenceSession(
                 str(source) if isinstance(source, Path) else source,
                 options,
                 providers=["CPUExecutionProvider"],
+                disabled_optimizers=[] if optimised is None else _MERGING,
             )
         except Exception as error:  # it raises classes of its own, which share no base
             raise _not_loaded(name, error) from error
@@ -65,6 +90,18 @@ class Runtime:
                 "has the size of the export",
             ) from error
         return [_from_runtime(value) for value in values]
+
+
+def _register(options: Any, library: Path) -> None:
+    try:
+        options.register_custom_ops_library(str(library.absolute()))
+    except Exception as error:  # it raises classes of its own, which share no base
+        raise errors.OnnxRuntimeError(
+            f"ONNX Runtime does not load the library `{library.name}`: {reason(error)}",
+            expected="a library that `export_onnx(..., library=...)` wrote, on a machine of this kind",
+            got=library.name,
+            mend="export it again, on this machine; it needs the OpenMP of g++ (libgomp)",
+        ) from error
 
 
 def _described(value: Any) -> tuple[str, torch.dtype | None, tuple[int | str | None, ...]]:

@@ -6,10 +6,12 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from opsmith import errors
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
-from opsmith.exporting.attributes import attribute
+from opsmith.exporting.attributes import attribute, bits
 from opsmith.exporting.calls import Call, default, input_slots, refuse_lists_before_others, size_items
 from opsmith.exporting.packages import onnx, onnx_ir, onnxscript
 from opsmith.exporting.sizes import varies
@@ -186,6 +188,7 @@ def complete(node: Any, call: Call) -> None:
 
 
 def _describe(node: Any, call: Call) -> None:
+    wide = any(getattr(each, "dtype", None) is torch.float64 for each in (*call.inputs(), *call.results()))
     for leaf, value in call.values():
         if leaf.kind.is_tensor:
             if leaf.kind.sequence and value is not None:
@@ -197,6 +200,9 @@ def _describe(node: Any, call: Call) -> None:
         written = attribute(call.specification, leaf, value)
         if written is not None:
             node.attributes[leaf.name] = written
+            exact = bits(leaf, value) if wide else None
+            if exact is not None:
+                node.attributes[exact.name] = exact
 
 
 def _onnx_type(specification: Specification, dtype: Any) -> int:

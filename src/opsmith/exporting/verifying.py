@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,14 +72,20 @@ class Verification:
     program: Any
     renamed: Mapping[str, str]
 
-    def compare(self, runtime: Runtime) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
+    def compare(
+        self, runtime: Runtime, *, library: Path | None = None
+    ) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
         """Compare at every choice of sizes; and what was left out, since PyTorch refuses it.
+
+        Args:
+            runtime: The file.
+            library: The library of kernels that it was loaded with.
 
         Raises:
             ExportMismatchError: If the file computes something else.
             OnnxRuntimeError: If ONNX Runtime refuses what PyTorch computes.
         """
-        found = list(self._compared(runtime, self.inputs, _on_cpu(self.returned)))
+        found = list(self._compared(runtime, self.inputs, _on_cpu(self.returned), library))
         left_out: list[str] = []
         for name in self.axes.names:
             done = 0
@@ -90,7 +97,7 @@ class Verification:
                 except Exception as error:  # whatever a model says of a size that it does not take
                     reason = f"{name} {size}: {first_line(error)}"
                     continue
-                found += self._compared(runtime, inputs, expected)
+                found += self._compared(runtime, inputs, expected, library)
                 done += 1
                 if done == BESIDE:
                     break
@@ -103,7 +110,7 @@ class Verification:
             return _on_cpu(self.model(*inputs))
 
     def _compared(
-        self, runtime: Runtime, inputs: Sequence[Tensor], expected: Sequence[Tensor]
+        self, runtime: Runtime, inputs: Sequence[Tensor], expected: Sequence[Tensor], library: Path | None
     ) -> Iterator[Comparison]:
         given = dict(zip(self.axes.inputs, inputs, strict=True))
         known = {name for name, _, _ in runtime.inputs}
@@ -113,9 +120,10 @@ class Verification:
             if off > allowed.relative:
                 more = self._explained(inputs, at, got, want)
                 if more is None:
-                    raise self._mismatch(name, got, want, off, allowed, inputs)
+                    raise self._mismatch(name, got, want, off, allowed, inputs, library)
                 allowed = more
-            yield Comparison(self.axes.sizes(inputs), name, off, allowed.relative, allowed.reason)
+            sizes, native = self.axes.sizes(inputs), library is not None
+            yield Comparison(sizes, name, off, allowed.relative, allowed.reason, native)
 
     def _explained(self, inputs: Sequence[Tensor], at: int, got: Tensor, want: Tensor) -> Tolerance | None:
         """What explains that an output is far off; None if nothing does."""
@@ -135,15 +143,19 @@ class Verification:
         off: float,
         allowed: Tolerance,
         inputs: Sequence[Tensor],
+        library: Path | None,
     ) -> errors.ExportMismatchError:
         sizes = ", ".join(f"{axis} {size}" for axis, size in self.axes.sizes(inputs).items())
-        first = first_difference(self.program, self.renamed, self.axes.inputs, inputs, self.rounding)
+        first = first_difference(
+            self.program, self.renamed, self.axes.inputs, inputs, self.rounding, library=library
+        )
         if (got.shape, got.dtype) != (want.shape, want.dtype):
             told = f"{got.dtype} {list(got.shape)} in place of {want.dtype} {list(want.shape)}"
         else:
             told = f"off by {off:.1e} of the largest value"
         return errors.ExportMismatchError(
-            f"the file computes another `{name}` than PyTorch{f' at {sizes}' if sizes else ''}",
+            f"the file computes another `{name}` than PyTorch{f' at {sizes}' if sizes else ''}"
+            f"{', with the library of kernels' if library is not None else ''}",
             operator=None if first is None else first.operator,
             argument=name,
             expected=f"at most {allowed.relative:.1e}: {allowed.reason}",

@@ -16,6 +16,7 @@ from opsmith.build.cpp.library import CppLibrary
 from opsmith.build.cpp.plan import Plan
 from opsmith.build.cpp.sizing import shapes_in_cpp
 from opsmith.build.cpp.source import CppSource
+from opsmith.build.ort.packaging import KernelObject, kernel_object
 from opsmith.build.parameter import Parameter
 from opsmith.core.calls import tensors_in
 from opsmith.core.operator import Operator
@@ -105,6 +106,22 @@ class CppKernel(KernelFromSource[CppSource]):
         if shapes_in_cpp(shapes, self.operator.specification.schema):
             return f"`shapes=` in C++ for contiguous tensors; else the reference, {remembered}"
         return f"the reference, {remembered}"
+
+    @property
+    def tells_sizes(self) -> bool:
+        """Whether it tells the sizes of its results in C++."""
+        return self._load().library.tells_sizes
+
+    def for_library(self) -> KernelObject:
+        """The kernel, compiled to be linked into a library that knows nothing of torch.
+
+        Raises:
+            CompileError: If the compiler refuses the source.
+            ToolchainError: If there is no compiler.
+        """
+        specification = self.operator.specification
+        shapes = shapes_in_cpp(specification.shapes, specification.schema)
+        return kernel_object(self.source, specification.name, self.dtypes or (), shapes)
 
     def serve(self, name: str, aside: Callable[..., Any]) -> None:
         """Take the calls of the dispatcher's operator of this name, those that are remembered."""

@@ -43,25 +43,18 @@ def compiled(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], 
         CompileError: If the compiler refuses the source: its errors, in the author's lines.
         ToolchainError: If there is no compiler, or this system is none that kernels are built on.
     """
-    toolchain = _toolchain()
+    toolchain = toolchain_here()
     text, flags = generated(source, operator, dtypes, shapes), [*flags_in_force()]
-    if source.folder is not None and has_includes(source.text):
-        flags += ["-iquote", source.folder, "-iquote", "."]  # the second for headers that include opsmith.h
+    flags += include_flags(source)
 
     def build(directory: Path) -> None:
         (directory / "opsmith.h").write_bytes(HEADER.read_bytes())
         (directory / "kernel.cpp").write_text(text, encoding="utf-8")
         done = toolchain.run([*flags, "kernel.cpp", "-o", LIBRARY], directory)
         if done.status:
-            raise errors.CompileError(
-                "the C++ compiler refuses the kernel",
-                operator=operator,
-                got="\n".join(f"    {line}" for line in told(done.printed, source).splitlines()).lstrip(),
-                where=source.where,
-                mend="mend the first of these; those after it may follow from it",
-            )
+            raise refused(source, operator, done.printed)
 
-    parts = {"kind": "cpp", "operator": operator, "text": text, **_surroundings(toolchain, flags)}
+    parts = {"kind": "cpp", "operator": operator, "text": text, **surroundings(toolchain, flags)}
     parts |= include_parts(source.text, source.folder)
     return cache_on_disk().obtain(parts, build)
 
@@ -72,7 +65,7 @@ def runtime() -> Entry:
     Raises:
         ToolchainError: As `compiled`.
     """
-    toolchain = _toolchain()
+    toolchain = toolchain_here()
 
     def build(directory: Path) -> None:
         (directory / "empty.cpp").write_text("")
@@ -93,10 +86,33 @@ def runtime() -> Entry:
                 )
 
     text = "".join(path.read_text(encoding="utf-8") for path in (RUNTIME, *RUNTIME_HEADERS))
-    return cache_on_disk().obtain({"kind": "runtime", "text": text, **_surroundings(toolchain, FLAGS)}, build)
+    return cache_on_disk().obtain({"kind": "runtime", "text": text, **surroundings(toolchain, FLAGS)}, build)
 
 
-def _toolchain() -> Toolchain:
+def include_flags(source: CppSource) -> list[str]:
+    """What has the compiler find the headers that a kernel includes between quotes."""
+    if source.folder is None or not has_includes(source.text):
+        return []
+    return ["-iquote", source.folder, "-iquote", "."]  # the second for headers that include opsmith.h
+
+
+def refused(source: CppSource, operator: str, printed: str) -> errors.CompileError:
+    """The error for a kernel that the compiler refuses, from what it printed."""
+    return errors.CompileError(
+        "the C++ compiler refuses the kernel",
+        operator=operator,
+        got="\n".join(f"    {line}" for line in told(printed, source).splitlines()).lstrip(),
+        where=source.where,
+        mend="mend the first of these; those after it may follow from it",
+    )
+
+
+def toolchain_here() -> Toolchain:
+    """The compiler that kernels are built with.
+
+    Raises:
+        ToolchainError: If there is none, or this system is none that kernels are built on.
+    """
     if sys.platform != "linux":
         raise errors.ToolchainError(
             f"C++ kernels are not built on {sys.platform} yet",
@@ -107,7 +123,7 @@ def _toolchain() -> Toolchain:
     return find_toolchain()
 
 
-def _surroundings(toolchain: Toolchain, flags: Sequence[str]) -> dict[str, str]:
+def surroundings(toolchain: Toolchain, flags: Sequence[str]) -> dict[str, str]:
     """What else than its own text decides what a library holds."""
     return {
         "header": HEADER.read_text(encoding="utf-8"),

@@ -1,0 +1,1 @@
+"""Kernels in C++ as a library of custom operators for ONNX Runtime."""
