@@ -101,6 +101,13 @@ def opaque(x: Tensor) -> Tensor:
     return torch.from_numpy(x.numpy() * 2)
 
 
+@opsmith.operator("nodes::opaque_and_strict", opaque=True, shapes="x: n -> n")
+def opaque_and_strict(x: Tensor) -> Tensor:
+    if x.shape[0] > 6:
+        raise ValueError("it takes no more than 6 numbers")
+    return x.clone()
+
+
 @opsmith.operator("nodes::off")
 def off(x: Tensor) -> Tensor:
     return x.sin()
