@@ -74,7 +74,8 @@ MEMBERS = (
 
 
 KEPT: list[Any] = []
-"""What ONNX Runtime may call as long as a session lives: nobody knows which is collected first."""
+"""What ONNX Runtime calls as long as a session lives; never let go of, not even as the interpreter ends."""
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(KEPT))
 
 
 class CustomOp(ctypes.Structure):
@@ -137,22 +138,23 @@ class Bridge:
         loaded = ctypes.CDLL(str(library))
         KEPT.extend((register, loaded))
         c_void_p.in_dll(loaded, "bridge").value = ctypes.cast(register, c_void_p).value
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.register_custom_ops_library(str(library))
-        self.session = onnxruntime.InferenceSession(str(path), options)
+        self._library = library
 
     def run(self, *inputs: Tensor) -> list[Tensor]:
-        """What ONNX Runtime computes."""
+        """What ONNX Runtime computes, in a session that ends with the call."""
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.register_custom_ops_library(str(self._library))
+        session = onnxruntime.InferenceSession(str(self.path), options)
         values = {
             each.name: onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
                 tensor.view(torch.uint16).numpy(), ONNX_TYPES[tensor.dtype]
             )
             if tensor.dtype is torch.bfloat16
             else onnxruntime.OrtValue.ortvalue_from_numpy(tensor.numpy())
-            for each, tensor in zip(self.session.get_inputs(), inputs, strict=True)
+            for each, tensor in zip(session.get_inputs(), inputs, strict=True)
         }
-        return [torch.from_dlpack(each).clone() for each in self.session.run_with_ort_values(None, values)]
+        return [torch.from_dlpack(each).clone() for each in session.run_with_ort_values(None, values)]
 
     def _register(self, options: int, base: int) -> Any:
         get_api = ctypes.CFUNCTYPE(c_void_p, c_uint32)(ctypes.cast(base, POINTER(c_void_p))[0])

@@ -233,6 +233,12 @@ def test_nodes_that_are_not_computed_by_the_library() -> None:
 
 
 @pytest.mark.slow
+def test_a_kernel_that_is_wrong_in_pytorch_too(fails: Fails) -> None:
+    message = fails(errors.ExportMismatchError, of.rough, body="node")
+    assert message.startswith("native::rough: the file computes another `result` than PyTorch\n")
+
+
+@pytest.mark.slow
 def test_a_library_for_another_processor(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
     generated = packaging.generated_nodes
     xop = "1u << 16"  # which processors had from 2011 to 2017

@@ -19,7 +19,7 @@ from opsmith.exporting.bodies import Bodies, inlined, without_bodies
 from opsmith.exporting.capturing import captured, translator
 from opsmith.exporting.files import Draft, drafted
 from opsmith.exporting.finishing import counted, name_axes, name_values, sign, strip
-from opsmith.exporting.library import calls_by_place, with_library
+from opsmith.exporting.library import by_library_alone, calls_by_place, with_library
 from opsmith.exporting.report import Export
 from opsmith.exporting.request import Body, Request, read_names, read_request
 from opsmith.exporting.rounding import rounding
@@ -121,7 +121,8 @@ def _export(
     renamed = name_values(program.model, inputs, outputs)
     name_axes(program.model, axes)
     bodies = Bodies(specifications, lambda traced: translate(traced).model)
-    if request.bodies:
+    bodied = request.body != "node" or (request.verify and not by_library_alone(request, pairs))
+    if bodied:
         bodies.give(program.model)
         bodies.attach(program.model)
     if request.verify:
@@ -141,7 +142,7 @@ def _export(
     rounds = rounding(program.model)
     verification = Verification(flat, tensors, expected, axes, outputs, rounds, program, renamed)
     with drafted(request.path) as draft:
-        export = _written(draft, export, request, verification)
+        export = _written(draft, export, request, verification, bodied=bodied)
         if request.library is None:
             draft.publish()
             return export
@@ -154,15 +155,14 @@ def _export(
     return export
 
 
-def _written(draft: Draft, export: Export, request: Request, verification: Verification) -> Export:
-    """Write the file and hold it to everything that it must be.
-
-    A node without a body is held with one, where no library has a kernel for it.
-    """
+def _written(
+    draft: Draft, export: Export, request: Request, verification: Verification, *, bodied: bool
+) -> Export:
+    """Write the file and hold it to everything that it must be; a node without a body is held with one."""
     model = verification.program.model
     if request.body == "inline":
         inlined(model)
-    if request.verify and request.bodies:
+    if request.verify and bodied:
         draft.write(model)
         draft.check()
         comparisons, left_out = verification.compare(Runtime(draft.file, request.path.name))

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from opsmith import errors
 from opsmith.build.ort.packaging import LIBRARY, packaged
 from opsmith.exporting.calls import Call
@@ -16,6 +18,7 @@ from opsmith.exporting.finishing import counted
 from opsmith.exporting.natives import Natives, Place, natives
 from opsmith.exporting.packages import onnx
 from opsmith.exporting.report import Export
+from opsmith.exporting.request import Request
 from opsmith.exporting.runtime import Runtime
 from opsmith.exporting.verifying import Verification
 
@@ -32,6 +35,20 @@ def calls_by_place(pairs: Iterable[tuple[Any, Call]]) -> dict[Place, list[Call]]
     return {place: list(calls.values()) for place, calls in found.items()}
 
 
+def by_library_alone(request: Request, pairs: Iterable[tuple[Any, Call]]) -> bool:
+    """Whether nothing but a library can compute the nodes of a file, which is held to PyTorch with it alone.
+
+    That is so of operators without a body, and of bfloat16, for which it has next to no kernels.
+    """
+    if request.library is None:
+        return False
+    return any(
+        call.specification.opaque
+        or any(tensor.dtype is torch.bfloat16 for tensor in (*call.tensors(), *call.results()))
+        for _, call in pairs
+    )
+
+
 def with_library(
     export: Export,
     file: Path,
@@ -45,7 +62,7 @@ def with_library(
         export: What was written.
         file: Where it is now.
         library: Where the library goes.
-        calls: The calls that its nodes stand for.
+        calls: The calls that its nodes stand for, those in bodies too.
         verification: How it is compared; None where it is not to be.
 
     Raises:
@@ -53,10 +70,11 @@ def with_library(
         ExportMismatchError: If the kernels compute something else than PyTorch.
         OnnxRuntimeError: If ONNX Runtime does not take the library, or leaves a node to its body.
     """
-    held = natives(calls, bodies=export.body == "function")
+    model = onnx.load(str(file), load_external_data=False)
+    within = {(function.domain, function.name): list(_places(function.node)) for function in model.functions}
+    held = natives(calls, _places(model.graph.node), within if export.body == "function" else None)
     shutil.copyfile(packaged(held.kernels, held.types).directory / LIBRARY, library)
     library.chmod(0o755)
-    model = onnx.load(str(file), load_external_data=False)
     native = counted(_named(model.graph, held))
     export = replace(export, native=native, left_to_bodies=held.left)
     if verification is None:
@@ -66,8 +84,8 @@ def with_library(
         runtime = Runtime(file, export.path.name, library=library, optimised=optimised)
         used = counted(_named(onnx.load(str(optimised), load_external_data=False).graph, held))
     refuse_unused(native, used, export.path.name)
-    comparisons, _ = verification.compare(runtime, library=library)
-    return replace(export, comparisons=(*export.comparisons, *comparisons))
+    comparisons, left_out = verification.compare(runtime, library=library)
+    return replace(export, comparisons=(*export.comparisons, *comparisons), left_out=left_out)
 
 
 def refuse_unused(native: Mapping[str, int], used: Mapping[str, int], name: str) -> None:
@@ -93,11 +111,14 @@ def refuse_unused(native: Mapping[str, int], used: Mapping[str, int], name: str)
 
 
 def _named(graph: Any, held: Natives) -> Iterator[str]:
-    """The operators of a graph's nodes that a library computes, of those in the graphs of nodes too."""
-    for node in graph.node:
-        operator = held.operators.get((node.domain, node.op_type))
-        if operator is not None:
-            yield operator
+    """The operators of a graph's nodes that a library computes."""
+    return (held.operators[place] for place in _places(graph.node) if place in held.operators)
+
+
+def _places(nodes: Iterable[Any]) -> Iterator[Place]:
+    """The types of nodes, and of those in their graphs."""
+    for node in nodes:
+        yield node.domain, node.op_type
         for attribute in node.attribute:
             for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from _named(inner, held)
+                yield from _places(inner.node)

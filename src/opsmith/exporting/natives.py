@@ -40,15 +40,20 @@ class Natives:
     left: Mapping[str, str]
 
 
-def natives(calls: Mapping[Place, Sequence[Call]], *, bodies: bool) -> Natives:
+def natives(
+    calls: Mapping[Place, Sequence[Call]],
+    places: Iterable[Place],
+    within: Mapping[Place, Iterable[Place]] | None,
+) -> Natives:
     """What a library holds for the nodes of a file.
 
     A type of node is taken if a kernel takes each of its calls: ONNX Runtime does not go back to the body
-    where a kernel refuses a node.
+    where a kernel refuses a node. Of the bodies that are left, it may compute nodes in turn.
 
     Args:
         calls: The calls that nodes of each type stand for.
-        bodies: Whether the nodes that it does not take have bodies.
+        places: The types of nodes in the file's graph.
+        within: Those in the body of each; None where nodes have no bodies.
 
     Raises:
         ExportError: If nothing can be packaged, or a node without a body cannot.
@@ -58,15 +63,21 @@ def natives(calls: Mapping[Place, Sequence[Call]], *, bodies: bool) -> Natives:
     toolchain_here()  # without a compiler that is what is wrong, and not the operators
     chosen: dict[Place, list[CppKernel]] = {}
     left: dict[str, str] = {}
-    for place, of in calls.items():
-        specification = of[0].specification
-        found = _kernels_for(of)
-        if isinstance(found, str):
-            left.setdefault(specification.name, found)
-            if not bodies:
-                raise _unpackaged(specification, found)
-        else:
+    waiting, seen = list(places), set()
+    while waiting:
+        place = waiting.pop(0)
+        if place in seen or place not in calls:
+            continue
+        seen.add(place)
+        specification = calls[place][0].specification
+        found = _kernels_for(calls[place])
+        if not isinstance(found, str):
             chosen[place] = found
+            continue
+        if within is None:
+            raise _unpackaged(specification, found)
+        left.setdefault(specification.name, found)
+        waiting += within.get(place, ())
     if not chosen:
         raise errors.ExportError(
             "no operator of the model can be packaged into a library",

@@ -35,11 +35,6 @@ class Request:
     verify: bool
     library: Path | None = None
 
-    @property
-    def bodies(self) -> bool:
-        """Whether bodies are derived: for the file, or to compare it where it is to have none."""
-        return self.body != "node" or (self.verify and self.library is None)
-
 
 def read_request(path: Any, body: Any, opset: Any, verify: Any, library: Any = None) -> Request:
     """Read the options, and see that a file can be written there, before anything takes long.
