@@ -70,6 +70,10 @@ class Call:
         """The results that are there, lists spread out, without their values."""
         return list(flat_results(self.node.meta["val"]))
 
+    def dtypes(self) -> set[torch.dtype]:
+        """Of its tensors, results included."""
+        return {each.dtype for each in (*self.inputs(), *self.results()) if isinstance(each, torch.Tensor)}
+
     def signature(self) -> tuple[Any, ...]:
         """What a body depends on: sizes, `?` for those that vary, with an example; dtypes; other values."""
         described = [

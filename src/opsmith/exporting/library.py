@@ -42,11 +42,7 @@ def by_library_alone(request: Request, pairs: Iterable[tuple[Any, Call]]) -> boo
     """
     if request.library is None:
         return False
-    return any(
-        call.specification.opaque
-        or any(tensor.dtype is torch.bfloat16 for tensor in (*call.tensors(), *call.results()))
-        for _, call in pairs
-    )
+    return any(call.specification.opaque or torch.bfloat16 in call.dtypes() for _, call in pairs)
 
 
 def with_library(

@@ -188,7 +188,7 @@ def complete(node: Any, call: Call) -> None:
 
 
 def _describe(node: Any, call: Call) -> None:
-    wide = any(getattr(each, "dtype", None) is torch.float64 for each in (*call.inputs(), *call.results()))
+    wide = torch.float64 in call.dtypes()
     for leaf, value in call.values():
         if leaf.kind.is_tensor:
             if leaf.kind.sequence and value is not None:
