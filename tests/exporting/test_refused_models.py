@@ -34,8 +34,8 @@ MODELS: dict[str, tuple[Callable[[Tensor], Any], str, str, str]] = {
         branches,
         "torch's exporter does not take the model: Could not guard on data-dependent expression",
         "GuardOnDataDependentSymNode",
-        "`torch.export.export(model, args)` must take it, and ONNX have an operator for each of torch's in it; "
-        "the error that led to this one says more",
+        "`torch.export.export(model, args)` must take it, and ONNX have an operator for each of torch's in "
+        "it; the error that led to this one says more",
     ),
     "sizes-that-follow-from-values": (
         lambda x: opsmith.ops.exp(x[x > 3]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.exporting.packages import onnx, onnx_ir
+from opsmith.exporting.files import save
 from opsmith.exporting.places import where_called
 from opsmith.exporting.rounding import Rounding
 from opsmith.exporting.runtime import Runtime
@@ -77,29 +78,38 @@ def first_difference(
     recorded = _recorded(program, inputs)
     calls = {node.name: node for node in program.graph.nodes}
     places = [
-        (node, value.name, renamed.get(value.name, value.name))
+        (node, value, renamed.get(value.name, value.name))
         for node in translated.model.graph
         for value in node.outputs
     ]
     places = [place for place in places if isinstance(recorded.get(place[2]), Tensor)]
-    model = onnx_ir.to_proto(translated.model)
-    del model.graph.output[:]
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for _, name, _ in places)
     try:
-        runtime = Runtime(model.SerializeToString(), "every node", library=library)
+        runtime = _every_value(translated.model, [value for _, value, _ in places], library)
         known = {name for name, _, _ in runtime.inputs}
         given = {name: tensor for name, tensor in zip(names, inputs, strict=True) if name in known}
         results = runtime.run(given)
-    except (errors.OnnxRuntimeError, ValueError):  # over 2 GB, or a value that no output can have
-        return None
+    except (errors.OnnxRuntimeError, ValueError, OSError):
+        return None  # a value that no output can have, or no room for the file
     for (node, value, name), got in zip(places, results, strict=True):
         want = recorded[name].detach().cpu()
         off, allowed = difference(got, want), tolerance(want.dtype, rounding.nodes)
-        allowed = in_coarser(want.dtype, rounding.coarsest.get(value), rounding.nodes) or allowed
+        allowed = in_coarser(want.dtype, rounding.coarsest.get(value.name), rounding.nodes) or allowed
         if off > allowed.relative:
             kind, operator = node.op_type, node.metadata_props.get(OPERATOR)
             return Culprit(kind, name, operator, where_called(calls[name]), off)
     return None
+
+
+def _every_value(model: Any, values: Sequence[Any], library: Path | None) -> Runtime:
+    """ONNX Runtime with a model whose outputs are these values of it."""
+    outputs = list(model.graph.outputs)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            model.graph.outputs[:] = values
+            save(model, Path(folder) / "values.onnx")
+        finally:
+            model.graph.outputs[:] = outputs
+        return Runtime(Path(folder) / "values.onnx", "every node", library=library)
 
 
 def _recorded(program: Any, inputs: Sequence[Tensor]) -> dict[str, Any]:

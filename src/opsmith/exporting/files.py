@@ -17,6 +17,28 @@ LIMIT = 2**31 - 2**24
 """Bytes of tensors up to which they stay in the file: a message of protobuf holds less than 2 GiB."""
 
 
+def save(model: Any, file: Path) -> None:
+    """Write a model in onnx_ir's form; beyond the limit, its weights go into `FILE.data`.
+
+    What a node holds, as a constant of a body, stays in the file, and counts.
+    """
+    held = sum(each.nbytes for each in tensors_in(model))
+    onnx_ir.save(model, file, external_data=f"{file.name}.data" if held > LIMIT else None)
+
+
+def tensors_in(model: Any) -> Iterator[Any]:
+    """The tensors that a model in onnx_ir's form holds: weights, and those of nodes, in functions too."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value.const_value
+    for graph in (*model.graphs(), *model.functions.values()):
+        for node in graph.all_nodes():
+            for attribute in node.attributes.values():
+                if attribute.type == onnx_ir.AttributeType.TENSOR and not attribute.is_ref():
+                    yield attribute.value
+
+
 class Draft:
     """A file that is not at its place yet.
 
@@ -36,14 +58,7 @@ class Draft:
     def write(self, model: Any) -> None:
         """Write a model in onnx_ir's form, with its tensors; beyond the limit they go into `PATH.data`."""
         self.clear()
-        held = sum(
-            value.const_value.nbytes
-            for graph in model.graphs()
-            for value in graph.initializers.values()
-            if value.const_value is not None
-        )
-        external = f"{self._path.name}.data" if held > LIMIT else None
-        onnx_ir.save(model, self.file, external_data=external)
+        save(model, self.file)
 
     def clear(self) -> None:
         """Drop what was written."""
@@ -88,10 +103,15 @@ def drafted(path: Path, argument: str = "path") -> Iterator[Draft]:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
-        raise errors.UsageError(
-            f"no file can be written to `{path}`",
-            argument=argument,
-            expected="a file in a folder that is there, and can be written to",
-            got=error.strerror or str(error),
-            mend="name another one",
-        ) from error
+        raise unwritable(path, argument, error.strerror or str(error), "name another one") from error
+
+
+def unwritable(path: str | Path, argument: str, got: str, mend: str) -> errors.UsageError:
+    """The error of a place that no file can be written to."""
+    return errors.UsageError(
+        f"no file can be written to `{path}`",
+        argument=argument,
+        expected="a file in a folder that is there, and can be written to",
+        got=got,
+        mend=mend,
+    )

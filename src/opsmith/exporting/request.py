@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from opsmith import errors
+from opsmith.exporting.files import unwritable
 
 Body = Literal["function", "inline", "node"]
 OPSETS = range(18, 24)
@@ -85,32 +86,22 @@ def _read_library(library: Any, file: Path, body: str) -> Path | None:
         )
     path = _writable(library, "library", "ops.so")
     if path.absolute() == file.absolute():
-        raise _unwritable(str(path), "library", "the file that is exported goes there", "name another one")
+        raise unwritable(path, "library", "the file that is exported goes there", "name another one")
     return path
 
 
 def _writable(path: Any, argument: str, example: str) -> Path:
     if not isinstance(path, str | os.PathLike):
         got = type(path).__name__
-        raise _unwritable(repr(path), argument, got, f"give the name of a file, `{example}`")
+        raise unwritable(repr(path), argument, got, f"give the name of a file, `{example}`")
     file = Path(path)
     if file.is_dir():
-        raise _unwritable(str(file), argument, "a folder", f"name a file in it, `{example}`")
+        raise unwritable(file, argument, "a folder", f"name a file in it, `{example}`")
     if not file.parent.is_dir():
-        raise _unwritable(str(file), argument, f"there is no folder `{file.parent}`", "make the folder first")
+        raise unwritable(file, argument, f"there is no folder `{file.parent}`", "make the folder first")
     if not os.access(file.parent, os.W_OK):
-        raise _unwritable(str(file), argument, "the folder is read-only", "name another one")
+        raise unwritable(file, argument, "the folder is read-only", "name another one")
     return file
-
-
-def _unwritable(path: str, argument: str, got: str, mend: str) -> errors.UsageError:
-    return errors.UsageError(
-        f"no file can be written to `{path}`",
-        argument=argument,
-        expected="a file in a folder that is there, and can be written to",
-        got=got,
-        mend=mend,
-    )
 
 
 def read_names(given: Any, default: Sequence[str], argument: str) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.operator import Operator
-from opsmith.exporting.tensors import ONNX_TYPES, filled, leaves
+from opsmith.exporting.tensors import ONNX_TYPES, TYPE_NAMES, filled, leaves
 
 
 class Flat(torch.nn.Module):
@@ -83,7 +83,7 @@ def input_leaves(named: Sequence[tuple[str, Any]]) -> tuple[list[str], list[Tens
             raise errors.ExportError(
                 "ONNX has no inputs of this type",
                 argument=name,
-                expected=", ".join(str(dtype).removeprefix("torch.") for dtype in ONNX_TYPES),
+                expected=TYPE_NAMES,
                 got=f"{tensor.dtype}, {tensor.layout}",
                 mend="convert it before the model: `torch.view_as_real(x)`, `x.to_dense()`",
             )

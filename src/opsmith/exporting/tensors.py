@@ -27,6 +27,9 @@ _TYPES = (
 ONNX_TYPES = {dtype: number for dtype, _, number in _TYPES}
 """Number of each dtype in `onnx.TensorProto`; what is not here cannot go through an input or output."""
 
+TYPE_NAMES = ", ".join(str(dtype).removeprefix("torch.") for dtype in ONNX_TYPES)
+"""Their names, for messages."""
+
 BY_NUMBER = {number: dtype for dtype, _, number in _TYPES}
 """Each dtype, by its number in `onnx.TensorProto`."""
 

@@ -16,7 +16,7 @@ from opsmith.exporting.calls import Call, default, input_slots, refuse_lists_bef
 from opsmith.exporting.packages import onnx, onnx_ir, onnxscript
 from opsmith.exporting.sizes import varies
 from opsmith.exporting.symbolic import NAMED, by_symbolic, symbolic_of
-from opsmith.exporting.tensors import DTYPES, ONNX_TYPES
+from opsmith.exporting.tensors import DTYPES, ONNX_TYPES, TYPE_NAMES
 
 VERSION = 1
 """Of the domains that our nodes are in."""
@@ -210,7 +210,7 @@ def _onnx_type(specification: Specification, dtype: Any) -> int:
         raise errors.ExportError(
             "ONNX has no tensors of the type that it returns",
             operator=specification.name,
-            expected=", ".join(str(each).removeprefix("torch.") for each in ONNX_TYPES),
+            expected=TYPE_NAMES,
             got=str(dtype),
             where=specification.where,
             mend="return another type; of complex numbers, `torch.view_as_real`",
