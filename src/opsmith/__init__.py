@@ -16,15 +16,18 @@ if TYPE_CHECKING:
     from opsmith import modules as modules
     from opsmith import ops as ops
     from opsmith.adopting import adopt
+    from opsmith.benchmarking import Benchmark, benchmark
     from opsmith.checking import Report, check
     from opsmith.exporting import export_onnx
 
 __all__ = [
+    "Benchmark",
     "Make",
     "Operator",
     "Report",
     "__version__",
     "adopt",
+    "benchmark",
     "check",
     "declared_operators",
     "errors",
@@ -44,6 +47,8 @@ __version__ = "0.1.0"
 # A face is imported when it is first used: `import opsmith` stays as light as torch allows.
 _FACES = {
     "adopt": "opsmith.adopting",
+    "benchmark": "opsmith.benchmarking",
+    "Benchmark": "opsmith.benchmarking",
     "check": "opsmith.checking",
     "Report": "opsmith.checking",
     "export_onnx": "opsmith.exporting",

@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "AliasError",
     "ArgumentError",
+    "BenchmarkFormatError",
     "CacheError",
     "CapturedTensorError",
     "CompileError",
@@ -51,6 +52,7 @@ __all__ = [
     "NameTakenError",
     "NotAFunctionError",
     "NotDifferentiableError",
+    "NotPassedError",
     "OnnxRuntimeError",
     "OperatorNotFoundError",
     "OpsmithError",
@@ -371,3 +373,11 @@ class ExportMismatchError(OpsmithError, RuntimeError):
 
 class OnnxRuntimeError(OpsmithError, RuntimeError):
     """ONNX Runtime does not load a file, or does not run it on these tensors."""
+
+
+class NotPassedError(OpsmithError, RuntimeError):
+    """An operator that fails its check was to be benchmarked."""
+
+
+class BenchmarkFormatError(OpsmithError, ValueError):
+    """What is to be compared with a benchmark is none that this version of opsmith reads."""

@@ -13,6 +13,7 @@ from opsmith import __version__
 
 COMMANDS = {
     "adopt": "opsmith.cli.adopt",
+    "benchmark": "opsmith.cli.benchmark",
     "cache": "opsmith.cli.cache",
     "check": "opsmith.cli.check",
     "compile": "opsmith.cli.compile",

@@ -101,7 +101,7 @@ def page_writer(file: Path) -> Callable[[Tally], None]:
     """
     from opsmith.checking.page import page
 
-    fault = _fault(file)
+    fault = unwritable_reason(file)
     if fault is not None:
         raise _unwritable(file, fault, "make the folder first, or name another file")
 
@@ -118,7 +118,7 @@ def page_writer(file: Path) -> Callable[[Tally], None]:
     return write
 
 
-def _fault(file: Path) -> str | None:
+def unwritable_reason(file: Path) -> str | None:
     """Why nothing can be written to a file; None where it can. No empty file is left behind."""
     if file.is_dir():
         return "a folder"

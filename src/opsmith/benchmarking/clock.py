@@ -1,0 +1,79 @@
+"""Clocks: how long so many calls take, on the processor or on a GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+Call = Callable[[], Any]
+
+PAUSE_S = 0.02
+"""Before each turn: the threads of the call before look for work for so long, at the cost of the next."""
+
+
+class Clock(Protocol):
+    """What measures calls on one device."""
+
+    def seconds(self, calls: list[Call]) -> float:
+        """How long the calls take, made one after the other."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until nothing of what ran before is still at work."""
+        ...
+
+
+class ProcessorClock:
+    """Wall time of the calling thread, which waits for all that a call does.
+
+    Example:
+        >>> 0 <= ProcessorClock().seconds([lambda: None]) < 1
+        True
+    """
+
+    def seconds(self, calls: list[Call]) -> float:
+        """How long the calls take, made one after the other."""
+        start = time.perf_counter()
+        for call in calls:
+            call()
+        return time.perf_counter() - start
+
+    def settle(self) -> None:
+        """Wait for the threads of the call before to go to sleep."""
+        if torch.get_num_threads() > 1:
+            time.sleep(PAUSE_S)
+
+
+class CudaClock:
+    """Time on a GPU, between two events in the stream that the calls are queued in.
+
+    Args:
+        device: The GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def seconds(self, calls: list[Call]) -> float:
+        """How long the GPU takes from the first of the calls to the end of the last."""
+        with torch.cuda.device(self._device):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for call in calls:
+                call()
+            end.record()
+            end.synchronize()
+            milliseconds: float = start.elapsed_time(end)
+            return milliseconds * 1e-3
+
+    def settle(self) -> None:
+        """Wait for everything that was queued."""
+        torch.cuda.synchronize(self._device)
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock for a device."""
+    return CudaClock(device) if device.type == "cuda" else ProcessorClock()

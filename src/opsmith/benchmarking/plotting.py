@@ -1,0 +1,339 @@
+"""Pictures of a benchmark: the roofline, and how times grow with size.
+
+Colours are M. Okabe and K. Ito's, which people who are blind to some colours tell apart; every contender has
+a marker and every direction a line of its own, so that no colour has to tell anything.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+from opsmith import errors
+from opsmith.benchmarking.result import DIRECTIONS, Benchmark, Case, Timing
+from opsmith.benchmarking.telling import DIRECTION_WORDS, amount, duration, part
+from opsmith.extras import install
+
+try:
+    from matplotlib import rc_context
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+except ModuleNotFoundError as error:
+    raise errors.MissingExtraError(
+        "pictures of a benchmark need the package `matplotlib`",
+        got=f"no module named {error.name!r}",
+        mend=install("benchmark"),
+    ) from error
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", "--", ":", "-.")
+FORMATS = ("svg", "png", "pdf")
+INK = "#1a1b1e"
+"""The colour of text and axes: where a picture stands in a page, it becomes the page's own."""
+TEXT_SIZE = 12
+INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "axes.titlecolor")
+SIZED = (
+    *("font.size", "axes.titlesize", "figure.titlesize", "axes.labelsize"),
+    *("xtick.labelsize", "ytick.labelsize", "legend.fontsize"),
+)
+ROOT = f'role="img" font-size="{TEXT_SIZE}" stroke-linejoin="round" stroke-linecap="butt"'
+
+
+def roofline(benchmark: Benchmark) -> Figure:
+    """Operations in a second over operations for each byte, below the ceilings of the same run."""
+    cases = _sized(benchmark)
+    figure, panels = _panels(cases)
+    names = _names(cases)
+    points = [
+        (work.flops / work.bytes, work.flops / timing.spread.median, timing, case)
+        for case in cases
+        for timing in _contenders(case)
+        if (work := case.work_of(timing.direction)) is not None and work.flops and work.bytes
+    ]
+    knee = _knee(benchmark)
+    reached = [x for x, *_ in points] + (list(knee[:2]) if knee else [])
+    heights = [y for _, y, *_ in points] + ([knee[2]] if knee else [])
+    for direction, axes in panels.items():
+        axes.set(xscale="log", yscale="log")
+        if reached:
+            axes.set(xlim=(min(reached) / 3, max(reached) * 3), ylim=(min(heights) / 3, max(heights) * 3))
+            _roofs(axes, benchmark)
+        for x, y, timing, case in points:
+            if timing.direction == direction:
+                colour, marker = _style(names, timing.contender)
+                axes.plot([x], [y], marker, color=colour, markersize=5 + 5 * _rank(cases, case), alpha=0.85)
+        for name in names:
+            colour, marker = _style(names, name)
+            axes.plot([], [], marker, color=colour, label=name)
+        axes.set_title(DIRECTION_WORDS[direction])
+        axes.set_xlabel("operations for each byte")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(amount(value, ""))))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(amount(value, "FLOP/s"))))
+    _finish(figure, panels, f"{benchmark.operator}: larger signs are larger inputs")
+    return figure
+
+
+def scaling(benchmark: Benchmark) -> Figure:
+    """Time of a call over the number of elements of its inputs, with the middle half of the rounds."""
+    cases = _sized(benchmark)
+    figure, panels = _panels(cases)
+    names = _names(cases)
+    kinds = list(dict.fromkeys((case.dtype, case.device) for case in cases))
+    for direction, axes in panels.items():
+        for at, kind in enumerate(kinds):
+            alike = [case for case in cases if (case.dtype, case.device) == kind]
+            for name in names:
+                found = [(case.elements, case.timing(name, direction)) for case in alike]
+                line = sorted((size, timing.spread) for size, timing in found if timing is not None)
+                if not line:
+                    continue
+                colour, marker = _style(names, name)
+                x, label = [size for size, _ in line], name + f", {kind[0]}" * (len(kinds) > 1)
+                middles = [each.median for _, each in line]
+                axes.plot(x, middles, LINES[at % len(LINES)], marker=marker, color=colour, label=label)
+                low, high = [each.low for _, each in line], [each.high for _, each in line]
+                axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.set(xscale="log", yscale="log")
+        axes.set_title(DIRECTION_WORDS[direction])
+        axes.set_xlabel("elements of the inputs")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(amount(value, ""))))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(duration(value))))
+    _finish(figure, panels, f"{benchmark.operator}: time of a call, and the middle half of the rounds")
+    return figure
+
+
+PICTURES = {"roofline": roofline, "scaling": scaling}
+
+
+def plots(benchmark: Benchmark) -> dict[str, str]:
+    """The pictures as SVG to stand in a page: transparent, in the page's own colour of text.
+
+    Args:
+        benchmark: The benchmark.
+
+    Returns:
+        The text of an `<svg>` element for each name: `roofline` and `scaling`. Identifiers in it are its own.
+    """
+    return {name: svg(benchmark, name, inline=True) for name in PICTURES}
+
+
+def svg(benchmark: Benchmark, picture: str, *, inline: bool = False) -> str:
+    """A picture as SVG, with a title and a description for those who hear it.
+
+    Args:
+        benchmark: The benchmark.
+        picture: `roofline` or `scaling`.
+        inline: Whether it stands in a page, whose colours it takes; else its ground is white.
+    """
+    salt = re.sub(r"\W", "-", f"{benchmark.operator}-{picture}")
+    with rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
+        text = io.StringIO()
+        _drawn(benchmark, picture).savefig(text, format="svg", metadata={"Date": None}, transparent=True)
+    body = text.getvalue()
+    body = body[body.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, count=1, flags=re.DOTALL)
+    body = re.sub(r"<style.*?</style>", "", body, count=1, flags=re.DOTALL)
+    body = re.sub(r'(<\w+ [^>]*?id="|url\(#|xlink:href="#)', rf"\1{salt}-", body)
+    body = re.sub(r' style="([^"]*)"', _attributes, body)
+    start = body.index(">") + 1
+    view = re.search(r'viewBox="0 0 (\S+) (\S+)"', body)
+    assert view is not None
+    words = f"<title>{escape(f'{benchmark.operator}: {picture}')}</title>\n"
+    words += f"<desc>{escape(described(benchmark, picture))}</desc>\n"
+    ground = "" if inline else f'<rect width="{view[1]}" height="{view[2]}" fill="#ffffff"/>\n'
+    head = body[:start].replace("<svg", f"<svg {ROOT}", 1)
+    found = f"{head}\n{words}{ground}{body[start:].lstrip()}"
+    return found.replace(INK, "currentColor") if inline else found
+
+
+def _attributes(style: re.Match[str]) -> str:
+    """A style as attributes: a page whose policy lets no styles through shows the picture all the same."""
+    found = []
+    for entry in filter(None, (each.strip() for each in style[1].split(";"))):
+        name, _, value = (each.strip() for each in entry.partition(":"))
+        if name == "font":  # its size, then its families
+            size, _, families = value.partition(" ")
+            found += [f'font-size="{size.removesuffix("px")}"', f'font-family="{families}"']
+        else:
+            found.append(f'{name}="{value.removesuffix("px")}"')
+    return "".join(f" {each}" for each in found)
+
+
+def described(benchmark: Benchmark, picture: str) -> str:
+    """What a picture shows, in words: the fastest of each size, and what part of the ceiling it reaches."""
+    parts = []
+    for case in _sized(benchmark):
+        for direction in case.directions:
+            timings = [each for each in _contenders(case) if each.direction == direction]
+            if not timings:
+                continue
+            best = min(timings, key=lambda each: each.spread.median)
+            fraction = benchmark.fraction(case, best.contender, direction)
+            reached = "" if fraction is None or picture == "scaling" else f", {part(fraction)} of the ceiling"
+            parts.append(
+                f"{case.label}, {DIRECTION_WORDS[direction]}: {best.contender} is fastest with "
+                f"{duration(best.spread.median)}{reached}"
+            )
+    return "; ".join(parts) or "nothing was timed"
+
+
+def save(benchmark: Benchmark, file: str | os.PathLike[str]) -> list[Path]:
+    """Write the pictures beside one another: `NAME-roofline.svg` and `NAME-scaling.svg` for `NAME.svg`.
+
+    Args:
+        benchmark: The benchmark.
+        file: Name of the files; its suffix is the format.
+
+    Raises:
+        UsageError: If the format is unknown, or nothing can be written there.
+    """
+    path = Path(file)
+    kind = format_of(path)
+    written = []
+    for name in PICTURES:
+        place = path.with_name(f"{path.stem}-{name}{path.suffix}")
+        try:
+            if kind == "svg":
+                place.write_text(svg(benchmark, name), encoding="utf-8")
+            else:
+                figure, dated = _drawn(benchmark, name), {"CreationDate": None} if kind == "pdf" else {}
+                figure.savefig(place, format=kind, dpi=150, metadata=dated, facecolor="white")
+        except OSError as error:
+            raise errors.UsageError(
+                f"the picture cannot be written to `{place}`",
+                expected="a file in a folder that is there, and can be written to",
+                got=error.strerror or str(error),
+                mend="name another file",
+            ) from error
+        written.append(place)
+    return written
+
+
+def format_of(path: Path) -> str:
+    """The format that a name asks for.
+
+    Raises:
+        UsageError: If it is none that is drawn.
+
+    Example:
+        >>> format_of(Path("out/exp.svg"))
+        'svg'
+    """
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in FORMATS:
+        raise errors.UsageError(
+            "there is no such format of pictures",
+            expected=", ".join(f"`.{each}`" for each in FORMATS),
+            got=f"`{path.name}`",
+            mend="name it `benchmark.svg`",
+        )
+    return kind
+
+
+def _drawn(benchmark: Benchmark, picture: str) -> Figure:
+    look: Any = dict.fromkeys(INKED, INK) | dict.fromkeys(SIZED, TEXT_SIZE)
+    look |= {"font.family": "sans-serif", "axes.facecolor": "none", "legend.framealpha": 0}
+    with rc_context(look):
+        figure = PICTURES[picture](benchmark)
+    return figure
+
+
+def _sized(benchmark: Benchmark) -> list[Case]:
+    return [case for case in benchmark.cases if case.role == "size"]
+
+
+def _contenders(case: Case) -> list[Timing]:
+    names = {each.name for each in case.contenders}
+    return [each for each in case.timings if each.contender in names]
+
+
+def _names(cases: Sequence[Case]) -> list[str]:
+    return list(dict.fromkeys(timing.contender for case in cases for timing in _contenders(case)))
+
+
+def _style(names: Sequence[str], name: str) -> tuple[str, str]:
+    at = names.index(name)
+    return COLOURS[at % len(COLOURS)], MARKERS[at % len(MARKERS)]
+
+
+def _rank(cases: Sequence[Case], case: Case) -> float:
+    """From 0 for the smallest inputs to 1 for the largest."""
+    sizes = sorted({each.elements for each in cases})
+    return sizes.index(case.elements) / max(len(sizes) - 1, 1)
+
+
+def _copies(benchmark: Benchmark) -> list[tuple[int, float]]:
+    """Bytes and rate of each copy, the smallest first."""
+    return sorted((each.bytes or 0, each.rate) for each in benchmark.ceilings if each.kind == "copy")
+
+
+def _levels(benchmark: Benchmark) -> list[tuple[float, str]]:
+    """Rate and dtype of each product of matrices, the fastest first."""
+    found = ((each.rate, each.dtype or "") for each in benchmark.ceilings if each.kind == "multiply")
+    return sorted(found, reverse=True)
+
+
+def _knee(benchmark: Benchmark) -> tuple[float, float, float] | None:
+    """Where the slopes of the fastest and of the largest copy meet the highest level, and its height."""
+    copies, levels = _copies(benchmark), _levels(benchmark)
+    if not copies or not levels:
+        return None
+    top = levels[0][0]
+    return top / max(rate for _, rate in copies), top / copies[-1][1], top
+
+
+def _roofs(axes: Axes, benchmark: Benchmark) -> None:
+    """Draw the ceilings: the slope of the largest copy and of the fastest, and a level for each dtype."""
+    copies, levels = _copies(benchmark), _levels(benchmark)
+    if not copies or not levels:
+        return
+    (left, right), top = axes.get_xlim(), levels[0][0]
+    fastest = max(copies, key=lambda each: each[1])
+    for style, (size, rate) in zip(("-", "-."), dict.fromkeys([copies[-1], fastest]), strict=False):
+        knee = top / rate
+        label = f"copy of {amount(size, 'B')}: {amount(rate, 'B/s')}"
+        axes.plot([left, knee], [left * rate, top], style, color=INK, linewidth=1.2, label=label)
+    for style, (rate, dtype) in zip(LINES[1:], levels, strict=False):
+        label = f"matrices, {dtype}: {amount(rate, 'FLOP/s')}"
+        axes.plot([rate / fastest[1], right], [rate, rate], style, color=INK, linewidth=1.2, label=label)
+
+
+def _tick(text: str) -> str:
+    """The label of a tick: without digits that say nothing."""
+    return re.sub(r"\.0+(?= )", "", text).strip()
+
+
+def _panels(cases: Sequence[Case]) -> tuple[Figure, dict[str, Axes]]:
+    """A figure with a panel for each direction."""
+    directions = [each for each in DIRECTIONS if any(each in case.directions for case in cases)] or [
+        "forward"
+    ]
+    figure = Figure(figsize=(2.4 + 3.2 * len(directions), 4.8), layout="constrained")
+    row = figure.subplots(1, len(directions), sharex=True, sharey=True, squeeze=False)[0]
+    return figure, dict(zip(directions, row, strict=True))
+
+
+def _finish(figure: Figure, panels: Mapping[str, Axes], title: str) -> None:
+    for axes in panels.values():
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = axis.get_view_interval()
+            if high < 100 * low:
+                axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.set_minor_formatter(NullFormatter())
+        axes.grid(alpha=0.3, linewidth=0.6)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    found = [axes.get_legend_handles_labels() for axes in panels.values()]
+    legend = {
+        label: handle for handles, labels in found for handle, label in zip(handles, labels, strict=True)
+    }
+    if legend:
+        figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=len(panels))
+    figure.suptitle(title)

@@ -1,0 +1,266 @@
+"""`opsmith.benchmark`: an operator beside its reference, what torch's compiler makes of that, and rivals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.benchmarking import machine
+from opsmith.benchmarking.contenders import refuse_rivals
+from opsmith.benchmarking.effort import Effort, Level, effort_named
+from opsmith.benchmarking.measuring import Asked, measured, threaded
+from opsmith.benchmarking.result import DIRECTIONS, Benchmark, Case
+from opsmith.benchmarking.subject import Samples, Size, Sizes, sizes_of
+from opsmith.benchmarking.work import bytes_of
+from opsmith.checking import Report, check
+from opsmith.core.calls import Call, shown, tensors_in
+from opsmith.core.kernels import check_device
+from opsmith.core.operator import Operator
+
+Progress = Callable[[str, int, int], None]
+BUSY = 0.5
+"""Programs beside this one that want to run: from so many on, a benchmark says that the machine was busy."""
+
+
+# In a caller's inference mode there would be nothing to differentiate.
+@torch.inference_mode(mode=False)
+def benchmark(
+    operator: Operator[..., Any],
+    *,
+    samples: Samples = None,
+    sizes: Sizes = None,
+    rivals: Mapping[str, Callable[..., Any]] | None = None,
+    dtypes: Iterable[torch.dtype] | torch.dtype = torch.float32,
+    device: str | None = None,
+    directions: Iterable[str] = DIRECTIONS,
+    threads: int | None = None,
+    compiled: bool = True,
+    memory: bool = True,
+    flops: Callable[..., int] | None = None,
+    effort: Level | Effort = "default",
+    seed: int = 0,
+    report: Report | None = None,
+    progress: Progress | None = None,
+) -> Benchmark:
+    """Time an operator beside its reference, that compiled, and rivals, against the machine's ceilings.
+
+    Args:
+        operator: The operator. It is checked first: one that fails is not benchmarked.
+        samples: Calls to measure, as a list of tuples or a function; without, its own samples are grown.
+        sizes: Letters of `shapes=`, numbers among the arguments, or parameters of `samples`, by name:
+            `{"B": 8, "H W": [14, 28]}`. Lists go together.
+        rivals: Functions by name that take what the operator takes.
+        dtypes: dtypes of floating inputs.
+        device: Type of device; by default the CPU.
+        directions: Of `forward`, `backward` and `both`, those to time.
+        threads: How many threads torch has; by default as many as now.
+        compiled: Whether the reference is timed under `torch.compile`, too.
+        memory: Whether saved bytes and peaks are measured.
+        flops: Counts the floating-point operations of a call; by default they are counted of the reference.
+        effort: `quick`, `default` or `thorough`; or an `Effort` of one's own.
+        seed: Seed of the numbers.
+        report: What `check` has found already; without, the operator is checked, at quick effort.
+        progress: Called with what is measured next, how many sizes are done, and how many there are.
+
+    Raises:
+        NotPassedError: If the operator fails its check.
+        MissingSamplesError, SampleError: If there are no samples, or one does not fit.
+        UsageError: If an argument is none that it takes.
+
+    Example:
+        >>> import opsmith.ops
+        >>> found = opsmith.benchmark(opsmith.ops.exp, effort="quick", compiled=False, sizes=None)
+        >>> [each.name for each in found.cases[-1].contenders]
+        ['operator', 'reference']
+    """
+    level = effort if isinstance(effort, Effort) else effort_named(effort)
+    if not isinstance(operator, Operator):
+        raise _no_operator(operator)
+    given = dict(rivals) if isinstance(rivals, Mapping) else rivals
+    refuse_rivals({} if given is None else given, operator.name)
+    wanted = _directions(directions, operator.name)
+    types = _dtypes(dtypes, operator.name)
+    place = _device(device, operator.name)
+    count = _threads(threads, operator.name)
+    every, remarks = sizes_of(operator, samples, sizes, seed, level)
+    found = _passed(operator, report, every[0], seed)
+    if not _was_checked(found, ("gradient", "surrogate")) and set(wanted) != {"forward"}:
+        wanted = ("forward",)
+        remarks.append("its gradients could not be checked: forward alone is timed")
+    asked = Asked(operator, given or {}, wanted, compiled, memory, flops, level, seed)
+    return _run(asked, every, types, place, count, remarks, progress)
+
+
+def _run(
+    asked: Asked,
+    sizes: list[Size],
+    dtypes: list[torch.dtype],
+    device: torch.device,
+    count: int,
+    remarks: list[str],
+    progress: Progress | None,
+) -> Benchmark:
+    load = {"processors": float(machine.processors())}
+    _note_load(load, "before", remarks)
+    cases: list[Case] = []
+    with threaded(count), torch.enable_grad(), torch.random.fork_rng():
+        largest = max(2 * bytes_of(tensors_in(list(each.sample.flat))) for each in sizes)
+        before = tuple(machine.ceilings(device, dtypes, 4 * largest))
+        total = len(sizes) * len(dtypes)
+        for dtype in dtypes:
+            for at, size in enumerate(sizes):
+                if progress is not None:
+                    progress(f"{size.label}, {str(dtype).removeprefix('torch.')}", len(cases), total)
+                done = measured(asked, size, dtype, device)
+                cases.append(done.case)
+                if done.slowest_s > asked.effort.slowest_s and at + 1 < len(sizes):
+                    left = ", ".join(each.label for each in sizes[at + 1 :])
+                    remarks.append(
+                        f"left out, since a call took {done.slowest_s:.1f} s at {size.label} and more than "
+                        f"{asked.effort.slowest_s:g} s is too slow at {asked.effort.name} effort: {left}"
+                    )
+                    break
+        if progress is not None:
+            progress("", total, total)
+        ceilings = machine.higher(before, tuple(machine.ceilings(device, dtypes, 4 * largest)))
+    _note_load(load, "after", remarks)
+    return Benchmark(
+        asked.operator.name,
+        asked.effort.name,
+        asked.seed,
+        count,
+        machine.surroundings(device),
+        load,
+        ceilings,
+        tuple(cases),
+        tuple(remarks),
+    )
+
+
+def _note_load(load: dict[str, float], when: str, remarks: list[str]) -> None:
+    """Take down how busy the machine is, and say so before the benchmark adds to it."""
+    found = machine.load()
+    if found is None:
+        return
+    load[when] = found
+    if when == "before" and found > BUSY:
+        remarks.append(
+            f"the machine was busy: a load of {found:g} on {load['processors']:g} processors before it began"
+        )
+
+
+def _no_operator(given: object) -> errors.UsageError:
+    return errors.UsageError(
+        "only an operator of opsmith can be benchmarked",
+        expected="an operator",
+        got=shown(given),
+        mend='declare it, with `@opsmith.operator("mylib::name")`, or `opsmith.adopt` what there is; what '
+        "it is to be compared with goes into `rivals=`",
+    )
+
+
+def _directions(given: Any, operator: str) -> tuple[str, ...]:
+    wanted = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else []
+    if not wanted or any(each not in DIRECTIONS for each in wanted):
+        raise errors.UsageError(
+            "these are no directions",
+            operator=operator,
+            argument="directions",
+            expected=", ".join(f"`{each}`" for each in DIRECTIONS),
+            got=shown(given),
+            mend='write `directions=["forward", "both"]`',
+        )
+    return tuple(each for each in DIRECTIONS if each in wanted)
+
+
+def _dtypes(given: Any, operator: str) -> list[torch.dtype]:
+    types = [given] if isinstance(given, torch.dtype) else list(given) if isinstance(given, Iterable) else []
+    if not types or not all(isinstance(each, torch.dtype) and each.is_floating_point for each in types):
+        raise errors.UsageError(
+            "these are no dtypes of floating inputs",
+            operator=operator,
+            argument="dtypes",
+            expected="floating dtypes of torch; complex inputs get the complex dtype of the same precision",
+            got=shown(given),
+            mend="write `dtypes=[torch.float32, torch.bfloat16]`",
+        )
+    return list(dict.fromkeys(types))
+
+
+def _device(given: Any, operator: str) -> torch.device:
+    """The device, with its index.
+
+    Raises:
+        DeviceNameError: If torch knows no such type.
+        UsageError: If there is none here, or nothing is known of its clock.
+    """
+    kind = "cpu" if given is None else given
+    if not isinstance(kind, str):
+        kind = getattr(kind, "type", kind)
+    check_device(kind, operator)
+    there = kind == "cpu" or (kind == "cuda" and torch.cuda.is_available())
+    if not there:
+        raise errors.UsageError(
+            f"nothing can be timed on the device `{kind}` here",
+            operator=operator,
+            argument="device",
+            expected="`cpu`, or `cuda` where there is a GPU",
+            got=repr(given),
+            mend="leave `device=` out, or run it where there is a GPU of CUDA",
+        )
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def _threads(given: Any, operator: str) -> int:
+    if given is None:
+        return torch.get_num_threads()
+    if type(given) is not int or given < 1:
+        raise errors.UsageError(
+            "this is no number of threads",
+            operator=operator,
+            argument="threads",
+            expected="a whole number from 1 on",
+            got=shown(given),
+            mend="write `threads=1`, or leave it out",
+        )
+    return given
+
+
+def _passed(operator: Operator[..., Any], report: Any, smallest: Size, seed: int) -> Report:
+    """The report of a check in which nothing failed.
+
+    Raises:
+        NotPassedError: If something failed, or the results could not be checked.
+        UsageError: If it is the report of another operator.
+    """
+    if report is None:
+        args, kwargs = smallest.sample.arguments(smallest.sample.flat)
+        given = None if operator.specification.samples is not None else [Call(tuple(args), kwargs)]
+        report = check(operator, samples=given, seed=seed, effort="quick")
+    elif not isinstance(report, Report) or report.operator != operator.name:
+        raise errors.UsageError(
+            "this is no report on the operator",
+            operator=operator.name,
+            argument="report",
+            expected=f"what `check` returned for `{operator.name}`",
+            got=f"a report on `{report.operator}`" if isinstance(report, Report) else shown(report),
+            mend="leave `report=` out, and it is checked",
+        )
+    if report.failures or not _was_checked(report, ("forward",)):
+        failed = "\n".join(f"    {failure.heading()}" for failure in report.failures)
+        raise errors.NotPassedError(
+            "it fails its check, and how fast something is that is wrong says nothing",
+            operator=operator.name,
+            got=f"{report.verdict().removeprefix(f'{operator.name}: ')}\n{failed}".rstrip(),
+            where=operator.specification.where,
+            mend="see `opsmith check`, mend it, and measure then",
+        )
+    found: Report = report
+    return found
+
+
+def _was_checked(report: Report, names: tuple[str, ...]) -> bool:
+    return any(each.status == "passed" for each in report.outcomes if each.property in names)

@@ -1,0 +1,316 @@
+"""What is benchmarked: an operator, with calls of it in every size that was asked for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.benchmarking.effort import Effort
+from opsmith.benchmarking.growing import grown
+from opsmith.benchmarking.template import Letters, Template, elements, no_such_size, shown_letters, usable
+from opsmith.checking.effort import EFFORTS as CHECKED
+from opsmith.checking.sample import Sample, is_inexact, replica
+from opsmith.checking.subjects import subject_of
+from opsmith.core.calls import shown
+from opsmith.core.operator import Operator
+from opsmith.core.samples import Make, samples_of
+
+Samples = Callable[..., Iterable[Any]] | Iterable[Any] | None
+Sizes = Mapping[str, Any] | None
+
+TINY = 4096
+"""How many elements the call has at most that tells what a call costs."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """One call to measure.
+
+    Args:
+        label: What to call it.
+        sizes: Its sizes by name.
+        sample: The call, in the dtype of the samples, on the CPU.
+        role: As of `Case`.
+    """
+
+    label: str
+    sizes: Mapping[str, int]
+    sample: Sample
+    role: str = "size"
+
+
+def samples_of_operator(operator: Operator[..., Any], samples: Samples, seed: int) -> tuple[Sample, ...]:
+    """The samples of an operator, held to what a check holds them to.
+
+    Raises:
+        MissingSamplesError: If there are none.
+        SampleError: If one does not fit.
+    """
+    try:
+        return subject_of(operator, samples, seed, CHECKED["quick"]).samples
+    except errors.MissingSamplesError as error:
+        raise errors.MissingSamplesError(
+            "there are no samples to measure it on",
+            operator=operator.name,
+            where=error.where,
+            mend=f"write `@{operator.specification.short_name}.samples` over a function of `make` that "
+            "yields tuples of arguments, or call `benchmark(..., samples=[(x, weight)])`",
+        ) from error
+
+
+def sizes_of(
+    operator: Operator[..., Any], samples: Samples, sizes: Sizes, seed: int, effort: Effort
+) -> tuple[list[Size], list[str]]:
+    """The calls to measure, the tiny one first, and remarks on how they came about.
+
+    Args:
+        operator: The operator.
+        samples: As of `benchmark`.
+        sizes: As of `benchmark`.
+        seed: Seed of all numbers.
+        effort: How many sizes are found where none are given.
+
+    Raises:
+        MissingSamplesError: If there are no samples.
+        SampleError: If one does not fit.
+        UsageError: If `sizes` names no sizes.
+    """
+    points = [] if sizes is None else _points(operator, sizes)
+    if points and callable(samples):
+        parameters = _required(samples)
+        if not set(parameters).isdisjoint(points[0]):
+            return _of_function(operator, samples, parameters, points, seed), []
+    own = samples_of_operator(operator, samples, seed)
+    if sizes is not None:
+        return _given(operator, own, points, seed)
+    if samples is not None:
+        every = [Size(_label({}, each), {}, each) for each in own if elements(each.flat)]
+        return [*_tiny(_own(operator, seed) or own), *_numbered(every)], []
+    return _found(operator, own, effort, seed)
+
+
+def _required(samples: Callable[..., Any]) -> list[str]:
+    """The parameters that a function of samples has to be given."""
+    try:
+        parameters = inspect.signature(samples).parameters.values()
+    except ValueError:  # a builtin that does not say
+        return []
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in variable]
+
+
+def _points(operator: Operator[..., Any], sizes: Sizes) -> list[dict[str, int]]:
+    """`sizes` as one mapping for each size: lists go together, number by number."""
+    fits = isinstance(sizes, Mapping) and bool(sizes) and all(isinstance(name, str) for name in sizes)
+    given: dict[str, list[Any]] = {}
+    for names, value in sizes.items() if isinstance(sizes, Mapping) and fits else ():
+        numbers = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+        fits = (
+            fits
+            and bool(names.split())
+            and bool(numbers)
+            and all(type(each) is int and each >= 0 for each in numbers)
+        )
+        given |= dict.fromkeys(names.split(), numbers)
+    if not fits:
+        raise no_such_size(
+            operator.name,
+            "this names no sizes",
+            "a mapping from names to a whole number each, or a list of them",
+            shown(sizes),
+            'write `sizes={"B": 8, "H W": [14, 28, 56]}`',
+        )
+    lengths = {len(numbers) for numbers in given.values() if len(numbers) > 1}
+    if len(lengths) > 1:
+        raise no_such_size(
+            operator.name,
+            "the lists of `sizes` go together, number by number",
+            "lists of one length",
+            ", ".join(f"{len(numbers)} for `{name}`" for name, numbers in given.items()),
+            "give each list as many numbers, or one",
+        )
+    count = max(len(numbers) for numbers in given.values())
+    return [
+        {name: numbers[at if len(numbers) > 1 else 0] for name, numbers in given.items()}
+        for at in range(count)
+    ]
+
+
+def _of_function(
+    operator: Operator[..., Any],
+    samples: Callable[..., Any],
+    parameters: Sequence[str],
+    points: Sequence[Mapping[str, int]],
+    seed: int,
+) -> list[Size]:
+    """Calls of a function of sizes, at every point; one parameter that is no size gets `make`."""
+    left = [name for name in parameters if name not in points[0]]
+    unknown = [name for name in points[0] if name not in parameters]
+    if unknown or len(left) > 1:
+        raise no_such_size(
+            operator.name,
+            "`sizes` does not fit the parameters of `samples`",
+            f"a size for each of {_listed([name for name in parameters if name != 'make'])}",
+            f"sizes for {_listed(list(points[0]))}",
+            'write `samples=lambda make, n: [(make(n),)]` and `sizes={"n": [256, 512]}`',
+        )
+    schema, found = operator.specification.schema, []
+    for point in points:
+
+        def at(make: Make, point: Mapping[str, int] = point) -> Any:
+            return samples(**dict.fromkeys(left, make), **point)
+
+        make = Make(generator=torch.Generator().manual_seed(seed))
+        calls = samples_of(at, make, schema, operator.name)
+        every = [Sample.of(position, call, schema) for position, call in enumerate(calls)]
+        found += [Size(_label(point, each), point, each) for each in every]
+    return [*_tiny(_own(operator, seed)), *_numbered(found)]
+
+
+def _own(operator: Operator[..., Any], seed: int) -> Sequence[Sample]:
+    """The operator's own samples; none where it has none."""
+    return samples_of_operator(operator, None, seed) if operator.specification.samples else ()
+
+
+def _given(
+    operator: Operator[..., Any], own: Sequence[Sample], points: Sequence[Mapping[str, int]], seed: int
+) -> tuple[list[Size], list[str]]:
+    """The first sample that takes these sizes, in each of them."""
+    specification = operator.specification
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for point in points:
+        refusals: list[str] = []
+        for sample in filter(usable, own):
+            made = _at(Template.of(specification, sample), point, refusals, operator.name)
+            if made is not None:
+                template, values, letters = made
+                again = _sample(template, values, generator)
+                found.append(Size(_label(point, again), shown_letters(letters), again))
+                break
+        else:
+            raise no_such_size(
+                operator.name,
+                f"no sample takes the sizes {_shown_sizes(point)}",
+                "sizes that the reference takes together",
+                refusals[0] if refusals else "no sample with floating tensors that are not empty",
+                'give every letter that has to change with these, as in `{"H Ho": 56, "W Wo": 56}`',
+            )
+    return [*_tiny(own), *_numbered(found)], []
+
+
+def _at(
+    template: Template, point: Mapping[str, int], refusals: list[str], operator: str
+) -> tuple[Template, list[Any], Letters] | None:
+    """A template, the arguments and the letters at a point; None where the operator refuses them."""
+    schema = template.specification.schema
+    plain = [each.name for each in schema.arguments if not each.kind.is_tensor]
+    known = [*(template.letters if template.named else ()), *plain]
+    unknown = [name for name in point if name not in known]
+    if unknown:
+        raise no_such_size(
+            operator,
+            f"there is no size `{unknown[0]}`",
+            f"one of {_listed(known)}" if known else "letters of `shapes=`, which it is not declared with",
+            _listed(list(point)),
+            "name letters of `shapes=` or arguments that are numbers, or give "
+            '`samples=lambda make, n: [(make(n),)]` with `sizes={"n": [256, 512]}`',
+        )
+    letters = {**template.letters, **{name: size for name, size in point.items() if name in template.letters}}
+    try:
+        values = template.values(letters)
+    except ValueError as error:
+        refusals.append(str(error))
+        return None
+    names = template.sample.names
+    values = [
+        point.get(name, value) if name in plain else value for name, value in zip(names, values, strict=True)
+    ]
+    refusal = template.refusal(values)
+    if refusal is not None:
+        refusals.append(refusal)
+        return None
+    return template, values, letters | dict(point)
+
+
+def _found(
+    operator: Operator[..., Any], own: Sequence[Sample], effort: Effort, seed: int
+) -> tuple[list[Size], list[str]]:
+    """The first sample that can be grown, grown; else the samples as they are."""
+    generator = torch.Generator().manual_seed(seed)
+    for sample in filter(usable, own):
+        template = Template.of(operator.specification, sample)
+        found = []
+        for letters in grown(template, effort.elements):
+            again = _sample(template, template.values(letters), generator)
+            sizes = shown_letters(letters) if template.named else {}
+            found.append(Size(_label(sizes if template.named else {}, again), sizes, again))
+        if found:
+            remark = f"sizes grown from {sample}; give others with `sizes=` or `samples=`"
+            return [*_tiny(own), *_numbered(found)], [remark]
+    every = [Size(_label({}, each), {}, each) for each in own if elements(each.flat)]
+    return [*_tiny(own), *_numbered(every)], [
+        "measured on its samples as they are, which are small: none can be grown without knowing more; give "
+        "others with `samples=`"
+    ]
+
+
+def _sample(template: Template, values: Sequence[Any], generator: torch.Generator) -> Sample:
+    filled = tuple(template.filled(values, generator))
+    return Sample(template.sample.position, template.sample.flattening, filled)
+
+
+def _tiny(own: Sequence[Sample]) -> list[Size]:
+    """The smallest sample: computing it takes next to nothing, so that it tells what a call costs."""
+    some = sorted((each for each in own if usable(each)), key=lambda each: elements(each.flat))
+    some = [each for each in some if elements(each.flat) <= TINY]
+    return [Size(f"a call, {_label({}, some[0])}", {}, some[0], "call")] if some else []
+
+
+def _numbered(sizes: list[Size]) -> list[Size]:
+    """Sizes with labels of their own, the smallest first."""
+    ordered = sorted(sizes, key=lambda each: elements(each.sample.flat))
+    labels = [each.label for each in ordered]
+    return [
+        Size(f"{each.label} ({labels[:at].count(each.label) + 1})", each.sizes, each.sample, each.role)
+        if labels.count(each.label) > 1
+        else each
+        for at, each in enumerate(ordered)
+    ]
+
+
+def _label(sizes: Mapping[str, int], sample: Sample) -> str:
+    return _shown_sizes(sizes) if sizes else ", ".join(described(sample.labels, sample.flat))
+
+
+def _shown_sizes(sizes: Mapping[str, int]) -> str:
+    return " ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def described(labels: Sequence[str], values: Sequence[Any]) -> list[str]:
+    """Each argument in words.
+
+    Example:
+        >>> described(["x", "by"], [torch.ones(2, 3), 2.0])
+        ['x [2, 3]', 'by=2.0']
+    """
+    return [
+        f"{label} {list(value.shape)}" if isinstance(value, Tensor) else f"{label}={value!r}"
+        for label, value in zip(labels, values, strict=True)
+        if not isinstance(value, torch.Generator)
+    ]
+
+
+def placed(sample: Sample, dtype: torch.dtype, device: torch.device) -> list[Any]:
+    """The flat arguments of a sample, floating tensors in this dtype, all of them on this device."""
+    return [replica(value, dtype if is_inexact(value) else None, device) for value in sample.flat]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -1,0 +1,200 @@
+"""A benchmark in words: units that can be read, and a table of each size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from opsmith.benchmarking.result import CONTROLS, Benchmark, Case, Contender
+from opsmith.benchmarking.spread import Ratio
+
+COLUMNS = ("", "", "median", "±", "× reference", "GB/s", "GFLOP/s", "roof")
+CALL_COLUMNS = ("", "", "median", "±", "× reference", "× copy_")
+DECIMAL = (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12), ("P", 1e15))
+NOTHING = "–"
+
+
+def duration(seconds: float) -> str:
+    """Seconds with a unit that suits them.
+
+    Example:
+        >>> duration(0.00123), duration(4.5e-7), duration(2.0)
+        ('1.23 ms', '450 ns', '2.00 s')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size * 0.9995:
+            return f"{_digits(seconds / size)} {unit}"
+    return f"{_digits(seconds * 1e9)} ns"
+
+
+def amount(number: float, unit: str) -> str:
+    """A number of something, with a decimal prefix.
+
+    Example:
+        >>> amount(12_300_000, "B"), amount(7, "B"), amount(5.5e9, "FLOP/s")
+        ('12.3 MB', '7 B', '5.50 GFLOP/s')
+    """
+    if number < 1000 and number == int(number):
+        return f"{int(number)} {unit}"
+    prefix, size = next(
+        ((prefix, size) for prefix, size in reversed(DECIMAL) if number >= size * 0.9995), DECIMAL[0]
+    )
+    return f"{_digits(number / size)} {prefix}{unit}"
+
+
+def _digits(number: float) -> str:
+    """Three digits that mean something."""
+    return f"{number:.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}"
+
+
+def part(number: float) -> str:
+    """A part in percent, small ones with a digit more.
+
+    Example:
+        >>> part(0.4321), part(0.0042)
+        ('43%', '0.4%')
+    """
+    return f"{number:.1%}" if number < 0.0995 else f"{number:.0%}"
+
+
+def heading(benchmark: Benchmark) -> str:
+    """What was measured, on what, in a line."""
+    threads = "1 thread" if benchmark.threads == 1 else f"{benchmark.threads} threads"
+    where = benchmark.environment.get("gpu") or benchmark.environment.get("processor", "")
+    return f"{benchmark.operator}: {threads}, {where}, torch {benchmark.environment.get('torch', '')}"
+
+
+def ceilings(benchmark: Benchmark) -> list[str]:
+    """What the machine does at most, a line for each device and kind."""
+    lines = []
+    for device in sorted({each.device for each in benchmark.ceilings}):
+        copies = sorted(
+            (each.bytes or 0, each.rate)
+            for each in benchmark.ceilings
+            if (each.device, each.kind) == (device, "copy")
+        )
+        products = [
+            f"{amount(each.rate, 'FLOP/s')} in {each.dtype}"
+            for each in benchmark.ceilings
+            if (each.device, each.kind) == (device, "multiply")
+        ]
+        if copies:
+            size, most = max(copies, key=lambda each: each[1])
+            last = f"; {amount(copies[-1][1], 'B/s')} of {amount(copies[-1][0], 'B')}" * (
+                size != copies[-1][0]
+            )
+            lines.append(f"{device} copies {amount(most, 'B/s')} of {amount(size, 'B')}{last}")
+        if products:
+            lines.append(f"{device} multiplies matrices at {', '.join(products)}")
+    return lines
+
+
+def title(case: Case) -> str:
+    """What a case is, in a line."""
+    return f"{case.label}; {case.dtype}, {case.device}"
+
+
+def columns(case: Case) -> Sequence[str]:
+    """The headings of a case's table."""
+    return CALL_COLUMNS if case.role == "call" else COLUMNS
+
+
+def rows(benchmark: Benchmark, case: Case) -> Iterator[tuple[str, ...]]:
+    """The lines of a case's table: by direction, the fastest first."""
+    for direction in case.directions:
+        timings = [
+            each for each in case.timings if each.direction == direction and each.contender not in CONTROLS
+        ]
+        work = case.work_of(direction)
+        for at, timing in enumerate(sorted(timings, key=lambda each: each.spread.median)):
+            spread = timing.spread
+            beside = case.ratio(timing.contender, direction)
+            line = (
+                direction if at == 0 else "",
+                timing.contender,
+                duration(spread.median),
+                f"±{spread.relative:.0%}",
+                _beside(timing.contender, beside),
+            )
+            if case.role == "call":
+                copies = case.ratio(timing.contender, direction, "copy")
+                yield (*line, NOTHING if copies is None else f"{copies.median:.1f}")
+                continue
+            fraction = benchmark.fraction(case, timing.contender, direction)
+            flops = None if work is None or work.flops is None else work.flops / spread.median
+            yield (
+                *line,
+                NOTHING if work is None else _digits(work.bytes / spread.median / 1e9),
+                NOTHING if flops is None else _digits(flops / 1e9),
+                NOTHING if fraction is None else part(fraction),
+            )
+
+
+def _beside(contender: str, ratio: Ratio | None) -> str:
+    """How many times as long as the reference, and the interval that holds it."""
+    if ratio is None:
+        return NOTHING
+    if contender == "reference":
+        return "1"
+    return f"{ratio.median:.2f} ({ratio.low:.2f}–{ratio.high:.2f})"
+
+
+DIRECTION_WORDS = {"forward": "forward", "backward": "backward", "both": "forward + backward"}
+
+
+def remarks(case: Case) -> list[str]:
+    """What a case's table does not hold: work, memory, compiling, and who was left out."""
+    lines = []
+    if case.role == "size":
+        lines += [f"to do: {_work(case)}"] * bool(case.work)
+    lines += [_memory(case, each) for each in case.contenders if case.memory_of(each.name) is not None]
+    for each in case.contenders:
+        if each.compile_s is not None:
+            lines.append(f"{each.name}: compiled in {each.compile_s:.2f} s, which no time above holds")
+    lines += [f"NOT TIMED: {each.name}: {each.left_out}" for each in case.contenders if each.left_out]
+    return [*lines, *case.notes]
+
+
+def _work(case: Case) -> str:
+    parts = []
+    for each in case.work:
+        flops = "" if each.flops is None else f" and {amount(each.flops, 'FLOP')}"
+        parts.append(f"{DIRECTION_WORDS[each.direction]} {amount(each.bytes, 'B')}{flops}")
+    return "; ".join(parts)
+
+
+def _memory(case: Case, contender: Contender) -> str:
+    memory = case.memory_of(contender.name)
+    assert memory is not None
+    parts = []
+    if memory.saved is not None and memory.beyond is not None:
+        beyond = f" ({amount(memory.beyond, 'B')} beside its arguments)"
+        parts.append(f"keeps {amount(memory.saved, 'B')} for the backward{beyond}")
+    most = memory.remark if memory.peak is None else amount(memory.peak, "B")
+    return f"{contender.name}: {', '.join([*parts, f'peak {most}'])}"
+
+
+def footnotes(benchmark: Benchmark) -> list[str]:
+    """How to read the columns, and what has to be known of all of it."""
+    lines = [
+        "±: half of the middle half of the rounds; (..): 95 % interval of the ratio within rounds",
+        "roof: time of a copy of as many bytes, or of a matrix product of as many operations, by the median",
+        "× copy_: by the time of a copy of torch, which is one call that does next to nothing",
+    ]
+    return [*lines, *benchmark.remarks]
+
+
+def text(benchmark: Benchmark) -> str:
+    """The whole benchmark as text."""
+    lines = [heading(benchmark), *(f"  {line}" for line in ceilings(benchmark))]
+    for case in benchmark.cases:
+        lines += ["", title(case)]
+        table = [tuple(columns(case)), *rows(benchmark, case)]
+        widths = [max(len(line[at]) for line in table) for at in range(len(table[0]))]
+        for line in table:
+            cells = [
+                cell.ljust(width) if at < 2 else cell.rjust(width)
+                for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ]
+            lines.append("  " + "  ".join(cells).rstrip())
+        lines += [f"  {remark}" for remark in remarks(case)]
+    return "\n".join([*lines, "", *footnotes(benchmark)])

@@ -1,0 +1,366 @@
+"""`opsmith benchmark`: operators beside their references, and beside an earlier benchmark."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from opsmith import errors
+from opsmith.cli.comparing import earlier_in
+from opsmith.cli.guard import FAILED, UNUSABLE, complain, guarded, raise_interruption, waiting
+from opsmith.cli.output import Output, unwritable_reason
+from opsmith.core.operator import Operator
+from opsmith.locating import Target
+
+SCHEMA = 1
+"""Version of what `--json` prints; it changes when a key changes its meaning or goes."""
+
+
+def benchmark(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE_OR_MODULE[:NAME]",
+            help="A `.py` file or a module, and which of its operators; all of them without `:NAME`.",
+            show_default=False,
+        ),
+    ],
+    quick: Annotated[bool, typer.Option("--quick", help="One size and few rounds.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="More sizes and more rounds.")] = False,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--size",
+            metavar="NAMES=NUMBERS",
+            help="Sizes to measure, as `B=8` or `'H W=14,28,56'`: letters of `shapes=`, numbers among the "
+            "arguments, or parameters of `--samples`; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    samples: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[FILE_OR_MODULE:]NAME",
+            help="Measure it on these: a list of tuples of arguments, or a function that returns one.",
+            show_default=False,
+        ),
+    ] = None,
+    rival: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rival",
+            metavar="[FILE_OR_MODULE:]NAME",
+            help="A function that takes what the operator takes; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dtype", metavar="DTYPE", help="As `bfloat16`; may be given again.", show_default="float32"
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="`cpu`, or `cuda` where there is a GPU.")] = "cpu",
+    direction: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--direction",
+            metavar="DIRECTION",
+            help="`forward`, `backward` or `both`; may be given again.",
+            show_default="all three",
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="How many threads torch has.", show_default="as torch has them")
+    ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled/--no-compiled", help="Time the reference under `torch.compile`, too.")
+    ] = True,
+    seed: Annotated[int, typer.Option(help="Seed of the numbers, and of the order of turns.")] = 0,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Compare with an earlier benchmark: what `--json` printed or `-o` wrote.",
+            show_default=False,
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="With `--against`: by what part a row must be slower to be called slower.")
+    ] = 0.1,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write it as JSON, too.", show_default=False),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw the roofline and the times: `FILE.svg` becomes `FILE-roofline.svg` and "
+            "`FILE-scaling.svg`; also `.png`, `.pdf`.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
+    ] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")] = False,
+) -> None:
+    """Time operators beside their references, those compiled, and rivals, in turns, in one run.
+
+    Each operator is checked first; one that fails is not benchmarked. So is each contender: one that computes
+    something else is told, and not timed.
+
+    **Examples**
+
+    - `opsmith benchmark operators.py` every operator that the file declares, in sizes that it finds itself
+
+    - `opsmith benchmark operators.py:linear --size B=64 --size 'M N=256,512,1024'`
+
+    - `opsmith benchmark operators.py:linear --rival by_einsum --plot linear.svg`
+
+    - `opsmith benchmark operators.py -o before.json`, and later `opsmith benchmark operators.py --against
+    before.json`
+
+    Exit status: 0 measured, and nothing is slower than before, 1 something is slower, or is wrong, 2
+    something could not be measured, compared or written, 130 interrupted.
+    """
+    out, status = sys.stdout, 0
+    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the operators print is no report
+        shown = Output(out)
+        options: dict[str, Any] = {
+            "sizes": _sizes(size),
+            "dtypes": [_dtype(name) for name in dtype or ["float32"]],
+            "device": device,
+            "directions": direction or ("forward", "backward", "both"),
+            "threads": threads,
+            "compiled": compiled,
+            "seed": seed,
+            "effort": _effort(quick=quick, thorough=thorough),
+        }
+        _refuse_files(output, plot)
+        place = Target.of(target)
+        with waiting(f"importing {escape(target)}"):
+            found = place.operators()
+            options |= _of_one(place, found, samples, rival)
+        before = {} if against is None else earlier_in(against, [each.name for each in found])
+        done: list[Any] = []
+        verdicts: list[Any] = []
+        unmeasured: list[errors.OpsmithError] = []
+        for each in found:
+            try:
+                made = _measured(each, options)
+            except errors.OpsmithError as error:
+                unmeasured.append(error)
+                complain(error)
+                status = max(status, FAILED if isinstance(error, errors.NotPassedError) else UNUSABLE)
+                continue
+            status = max(status, FAILED if made.wrong else 0)
+            verdict = made.against(before[each.name], tolerance=tolerance) if each.name in before else None
+            done.append(made)
+            if verdict is not None:
+                verdicts.append(verdict)
+                status = max(status, FAILED if verdict.slower else 0 if verdict.comparable else UNUSABLE)
+            if not as_json:
+                _show(shown, made, verdict, first=len(done) == 1)
+            if plot is not None:
+                _plot(made, plot, several=len(found) > 1)
+        written = json.dumps(_told(done, verdicts, unmeasured), indent=2, allow_nan=False) + "\n"
+        if as_json:
+            shown.write(written)
+        if output is not None:
+            _write(output, written)
+        shown.close()
+    raise typer.Exit(status)
+
+
+def _effort(*, quick: bool, thorough: bool) -> str:
+    if quick and thorough:
+        raise errors.UsageError(
+            "`--quick` and `--thorough` are opposites",
+            expected="one of them, or none",
+            got="both",
+            mend="leave one of them out",
+        )
+    return "quick" if quick else "thorough" if thorough else "default"
+
+
+def _sizes(given: list[str] | None) -> dict[str, list[int]] | None:
+    """`'H W=14,28'` and the like as `sizes=` has them."""
+    if not given:
+        return None
+    found: dict[str, list[int]] = {}
+    for text in given:
+        names, equals, numbers = text.partition("=")
+        parts = [each.strip() for each in numbers.split(",")]
+        if not (names.split() and equals and all(each.isdigit() for each in parts)):
+            raise errors.UsageError(
+                f"`{text}` names no sizes",
+                argument="--size",
+                expected="NAMES=NUMBERS",
+                got=text,
+                mend="write `--size B=8` or `--size 'H W=14,28,56'`",
+            )
+        found[names] = [int(each) for each in parts]
+    return found
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise errors.UsageError(
+            f"`{name}` is no dtype of floating inputs",
+            argument="--dtype",
+            expected="`float32`, `float64`, `bfloat16`, `float16` or another of torch's",
+            got=name,
+            mend="write `--dtype bfloat16`",
+        )
+    return found
+
+
+def _of_one(
+    place: Target, found: list[Operator[..., Any]], samples: str | None, rivals: list[str] | None
+) -> dict[str, Any]:
+    """Samples and rivals that were named, for the one operator that they are for."""
+    given = [f"--samples {samples}"] * (samples is not None) + [f"--rival {each}" for each in rivals or []]
+    if given and len(found) != 1:
+        raise errors.UsageError(
+            f"`{given[0].split()[0]}` is for one operator, and `{place.place}` has {len(found)}",
+            expected=f"one of {', '.join(f'`{each.name}`' for each in found)}",
+            mend=f"name it: `opsmith benchmark {place.place}:{found[0].name} {' '.join(given)}`",
+        )
+    short = [text.rpartition(":")[2] for text in rivals or []]
+    named = {
+        name if short.count(name) == 1 else text: _value(place, text, "a function")
+        for name, text in zip(short, rivals or [], strict=True)
+    }
+    wanted = "a list of tuples of arguments, or a function that returns one"
+    return {
+        "samples": None if samples is None else _value(place, samples, wanted),
+        "rivals": named,
+    }
+
+
+def _value(target: Target, text: str, expected: str) -> Any:
+    """What a text names, in the target's own place or in another."""
+    place, _, name = text.rpartition(":")
+    module = (Target.of(place) if place else target).module()
+    value: Any = module
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    if value is None:
+        raise errors.OperatorNotFoundError(
+            f"`{place or target.place}` has nothing named `{name}`",
+            expected=expected,
+            mend=f"define `{name}` there, or name what holds it: `FILE_OR_MODULE:NAME`",
+        )
+    return value
+
+
+def _refuse_files(output: Path | None, plot: Path | None) -> None:
+    """Refuse files that nothing can be written to, before anything is measured.
+
+    Raises:
+        UsageError: If there is no such folder, format, or permission.
+        MissingExtraError: If pictures are wanted, and what draws them is not there.
+    """
+    if plot is not None:
+        from opsmith.benchmarking.plotting import format_of
+
+        format_of(plot)
+    for file, what in ((output, "benchmark"), (plot, "picture")):
+        fault = None if file is None else unwritable_reason(file)
+        if fault is not None:
+            raise errors.UsageError(
+                f"the {what} cannot be written to `{file}`",
+                expected="a file in a folder that is there, and can be written to",
+                got=fault,
+                mend="make the folder first, or name another file",
+            )
+
+
+def _measured(each: Operator[..., Any], options: dict[str, Any]) -> Any:
+    from opsmith.benchmarking import benchmark as measure  # torch's compiler is loaded only once it is needed
+
+    with _progress(each.name) as progress:
+        return measure(each, **options, progress=progress)
+
+
+def _show(shown: Output, made: Any, verdict: Any, *, first: bool) -> None:
+    from opsmith.benchmarking.rendering import rendered
+
+    if not first:
+        shown.write("\n")
+    shown.show(rendered(made, verdict))
+
+
+def _plot(made: Any, plot: Path, *, several: bool) -> None:
+    from opsmith.benchmarking.plotting import save
+
+    short = made.operator.partition("::")[2]
+    file = plot.with_name(f"{plot.stem}-{short}{plot.suffix}") if several else plot
+    for written in save(made, file):
+        typer.echo(f"opsmith: a picture is in {written}", err=True)
+
+
+def _told(done: list[Any], verdicts: list[Any], unmeasured: list[errors.OpsmithError]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "benchmarks": [each.to_dict() for each in done],
+        "verdicts": [each.to_dict() for each in verdicts],
+        "unmeasured": [{"operator": error.operator, "message": str(error)} for error in unmeasured],
+    }
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise errors.UsageError(
+            f"the benchmark cannot be written to `{file}`",
+            got=error.strerror or str(error),
+            mend="name another file; what was measured is printed above",
+        ) from error
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr that is gone afterwards; none where stderr is no terminal."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    # Its thread would run beside what is timed: it draws when it is told something, and not by itself.
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal, auto_refresh=False
+    ) as bar:
+        task = bar.add_task(f"checking {escape(name)}", total=None)
+        bar.refresh()
+
+        def advance(what: str, done: int, total: int) -> None:
+            raise_interruption()
+            bar.update(task, description=f"{escape(name)} {escape(what)}", completed=done, total=total)
+            bar.refresh()
+
+        yield advance

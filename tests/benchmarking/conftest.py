@@ -1,0 +1,48 @@
+"""Benchmarks that take next to no time: what they measure is no test's business."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import opsmith
+from opsmith.benchmarking import Benchmark, clock, machine
+from opsmith.benchmarking.effort import Effort
+from opsmith.checking import Outcome, Report
+
+BRIEF = Effort("quick", (64, 1024), 3, 3, 1e-5, 0.01, 60.0)
+
+
+@pytest.fixture(autouse=True)
+def _small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "SIDES", {"cpu": 32})
+    monkeypatch.setattr(machine, "FOOTPRINTS", (1 << 12, 1 << 16))
+    monkeypatch.setattr(machine, "TURN_S", 1e-5)
+    monkeypatch.setattr(clock, "PAUSE_S", 1e-5)
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # which takes most of the time where much is imported
+
+
+def passed(operator: opsmith.Operator[..., Any]) -> Report:
+    """The report of a check that found nothing wrong."""
+    outcomes = (Outcome("forward", "passed"), Outcome("gradient", "passed"))
+    return Report(operator.name, outcomes, seed=0)
+
+
+@pytest.fixture
+def measure() -> Callable[..., Benchmark]:
+    """Measure an operator as briefly as can be, without a compiler, as if it had passed its check."""
+
+    def measure(operator: opsmith.Operator[..., Any], **options: Any) -> Benchmark:
+        given = {"effort": BRIEF, "compiled": False, "report": passed(operator), "memory": False, **options}
+        return opsmith.benchmark(operator, **given)
+
+    return measure
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)

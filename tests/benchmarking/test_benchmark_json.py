@@ -1,0 +1,133 @@
+"""A benchmark as JSON and back, by the schema in the package; and what is no benchmark."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+from benchmarked import gate
+from planted import planted
+
+from opsmith import errors
+from opsmith.benchmarking import Benchmark
+from opsmith.benchmarking.result import SCHEMA
+
+TEXT = (importlib.resources.files("opsmith.benchmarking") / "benchmark.schema.json").read_text("utf-8")
+RUN: dict[str, Any] = json.loads(TEXT)
+VALIDATORS = {
+    name: jsonschema.Draft202012Validator({"$ref": f"#/$defs/{name}", "$defs": RUN["$defs"]})
+    for name in ("benchmark", "verdict")
+}
+
+
+def pairs(read: Any, schema: dict[str, Any]) -> Iterator[tuple[set[str], set[str]]]:
+    """The keys of every object and those that the schema describes, through all of a document."""
+    schema = RUN["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    if isinstance(read, list) and "items" in schema:
+        for each in read:
+            yield from pairs(each, schema["items"])
+    elif isinstance(read, dict) and "required" in schema:
+        assert set(schema["required"]) == set(schema["properties"])
+        yield set(read), set(schema["properties"])
+        for name, each in read.items():
+            yield from pairs(each, schema["properties"][name])
+
+
+def test_a_benchmark_comes_back_as_it_was(measure: Callable[..., Benchmark]) -> None:
+    for made in (planted(3), measure(gate, memory=True, rivals={"other": lambda x, y: x})):
+        again = Benchmark.from_json(made.to_json())
+        assert again == made
+        assert str(again) == str(made)
+        assert again.to_json() == made.to_json()
+
+
+def test_every_key_is_described_and_no_other_is(measure: Callable[..., Benchmark]) -> None:
+    made = planted(3)
+    verdict = json.loads(json.dumps(made.against(planted(2)).to_dict()))
+    for name, read in (
+        ("benchmark", json.loads(made.to_json())),
+        ("benchmark", json.loads(measure(gate, memory=True).to_json())),
+        ("verdict", verdict),
+    ):
+        VALIDATORS[name].validate(read)
+        found = list(pairs(read, RUN["$defs"][name]))
+        assert len(found) > 10
+        for written, described in found:
+            assert written == described
+
+
+def test_the_schema_is_one_and_has_the_version_of_benchmarks() -> None:
+    jsonschema.Draft202012Validator.check_schema(RUN)
+    assert RUN["$defs"]["benchmark"]["properties"]["schema"]["const"] == SCHEMA
+    assert RUN["$id"].endswith(f":{SCHEMA}")
+
+
+def test_the_schema_says_something_of_every_key() -> None:
+    for name, described in RUN["$defs"].items():
+        assert described["description"]
+        for key, schema in described["properties"].items():
+            assert {"description", "const", "$ref"} & set(schema), f"{name}.{key}"
+
+
+BREAKS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "no load": (lambda read: read.pop("load"), "the key `load` in `the object`"),
+    "no timings": (lambda read: read["cases"][0].pop("timings"), "the key `timings` in `cases[0]`"),
+    "text for seconds": (
+        lambda read: read["cases"][0]["timings"][0].update(seconds=["1"]),
+        "a number for `cases[0].timings[0].seconds[0]`",
+    ),
+    "text for a list": (lambda read: read.update(cases="none"), "a list for `cases`"),
+    "a list for an object": (lambda read: read.update(load=[1]), "an object for `load`"),
+    "a number for a case": (lambda read: read.update(cases=[1]), "an object for `cases[0]`"),
+    "a number for a name": (lambda read: read.update(operator=3), "a string for `operator`"),
+    "a part of a thread": (lambda read: read.update(threads=1.5), "a whole number for `threads`"),
+    "infinite": (
+        lambda read: read["ceilings"][0].update(rate=float("inf")),
+        "a finite number for `ceilings[0].rate`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_what_is_no_benchmark_is_refused_with_its_place(name: str) -> None:
+    change, expected = BREAKS[name]
+    read = json.loads(planted(1).to_json())
+    change(read)
+    with pytest.raises(
+        errors.BenchmarkFormatError, match="this is no benchmark that opsmith wrote"
+    ) as raised:
+        Benchmark.from_dict(read)
+    assert raised.value.expected == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        ("", "Expecting value: line 1 column 1 (char 0)"),
+        ("{", "Expecting property name"),
+        ("[]", "list []"),
+        ("3", "int 3"),
+        ('{"schema": 2, "reports": []}', "the keys schema, reports"),
+    ],
+)
+def test_other_json_and_other_text_are_refused(text: str, got: str) -> None:
+    with pytest.raises(errors.BenchmarkFormatError) as raised:
+        Benchmark.from_json(text)
+    assert (raised.value.got or "").startswith(got)
+    assert "`opsmith benchmark --json`" in (raised.value.mend or "")
+
+
+def test_another_version_is_refused() -> None:
+    read = planted(1).to_dict() | {"schema": SCHEMA + 1}
+    with pytest.raises(errors.BenchmarkFormatError, match="a benchmark of another version") as raised:
+        Benchmark.from_dict(read)
+    assert (raised.value.expected, raised.value.got) == ("schema 1", "schema int 2")
+
+
+def test_keys_that_a_later_writer_added_are_no_matter() -> None:
+    read = planted(1).to_dict() | {"also": 3}
+    assert Benchmark.from_dict(read) == planted(1)

@@ -1,0 +1,170 @@
+"""Pictures, tested as data: what they show, where it lies, and that they can be read anywhere."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.axes import Axes
+from planted import planted
+
+from opsmith import errors
+from opsmith.benchmarking import Benchmark
+from opsmith.benchmarking.plotting import (
+    COLOURS,
+    INK,
+    PICTURES,
+    described,
+    format_of,
+    plots,
+    roofline,
+    save,
+    scaling,
+    svg,
+)
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@cache
+def small(operator: str = "demo::op") -> Benchmark:
+    return planted(1, operator=operator, sizes=(1024, 2048), directions=("forward",))
+
+
+def points(axes: Axes, colour: str) -> set[tuple[float, float]]:
+    found = [line for line in axes.get_lines() if line.get_color() == colour]
+    return {(float(x), float(y)) for line in found for x, y in zip(*line.get_data(), strict=True)}
+
+
+def test_the_roofline_has_a_point_for_each_size_and_contender_at_its_place() -> None:
+    made = planted(1)
+    panels = roofline(made).axes
+    assert [axes.get_title() for axes in panels] == ["forward", "backward", "forward + backward"]
+    for axes, direction in zip(panels, ("forward", "backward", "both"), strict=True):
+        for name, colour in zip(("native", "reference", "compiled"), COLOURS, strict=False):
+            expected = set()
+            for case in made.cases:
+                work, timing = case.work_of(direction), case.timing(name, direction)
+                assert work is not None
+                assert timing is not None
+                assert work.flops is not None
+                expected.add((work.flops / work.bytes, work.flops / timing.spread.median))
+            assert points(axes, colour) == expected
+
+
+def test_the_roofs_are_the_ceilings_that_were_measured() -> None:
+    (axes, *_) = roofline(planted(1)).axes
+    roofs = {str(line.get_label()): line.get_data() for line in axes.get_lines() if line.get_color() == INK}
+    assert set(roofs) == {
+        "copy of 268 MB: 10.0 GB/s",
+        "copy of 262 kB: 40.0 GB/s",
+        "matrices, float32: 100 GFLOP/s",
+    }
+    x, y = roofs["copy of 268 MB: 10.0 GB/s"]
+    assert y[0] / x[0] == pytest.approx(1e10)
+    assert (x[1], y[1]) == (pytest.approx(10.0), 1e11)
+    assert list(roofs["matrices, float32: 100 GFLOP/s"][1]) == [1e11, 1e11]
+
+
+def test_times_grow_over_the_elements() -> None:
+    made = planted(1)
+    (axes, *_) = scaling(made).axes
+    sizes = [case.elements for case in made.cases]
+    medians = [case.timing("native", "forward") for case in made.cases]
+    assert points(axes, COLOURS[0]) == {
+        (size, each.spread.median) for size, each in zip(sizes, medians, strict=True) if each is not None
+    }
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+
+def test_what_was_not_counted_or_is_a_call_is_left_out() -> None:
+    made = planted(1)
+    uncounted = tuple(replace(case, work=()) for case in made.cases)
+    (axes, *_) = roofline(replace(made, cases=uncounted)).axes
+    assert points(axes, COLOURS[0]) == set()
+    call = replace(made, cases=(replace(made.cases[0], role="call"),))
+    assert points(scaling(call).axes[0], COLOURS[0]) == set()
+    for name in PICTURES:
+        assert "nothing was timed" in svg(call, name)
+    assert "<svg" in svg(replace(made, ceilings=()), "roofline")
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_can_be_read_on_any_ground_and_heard(name: str) -> None:
+    text = svg(small(), name)
+    root = ElementTree.fromstring(text)
+    assert root.findtext(f"{SVG}title") == f"demo::op: {name}"
+    assert "native is fastest with" in (root.findtext(f"{SVG}desc") or "")
+    width, height = (root.get("viewBox") or "").split()[2:]
+    assert root[2].attrib == {"width": width, "height": height, "fill": "#ffffff"}
+    sizes = [float(each.attrib["font-size"]) for each in root.iter() if "font-size" in each.attrib]
+    assert min(sizes) >= 12
+    assert len([each for each in root.iter(f"{SVG}text") if each.text]) > 10  # letters, not outlines
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_in_a_page_it_takes_the_colours_of_the_page_and_needs_no_style(name: str) -> None:
+    text = svg(small(), name, inline=True)
+    root = ElementTree.fromstring(text)
+    assert "currentColor" in text
+    assert INK not in text
+    assert "#ffffff" not in text
+    assert "style=" not in text
+    assert not list(root.iter(f"{SVG}style"))
+    assert root[2].tag != f"{SVG}rect"
+
+
+def test_identifiers_of_two_pictures_do_not_meet_and_each_is_found() -> None:
+    made = [*plots(small()).values(), *plots(small("demo::another")).values()]
+    identifiers = [re.findall(r' id="([^"]+)"', text) for text in made]
+    every = [each for found in identifiers for each in found]
+    assert len(every) == len(set(every)) > 20
+    for text, found in zip(made, identifiers, strict=True):
+        used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
+        assert used
+        assert used <= set(found)
+
+
+def test_the_same_benchmark_is_the_same_picture() -> None:
+    assert plots(small()) == plots(small())
+
+
+def test_the_description_names_the_fastest_and_its_part_of_the_ceiling() -> None:
+    made = planted(1, sizes=(1024,), directions=("forward",))
+    assert re.fullmatch(
+        r"N=1024, forward: native is fastest with 1\.\d\d ms, 0\.0% of the ceiling",
+        described(made, "roofline"),
+    )
+    assert "ceiling" not in described(made, "scaling")
+
+
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
+def test_pictures_are_written_beside_one_another(kind: str, tmp_path: Path) -> None:
+    found = save(small(), tmp_path / f"op.{kind}")
+    assert found == [tmp_path / f"op-roofline.{kind}", tmp_path / f"op-scaling.{kind}"]
+    beginning = {"svg": b"<svg", "png": b"\x89PNG", "pdf": b"%PDF"}[kind]
+    assert all(each.read_bytes().startswith(beginning) for each in found)
+
+
+def test_formats_and_places_that_there_are_not_are_refused(tmp_path: Path) -> None:
+    for name in ("op.gif", "op", "svg"):
+        with pytest.raises(errors.UsageError, match="there is no such format of pictures") as raised:
+            format_of(Path(name))
+        assert raised.value.expected == "`.svg`, `.png`, `.pdf`"
+    with pytest.raises(errors.UsageError, match="the picture cannot be written to") as raised:
+        save(small(), tmp_path / "none" / "op.svg")
+    assert raised.value.got == "No such file or directory"
+
+
+def test_without_matplotlib_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "opsmith.benchmarking.plotting")
+    for name in [each for each in sys.modules if each.partition(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(errors.MissingExtraError, match="need the package `matplotlib`") as raised:
+        __import__("opsmith.benchmarking.plotting")
+    assert "pip install '.[benchmark]'" in (raised.value.mend or "")

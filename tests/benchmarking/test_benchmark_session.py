@@ -1,0 +1,407 @@
+"""`opsmith.benchmark`: who takes part, who does not and why, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from benchmarked import bare, count, gate, native, ranks, scaled, seldom, unshaped, windows, wrong
+from conftest import BRIEF, passed
+from torch import Tensor
+
+import opsmith
+from opsmith import errors
+from opsmith.benchmarking import Benchmark, machine
+from opsmith.benchmarking.contenders import fresh_compiled
+from opsmith.benchmarking.result import Case
+from opsmith.checking import Outcome, Report
+
+Measure = Callable[..., Benchmark]
+
+
+def left_out(case: Case) -> dict[str, str]:
+    return {each.name: each.left_out for each in case.contenders if each.left_out}
+
+
+def timed(case: Case) -> set[tuple[str, str]]:
+    return {(each.contender, each.direction) for each in case.timings}
+
+
+def test_operator_and_reference_are_timed_in_every_direction_beside_controls(measure: Measure) -> None:
+    found = measure(gate)
+    assert [case.role for case in found.cases] == ["call", "size", "size"]
+    for case in found.cases:
+        names = ("operator", "reference", "copy", "multiply")
+        assert timed(case) == {(name, each) for name in names for each in ("forward", "backward", "both")}
+        assert all(len(each.seconds) == 3 and min(each.seconds) > 0 for each in case.timings)
+        assert (case.dtype, case.device) == ("float32", "cpu")
+    last = found.cases[-1]
+    assert (last.label, last.arguments, last.elements) == ("B=24 M=32", ("x [24, 32]", "y [24, 32]"), 1536)
+    assert [each.by.partition(", ")[0] for each in last.contenders] == ["reference and formulas", "PyTorch"]
+
+
+def test_what_there_is_to_do_is_counted_by_direction(measure: Measure) -> None:
+    case = measure(gate, memory=True).cases[-1]
+    forward, backward, both = case.work
+    each = 4 * 24 * 32
+    assert (forward.bytes, forward.flops) == (3 * each, 2 * 24 * 32)  # x and y, and the result
+    assert backward.bytes == 5 * each  # what came, two gradients, and x and y, which are saved
+    assert (both.bytes, both.flops) == (forward.bytes + backward.bytes, forward.flops + backward.flops)
+    assert {each.contender: each.beyond for each in case.memory} == {"operator": 0, "reference": each}
+    assert {each.contender: each.saved for each in case.memory} == {
+        "operator": 2 * each,
+        "reference": 2 * each,
+    }
+
+
+def test_a_kernel_makes_it_native_and_is_named(measure: Measure) -> None:
+    case = measure(native).cases[-1]
+    own = case.contenders[0]
+    assert (own.name, own.kind) == ("native", "operator")
+    assert own.by.startswith("kernel for cpu, ")
+    assert "benchmarked.py:" in own.by
+    assert ("native", "both") in timed(case)
+
+
+def test_all_are_called_with_the_same_tensors(measure: Measure) -> None:
+    seen: dict[str, set[int]] = {}
+
+    def rival(name: str) -> Callable[..., Tensor]:
+        def call(x: Tensor, y: Tensor) -> Tensor:
+            seen.setdefault(name, set()).add(x.data_ptr())
+            return x * y.tanh()
+
+        return call
+
+    measure(gate, rivals={"one": rival("one"), "two": rival("two")}, sizes={"B M": 6})
+    assert seen["one"] == seen["two"]
+    assert len(seen["one"]) == 2  # the call, and the size
+
+
+def test_rivals_that_compute_something_else_are_told_and_not_timed(measure: Measure) -> None:
+    def writes(x: Tensor, y: Tensor) -> Tensor:
+        result = x * y.tanh()
+        with torch.no_grad():
+            x += 1
+        return result
+
+    def no_gradient(x: Tensor, y: Tensor) -> Tensor:
+        return x.detach() * y.tanh()
+
+    rivals: dict[str, Callable[..., Any]] = {
+        "right": lambda x, y: y.tanh() * x,
+        "other values": lambda x, y: x * y.sigmoid(),
+        "a little off": lambda x, y: x * y.tanh() * (1 + 1e-4),
+        "other shape": lambda x, y: (x * y.tanh())[:1],
+        "other dtype": lambda x, y: (x * y.tanh()).double(),
+        "two results": lambda x, y: (x, y),
+        "no gradient": no_gradient,
+        "raises": lambda x, y: x @ y,
+        "silent": lambda x, y: [][0],
+        "writes": writes,
+    }
+    case = measure(gate, rivals=rivals, sizes={"B": 4, "M": 6}).cases[-1]
+    told = left_out(case)
+    assert set(told) == set(rivals) - {"right"}
+    assert ("right", "both") in timed(case)
+    assert not {name for name, _ in timed(case)} & set(told)
+    assert told["other values"].startswith("it computes something else: its result: at [")
+    assert "24 of 24 elements are wrong" in told["other values"]
+    assert told["a little off"].startswith("it computes something else: its result: at [")
+    assert told["other shape"].endswith("its result: it has the shape [1, 6], and the reference's [4, 6]")
+    assert told["other dtype"].endswith("it has the dtype torch.float64, and the reference's torch.float32")
+    assert told["two results"].endswith("it returns 2 tensors, and the reference 1")
+    assert told["no gradient"].startswith("it computes something else: its gradient 0: at [")
+    assert told["raises"].startswith("it raises RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+    assert told["silent"] == "it raises IndexError: list index out of range"
+    assert told["writes"] == "it writes into its arguments"
+
+
+def test_what_a_rival_writes_does_not_reach_the_others(measure: Measure) -> None:
+    def writes(x: Tensor, y: Tensor) -> Tensor:
+        x.detach().zero_()
+        return x * y.tanh()
+
+    case = measure(gate, rivals={"writes": writes, "after": lambda x, y: x * y.tanh()}).cases[-1]
+    assert set(left_out(case)) == {"writes"}
+
+
+def test_a_rival_that_computes_in_another_order_is_no_other(measure: Measure) -> None:
+    def backwards(x: Tensor, weight: Tensor) -> Tensor:
+        parts = [x[:, at : at + 1] * weight[:, at] for at in reversed(range(x.shape[1]))]
+        return sum(parts[1:], parts[0])
+
+    case = measure(
+        unshaped, rivals={"backwards": backwards}, samples=lambda make: [(make(16, 300), make(8, 300))]
+    ).cases[-1]
+    assert left_out(case) == {}
+
+
+def test_an_operator_that_is_wrong_at_a_larger_size_is_told(measure: Measure) -> None:
+    found = measure(seldom)
+    assert found.wrong == ("N=160 (float32, cpu)", "N=1280 (float32, cpu)")[-len(found.wrong) :]
+    assert "native" in left_out(found.cases[-1])
+    assert left_out(found.cases[0]) == {}
+    assert measure(gate).wrong == ()
+
+
+def test_results_without_gradients_and_hidden_ones(measure: Measure) -> None:
+    assert left_out(measure(ranks).cases[-1]) == {}
+    assert ("reference", "both") in timed(measure(ranks).cases[-1])
+    case = measure(scaled).cases[-1]
+    assert left_out(case) == {}
+    forward = measure(count).cases[-1]
+    assert {direction for _, direction in timed(forward)} == {"forward"}
+    assert forward.notes == ("no result of the reference has a gradient: forward alone is timed",)
+    assert forward.work_of("forward") is not None
+
+
+def test_a_random_operator_is_not_held_to_other_numbers(measure: Measure) -> None:
+    @opsmith.operator("session::noisy", random=True)
+    def noisy(x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+    noisy.kernel("cpu", lambda x: torch.rand_like(x) * 0.5 + x)
+    noisy.samples(lambda make: [(make(5),)])
+    assert left_out(measure(noisy, directions=["forward"]).cases[-1]) == {}
+
+
+def test_an_opaque_operator_is_timed_forward(measure: Measure) -> None:
+    @opsmith.operator("session::opaque", opaque=True)
+    def opaque(x: Tensor) -> Tensor:
+        return torch.from_numpy(x.detach().numpy() * 2)
+
+    opaque.fake(lambda x: torch.empty_like(x))
+    opaque.samples(lambda make: [(make(5),)])
+    case = measure(opaque, compiled=True, directions=["forward"]).cases[-1]
+    assert [each.name for each in case.contenders] == ["operator", "reference"]
+    assert left_out(case) == {}
+
+
+def test_directions_dtypes_threads_and_the_seed_are_kept(measure: Measure) -> None:
+    before = torch.get_num_threads()
+    found = measure(
+        gate,
+        directions=["both", "forward"],
+        dtypes=[torch.float64, torch.bfloat16],
+        threads=2,
+        seed=3,
+        sizes={"B M": 4},
+    )
+    assert torch.get_num_threads() == before
+    assert (found.threads, found.seed, found.effort, found.operator) == (2, 3, "quick", gate.name)
+    assert [case.dtype for case in found.cases] == ["float64", "float64", "bfloat16", "bfloat16"]
+    assert {case.directions for case in found.cases} == {("forward", "both")}
+    assert {each.dtype for each in found.ceilings if each.kind == "multiply"} == {"float64", "bfloat16"}
+    assert found.environment["torch"] == torch.__version__
+    assert "of them" in found.environment["processor"]
+
+
+def test_the_flops_that_an_author_gives_are_taken(measure: Measure) -> None:
+    work = measure(gate, flops=lambda x, y: 7 * x.numel(), sizes={"B M": 4}).cases[-1].work
+    assert (work[0].flops, work[0].counted) == (7 * 16, "by the author's formula")
+    assert work[2].counted.startswith("by the author's formula; the backward of the reference")
+
+
+def test_what_the_caller_has_set_is_no_matter(measure: Measure) -> None:
+    with torch.no_grad():
+        assert ("operator", "both") in timed(measure(gate).cases[-1])
+    with torch.inference_mode():
+        assert ("operator", "both") in timed(measure(gate).cases[-1])
+    assert gc.isenabled()
+
+
+def test_the_callers_random_numbers_go_on_as_they_would(measure: Measure) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    measure(gate)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_larger_sizes_are_left_out_where_a_call_takes_too_long(measure: Measure) -> None:
+    found = measure(gate, effort=replace(BRIEF, slowest_s=0.0), sizes={"B": 2, "M": [2, 4, 8]})
+    assert len(found.cases) == 1
+    assert found.remarks[-1].startswith("left out, since a call took 0.0 s at a call, ")
+    assert found.remarks[-1].endswith("is too slow at quick effort: B=2 M=2, B=2 M=4, B=2 M=8")
+
+
+def test_a_busy_machine_is_remarked(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "load", lambda: 3.0)
+    monkeypatch.setattr(machine, "processors", lambda: 2)
+    busy = measure(gate)
+    assert busy.load == {"processors": 2.0, "before": 3.0, "after": 3.0}
+    assert busy.remarks[-1] == "the machine was busy: a load of 3 on 2 processors before it began"
+    monkeypatch.setattr(machine, "load", lambda: None)
+    unknown = measure(gate)
+    assert unknown.load == {"processors": 2.0}
+    assert not any("busy" in each for each in unknown.remarks)
+
+
+def test_progress_is_told(measure: Measure) -> None:
+    told: list[tuple[str, int, int]] = []
+    measure(gate, sizes={"B M": 4}, progress=lambda *each: told.append(each))
+    assert told == [("a call, x [3, 4], y [3, 4], float32", 0, 2), ("B=4 M=4, float32", 1, 2), ("", 2, 2)]
+
+
+def test_an_operator_that_fails_its_check_is_not_benchmarked() -> None:
+    with pytest.raises(errors.NotPassedError, match="it fails its check") as raised:
+        opsmith.benchmark(wrong, effort=BRIEF)
+    assert raised.value.operator == wrong.name
+    assert (raised.value.got or "").splitlines()[0].startswith("FAILED: gradient")
+    assert "gradient of `x`: sign" in (raised.value.got or "")
+    assert raised.value.mend == "see `opsmith check`, mend it, and measure then"
+
+
+def test_one_without_samples_of_its_own_is_checked_on_the_smallest_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[Any] = []
+
+    def check(operator: Any, **options: Any) -> Report:
+        checked.append(options["samples"])
+        return passed(operator)
+
+    monkeypatch.setattr("opsmith.benchmarking.session.check", check)
+    opsmith.benchmark(bare, samples=[(torch.ones(9),), (torch.ones(4),)], effort=BRIEF, compiled=False)
+    ((call,),) = checked
+    assert call.args[0].shape == (4,)
+    opsmith.benchmark(gate, sizes={"B M": 4}, effort=BRIEF, compiled=False)
+    assert checked[1] is None
+
+
+def test_a_report_saves_the_check_if_it_is_the_operators_and_nothing_failed(measure: Measure) -> None:
+    failed = Report(gate.name, (Outcome("forward", "failed"), Outcome("gradient", "passed")), seed=0)
+    with pytest.raises(errors.NotPassedError):
+        measure(gate, report=failed)
+    for other, got in ((passed(native), "a report on `benchmarked::native`"), ("passed", "str 'passed'")):
+        with pytest.raises(errors.UsageError, match="this is no report on the operator") as raised:
+            measure(gate, report=other)
+        assert raised.value.got == got
+
+
+def test_gradients_that_could_not_be_checked_are_not_timed(measure: Measure) -> None:
+    report = Report(gate.name, (Outcome("forward", "passed"), Outcome("gradient", "skipped", "why")), seed=0)
+    found = measure(gate, report=report)
+    assert found.cases[-1].directions == ("forward",)
+    assert "its gradients could not be checked: forward alone is timed" in found.remarks
+
+
+def test_a_reference_that_raises_at_a_size_is_told(measure: Measure) -> None:
+    with pytest.raises(errors.SampleError, match=r"its reference raises RuntimeError at x \[3\]") as raised:
+        measure(unshaped, samples=[(torch.ones(3), torch.ones(2, 4))])
+    assert "give calls that it takes" in (raised.value.mend or "")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem", "argument"),
+    [
+        ({"effort": "lazy"}, "there is no such level of effort", "effort"),
+        ({"rivals": [len]}, "these are no rivals", "rivals"),
+        ({"rivals": {"sum": 3}}, "these are no rivals", "rivals"),
+        ({"rivals": {"": len}}, "these are no rivals", "rivals"),
+        ({"rivals": {"compiled": len}}, "a rival cannot be called `compiled`", "rivals"),
+        ({"directions": []}, "these are no directions", "directions"),
+        ({"directions": ["sideways"]}, "these are no directions", "directions"),
+        ({"directions": 3}, "these are no directions", "directions"),
+        ({"dtypes": []}, "these are no dtypes of floating inputs", "dtypes"),
+        ({"dtypes": torch.int64}, "these are no dtypes of floating inputs", "dtypes"),
+        ({"dtypes": ["float32"]}, "these are no dtypes of floating inputs", "dtypes"),
+        ({"dtypes": 32}, "these are no dtypes of floating inputs", "dtypes"),
+        ({"threads": 0}, "this is no number of threads", "threads"),
+        ({"threads": 1.5}, "this is no number of threads", "threads"),
+        ({"threads": True}, "this is no number of threads", "threads"),
+        ({"device": "meta"}, "nothing can be timed on the device `meta` here", "device"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    measure: Measure, options: dict[str, Any], problem: str, argument: str
+) -> None:
+    with pytest.raises(errors.UsageError) as raised:
+        measure(gate, **options)
+    assert (raised.value.problem, raised.value.argument) == (problem, argument)
+    assert raised.value.mend
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_none_is_timed(measure: Measure) -> None:
+    with pytest.raises(errors.UsageError, match="nothing can be timed on the device `cuda` here"):
+        measure(gate, device="cuda")
+    with pytest.raises(errors.DeviceNameError):
+        measure(gate, device="gpu")
+
+
+@pytest.mark.parametrize("given", [len, torch.nn.functional.relu, None])
+def test_what_is_no_operator_is_refused(given: Any) -> None:
+    with pytest.raises(errors.UsageError, match="only an operator of opsmith can be benchmarked") as raised:
+        opsmith.benchmark(given)
+    assert "opsmith.adopt" in (raised.value.mend or "")
+
+
+def test_arguments_by_keyword_reach_everyone(measure: Measure) -> None:
+    @opsmith.operator("session::keyword")
+    def keyword(x: Tensor, *, by: float) -> Tensor:
+        return x * by
+
+    keyword.samples(lambda make: [make.call(make(5), by=3.0)])
+    case = measure(keyword, rivals={"rival": lambda x, by: x * by}).cases[-1]
+    assert left_out(case) == {}
+    assert case.arguments[-1] == "by=3.0"
+    assert measure(windows).cases[-1].arguments[-1] == "times=2"
+
+
+@pytest.mark.compile
+@pytest.mark.xdist_group("benchmark")
+def test_the_compiled_reference_is_timed_and_its_compiling_is_told_apart(measure: Measure) -> None:
+    found = measure(gate, compiled=True, sizes={"B M": 9}, memory=True)
+    assert ("compiled", "both") in timed(found.cases[-1])
+    for case in found.cases:
+        (compiled,) = (each for each in case.contenders if each.kind == "compiled")
+        assert compiled.left_out == ""
+        assert (compiled.compile_s or 0) > max(
+            max(each.seconds) for each in case.timings if each.contender == "compiled"
+        )
+
+
+@pytest.mark.compile
+@pytest.mark.xdist_group("benchmark")
+def test_every_size_is_compiled_anew_beyond_the_forms_that_torch_keeps() -> None:
+    traced: list[bool] = []
+
+    def doubled(x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return x * 3
+        return x * 2
+
+    for size in range(3, 14):  # torch compiles eight forms of one function, and then runs it as it is
+        traced.append(bool((fresh_compiled(doubled)(torch.ones(size)) == 3).all()))
+    assert all(traced)
+
+
+@pytest.mark.compile
+@pytest.mark.xdist_group("benchmark")
+def test_a_reference_that_computes_something_else_where_it_is_compiled_is_told(measure: Measure) -> None:
+    @opsmith.operator("session::uncompiled")
+    def uncompiled(x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return x * 3
+        return x * 2
+
+    uncompiled.samples(lambda make: [(make(4),)])
+    case = measure(uncompiled, compiled=True, directions=["forward"]).cases[-1]
+    assert left_out(case)["compiled"].startswith("it computes something else: its result: at [")
+    assert ("operator", "forward") in timed(case)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_everyone_is_timed_there(measure: Measure) -> None:
+    found = measure(gate, device="cuda", memory=True)
+    case = found.cases[-1]
+    assert case.device == "cuda"
+    assert left_out(case) == {}
+    assert all(each.peak is not None for each in case.memory)
+    assert {each.device for each in found.ceilings} == {"cuda"}

@@ -1,0 +1,170 @@
+"""A benchmark beside an earlier one: a planted slowdown is flagged, and noise is not. All times are drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from planted import ENVIRONMENT, planted
+
+from opsmith import errors
+from opsmith.benchmarking.verdict import judge
+
+REPEATS = 60
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.03, 0.08])
+def test_a_planted_slowdown_of_half_is_flagged(noise: float) -> None:
+    missed = 0
+    for seed in range(REPEATS):
+        before, now = planted(seed, noise=noise), planted(seed + 1000, noise=noise, slowdown=1.5)
+        verdict = now.against(before)
+        assert all(change.contender == "native" for change in verdict.slower)
+        missed += not verdict.slower
+    assert missed == 0
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.03, 0.08, 0.3, 1.0])
+def test_repeats_without_one_are_silent(noise: float) -> None:
+    flagged = 0
+    for seed in range(REPEATS):
+        verdict = planted(seed + 1000, noise=noise).against(planted(seed, noise=noise))
+        assert verdict.comparable
+        flagged += bool(verdict.slower)
+    assert flagged == 0
+
+
+def test_five_repeats_are_silent_and_the_sixth_with_a_slowdown_is_not() -> None:
+    before = planted(0)
+    repeats = [planted(seed).against(before) for seed in range(1, 6)]
+    assert [verdict.passed for verdict in repeats] == [True] * 5
+    slower = planted(6, slowdown=1.5).against(before)
+    assert not slower.passed
+    assert len(slower.slower) == 9
+    assert str(slower).splitlines()[0] == "demo::op: SLOWER in 9 of 9 rows"
+
+
+def test_one_direction_alone_is_named() -> None:
+    slower = planted(6, slowdown=1.5, slow_directions=("backward",)).against(planted(0))
+    assert {change.direction for change in slower.slower} == {"backward"}
+    assert len(slower.slower) == 3
+
+
+@pytest.mark.parametrize("drift", [0.5, 0.7, 1.5, 3.0])
+def test_a_machine_that_changed_its_pace_is_no_slowdown(drift: float) -> None:
+    flagged = sum(
+        bool(planted(seed + 1000, drift=drift).against(planted(seed)).slower) for seed in range(REPEATS)
+    )
+    assert flagged == 0
+
+
+def test_a_slowdown_on_a_machine_that_became_faster_is_unclear_and_on_one_a_little_slower_is_flagged() -> (
+    None
+):
+    faster = planted(1, drift=0.6, slowdown=1.5).against(planted(0))
+    assert not faster.slower
+    assert planted(1, drift=1.15, slowdown=1.5).against(planted(0)).slower
+
+
+def test_only_the_operators_own_rows_are_judged() -> None:
+    verdict = planted(1, slowdown=3.0, of="compiled").against(planted(0))
+    assert verdict.passed
+    changes = {change.contender: change for change in verdict.changes}
+    assert (changes["compiled"].kind, changes["compiled"].judged) == ("slower", False)
+
+
+def test_a_speedup_is_told_and_passes() -> None:
+    verdict = planted(1, slowdown=0.5).against(planted(0))
+    assert verdict.passed
+    assert {change.kind for change in verdict.changes if change.judged} == {"faster"}
+    assert "faster" in str(verdict)
+
+
+def test_tolerance_is_by_how_much_a_row_must_be_slower() -> None:
+    before, now = planted(0, noise=0.001), planted(1, noise=0.001, slowdown=1.3)
+    assert now.against(before).slower
+    assert not now.against(before, tolerance=0.5).slower
+
+
+def test_the_smallest_slowdown_that_would_be_seen_is_told_and_grows_with_noise() -> None:
+    def most(noise: float) -> float:
+        verdict = planted(1, noise=noise).against(planted(0, noise=noise))
+        return max(change.detectable for change in verdict.changes if change.judged)
+
+    assert 1.1 < most(0.001) < 1.2 < most(0.05) < 1.5 < most(0.5)
+    quiet, loud = (planted(1, noise=each).against(planted(0, noise=each)) for each in (0.01, 1.0))
+    assert "times as long would have been seen in any row" in str(quiet).splitlines()[0]
+    assert str(loud).startswith("demo::op: NOT SEEN to be slower, among much noise: less than ")
+
+
+def test_what_would_be_seen_is_seen() -> None:
+    """A row slowed down by a little more than the smallest that is said to be seen is flagged."""
+    seen = 0
+    for seed in range(REPEATS):
+        before, now = (planted(each, sizes=(1024,), directions=("forward",)) for each in (seed, seed + 1000))
+        (change,) = (each for each in now.against(before).changes if each.judged)
+        old, new = before.cases[0].timings[0].seconds, now.cases[0].timings[0].seconds
+        planted_by = 1.02 * change.detectable / change.ratio
+        seen += judge(old, [each * planted_by for each in new]).kind == "slower"
+    assert seen >= 0.95 * REPEATS
+
+
+def test_among_much_noise_a_slowdown_is_unclear_and_says_what_to_do() -> None:
+    verdict = planted(5, noise=1.0, slowdown=1.5).against(planted(0, noise=1.0))
+    assert not verdict.slower
+    assert "unclear: noise may explain it; measure both again, with nothing else running" in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"environment": ENVIRONMENT | {"torch": "2.14.0"}}, "torch was 2.13.0, and is 2.14.0"),
+        ({"environment": ENVIRONMENT | {"processor": "other"}}, "processor was a processor, and is other"),
+        ({"environment": ENVIRONMENT | {"machine": "arm64"}}, "machine was x86_64, and is arm64"),
+        ({"environment": ENVIRONMENT | {"devices": "cpu, cuda"}}, "devices was cpu, and is cpu, cuda"),
+        ({"threads": 8}, "threads were 2, and are 8"),
+    ],
+    ids=["torch", "processor", "machine", "devices", "threads"],
+)
+def test_runs_on_something_else_are_not_compared_strictly(changed: Any, says: str) -> None:
+    verdict = planted(1, slowdown=9.0, **changed).against(planted(0))
+    assert not verdict.comparable
+    assert not verdict.passed
+    assert verdict.slower == ()
+    assert str(verdict).splitlines()[0] == f"demo::op: NOT COMPARABLE: {says}"
+    assert all(change.ratio > 5 for change in verdict.changes if change.judged)  # told all the same
+
+
+def test_sizes_that_only_one_run_has_are_told() -> None:
+    verdict = planted(1, sizes=(1024, 2048)).against(planted(0, sizes=(1024, 4096)))
+    assert verdict.comparable
+    assert verdict.missing == ("N=2048 (float32, cpu)", "N=4096 (float32, cpu)")
+    assert "only in one of the runs: N=2048 (float32, cpu)" in str(verdict)
+    nothing = planted(1, sizes=(2048,)).against(planted(0, sizes=(4096,)))
+    assert not nothing.comparable
+    assert "NOT COMPARABLE: the two runs have no row of it in common" in str(nothing)
+
+
+def test_a_contender_that_only_one_run_has_is_told() -> None:
+    from dataclasses import replace
+
+    now = planted(1, sizes=(1024,))
+    case = now.cases[0]
+    fewer = replace(case, timings=tuple(each for each in case.timings if each.contender != "compiled"))
+    assert replace(now, cases=(fewer,)).against(planted(0, sizes=(1024,))).missing == (
+        "compiled at N=1024 (float32, cpu)",
+    )
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(errors.UsageError, match="the two benchmarks are of different operators") as raised:
+        planted(1).against(planted(0, operator="demo::another"))
+    assert raised.value.got == "one of `demo::another`"
+    with pytest.raises(errors.UsageError, match="a benchmark is compared with a benchmark"):
+        planted(1).against({"schema": 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, float("nan"), float("inf"), "a tenth", True])
+def test_a_tolerance_that_is_none_is_refused(tolerance: Any) -> None:
+    with pytest.raises(errors.UsageError, match="this is no tolerance"):
+        planted(1).against(planted(0), tolerance=tolerance)
