@@ -153,6 +153,11 @@ OTHERWISE = {
         "checking/test_mutants.py::test_a_wrong_operator_is_rejected[reference_looks_at_numbers]",
     ),
     "watching": (
+        "benchmarking/test_benchmark_session.py::test_what_there_is_to_do_is_counted_by_direction",
+        "benchmarking/test_benchmark_work.py::test_a_backward_is_counted_too",
+        "benchmarking/test_benchmark_work.py::test_operations_are_counted",
+        "benchmarking/test_benchmark_work.py::test_what_nothing_is_known_of_is_named",
+        "benchmarking/test_benchmark_for_real.py::test_involution_is_measured_natively_beside_reference_and_compiled",
         "checking/test_function_class.py::test_a_backward_that_alone_has_a_constant_of_float32_loses_digits",
         "checking/test_mutants.py::test_a_wrong_operator_is_rejected[undeclared_randomness]",
         "checking/test_planted_corpus.py::test_a_planted_fault_is_found[h_gaussian_with_a_constant_in_float32]",

@@ -31,11 +31,15 @@ class Adopted(torch.autograd.Function):
         return grad * 2
 
 USES = {
+    "Benchmark": lambda: opsmith.Benchmark("public::names", "quick", 0, 1, {}, {}, (), ()).operator,
     "Make": lambda: str(opsmith.Make()(2).shape),
     "Operator": lambda: str(opsmith.Operator.__call__(operator, torch.ones(2))),
     "Report": lambda: opsmith.Report("public::names", (), 0).verdict(),
     "__version__": lambda: opsmith.__version__,
     "adopt": lambda: opsmith.adopt(Adopted, "public::adopted").name,
+    "benchmark": lambda: opsmith.benchmark(
+        operator, samples=[(torch.ones(2),)], effort="quick", compiled=False
+    ).operator,
     "check": lambda: str(opsmith.check(operator, samples=lambda: [(torch.ones(2).double(),)]).passed),
     "declared_operators": lambda: str(operator in opsmith.declared_operators("__main__")),
     "errors": lambda: opsmith.errors.UsageError("x").problem,

@@ -30,7 +30,7 @@ def grown(template: Template, targets: Sequence[int]) -> Iterator[Letters]:
         >>> spec = opsmith.ops.linear.specification
         >>> template = Template.of(spec, samples_of_operator(opsmith.ops.linear, None, 0)[0])
         >>> [dict(each) for each in grown(template, [1000])]
-        [{'...': (16,), 'M': 24, 'N': 16}]
+        [{'...': (32,), 'M': 24, 'N': 16}]
     """
     groups = _groups(template)
     letters = dict(template.letters)

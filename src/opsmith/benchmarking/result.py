@@ -193,6 +193,10 @@ class Benchmark:
         ceilings: What the machine does at most.
         cases: What was measured.
         remarks: What a reader has to know of all of it.
+
+    Example:
+        >>> Benchmark("demo::twice", "quick", 0, 1, {}, {}, (), ()).wrong  # nothing was measured
+        ()
     """
 
     operator: str

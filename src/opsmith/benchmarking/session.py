@@ -72,7 +72,7 @@ def benchmark(
 
     Example:
         >>> import opsmith.ops
-        >>> found = opsmith.benchmark(opsmith.ops.exp, effort="quick", compiled=False, sizes=None)
+        >>> found = opsmith.benchmark(opsmith.ops.exp, effort="quick", compiled=False, directions="forward")
         >>> [each.name for each in found.cases[-1].contenders]
         ['operator', 'reference']
     """
