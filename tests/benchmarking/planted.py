@@ -35,6 +35,7 @@ def planted(
     environment: Mapping[str, str] = ENVIRONMENT,
     threads: int = 2,
     operator: str = "demo::op",
+    source: str = "5e1f",
     slow_directions: tuple[str, ...] | None = None,
 ) -> Benchmark:
     """A benchmark with drawn times; `drift` is what the whole machine is slower by."""
@@ -60,8 +61,8 @@ def planted(
                 role="size",
                 contenders=(
                     Contender("native", "operator", "kernel for cpu, op.cpp:3"),
-                    Contender("reference", "reference", "PyTorch, op.py:5"),
-                    Contender("compiled", "compiled", "torch.compile", compile_s=3.25),
+                    Contender("reference", "reference", "PyTorch, op.py:5", source=source),
+                    Contender("compiled", "compiled", "torch.compile", compile_s=3.25, source=source),
                     Contender("other", "rival", "op.py:9", left_out="it computes something else: its shape"),
                 ),
                 timings=tuple(timings),

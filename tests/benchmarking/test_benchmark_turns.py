@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,6 +25,10 @@ class Told:
     def __init__(self) -> None:
         self.now, self.turns = 0.0, []  # type: ignore[var-annotated]
         self.log: list[str] = []
+        self.interrupted = 0
+
+    def interruptions(self) -> int:
+        return self.interrupted
 
     def seconds(self, calls: list[Callable[[], object]]) -> float:
         start = self.now
@@ -110,6 +115,34 @@ def test_what_a_call_uses_up_is_made_before_the_turn_and_no_more_than_there_is_r
     assert found["b"].calls == 5
     assert found["b"].seconds == pytest.approx([1e-4] * 4)
     assert max(clock.turns) == 5
+
+
+def test_a_turn_in_which_another_program_ran_is_taken_again() -> None:
+    lost = [5.0, 4.0, 0.0, 0.0, 0.0, 9.0, 8.0, 7.0, 6.0]  # by each turn, to other programs
+
+    class Interrupted(Told):
+        def seconds(self, calls: list[Callable[[], object]]) -> float:
+            taken = super().seconds(calls)
+            if len(self.turns) == 1 or len(self.turns) % 2 == 0:  # finding out how many calls; not timed
+                return taken
+            more = lost.pop(0)
+            self.now += more
+            self.interrupted += more > 0
+            return taken + more
+
+    clock = Interrupted()
+    found = in_turns({"a": clock.contestant("a", 0.1)}, clock, replace(EFFORT, most=4), 0)
+    assert found["a"].seconds == pytest.approx([0.1, 0.1, 0.1, 6.1])
+    assert lost == []
+
+
+def test_the_processor_counts_what_is_not_asked_for() -> None:
+    clock = ProcessorClock()
+    before = clock.interruptions()
+    time.sleep(0.001)  # which is asked for
+    assert isinstance(before, int)
+    assert clock.interruptions() >= before
+    assert CudaClock(torch.device("cuda")).interruptions() == 0
 
 
 def test_no_garbage_is_collected_meanwhile_and_it_is_again_afterwards() -> None:

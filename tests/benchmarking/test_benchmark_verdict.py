@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,10 +68,27 @@ def test_a_slowdown_on_a_machine_that_became_faster_is_unclear_and_on_one_a_litt
 
 
 def test_only_the_operators_own_rows_are_judged() -> None:
-    verdict = planted(1, slowdown=3.0, of="compiled").against(planted(0))
+    verdict = planted(1, slowdown=3.0, of="compiled", source="another").against(planted(0))
     assert verdict.passed
     changes = {change.contender: change for change in verdict.changes}
     assert (changes["compiled"].kind, changes["compiled"].judged) == ("slower", False)
+
+
+def test_what_slows_the_unchanged_reference_down_as_much_is_the_machine_and_an_edited_one_tells_nothing() -> (
+    None
+):
+    def both(seed: int, **options: Any) -> Any:
+        made = planted(seed, slowdown=1.6, **options)
+        slow = {each.key: each for each in planted(seed, slowdown=1.6, of="reference", **options).cases}
+        cases = []
+        for case in made.cases:
+            references = [each for each in slow[case.key].timings if each.contender == "reference"]
+            others = [each for each in case.timings if each.contender != "reference"]
+            cases.append(replace(case, timings=(*others, *references)))
+        return replace(made, cases=tuple(cases))
+
+    assert not both(1).against(planted(0)).slower
+    assert both(1, source="another").against(planted(0)).slower
 
 
 def test_a_speedup_is_told_and_passes() -> None:
@@ -146,8 +164,6 @@ def test_sizes_that_only_one_run_has_are_told() -> None:
 
 
 def test_a_contender_that_only_one_run_has_is_told() -> None:
-    from dataclasses import replace
-
     now = planted(1, sizes=(1024,))
     case = now.cases[0]
     fewer = replace(case, timings=tuple(each for each in case.timings if each.contender != "compiled"))

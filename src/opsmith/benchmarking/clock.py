@@ -8,6 +8,11 @@ from typing import Any, Protocol
 
 import torch
 
+try:
+    import resource
+except ModuleNotFoundError:  # on Windows
+    resource = None  # type: ignore[assignment]
+
 Call = Callable[[], Any]
 
 PAUSE_S = 0.02
@@ -19,6 +24,10 @@ class Clock(Protocol):
 
     def seconds(self, calls: list[Call]) -> float:
         """How long the calls take, made one after the other."""
+        ...
+
+    def interruptions(self) -> int:
+        """How often the system has let another program run in the place of the calling thread."""
         ...
 
     def settle(self) -> None:
@@ -40,6 +49,11 @@ class ProcessorClock:
         for call in calls:
             call()
         return time.perf_counter() - start
+
+    def interruptions(self) -> int:
+        """Switches away from this thread that it did not ask for; 0 where the system does not count them."""
+        thread = getattr(resource, "RUSAGE_THREAD", None)  # which Linux has
+        return 0 if thread is None else resource.getrusage(thread).ru_nivcsw
 
     def settle(self) -> None:
         """Wait for the threads of the call before to go to sleep."""
@@ -68,6 +82,10 @@ class CudaClock:
             end.synchronize()
             milliseconds: float = start.elapsed_time(end)
             return milliseconds * 1e-3
+
+    def interruptions(self) -> int:
+        """None: the GPU works on what is queued."""
+        return 0
 
     def settle(self) -> None:
         """Wait for everything that was queued."""

@@ -20,6 +20,7 @@ from opsmith.core.kernels import choose
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.schema import Schema
+from opsmith.core.source_hash import source_hash
 
 Rivals = Mapping[str, Callable[..., Any]]
 OWN = ("native", "operator", "reference", "compiled", "copy", "multiply")
@@ -120,9 +121,12 @@ def entrants(
         by += f"; kernels that do not take it: {reasons}" if reasons else ""
     found = [Entrant(Contender(name, "operator", by), operator)]
     plain = visible(specification.reference, specification.schema)
-    found.append(Entrant(Contender("reference", "reference", f"PyTorch, {specification.where}"), plain))
+    source = source_hash(specification.reference)
+    about = Contender("reference", "reference", f"PyTorch, {specification.where}", source=source)
+    found.append(Entrant(about, plain))
     if compiled and not specification.opaque:
-        about = Contender("compiled", "compiled", "torch.compile of the reference, for these sizes alone")
+        words = "torch.compile of the reference, for these sizes alone"
+        about = Contender("compiled", "compiled", words, source=source)
         found.append(Entrant(about, fresh_compiled(plain)))
     for title, rival in rivals.items():
         found.append(Entrant(Contender(title, "rival", where(rival)), rival))

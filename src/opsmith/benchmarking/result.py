@@ -50,6 +50,7 @@ class Contender:
         by: What computes it.
         compile_s: How long its first calls took, which compile; None where nothing is compiled.
         left_out: Why it was not timed; empty where it was.
+        source: Hash of the code of what is computed, where it is known not to change by itself.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Contender:
     by: str
     compile_s: float | None = None
     left_out: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True)

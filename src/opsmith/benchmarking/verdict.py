@@ -5,8 +5,9 @@ A row is called slower only where all of this holds by more than `tolerance`:
 - The quartiles are apart: the faster half of today's times lies beyond the slower half of those before.
 - So are the least times: noise only adds, and a machine that was disturbed still has its moments.
 - Both hold whether the machine's drift is taken off or not. The drift is what the controls tell: a copy and a
-  product of matrices, timed in the same rounds as the contenders of both runs. They are no measure of what a
-  disturbance does to everything else, so all of what they allow is conceded.
+  product of matrices, and the reference, also compiled, where its source is the same: all are timed in the
+  same rounds as the operator, in both runs. They are no measure of what a disturbance does to everything
+  else, so all of what they allow is conceded.
 - Both hold after three times the scatter is taken off. No two runs are alike: memory lies elsewhere, another
   core is used. How much that does is seen on the rows that are not judged, whose code has not changed: how
   far the ratios of each contender lie from their own median (the median of these distances, times 1.4826,
@@ -217,6 +218,12 @@ def _own(case: Case) -> set[str]:
     return {each.name for each in case.contenders if each.kind == "operator"}
 
 
+def _unchanged(now: Case, earlier: Case) -> set[str]:
+    """Contenders whose code is the same in both runs: a change of their times is the machine's."""
+    before = {each.name: each.source for each in earlier.contenders}
+    return {each.name for each in now.contenders if each.source and before.get(each.name) == each.source}
+
+
 def _scatter(pairs: Sequence[tuple[Case, Case]]) -> float:
     """How far apart two runs are that measure the same: of the logarithms of ratios of rows not judged."""
     ratios: dict[str, list[float]] = {}
@@ -240,7 +247,7 @@ def _changes(now: Case, earlier: Case, scatter: float, tolerance: float) -> Iter
             continue
         controls = [
             (old.seconds, new.seconds)
-            for name in CONTROLS
+            for name in {*CONTROLS, *_unchanged(now, earlier)} - {timing.contender}
             for old, new in [
                 (earlier.timing(name, timing.direction), now.timing(name, timing.direction)),
             ]
