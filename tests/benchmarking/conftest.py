@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from briefly import BRIEF, passed
 
 import opsmith
 from opsmith.benchmarking import Benchmark, clock, machine
-from opsmith.benchmarking.effort import Effort
-from opsmith.checking import Outcome, Report
-
-BRIEF = Effort("quick", (64, 1024), 3, 3, 1e-5, 0.01, 60.0)
 
 
 @pytest.fixture(autouse=True)
@@ -24,12 +21,6 @@ def _small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "TURN_S", 1e-5)
     monkeypatch.setattr(clock, "PAUSE_S", 1e-5)
     monkeypatch.setattr(gc, "collect", lambda: 0)  # which takes most of the time where much is imported
-
-
-def passed(operator: opsmith.Operator[..., Any]) -> Report:
-    """The report of a check that found nothing wrong."""
-    outcomes = (Outcome("forward", "passed"), Outcome("gradient", "passed"))
-    return Report(operator.name, outcomes, seed=0)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import passed
+from briefly import passed
 from torch import Tensor
 
 import opsmith

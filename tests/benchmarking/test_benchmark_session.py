@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarked import bare, count, gate, native, ranks, scaled, seldom, unshaped, windows, wrong
-from conftest import BRIEF, passed
+from briefly import BRIEF, passed
 from torch import Tensor
 
 import opsmith

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarked import bare, count, gate, unshaped, windows
-from conftest import BRIEF
+from briefly import BRIEF
 
 import opsmith
 import opsmith.ops
