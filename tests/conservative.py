@@ -154,7 +154,6 @@ OTHERWISE = {
     ),
     "watching": (
         "benchmarking/test_benchmark_session.py::test_what_there_is_to_do_is_counted_by_direction",
-        "benchmarking/test_benchmark_work.py::test_a_backward_is_counted_too",
         "benchmarking/test_benchmark_work.py::test_operations_are_counted",
         "benchmarking/test_benchmark_work.py::test_what_nothing_is_known_of_is_named",
         "benchmarking/test_benchmark_for_real.py::test_involution_is_measured_natively_beside_reference_and_compiled",
