@@ -20,7 +20,7 @@ def _small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "FOOTPRINTS", (1 << 12, 1 << 16))
     monkeypatch.setattr(machine, "TURN_S", 1e-5)
     monkeypatch.setattr(clock, "PAUSE_S", 1e-5)
-    monkeypatch.setattr(gc, "collect", lambda: 0)  # which takes most of the time where much is imported
+    monkeypatch.setattr(gc, "collect", lambda generation=2: 0)
 
 
 @pytest.fixture

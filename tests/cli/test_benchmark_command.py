@@ -72,7 +72,7 @@ def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "FOOTPRINTS", (1 << 12, 1 << 16))
     monkeypatch.setattr(machine, "TURN_S", 1e-5)
     monkeypatch.setattr(clock, "PAUSE_S", 1e-5)
-    monkeypatch.setattr(gc, "collect", lambda: 0)
+    monkeypatch.setattr(gc, "collect", lambda generation=2: 0)
     brief = replace(effort.EFFORTS["quick"], elements=(256,), least=3, most=3, turn_s=1e-5)
     monkeypatch.setattr(effort, "EFFORTS", {**effort.EFFORTS, "quick": brief})
 
