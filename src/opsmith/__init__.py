@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from opsmith.adopting import adopt
     from opsmith.benchmarking import Benchmark, benchmark
     from opsmith.checking import Report, check
+    from opsmith.drawing import draw
     from opsmith.exporting import export_onnx
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "benchmark",
     "check",
     "declared_operators",
+    "draw",
     "errors",
     "export_onnx",
     "find_operator",
@@ -51,6 +53,7 @@ _FACES = {
     "Benchmark": "opsmith.benchmarking",
     "check": "opsmith.checking",
     "Report": "opsmith.checking",
+    "draw": "opsmith.drawing",
     "export_onnx": "opsmith.exporting",
 }
 _SUBMODULES = ("init", "modules", "ops")

@@ -15,12 +15,14 @@ __all__ = [
     "CompileError",
     "DefaultError",
     "DeviceNameError",
+    "DrawingError",
     "DynamicAxisError",
     "ExportError",
     "ExportMismatchError",
     "FormulaError",
     "FormulaParameterError",
     "ForwardModeError",
+    "FreedGraphError",
     "GradientConflictError",
     "GradientCountError",
     "GradientDeviceError",
@@ -50,6 +52,7 @@ __all__ = [
     "MutationError",
     "NameFormatError",
     "NameTakenError",
+    "NoGraphError",
     "NotAFunctionError",
     "NotDifferentiableError",
     "NotPassedError",
@@ -381,3 +384,15 @@ class NotPassedError(OpsmithError, RuntimeError):
 
 class BenchmarkFormatError(OpsmithError, ValueError):
     """What is to be compared with a benchmark is none that this version of opsmith reads."""
+
+
+class NoGraphError(OpsmithError, ValueError):
+    """A tensor is to be drawn that nothing which requires a gradient was computed into."""
+
+
+class FreedGraphError(OpsmithError, RuntimeError):
+    """A graph is to be drawn whose saved tensors a backward has freed."""
+
+
+class DrawingError(OpsmithError, RuntimeError):
+    """Graphviz does not lay a graph out: it fails, or takes too long."""

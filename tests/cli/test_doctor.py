@@ -30,7 +30,7 @@ NAMES = [
     "ONNX",
     "ONNX Script",
     "ONNX Runtime",
-    "Graphviz",
+    "pygraphviz",
     "scikit-learn",
 ]
 
@@ -101,7 +101,7 @@ def test_a_bare_machine_works_and_is_told_the_commands(opsmith: Run) -> None:
         "ONNX": "pip install onnx",
         "ONNX Script": "pip install onnxscript",
         "ONNX Runtime": "pip install onnxruntime",
-        "Graphviz": "pip install 'pygraphviz>=2'",
+        "pygraphviz": "pip install '.[draw]' in a checkout of opsmith",
         "scikit-learn": "pip install '.[tour]' in a checkout of opsmith",
     }.items():
         assert mends[name].startswith(command)

@@ -609,3 +609,72 @@ def test_onnx_translator(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [node.op_type for node in each.model.graph] == ["Mul", "HardSwish", "Abs"]
         assert str(each.model.graph) == str(wanted.model.graph)
         assert each.model.opset_imports == wanted.model.opset_imports
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x, None)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+def test_forward_class() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    doubled: Any = Doubled.apply
+    assert capabilities.forward_class(doubled(leaf).grad_fn) is Doubled
+    assert capabilities.forward_class(leaf.exp().grad_fn) is None
+
+
+def test_result_forms() -> None:
+    result = torch.ones(2, 3, requires_grad=True).double().topk(2).values
+    forms = [((2, 2), torch.float64, torch.device("cpu")), ((2, 2), torch.int64, torch.device("cpu"))]
+    assert capabilities.result_forms(result.grad_fn)[:1] == forms[:1]
+
+
+def test_saved_tensors() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    doubled: Any = Doubled.apply
+    result = doubled(leaf)  # with which, in torch 2.11, its node goes
+    function = capabilities.saved_tensors(result.grad_fn)
+    assert function["0"] is leaf
+    assert function["1"] is None
+    result = leaf.exp()
+    assert capabilities.saved_tensors(result.grad_fn)["result"].tolist() == result.tolist()
+    indexed = leaf[torch.tensor([0]),]
+    assert capabilities.saved_tensors(indexed.grad_fn)["indices[0]"].tolist() == [0]
+    plain = torch.nn.functional.batch_norm(torch.ones(2, 3, requires_grad=True), None, None, training=True)
+    assert capabilities.saved_tensors(plain.grad_fn)["weight"] is None
+    result.sum().backward()
+    with pytest.raises(RuntimeError, match="freed"):
+        capabilities.saved_tensors(result.grad_fn)
+
+
+def test_saved_tensors_are_not_unpacked() -> None:
+    unpacked: list[str] = []
+    leaf = torch.ones(2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: "packed", unpacked.append):
+        result = leaf.exp()
+    assert capabilities.saved_tensors(result.grad_fn) == {"result": "packed"}
+    assert not capabilities.overwritten(result.grad_fn)
+    assert unpacked == []
+
+
+def test_overwritten() -> None:
+    middle = torch.ones(2, requires_grad=True) * 1
+    doubled: Any = Doubled.apply
+    for result in (middle * middle, doubled(middle)):
+        assert not capabilities.overwritten(result.grad_fn)
+    results = (middle * middle, doubled(middle))
+    with torch.no_grad():
+        middle.add_(1)
+    assert all(capabilities.overwritten(result.grad_fn) for result in results)
+
+
+def test_view_base() -> None:
+    tensor = torch.ones(2)
+    assert capabilities.view_base(tensor) is None
+    assert capabilities.view_base(tensor[1:]) is tensor

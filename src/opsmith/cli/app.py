@@ -18,6 +18,7 @@ COMMANDS = {
     "check": "opsmith.cli.check",
     "compile": "opsmith.cli.compile",
     "doctor": "opsmith.cli.doctor",
+    "draw": "opsmith.cli.draw",
     "export": "opsmith.cli.export",
     "tour": "opsmith.cli.tour",
 }

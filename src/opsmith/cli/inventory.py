@@ -110,12 +110,6 @@ def _nvrtc_place(package: str) -> str | None:
     return ctypes.util.find_library("nvrtc")
 
 
-def _graphviz() -> Entry:
-    program = shutil.which("dot")
-    found = _package("pygraphviz") or (program and version_of(program, "-V"))
-    return Entry("Graphviz", found, "draw", "pip install 'pygraphviz>=2'")
-
-
 def _of_package(name: str, package: str, serves: str, mend: str) -> Callable[[], Entry]:
     return lambda: Entry(name, _package(package), serves, mend)
 
@@ -132,7 +126,7 @@ ENTRIES: tuple[Callable[[], Entry], ...] = (
     _of_package("ONNX", "onnx", "export", "pip install onnx"),
     _of_package("ONNX Script", "onnxscript", "export", "pip install onnxscript"),
     _of_package("ONNX Runtime", "onnxruntime", "export: run what was exported", "pip install onnxruntime"),
-    _graphviz,
+    _of_package("pygraphviz", "pygraphviz", "draw: SVG, PNG and PDF", install("draw")),
     _of_package("scikit-learn", "scikit-learn", "tour", install("tour")),
 )
 

@@ -20,6 +20,7 @@ from opsmith.torch_library.contract_source import CONTRACT_NAMES, ContractSource
 from opsmith.torch_library.differentiation import constant_results
 from opsmith.torch_library.flattening import Flattening
 from opsmith.torch_library.gradient_values import Form, fit
+from opsmith.torch_library.recorded_as import RecordedAs
 from opsmith.torch_library.result_flattening import ResultFlattening
 from opsmith.torch_library.targets import Forms
 from opsmith.torch_library.unwritten import never_writes
@@ -112,7 +113,9 @@ class FastNode:
         names["_op_same"] = lambda *tensors: False
         names["_op_remember"] = _Remembering(names)
         exec(writing.source({name: example.device.type for name, example in form.examples.items()}), names)
-        return names[specification.short_name]
+        node = names[specification.short_name]
+        node.recorded_as = RecordedAs(specification, tuple(writing.tensors))
+        return node
 
     def _prove(self) -> None:
         """From now on each class runs the backward that does not look for writes once more."""

@@ -136,6 +136,13 @@ CAPABILITIES = {
             instead="torch makes it twice, and an export takes longer",
             provides=("onnx_translator",),
         ),
+        Capability(
+            name="recorded_graph",
+            purpose="pictures of autograd's graph: forms of results, and what is saved, without unpacking it",
+            instead="nodes are drawn without the forms of their results, what hooks have packed is unpacked, "
+            "and no output is told to be a view",
+            provides=("forward_class", "result_forms", "saved_tensors", "overwritten", "view_base"),
+        ),
     )
 }
 """By name; `instead` is None where opsmith cannot do without."""

@@ -1,0 +1,170 @@
+"""`opsmith draw`: the graph of an operator, a module, a function or of tensors, as a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.markup import escape
+
+from opsmith import errors
+from opsmith.cli.guard import FAILED, complain, guarded, waiting
+from opsmith.core.operator import Operator
+from opsmith.drawing.graph import Graph, shown_bytes
+from opsmith.locating import Target
+
+SCHEMA = 1
+"""Version of what `--json` prints; it changes when a key changes its meaning or goes."""
+
+FAILURES = ("NoGraphError", "FreedGraphError", "DrawingError")
+"""Errors that are about what is drawn, and not about how the command was called."""
+
+
+def draw(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE_OR_MODULE:NAME",
+            help="A `.py` file or module, and what of it: an operator, a tensor, or a function of nothing "
+            "that returns tensors, or a model and its arguments.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="Where the picture goes: `.svg`, `.png`, `.pdf`, `.html`, `.dot` or `.json`.",
+            show_default=False,
+        ),
+    ],
+    training: Annotated[
+        bool, typer.Option("--training", help="Of a model: what a backward runs through, not its calls.")
+    ] = False,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            metavar="LEVELS",
+            min=0,
+            help="How many levels of modules to unfold; by default as many as can be looked at.",
+            show_default=False,
+        ),
+    ] = None,
+    show_attrs: Annotated[
+        bool, typer.Option("--show-attrs", help="Write the attributes of nodes on them.")
+    ] = False,
+    show_saved: Annotated[
+        bool, typer.Option("--show-saved", help="Draw also what torch's own nodes save.")
+    ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory/--no-memory", help="Look at what is kept for the backward.")
+    ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
+    ] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")] = False,
+) -> None:
+    """Draw a graph: what autograd recorded, what a model computes, what an operator consists of.
+
+    An operator is drawn on its first sample. A model comes from a function such as
+    `def model(): return network, (torch.zeros(1, 3, 32, 32),)`; a function may also return a tensor, or a
+    tuple or dict of tensors, whose graph is drawn.
+
+    **Examples**
+
+    - `opsmith draw operators.py:linear -o linear.svg`
+
+    - `opsmith draw mypackage.nets:model -o model.html --training`
+
+    - `opsmith draw example.py:loss -o loss.png --show-saved --json > loss.json`
+
+    Exit status: 0 it is there, 1 there is nothing to draw, or Graphviz fails, 2 the command could not be
+    carried out.
+    """
+    out = sys.stdout
+    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the module prints is no report
+        from opsmith.drawing.drawing import checked, drawn
+
+        written = checked(output, depth)
+        with waiting(f"importing {escape(target)}"):
+            subject, inputs = _subject(target)
+        try:
+            with waiting(f"drawing {escape(target)}"), warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                graph, note = drawn(
+                    subject,
+                    written,
+                    inputs=inputs,
+                    training=training,
+                    show_attrs=show_attrs,
+                    show_saved=show_saved,
+                    memory=memory,
+                    depth=depth,
+                )
+        except errors.OpsmithError as error:
+            if traceback or type(error).__name__ not in FAILURES:
+                raise
+            complain(error)
+            raise typer.Exit(FAILED) from None
+        for each in caught:
+            typer.echo(f"opsmith: {each.message}", err=True)
+        out.write(_told(graph, output, note, as_json=as_json) + "\n")
+
+
+def _told(graph: Graph, path: Path, note: str, *, as_json: bool) -> str:
+    notes = [*graph.notes, *[note] * bool(note)]
+    if as_json:
+        whole = {"schema": SCHEMA, "path": str(path), **graph.to_dict(), "notes": notes}
+        return json.dumps(whole, indent=2, allow_nan=False)
+    heaviest = [f"  {shown_bytes(node.own_bytes)} {node.name or node.label}" for node in graph.heaviest(3)]
+    lines = [f"{path}: {graph.title}: {graph.summary()}", *(f"  {each}" for each in notes)]
+    return "\n".join([*lines, *["  keep the most:"] * bool(heaviest), *heaviest])
+
+
+def _subject(text: str) -> tuple[Any, Any]:
+    """What a target names, and what it is called with.
+
+    Raises:
+        UsageError, OperatorNotFoundError, ModuleImportError: As their names say.
+    """
+    target = Target.of(text)
+    if target.name is None:
+        raise errors.UsageError(
+            f"`{text}` does not say what of it is to be drawn",
+            expected="FILE_OR_MODULE:NAME",
+            mend=f"name an operator, or a function that returns a model and its arguments: `{text}:model`",
+        )
+    found = getattr(target.module(), target.name, None)
+    if isinstance(found, torch.Tensor):
+        return found, None
+    if callable(found) and not isinstance(found, Operator | type | torch.nn.Module):
+        return _returned(text, found())
+    if isinstance(found, torch.nn.Module):
+        raise errors.UsageError(
+            f"`{text}` is a model, and it is not said what it is called with",
+            expected="a function that returns a model and its arguments",
+            mend=f"write `def draw_it(): return {target.name}, (torch.zeros(1, 3, 32, 32),)`, and name that",
+        )
+    return target.operators()[0], None
+
+
+def _returned(text: str, value: Any) -> tuple[Any, Any]:
+    """What a function of the module gave: a model and its arguments, or tensors."""
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], torch.nn.Module | Operator):
+        return value
+    if isinstance(value, torch.Tensor | tuple | list | dict):
+        return value, None
+    raise errors.UsageError(
+        f"`{text}` returns nothing that can be drawn",
+        expected="a tensor, a tuple or dict of tensors, or (model, inputs)",
+        got=type(value).__name__,
+        mend="write `def model(): return network, (torch.zeros(1, 3, 32, 32),)`",
+    )

@@ -1,0 +1,226 @@
+"""A graph in DOT, the language of Graphviz.
+
+The colours are tints of Okabe and Ito's, which colour-blind readers tell apart (Color Universal Design,
+2008); each kind has a shape or a line of its own besides, for print.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, tooltip
+from opsmith.drawing.graph import Edge, Graph, Group, Kind, Node
+
+STYLES: dict[Kind, dict[str, str]] = {
+    "operator": {
+        "shape": "box",
+        "fillcolor": "#F9D27D",
+        "color": "#7A4B00",
+        "peripheries": "2",
+        "penwidth": "1.6",
+    },
+    "operation": {"shape": "box", "fillcolor": "#FFFFFF", "color": "#595959", "style": "filled,rounded"},
+    "function": {"shape": "component", "fillcolor": "#F0D3E3", "color": "#7D3A5F"},
+    "accumulate": {"shape": "ellipse", "fillcolor": "#F2F2F2", "color": "#767676", "style": "filled,dotted"},
+    "parameter": {"shape": "cylinder", "fillcolor": "#C6E3F7", "color": "#00507D"},
+    "buffer": {"shape": "cylinder", "fillcolor": "#E3F1FB", "color": "#00507D", "style": "filled,dashed"},
+    "input": {"shape": "hexagon", "margin": "0.02,0.02", "fillcolor": "#BFE8DA", "color": "#00573F"},
+    "constant": {
+        "shape": "hexagon",
+        "margin": "0.02,0.02",
+        "fillcolor": "#EFEFEF",
+        "color": "#595959",
+        "style": "filled,dashed",
+    },
+    "saved": {"shape": "note", "fillcolor": "#FBF4B0", "color": "#6B6200"},
+    "base": {"shape": "note", "fillcolor": "#FFFFFF", "color": "#6B6200", "style": "filled,dashed"},
+    "output": {"shape": "ellipse", "fillcolor": "#8FD3BC", "color": "#003D2C", "penwidth": "2.4"},
+    "module": {"shape": "folder", "fillcolor": "#E4E7EE", "color": "#3A4256"},
+    "reference": {"shape": "plain", "fillcolor": "#FFFFFF", "color": "#595959", "style": "filled"},
+    "answer": {"shape": "plain", "fillcolor": "#FFFFFF", "color": "#595959", "style": "filled"},
+}
+EDGES = {
+    "flow": {},
+    "saved": {"dir": "none", "style": "dashed", "color": "#8A7E00"},
+    "view": {"style": "dotted", "arrowhead": "empty"},
+}
+
+
+def to_dot(graph: Graph, *, show_attrs: bool = False) -> str:
+    """The graph in DOT, for any program that reads it.
+
+    Args:
+        graph: The graph.
+        show_attrs: Whether the attributes of nodes stand on them.
+
+    Example:
+        >>> from opsmith.drawing.graph import Edge, Graph, Node
+        >>> nodes = (Node("a", "input", "x"), Node("b", "output", "y"))
+        >>> graph = Graph("y", "forward", nodes, (Edge("a", "b"),))
+        >>> '"a" -> "b"' in to_dot(graph)
+        True
+    """
+    graph = with_references(graph)
+    effort = next(effort for most, effort in _EFFORTS if len(graph.edges) <= most)
+    text = [
+        "digraph {",
+        f"  graph [{_listed({'tooltip': graph.title, **_GRAPH, **effort})}, label={_title(graph)}];",
+        f"  node [{_listed(_NODE)}];",
+        f"  edge [{_listed(_EDGE)}];",
+        *_inside(graph, None, show_attrs, "  "),
+    ]
+    for edge in graph.edges:
+        style = dict(EDGES[edge.kind])
+        many = f" ×{edge.count}" if edge.count > 1 and not edge.label else ""
+        if edge.label or many:
+            style["label"] = f" {edge.label}{many}"
+        text.append(f"  {_quoted(edge.source)} -> {_quoted(edge.target)} [{_listed(style)}];")
+    return "\n".join([*text, "}", ""])
+
+
+_FONT = "Helvetica,Arial,sans-serif"
+_GRAPH = {
+    "labelloc": "t",
+    "fontname": _FONT,
+    "bgcolor": "white",
+    "ranksep": "0.35",
+    "nodesep": "0.22",
+    "margin": "0.2",
+}
+_NODE = {
+    "style": "filled",
+    "fontname": _FONT,
+    "fontsize": "11",
+    "fontcolor": "#111111",
+    "margin": "0.12,0.06",
+    "height": "0.3",
+}
+_EDGE = {
+    "fontname": _FONT,
+    "fontsize": "9",
+    "color": "#444444",
+    "fontcolor": "#333333",
+    "arrowsize": "0.7",
+}
+_EFFORTS: tuple[tuple[float, dict[str, str]], ...] = (
+    (100, {}),
+    (500, {"nslimit": "2", "nslimit1": "2", "mclimit": "0.5"}),
+    (float("inf"), {"nslimit": "1", "nslimit1": "1", "mclimit": "0.1", "splines": "polyline"}),
+)
+"""How long Graphviz may look for the best picture, by the number of edges: some would take minutes."""
+
+FEW = 3
+"""How many lines leave a tensor: of one that more use, each has a reference beside it."""
+_REFERRED = ("parameter", "buffer", "input", "constant", "accumulate", "saved")
+
+
+def with_references(graph: Graph) -> Graph:
+    """The graph in which a tensor that many use stands beside each of them, as a reference to it.
+
+    Lines across the whole picture can be followed by nobody, and cost Graphviz most of its time.
+    """
+    uses = Counter(edge.source for edge in graph.edges)
+    leaves = {edge.target: edge.source for edge in graph.edges}
+    many = {node.id: node for node in graph.nodes if node.kind in _REFERRED and uses[node.id] > FEW}
+    nodes: list[Node] = []
+    edges: list[Edge] = []
+    for edge in graph.edges:
+        node = many.get(edge.source)
+        if node is None:
+            edges.append(edge)
+            continue
+        named = graph.by_id[leaves[node.id]] if node.kind == "accumulate" else node
+        reference = f"{node.id}@{edge.target}"
+        if all(each.id != reference for each in nodes[-FEW:]):
+            target = graph.by_id[edge.target]
+            nodes.append(Node(reference, "reference", f"↑ {heading(named)}", group=target.group))
+        edges.append(replace(edge, source=reference))
+    told = [
+        replace(node, attributes=(*node.attributes, ("stands for", f"{uses[node.id]} references")))
+        if node.id in many
+        else node
+        for node in graph.nodes
+    ]
+    return replace(graph, nodes=(*told, *nodes), edges=tuple(edges))
+
+
+def _inside(graph: Graph, group: str | None, attributes: bool, indent: str) -> Iterator[str]:
+    """What a group holds, or what is in none."""
+    for node in graph.nodes:
+        if node.group == group:
+            yield f"{indent}{_quoted(node.id)} [{_node(node, attributes)}];"
+    for each in graph.groups:
+        if each.parent == group:
+            yield f"{indent}subgraph {_quoted('cluster_' + each.id)} {{"
+            yield f"{indent}  graph [{_cluster(each)}];"
+            yield from _inside(graph, each.id, attributes, indent + "  ")
+            yield f"{indent}}}"
+
+
+def _cluster(group: Group) -> str:
+    ours = group.kind == "operator"
+    style = {
+        "style": "rounded,filled" if not ours else "filled,bold",
+        "fillcolor": "#FDF3DC" if ours else "#8899BB14",
+        "color": "#7A4B00" if ours else "#6A7389",
+        "peripheries": "2" if ours else "1",
+        "labeljust": "l",
+        "margin": "10",
+        "fontsize": "11",
+        "tooltip": f"{group.label} {group.title}",
+    }
+    small = f' <FONT POINT-SIZE="9" COLOR="#444444">{_escaped(group.title)}</FONT>' if group.title else ""
+    return f"{_listed(style)}, label=<<B>{_escaped(group.label)}</B>{small}>"
+
+
+def _node(node: Node, attributes: bool) -> str:
+    small = "".join(
+        f'<BR/><FONT POINT-SIZE="9">{_escaped(line)}</FONT>' for line in lines(node, attributes=attributes)
+    )
+    strong = node.kind in ("operator", "parameter", "input", "output", "module")
+    text = _escaped(heading(node)) or " "
+    head = f"<B>{text}</B>" if strong else text
+    style = {**STYLES[node.kind], "tooltip": tooltip(node), "id": node.id}
+    if node.kind in ("accumulate", "reference"):
+        return f'{_listed({**style, **_SMALL})}, label=<<FONT POINT-SIZE="9">{text}</FONT>>'
+    return f"{_listed(style)}, label=<{head}{small}>"
+
+
+_SMALL = {"height": "0.2", "margin": "0.04,0.02"}
+
+
+def _title(graph: Graph) -> str:
+    """Title, summary, notes and legend, above the picture."""
+    told = "".join(
+        f'<BR/><FONT POINT-SIZE="10">{_escaped(line)}</FONT>' for line in (graph.summary(), *graph.notes)
+    )
+    cells = "".join(
+        f'<TD BGCOLOR="{STYLES[kind]["fillcolor"]}" COLOR="{STYLES[kind]["color"]}" BORDER="1">'
+        f'<FONT POINT-SIZE="9">{WORDS[kind]}</FONT></TD>'
+        for kind in kinds_of(graph)
+    )
+    legend = f'<TR><TD><TABLE BORDER="0" CELLSPACING="4" CELLPADDING="3"><TR>{cells}</TR></TABLE></TD></TR>'
+    head = f'<TR><TD><FONT POINT-SIZE="14"><B>{_escaped(graph.title) or " "}</B></FONT>{told}</TD></TR>'
+    return f'<<TABLE BORDER="0" CELLSPACING="2">{head}{legend if cells else ""}</TABLE>>'
+
+
+def _listed(attributes: dict[str, str]) -> str:
+    return ", ".join(f"{name}={_quoted(value)}" for name, value in attributes.items())
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{_readable(escaped)}"'
+
+
+def _escaped(text: str) -> str:
+    for letter, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
+        text = text.replace(letter, entity)
+    return _readable(text)
+
+
+def _readable(text: str) -> str:
+    """The text without letters that no XML may hold."""
+    return "".join(letter if letter >= " " or letter in "\n\t" else "�" for letter in text)

@@ -1,0 +1,92 @@
+"""From a call to the graph of what it computes: each function that was called, in its modules."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.drawing.calls import Recording, tensors_in
+from opsmith.drawing.computing import Computing
+from opsmith.drawing.graph import Edge, Graph, Node, counted
+from opsmith.drawing.names import Names
+from opsmith.drawing.nesting import nested
+from opsmith.drawing.regions import following
+from opsmith.drawing.storages import form_of
+from opsmith.drawing.subject import Subject, named_tensors
+from opsmith.drawing.undisturbed import undisturbed
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A call that was carried out, and what was recorded.
+
+    Args:
+        recording: The calls in it.
+        outputs: The tensors that it returned, by name.
+        names: What the tensors are called that it was given.
+    """
+
+    recording: Recording
+    outputs: dict[str, Tensor]
+    names: Names
+
+
+def recorded(subject: Subject, names: Names) -> Recorded:
+    """Carry out a call, and record it. Buffers and the random state are what they were, afterwards.
+
+    What it raises is raised.
+    """
+    for name, tensor in subject.tensors():
+        names.add(name, tensor, "input")
+    recording = Recording()
+    for tensor in tensors_in((subject.args, subject.kwargs)):
+        recording.ignore(tensor.grad_fn)
+    regions = following(recording, subject.module) if subject.module is not None else nullcontext()
+    with undisturbed(subject.module), eager():
+        if subject.module is not None:
+            names.add_module(subject.module)
+        with regions, recording:
+            returned = subject.function(*subject.args, **subject.kwargs)
+    return Recorded(recording, named_tensors(returned, subject.output), names)
+
+
+def eager() -> Any:
+    """A region in which compiled functions run as they were written: that is where calls are seen."""
+    return torch.compiler.set_stance("force_eager")
+
+
+def forward_graph(found: Recorded, title: str, *, memory: bool = True) -> Graph:
+    """The graph of a recorded call.
+
+    Args:
+        found: The call.
+        title: What it is a graph of.
+        memory: Whether to look at what each call keeps for a backward.
+    """
+    computing = Computing(found.names, memory=memory)
+    found.names.own(computing.storages)
+    for name, tensor in found.outputs.items():
+        computing.storages.own(tensor, "output", name)
+    ends = computing.add(found.recording, list(found.outputs.values()))
+    drawn = sum(node.kind in ("operator", "operation") for node in computing.nodes)
+    for (name, tensor), end in zip(found.outputs.items(), ends, strict=True):
+        added = computing.append(Node("", "output", name, forms=(form_of(tensor),)))
+        computing.edges.append(Edge(end, added))
+    left = len(found.recording.calls) - drawn
+    verb = "is" if left == 1 else "are"
+    note = f"{counted(left, 'call')} that no output depends on {verb} left out"
+    return nested(
+        Graph(
+            title,
+            "forward",
+            tuple(computing.nodes),
+            tuple(computing.edges),
+            tuple(computing.groups),
+            (note,) if left else (),
+            memory,
+        )
+    )

@@ -1,0 +1,116 @@
+"""From DOT to SVG, PNG and PDF, by the Graphviz that pygraphviz brings, in a process that can be ended."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from opsmith import errors
+from opsmith.extras import install
+
+Format = Literal["svg", "png", "pdf"]
+
+SECONDS = 30.0
+"""How long one attempt may take."""
+
+ATTEMPTS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("", {}),
+    (
+        "laid out in haste, with straight lines, since Graphviz took too long",
+        {"splines": "line", "nslimit": "1", "nslimit1": "1", "mclimit": "0.05", "concentrate": "false"},
+    ),
+)
+"""What is tried, one after the other: attributes of the graph, and what to say of the picture."""
+
+_PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import pygraphviz
+graph = pygraphviz.AGraph(string=sys.stdin.buffer.read().decode())
+for pair in sys.argv[3:]:
+    name, _, value = pair.partition("=")
+    graph.graph_attr[name] = value
+sys.stdout.buffer.write(graph.draw(format=sys.argv[2], prog="dot"))
+"""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture.
+
+    Args:
+        data: The file.
+        note: What has to be said of it; empty if nothing has.
+    """
+
+    data: bytes
+    note: str = ""
+
+
+def rendered(dot: str, form: Format, *, seconds: float = SECONDS) -> Picture:
+    """The picture that Graphviz makes of DOT.
+
+    Args:
+        dot: The graph.
+        form: The kind of file.
+        seconds: How long each of two attempts may take, the second with less care.
+
+    Raises:
+        MissingExtraError: If pygraphviz is not installed.
+        DrawingError: If Graphviz fails, or takes too long.
+    """
+    folder = _package()
+    more = {"dpi": "144"} if form == "png" else {}
+    for note, attributes in ATTEMPTS:
+        pairs = [f"{name}={value}" for name, value in {**attributes, **more}.items()]
+        command = [sys.executable, "-c", _PROGRAM, folder, form, *pairs]
+        try:
+            done = subprocess.run(
+                command, input=dot.encode(), capture_output=True, timeout=seconds, check=False
+            )
+        except subprocess.TimeoutExpired:
+            continue
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip().splitlines()
+            raise errors.DrawingError(
+                "Graphviz failed",
+                got=said[-1] if said else f"exit status {done.returncode}",
+                mend="draw an HTML page, which needs no Graphviz, and tell us: the graph as `.dot` helps",
+            )
+        small = b"too large for cairo-renderer" in done.stderr
+        scaled = "made smaller, since it had too many points for a picture" if small else ""
+        return Picture(done.stdout, "; ".join(filter(None, (note, scaled))))
+    raise errors.DrawingError(
+        "Graphviz took too long to lay the graph out",
+        expected=f"a picture in {seconds:g} seconds, or in as many with less care",
+        mend="fold it, `depth=1`, or draw an HTML page, in which modules unfold one by one",
+    )
+
+
+def require() -> None:
+    """See that there is what draws.
+
+    Raises:
+        MissingExtraError: If it is not installed.
+    """
+    _package()
+
+
+def _package() -> str:
+    """The folder that pygraphviz is in.
+
+    Raises:
+        MissingExtraError: If it is not installed.
+    """
+    found = importlib.util.find_spec("pygraphviz")
+    if found is None or found.origin is None:
+        raise errors.MissingExtraError(
+            "a picture needs the package `pygraphviz`, which brings Graphviz",
+            got="no module named 'pygraphviz'",
+            mend=f"{install('draw')}; or write `.html`, `.dot` or `.json`, which need nothing",
+        )
+    return str(Path(found.origin).parent.parent)

@@ -1,0 +1,146 @@
+"""A graph as a page that needs no network: it unfolds, and tells of each node what is known."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from opsmith.drawing.captions import WORDS, heading, kinds_of, lines
+from opsmith.drawing.dot import with_references
+from opsmith.drawing.folding import MOST, closed_at, fitting_depth, folded, operators_among, sectioned
+from opsmith.drawing.graph import Graph, Node, counted, shown_bytes
+
+_SCRIPTS = ("layout.js", "shapes.js", "graph.js")
+
+FIRST = 60
+"""Nodes that are seen at first, at most, where there is something to unfold."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A graph as parts of a page, which may have several; style and script are the same for all.
+
+    Args:
+        style: What stands in a `<style>`.
+        markup: The figure.
+        script: What stands in a `<script>` at the end of the page.
+    """
+
+    style: str
+    markup: str
+    script: str
+
+
+def figure(graph: Graph, *, depth: int | None = None, show_attrs: bool = False) -> Figure:
+    """A graph as an interactive figure, to stand in a page of somebody else's.
+
+    Args:
+        graph: The graph.
+        depth: How many levels of modules are unfolded at first; None: as many as can be looked at.
+        show_attrs: Whether attributes stand on nodes.
+    """
+    text = json.dumps(_data(graph, depth, show_attrs), separators=(",", ":"), ensure_ascii=False)
+    for letter in "<>&\u2028\u2029":  # so that nothing in it ends the script element, or a line of it
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    filled = {"title": html.escape(graph.title), "data": text}
+    markup = re.sub(r"\$\{([a-z-]+)\}", lambda found: filled[found[1]], _source("graph.html"))
+    return Figure(_source("graph.css"), markup, "".join(map(_source, _SCRIPTS)))
+
+
+def to_page(graph: Graph, *, depth: int | None = None, show_attrs: bool = False) -> str:
+    """A graph as a page of its own.
+
+    Example:
+        >>> from opsmith.drawing.graph import Graph, Node
+        >>> text = to_page(Graph("y", "forward", (Node("a", "input", "x"),), ()))
+        >>> text.splitlines()[0], "http" in text.replace("http://www.w3.org", "").replace("http-equiv", "")
+        ('<!doctype html>', False)
+    """
+    parts = figure(graph, depth=depth, show_attrs=show_attrs)
+    filled = {
+        "title": html.escape(graph.title),
+        "style-hash": _hash(parts.style),
+        "script-hash": _hash(parts.script),
+        "style": parts.style,
+        "script": parts.script,
+        "figure": parts.markup,
+    }
+    # In one pass: what a graph says may look like a place to fill, too.
+    return re.sub(r"\$\{([a-z-]+)\}", lambda found: filled[found[1]], _source("page.html"))
+
+
+@cache
+def _source(name: str) -> str:
+    return (resources.files("opsmith.drawing") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """What the page's own policy calls the one script, or the one style sheet, that it lets through."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _data(graph: Graph, depth: int | None, attributes: bool) -> dict[str, Any]:
+    """What the script reads."""
+    if depth is None and len(folded(graph, closed_at(graph, 0)).nodes) > MOST:
+        graph = sectioned(graph, MOST)
+    drawn = with_references(graph)
+    level = fitting_depth(graph, FIRST) if depth is None else depth
+    closed = closed_at(graph, level)
+    labels = {group.id: group.label for group in graph.groups}
+    groups = []
+    for group in graph.groups:
+        members = graph.members(group.id)
+        own = sum(node.own_bytes for node in members)
+        told = [*[group.title] * bool(group.title), counted(len(members), "node")]
+        told += operators_among(members) if group.kind != "operator" else []
+        groups.append(
+            {
+                "id": group.id,
+                "label": group.label,
+                "kind": group.kind,
+                "parent": group.parent,
+                "lines": [*told, *[f"keeps {shown_bytes(own)}"] * bool(own)],
+                "open": group.id not in closed,
+            }
+        )
+    return {
+        "title": graph.title,
+        "summary": graph.summary(),
+        "notes": list(graph.notes),
+        "kinds": [{"kind": kind, "words": WORDS[kind]} for kind in kinds_of(drawn)],
+        "groups": groups,
+        "nodes": [_node(node, labels.get(node.group or "", ""), attributes) for node in drawn.nodes],
+        "edges": [[edge.source, edge.target, edge.label, edge.kind] for edge in drawn.edges],
+        "heaviest": [{"id": node.id, "bytes": shown_bytes(node.own_bytes)} for node in graph.heaviest(8)],
+    }
+
+
+def _node(node: Node, place: str, attributes: bool) -> dict[str, Any]:
+    told = {
+        "what": WORDS[node.kind],
+        "module": node.name or place,
+        "form": "; ".join(map(str, node.forms)),
+        "called at": node.where,
+        "line": node.source,
+        "autograd's node": node.recorded,
+        **dict(node.attributes),
+    }
+    return {
+        "id": node.id,
+        "kind": node.kind,
+        "label": heading(node),
+        "lines": list(lines(node, attributes=attributes)),
+        "group": node.group,
+        "of": node.id.partition("@")[0] if node.kind == "reference" else None,
+        "told": [[name, value] for name, value in told.items() if value],
+        "saved": [str(each) for each in node.saved],
+        "bytes": shown_bytes(node.own_bytes) if node.own_bytes else "",
+        "of_module": node.name or place,
+    }

@@ -1,0 +1,86 @@
+"""The calls of modules as regions of a recording: a call that is inside another is a region inside it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from opsmith.drawing.calls import Call, Recording, tensors_in
+from opsmith.drawing.graph import Group
+from opsmith.drawing.storages import form_of
+
+_WRAPPERS = ("_orig_mod", "module")
+"""What `torch.compile` and data-parallel wrappers call what they wrap; no part of a path that users know."""
+
+
+@contextmanager
+def following(recording: Recording, root: torch.nn.Module) -> Iterator[None]:
+    """A region in which each call of a part of a module is one of the recording's regions."""
+    paths = {
+        id(part): path for name, part in root.named_modules() if (path := _known(name)) and part is not root
+    }
+    calls: Counter[str] = Counter()
+    thread = threading.get_ident()
+
+    def enter(module: torch.nn.Module, args: Any) -> None:
+        path = paths.get(id(module))
+        if path is None or threading.get_ident() != thread:
+            return
+        calls[path] += 1
+        label = path if calls[path] == 1 else f"{path} #{calls[path]}"
+        recording.open(
+            Group(f"g{len(recording.groups)}", label, "module", type(module).__name__, recording.innermost)
+        )
+
+    def leave(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if id(module) in paths and threading.get_ident() == thread:
+            _claim_unseen(recording, module, (args, kwargs), output)
+            recording.close()
+
+    # torch's hooks for all modules: those of TorchScript take none of their own.
+    handles = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, with_kwargs=True, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _known(name: str) -> str:
+    parts = name.split(".")
+    while parts and parts[0] in _WRAPPERS:
+        parts = parts[1:]
+    return ".".join(part for part in parts if part != "_orig_mod")
+
+
+def _claim_unseen(recording: Recording, module: torch.nn.Module, given: Any, output: Any) -> None:
+    """Where a module has computed something unseen, in TorchScript or in C++, let it be a call itself."""
+    passed = list(tensors_in(given))
+    known = {id(each) for each in passed}
+    unseen = [each for each in tensors_in(output) if id(each) not in known and not recording.has_made(each)]
+    owned = {id(each) for each in (*module.parameters(), *module.buffers())}
+    unseen = [each for each in unseen if id(each) not in owned]
+    if not unseen:
+        return
+    recording.add(
+        Call(
+            type(module).__name__,
+            None,
+            recording.innermost,
+            [(recording.source_of(each), "") for each in passed],
+            tuple(form_of(each) for each in unseen),
+            (("inside", "not seen: it does not run in Python"),),
+            "",
+            "",
+        ),
+        unseen,
+    )

@@ -1,0 +1,147 @@
+"""From whatever can be drawn to its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.operator import Operator
+from opsmith.drawing.autograd import autograd_graph
+from opsmith.drawing.forward import forward_graph, recorded
+from opsmith.drawing.graph import Graph
+from opsmith.drawing.names import Names, given_names, variables
+from opsmith.drawing.operators import operator_graph
+from opsmith.drawing.subject import call_of, named_tensors, operator_call
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a trace looks at.
+
+    Args:
+        inputs: What a module, a function or an operator is called with.
+        names: What tensors are called: a module, or tensors and modules by name.
+        training: Whether a call is drawn as the graph that its backward runs through.
+        show_saved: Whether what torch's own nodes save are nodes too.
+        memory: Whether it is looked at what is kept.
+        title: What stands above it.
+    """
+
+    inputs: Any = None
+    names: Any = None
+    training: bool = False
+    show_saved: bool = False
+    memory: bool = True
+    title: str | None = None
+
+
+def trace(subject: Any, options: Options | None = None, frame: FrameType | None = None) -> Graph:
+    """The graph of a tensor, of several, of a module, a function or an operator.
+
+    Args:
+        subject: What to trace.
+        options: What to look at.
+        frame: Where the variables are that tensors are named after, where nothing else names them.
+
+    Raises:
+        UsageError, NoGraphError, FreedGraphError, MissingSamplesError: As their names say.
+    """
+    options = options or Options()
+    if isinstance(subject, Operator):
+        if options.training:
+            raise _no_training(subject.name)
+        return operator_graph(subject, operator_call(subject, options.inputs))
+    names = given_names(options.names)
+    if _is_called(subject):
+        return _of_call(subject, options, names)
+    outputs = _outputs(subject)
+    if options.inputs is not None or options.training:
+        raise errors.UsageError(
+            "tensors have been computed, and are not called",
+            argument="inputs" if options.inputs is not None else "training",
+            expected="a module, a function or an operator to call",
+            got=type(subject).__name__,
+            mend="leave it out, or draw what computes them",
+        )
+    variables(names, frame)
+    named = {_named(name, tensor, names): tensor for name, tensor in outputs.items()}
+    return autograd_graph(
+        named,
+        names,
+        title=options.title or f"autograd graph of {', '.join(named)}",
+        show_saved=options.show_saved,
+        memory=options.memory,
+    )
+
+
+def _is_called(subject: Any) -> bool:
+    if isinstance(subject, type):
+        return False
+    return isinstance(subject, torch.nn.Module) or (callable(subject) and not isinstance(subject, Tensor))
+
+
+def _of_call(subject: Any, options: Options, names: Names) -> Graph:
+    found = recorded(call_of(subject, options.inputs), names)
+    name = type(subject).__name__ if isinstance(subject, torch.nn.Module) else ""
+    title = options.title or name or str(getattr(subject, "__name__", type(subject).__name__))
+    if not found.outputs:
+        raise errors.UsageError(
+            f"`{title}` returns no tensor",
+            expected="a tensor, or tuples, lists and dicts of tensors",
+            mend="return what is to be drawn",
+        )
+    if not options.training:
+        return forward_graph(found, title, memory=options.memory)
+    behind = {name: tensor for name, tensor in found.outputs.items() if tensor.grad_fn is not None}
+    return autograd_graph(
+        behind or found.outputs,
+        names,
+        title=options.title or f"training graph of {title}",
+        show_saved=options.show_saved,
+        memory=options.memory,
+        recording=found.recording,
+    )
+
+
+def _outputs(subject: Any) -> dict[str, Tensor]:
+    if isinstance(subject, Tensor):
+        return {"output": subject}
+    if isinstance(subject, Mapping) and subject:
+        found = {str(key): value for key, value in subject.items()}
+        if all(isinstance(each, Tensor) for each in found.values()):
+            return found
+    if isinstance(subject, tuple | list) and subject and all(isinstance(each, Tensor) for each in subject):
+        return named_tensors(subject, "output")
+    adopt = isinstance(subject, type) and issubclass(subject, torch.autograd.Function)
+    raise errors.UsageError(
+        "this cannot be drawn",
+        argument="subject",
+        expected="a tensor, a tuple or dict of tensors, a module, a function or an operator",
+        got=subject.__name__ if isinstance(subject, type) else type(subject).__name__,
+        mend="adopt it, `opsmith.adopt(...)`, or draw a tensor that it has computed"
+        if adopt
+        else 'draw what a loss or an output hangs on: `opsmith.draw(loss, "graph.svg")`',
+    )
+
+
+def _named(name: str, tensor: Tensor, names: Names) -> str:
+    """What an output is called: as its variable is, unless a mapping says."""
+    if tensor in names and (name == "output" or name.startswith("output[")):
+        return names.of(tensor).name
+    return name
+
+
+def _no_training(name: str) -> errors.UsageError:
+    return errors.UsageError(
+        "an operator is drawn with its gradient formulas, and has no training graph",
+        operator=name,
+        argument="training",
+        expected="a module or a function",
+        mend="leave `training` out, or draw a function that calls it",
+    )
