@@ -37,7 +37,7 @@ test-all: $(SET_UP) $(if $(filter torch-2.11,$(WITHOUT)),,$(SET_UP_211))  ## all
 	$(RUN_PARTS) test-all $(if $(WITHOUT),--without $(WITHOUT))
 
 # Nothing is installed for it but Python packages: a browser is the machine's.
-test-browser: $(SET_UP)  ## the page of a check in headless Chromium (under a minute)
+test-browser: $(SET_UP)  ## the pages of a check and of a graph in headless Chromium (a minute)
 	@for program in chromium chromedriver; do command -v $$program >/dev/null || { \
 	  echo "test-browser: there is no $$program: sudo apt-get install chromium chromium-driver" >&2; exit 1; }; done
 	$(RUN_PARTS) test-browser

@@ -3,31 +3,15 @@
 `make test-browser` runs these; pytest alone leaves them out where there is no Chromium, and says so.
 """
 
-import json
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from chromium import CONTRAST, SCHEMES, WIDTHS, opened, requests
 from typer.testing import CliRunner
 
 from opsmith.cli.app import app
 
 pytestmark = pytest.mark.browser
-
-BROWSER, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-WIDTHS = (360, 1200)
-SCHEMES = ("light", "dark")
 
 OPERATORS = """
 import torch, opsmith
@@ -70,50 +54,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return (folder / "page.html").as_uri()
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One Chromium for all tests, with a profile of its own."""
-    missing = [name for name, path in {"chromium": BROWSER, "chromedriver": DRIVER}.items() if path is None]
-    if missing:
-        pytest.skip(f"there is no {' and no '.join(missing)}: sudo apt-get install chromium chromium-driver")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(BROWSER)
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
-    try:
-        driver.get("about:blank")
-        yield driver
-    finally:
-        driver.quit()
-
-
-def opened(browser: Any, page: str, width: int = 1200, scheme: str = "light") -> None:
-    """Open the page afresh, on a screen of this width and in this colour scheme."""
-    browser.get("about:blank")
-    browser.get_log("performance")
-    browser.get_log("browser")
-    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    browser.get(page)
-
-
-def requests(browser: Any) -> list[str]:
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    sent = [
-        event["params"]["request"]["url"]
-        for event in events
-        if event["method"] == "Network.requestWillBeSent"
-    ]
-    return [url for url in sent if not url.startswith("data:")]
-
-
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_it_opens_from_disk_without_an_error_or_a_request(
@@ -130,28 +70,6 @@ def test_it_opens_from_disk_without_an_error_or_a_request(
 def test_nothing_sticks_out_at_the_side(browser: Any, page: str, width: int) -> None:
     opened(browser, page, width)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-
-
-CONTRAST = """
-const channel = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-const luminance = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-const numbers = text => text.match(/[\\d.]+/g).map(Number);
-const ground = element => {
-  for (; element; element = element.parentElement) {
-    const colour = numbers(getComputedStyle(element).backgroundColor);
-    if (colour.length < 4 || colour[3] > 0) return colour;
-  }
-  return [255, 255, 255];
-};
-const found = [];
-for (const element of document.querySelectorAll("body *")) {
-  const own = [...element.childNodes].some(node => node.nodeType === 3 && node.textContent.trim());
-  if (!own || ["SCRIPT", "STYLE"].includes(element.tagName)) continue;
-  const [a, b] = [numbers(getComputedStyle(element).color), ground(element)].map(luminance);
-  found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), element.textContent.slice(0, 40)]);
-}
-return found.sort((x, y) => x[0] - y[0]);
-"""
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -42,6 +42,9 @@ USES = {
     ).operator,
     "check": lambda: str(opsmith.check(operator, samples=lambda: [(torch.ones(2).double(),)]).passed),
     "declared_operators": lambda: str(operator in opsmith.declared_operators("__main__")),
+    "draw": lambda: str(
+        len(opsmith.draw(operator(torch.ones(2, requires_grad=True)), "twice.html").nodes)
+    ),
     "errors": lambda: opsmith.errors.UsageError("x").problem,
     "export_onnx": lambda: str(opsmith.export_onnx(operator, torch.ones(2), "twice.onnx").nodes),
     "find_operator": lambda: opsmith.find_operator("public::names").name,

@@ -75,8 +75,8 @@ def draw(
     """Draw a graph: what autograd recorded, what a model computes, what an operator consists of.
 
     An operator is drawn on its first sample. A model comes from a function such as
-    `def model(): return network, (torch.zeros(1, 3, 32, 32),)`; a function may also return a tensor, or a
-    tuple or dict of tensors, whose graph is drawn.
+    `def model(): return network, (torch.zeros(1, 3, 32, 32),)`; a third value may be a dict of arguments by
+    keyword. A function may also return a tensor, or a tuple or dict of tensors, whose graph is drawn.
 
     **Examples**
 
@@ -95,7 +95,7 @@ def draw(
 
         written = checked(output, depth)
         with waiting(f"importing {escape(target)}"):
-            subject, inputs = _subject(target)
+            subject, inputs, kwargs = _subject(target)
         try:
             with waiting(f"drawing {escape(target)}"), warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
@@ -103,6 +103,7 @@ def draw(
                     subject,
                     written,
                     inputs=inputs,
+                    kwargs=kwargs,
                     training=training,
                     show_attrs=show_attrs,
                     show_saved=show_saved,
@@ -129,7 +130,7 @@ def _told(graph: Graph, path: Path, note: str, *, as_json: bool) -> str:
     return "\n".join([*lines, *["  keep the most:"] * bool(heaviest), *heaviest])
 
 
-def _subject(text: str) -> tuple[Any, Any]:
+def _subject(text: str) -> tuple[Any, Any, Any]:
     """What a target names, and what it is called with.
 
     Raises:
@@ -144,7 +145,7 @@ def _subject(text: str) -> tuple[Any, Any]:
         )
     found = getattr(target.module(), target.name, None)
     if isinstance(found, torch.Tensor):
-        return found, None
+        return found, None, None
     if callable(found) and not isinstance(found, Operator | type | torch.nn.Module):
         return _returned(text, found())
     if isinstance(found, torch.nn.Module):
@@ -153,18 +154,19 @@ def _subject(text: str) -> tuple[Any, Any]:
             expected="a function that returns a model and its arguments",
             mend=f"write `def draw_it(): return {target.name}, (torch.zeros(1, 3, 32, 32),)`, and name that",
         )
-    return target.operators()[0], None
+    return target.operators()[0], None, None
 
 
-def _returned(text: str, value: Any) -> tuple[Any, Any]:
+def _returned(text: str, value: Any) -> tuple[Any, Any, Any]:
     """What a function of the module gave: a model and its arguments, or tensors."""
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], torch.nn.Module | Operator):
-        return value
+    called = isinstance(value, tuple) and len(value) in (2, 3)
+    if called and isinstance(value[0], torch.nn.Module | Operator):
+        return value[0], value[1], value[2] if len(value) == 3 else None
     if isinstance(value, torch.Tensor | tuple | list | dict):
-        return value, None
+        return value, None, None
     raise errors.UsageError(
         f"`{text}` returns nothing that can be drawn",
-        expected="a tensor, a tuple or dict of tensors, or (model, inputs)",
+        expected="a tensor, a tuple or dict of tensors, (model, args), or (model, args, kwargs)",
         got=type(value).__name__,
         mend="write `def model(): return network, (torch.zeros(1, 3, 32, 32),)`",
     )

@@ -33,11 +33,16 @@ def _positional(function: Any, operator: Operator[..., Any] | None, count: int) 
     """Names of the first arguments; empty where a function in C does not tell."""
     if operator is not None:
         names = list(operator.specification.schema.names)
-    elif inspect.isfunction(function):
-        names = list(inspect.signature(function).parameters)
     else:
-        names = []
+        names = _parameters(function) if inspect.isfunction(function) else []
     return [*names, *[""] * count][:count]
+
+
+def _parameters(function: Any) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except ValueError:  # around a function in C, which has none
+        return []
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:

@@ -6,12 +6,11 @@ The colours are tints of Okabe and Ito's, which colour-blind readers tell apart 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, tooltip
-from opsmith.drawing.graph import Edge, Graph, Group, Kind, Node
+from opsmith.drawing.graph import Graph, Group, Kind, Node
+from opsmith.drawing.references import with_references
 
 STYLES: dict[Kind, dict[str, str]] = {
     "operator": {
@@ -110,40 +109,6 @@ _EFFORTS: tuple[tuple[float, dict[str, str]], ...] = (
     (float("inf"), {"nslimit": "1", "nslimit1": "1", "mclimit": "0.1", "splines": "polyline"}),
 )
 """How long Graphviz may look for the best picture, by the number of edges: some would take minutes."""
-
-FEW = 3
-"""How many lines leave a tensor: of one that more use, each has a reference beside it."""
-_REFERRED = ("parameter", "buffer", "input", "constant", "accumulate", "saved")
-
-
-def with_references(graph: Graph) -> Graph:
-    """The graph in which a tensor that many use stands beside each of them, as a reference to it.
-
-    Lines across the whole picture can be followed by nobody, and cost Graphviz most of its time.
-    """
-    uses = Counter(edge.source for edge in graph.edges)
-    leaves = {edge.target: edge.source for edge in graph.edges}
-    many = {node.id: node for node in graph.nodes if node.kind in _REFERRED and uses[node.id] > FEW}
-    nodes: list[Node] = []
-    edges: list[Edge] = []
-    for edge in graph.edges:
-        node = many.get(edge.source)
-        if node is None:
-            edges.append(edge)
-            continue
-        named = graph.by_id[leaves[node.id]] if node.kind == "accumulate" else node
-        reference = f"{node.id}@{edge.target}"
-        if all(each.id != reference for each in nodes[-FEW:]):
-            target = graph.by_id[edge.target]
-            nodes.append(Node(reference, "reference", f"↑ {heading(named)}", group=target.group))
-        edges.append(replace(edge, source=reference))
-    told = [
-        replace(node, attributes=(*node.attributes, ("stands for", f"{uses[node.id]} references")))
-        if node.id in many
-        else node
-        for node in graph.nodes
-    ]
-    return replace(graph, nodes=(*told, *nodes), edges=tuple(edges))
 
 
 def _inside(graph: Graph, group: str | None, attributes: bool, indent: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ def draw(
     path: str | os.PathLike[str],
     *,
     inputs: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
     names: Any = None,
     training: bool = False,
     show_attrs: bool = False,
@@ -39,6 +41,7 @@ def draw(
         path: Where the picture goes: `.svg`, `.png`, `.pdf`, `.html`, `.dot` or `.json`.
         inputs: What a module or function is called with: a tensor, a tuple, or a dict by name. An operator
             is called as its first sample says.
+        kwargs: What it is called with by keyword, besides.
         names: A module, or a dict of tensors and modules; otherwise the caller's variables name tensors.
         training: Draw what a backward runs through, instead of the calls of a module or function.
         show_attrs: Write the attributes of nodes on them.
@@ -67,6 +70,7 @@ def draw(
         subject,
         target,
         inputs=inputs,
+        kwargs=kwargs,
         names=names,
         training=training,
         show_attrs=show_attrs,

@@ -30,7 +30,10 @@ _PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import pygraphviz
-graph = pygraphviz.AGraph(string=sys.stdin.buffer.read().decode())
+try:
+    graph = pygraphviz.AGraph(string=sys.stdin.buffer.read().decode())
+except pygraphviz.DotError as error:
+    sys.exit(f"it cannot read the graph: {error}")
 for pair in sys.argv[3:]:
     name, _, value = pair.partition("=")
     graph.graph_attr[name] = value

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from opsmith.drawing.graph import Graph, Group, Node, ancestry
 
-_TENSORS = ("parameter", "buffer", "input", "constant", "accumulate", "saved")
+_TENSORS = ("parameter", "buffer", "constant", "accumulate", "saved")
+"""What belongs to who uses it; inputs come from outside of all modules."""
 
 
 def nested(graph: Graph) -> Graph:
@@ -74,4 +75,4 @@ def _without_lone(graph: Graph) -> Graph:
 
 
 def _named(node: Node, group: Group) -> Node:
-    return node if node.name or node.kind in _TENSORS else replace(node, name=group.label)
+    return node if node.name or node.kind in (*_TENSORS, "input") else replace(node, name=group.label)

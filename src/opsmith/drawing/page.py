@@ -13,9 +13,9 @@ from importlib import resources
 from typing import Any
 
 from opsmith.drawing.captions import WORDS, heading, kinds_of, lines
-from opsmith.drawing.dot import with_references
 from opsmith.drawing.folding import MOST, closed_at, fitting_depth, folded, operators_among, sectioned
 from opsmith.drawing.graph import Graph, Node, counted, shown_bytes
+from opsmith.drawing.references import with_references
 
 _SCRIPTS = ("layout.js", "shapes.js", "graph.js")
 
@@ -139,6 +139,7 @@ def _node(node: Node, place: str, attributes: bool) -> dict[str, Any]:
         "lines": list(lines(node, attributes=attributes)),
         "group": node.group,
         "of": node.id.partition("@")[0] if node.kind == "reference" else None,
+        "after": "@@" in node.id,
         "told": [[name, value] for name, value in told.items() if value],
         "saved": [str(each) for each in node.saved],
         "bytes": shown_bytes(node.own_bytes) if node.own_bytes else "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +23,7 @@ _WRAPPERS = ("_orig_mod", "module")
 @contextmanager
 def following(recording: Recording, root: torch.nn.Module) -> Iterator[None]:
     """A region in which each call of a part of a module is one of the recording's regions."""
-    paths = {
-        id(part): path for name, part in root.named_modules() if (path := _known(name)) and part is not root
-    }
+    paths = _paths(root)
     calls: Counter[str] = Counter()
     thread = threading.get_ident()
 
@@ -38,9 +37,10 @@ def following(recording: Recording, root: torch.nn.Module) -> Iterator[None]:
             Group(f"g{len(recording.groups)}", label, "module", type(module).__name__, recording.innermost)
         )
 
-    def leave(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def leave(module: torch.nn.Module, *given: Any) -> None:
         if id(module) in paths and threading.get_ident() == thread:
-            _claim_unseen(recording, module, (args, kwargs), output)
+            # After an exception torch leaves out the keyword arguments, and there is no output.
+            _claim_unseen(recording, module, given[:-1], given[-1])
             recording.close()
 
     # torch's hooks for all modules: those of TorchScript take none of their own.
@@ -49,10 +49,22 @@ def following(recording: Recording, root: torch.nn.Module) -> Iterator[None]:
         register_module_forward_hook(leave, with_kwargs=True, always_call=True),
     ]
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
+            yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _paths(root: torch.nn.Module) -> dict[int, str]:
+    """What users call the parts of a module; what only wraps a part is none."""
+    found = {}
+    for name, part in root.named_modules():
+        wraps = any(child == "_orig_mod" for child, _ in part.named_children())
+        if part is not root and not wraps and _known(name):
+            found[id(part)] = _known(name)
+    return found
 
 
 def _known(name: str) -> str:

@@ -67,21 +67,19 @@ def named_tensors(value: Any, name: str) -> dict[str, Tensor]:
     return {label: tensor for inner, each in pairs for label, tensor in named_tensors(each, inner).items()}
 
 
-def call_of(function: Any, inputs: Any, kwargs: Any = None) -> Subject:
+def call_of(function: Any, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> Subject:
     """The call of a module or function with these inputs: a tuple of arguments, a dict by name, or a tensor.
+
+    Args:
+        function: What is called.
+        inputs: What it is called with.
+        kwargs: And by keyword.
 
     Raises:
         UsageError: If they are no call of it.
     """
     module = function if isinstance(function, torch.nn.Module) else None
-    args: tuple[Any, ...] = ()
-    named: dict[str, Any] = {}
-    if isinstance(inputs, Mapping):
-        named = dict(inputs)
-    elif isinstance(inputs, tuple | list):
-        args = tuple(inputs)
-    elif inputs is not None:
-        args = (inputs,)
+    args, named = _arguments(inputs, kwargs)
     called = function.forward if module is not None else function
     try:
         inspect.signature(called).bind(*args, **named)
@@ -91,7 +89,7 @@ def call_of(function: Any, inputs: Any, kwargs: Any = None) -> Subject:
             f"`inputs` are no call of the {what}: {error}",
             argument="inputs",
             expected=f"what `{getattr(called, '__name__', what)}{inspect.signature(called)}` takes",
-            got="nothing" if inputs is None else f"{len(args) or len(named)} given",
+            got=f"{len(args) + len(named)} given" if args or named else "nothing",
             mend='write `inputs=(x, y)`, or `inputs={"x": x}` by name',
         ) from error
     except ValueError:  # a function in C, which takes what it takes
@@ -99,7 +97,18 @@ def call_of(function: Any, inputs: Any, kwargs: Any = None) -> Subject:
     return Subject(function, args, named, module)
 
 
-def operator_call(operator: Operator[..., Any], inputs: Any = None) -> Subject:
+def _arguments(inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    named = dict(kwargs or {})
+    if isinstance(inputs, Mapping):
+        return (), {**inputs, **named}
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), named
+    return (() if inputs is None else (inputs,)), named
+
+
+def operator_call(
+    operator: Operator[..., Any], inputs: Any = None, kwargs: Mapping[str, Any] | None = None
+) -> Subject:
     """The call of an operator with these inputs, or else with its first sample.
 
     Raises:
@@ -107,7 +116,7 @@ def operator_call(operator: Operator[..., Any], inputs: Any = None) -> Subject:
         UsageError: If they do not fit.
     """
     specification = operator.specification
-    if inputs is None:
+    if inputs is None and not kwargs:
         if specification.samples is None:
             raise _without_samples(operator, "it is drawn as its first sample calls it, and has none")
         make = Make(torch.float32)
@@ -117,15 +126,8 @@ def operator_call(operator: Operator[..., Any], inputs: Any = None) -> Subject:
                 operator, "it is drawn as its first sample calls it, and its samples are empty"
             )
         return Subject(operator, tuple(calls[0].args), dict(calls[0].kwargs))
-    args = (
-        tuple(inputs)
-        if isinstance(inputs, tuple | list)
-        else ()
-        if isinstance(inputs, Mapping)
-        else (inputs,)
-    )
-    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
-    fault = call_fault(args, kwargs, specification.schema)
+    args, named = _arguments(inputs, kwargs)
+    fault = call_fault(args, named, specification.schema)
     if fault is not None:
         raise errors.UsageError(
             f"`inputs` are no call of the operator: {fault[0]}",
@@ -135,7 +137,7 @@ def operator_call(operator: Operator[..., Any], inputs: Any = None) -> Subject:
             got=fault[3],
             mend=f"give `inputs=` what {specification.schema.call_text(specification.short_name)} takes",
         )
-    return Subject(operator, args, kwargs)
+    return Subject(operator, args, named)
 
 
 def _without_samples(operator: Operator[..., Any], problem: str) -> errors.MissingSamplesError:

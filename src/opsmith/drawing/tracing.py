@@ -26,6 +26,7 @@ class Options:
 
     Args:
         inputs: What a module, a function or an operator is called with.
+        kwargs: What it is called with by keyword, besides.
         names: What tensors are called: a module, or tensors and modules by name.
         training: Whether a call is drawn as the graph that its backward runs through.
         show_saved: Whether what torch's own nodes save are nodes too.
@@ -34,6 +35,7 @@ class Options:
     """
 
     inputs: Any = None
+    kwargs: Any = None
     names: Any = None
     training: bool = False
     show_saved: bool = False
@@ -56,7 +58,7 @@ def trace(subject: Any, options: Options | None = None, frame: FrameType | None 
     if isinstance(subject, Operator):
         if options.training:
             raise _no_training(subject.name)
-        return operator_graph(subject, operator_call(subject, options.inputs))
+        return operator_graph(subject, operator_call(subject, options.inputs, options.kwargs))
     names = given_names(options.names)
     if _is_called(subject):
         return _of_call(subject, options, names)
@@ -87,7 +89,7 @@ def _is_called(subject: Any) -> bool:
 
 
 def _of_call(subject: Any, options: Options, names: Names) -> Graph:
-    found = recorded(call_of(subject, options.inputs), names)
+    found = recorded(call_of(subject, options.inputs, options.kwargs), names)
     name = type(subject).__name__ if isinstance(subject, torch.nn.Module) else ""
     title = options.title or name or str(getattr(subject, "__name__", type(subject).__name__))
     if not found.outputs:

@@ -213,7 +213,7 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
 
   // Nodes behind and before one, folded modules taken for all that they hold.
   const next = { up: new Map(), down: new Map() };
-  for (const [a, b] of [...data.edges, ...data.nodes.filter(node => node.of).map(node => [node.of, node.id])]) {
+  for (const [a, b] of [...data.edges, ...data.nodes.filter(node => node.of).map(node => node.after ? [node.id, node.of] : [node.of, node.id])]) {
     (next.down.get(a) ?? next.down.set(a, []).get(a)).push(b);
     (next.up.get(b) ?? next.up.set(b, []).get(b)).push(a);
   }

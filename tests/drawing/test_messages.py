@@ -1,0 +1,281 @@
+"""Every message of drawing, in full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from drawn import Square, network, plain
+
+import opsmith
+from opsmith import errors
+
+
+def leaf() -> torch.Tensor:
+    return torch.ones(2, requires_grad=True)
+
+
+def freed() -> torch.Tensor:
+    y = leaf().exp()
+    y.sum().backward()
+    return y
+
+
+@opsmith.operator("drawn::bare")
+def bare(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@opsmith.operator("drawn::sampleless")
+def sampleless(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+sampleless.samples(lambda make: [])
+
+UNWRITABLE = """no file can be written to `{path}`
+  argument: path
+  expected: a file in a folder that is there, and can be written to
+  got: {got}
+  mend: {mend}"""
+
+CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = {
+    "no graph": (
+        lambda: torch.ones(2),
+        {},
+        errors.NoGraphError,
+        """`given` has no graph: nothing that it was computed from requires a gradient
+  argument: given
+  expected: a tensor with a `grad_fn`
+  got: [2] float32, requires_grad=False
+  mend: call `requires_grad_()` on an input before the computation, and leave `torch.no_grad()` and \
+`detach()` out""",
+    ),
+    "leaf": (
+        lambda: {"w": leaf()},
+        {},
+        errors.NoGraphError,
+        """`w` has no graph: it is a leaf, which nothing was computed into
+  argument: w
+  expected: a tensor with a `grad_fn`
+  got: [2] float32, requires_grad=True
+  mend: draw what is computed from it""",
+    ),
+    "training without a graph": (
+        torch.nn.Flatten,
+        {"inputs": torch.ones(2, 2), "training": True},
+        errors.NoGraphError,
+        """`output` has no graph: nothing that it was computed from requires a gradient
+  argument: output
+  expected: a tensor with a `grad_fn`
+  got: [2, 2] float32, requires_grad=False
+  mend: call `requires_grad_()` on an input before the computation, and leave `torch.no_grad()` and \
+`detach()` out""",
+    ),
+    "freed": (
+        freed,
+        {},
+        errors.FreedGraphError,
+        """the graph was freed: what `ExpBackward0` kept for the backward is gone
+  expected: a graph that no `backward()` has run through
+  got: one whose saved tensors were freed
+  mend: draw before `backward()`, or call `backward(retain_graph=True)`; `memory=False` draws the nodes \
+alone""",
+    ),
+    "nothing to draw": (
+        lambda: 3,
+        {},
+        errors.UsageError,
+        """this cannot be drawn
+  argument: subject
+  expected: a tensor, a tuple or dict of tensors, a module, a function or an operator
+  got: int
+  mend: draw what a loss or an output hangs on: `opsmith.draw(loss, "graph.svg")`""",
+    ),
+    "no tensors": (
+        list,
+        {},
+        errors.UsageError,
+        """this cannot be drawn
+  argument: subject
+  expected: a tensor, a tuple or dict of tensors, a module, a function or an operator
+  got: list
+  mend: draw what a loss or an output hangs on: `opsmith.draw(loss, "graph.svg")`""",
+    ),
+    "Function": (
+        lambda: Square,
+        {},
+        errors.UsageError,
+        """this cannot be drawn
+  argument: subject
+  expected: a tensor, a tuple or dict of tensors, a module, a function or an operator
+  got: Square
+  mend: adopt it, `opsmith.adopt(...)`, or draw a tensor that it has computed""",
+    ),
+    "inputs of tensors": (
+        lambda: leaf() * 2,
+        {"inputs": 3},
+        errors.UsageError,
+        """tensors have been computed, and are not called
+  argument: inputs
+  expected: a module, a function or an operator to call
+  got: Tensor
+  mend: leave it out, or draw what computes them""",
+    ),
+    "training of tensors": (
+        lambda: leaf() * 2,
+        {"training": True},
+        errors.UsageError,
+        """tensors have been computed, and are not called
+  argument: training
+  expected: a module, a function or an operator to call
+  got: Tensor
+  mend: leave it out, or draw what computes them""",
+    ),
+    "training of an operator": (
+        lambda: plain,
+        {"training": True},
+        errors.UsageError,
+        """drawn::plain: an operator is drawn with its gradient formulas, and has no training graph
+  argument: training
+  expected: a module or a function
+  mend: leave `training` out, or draw a function that calls it""",
+    ),
+    "no inputs": (
+        network,
+        {},
+        errors.UsageError,
+        """`inputs` are no call of the module: missing a required argument: 'x'
+  argument: inputs
+  expected: what `forward(x: 'Tensor') -> 'dict[str, Tensor]'` takes
+  got: nothing
+  mend: write `inputs=(x, y)`, or `inputs={"x": x}` by name""",
+    ),
+    "no tensor returned": (
+        lambda: lambda x: 3,
+        {"inputs": torch.ones(2)},
+        errors.UsageError,
+        """`<lambda>` returns no tensor
+  expected: a tensor, or tuples, lists and dicts of tensors
+  mend: return what is to be drawn""",
+    ),
+    "inputs of an operator": (
+        lambda: plain,
+        {"inputs": (1, 2)},
+        errors.UsageError,
+        """drawn::plain: `inputs` are no call of the operator: it takes 1 positional argument and 2 were given
+  argument: inputs
+  mend: give `inputs=` what plain(Tensor x) -> Tensor takes""",
+    ),
+    "names": (
+        lambda: leaf() * 2,
+        {"names": 3},
+        errors.UsageError,
+        """`names` names no tensors
+  argument: names
+  expected: a module, or a dict from names to tensors and modules
+  got: int
+  mend: write `names=model`, or `names={"x": x, "model": model}`""",
+    ),
+    "depth": (
+        lambda: leaf() * 2,
+        {"depth": -1},
+        errors.UsageError,
+        """`depth` is no number of levels
+  argument: depth
+  expected: 0 or more, or None
+  got: -1
+  mend: leave it out, and as much is unfolded as can be looked at""",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_message_in_full(case: str, tmp_path: Path) -> None:
+    subject, options, kind, message = CASES[case]
+    given = subject()
+    with pytest.raises(errors.OpsmithError) as caught:
+        opsmith.draw(given, tmp_path / "graph.svg", **options)
+    assert str(caught.value) == message
+    assert type(caught.value) is kind
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("operator", "has"), [(bare, "has none"), (sampleless, "its samples are empty")], ids=["none", "empty"]
+)
+def test_an_operator_without_samples(operator: Any, has: str, tmp_path: Path) -> None:
+    with pytest.raises(errors.MissingSamplesError) as caught:
+        opsmith.draw(operator, tmp_path / "graph.svg")
+    assert has in caught.value.problem
+    assert caught.value.mend == (
+        f"write `@{operator.specification.short_name}.samples` over a function of `make` that yields tuples "
+        "of arguments, or give `inputs=`"
+    )
+    opsmith.draw(operator, tmp_path / "graph.json", inputs=torch.ones(2))
+
+
+def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
+    def said(path: Any) -> str:
+        with pytest.raises(errors.UsageError) as caught:
+            opsmith.draw(leaf() * 2, path)
+        return str(caught.value)
+
+    there = tmp_path / "there.svg"
+    there.mkdir()
+    gone = tmp_path / "gone" / "a.svg"
+    assert said(there) == UNWRITABLE.format(path=there, got="a folder", mend="name a file in it, `graph.svg`")
+    assert said(gone) == UNWRITABLE.format(
+        path=gone, got=f"there is no folder `{gone.parent}`", mend="make the folder first"
+    )
+    assert said(3) == UNWRITABLE.format(path="3", got="int", mend="give the name of a file, `graph.svg`")
+
+
+def test_a_folder_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.svg"
+    monkeypatch.setattr("opsmith.drawing.request.os.access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(errors.UsageError) as caught:
+        opsmith.draw(leaf() * 2, path)
+    assert str(caught.value) == UNWRITABLE.format(path=path, got="it is read-only", mend="name another file")
+
+
+def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    path = tmp_path / "a.json"
+    with pytest.raises(errors.UsageError) as caught:
+        opsmith.draw(leaf() * 2, path)
+    assert str(caught.value) == UNWRITABLE.format(
+        path=path, got="No space left on device", mend="name another file"
+    )
+
+
+@pytest.mark.parametrize(("name", "mend"), [("graph.xyz", "graph.svg"), ("graph", "graph.svg")])
+def test_a_format_that_is_none(name: str, mend: str) -> None:
+    with pytest.raises(errors.UsageError) as caught:
+        opsmith.draw(leaf() * 2, name)
+    assert str(caught.value) == (
+        "a graph is not drawn in this format\n"
+        "  argument: path\n"
+        "  expected: a name that ends in .svg, .png, .pdf, .dot, .gv, .html, .htm, .json\n"
+        f"  got: `{name}`\n"
+        f"  mend: write `{mend}`"
+    )
+
+
+def test_a_freed_graph_is_drawn_without_its_memory(tmp_path: Path) -> None:
+    graph = opsmith.draw(freed(), tmp_path / "graph.svg", memory=False)
+    assert graph.summary() == "4 nodes; what it keeps was not looked at"
+
+
+def test_what_a_function_raises_is_raised(tmp_path: Path) -> None:
+    def failing(x: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError("of its own")
+
+    with pytest.raises(ZeroDivisionError, match="of its own"):
+        opsmith.draw(failing, tmp_path / "graph.svg", inputs=torch.ones(2))

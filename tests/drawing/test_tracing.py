@@ -1,0 +1,297 @@
+"""What a trace finds: nodes, names, places, what is kept and by whom; of tensors, of calls."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from drawn import Network, Square, network, plain, row_e1
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import opsmith
+from opsmith.drawing import Graph, Node, Options, trace
+
+HERE = Path(__file__).name
+
+
+def node_of(graph: Graph, label: str) -> Node:
+    return next(node for node in graph.nodes if node.label == label)
+
+
+def labels(graph: Graph, *kinds: str) -> list[str]:
+    return [node.label for node in graph.nodes if node.kind in kinds]
+
+
+def test_the_variables_of_the_caller_name_tensors(tmp_path: Path) -> None:
+    y, named = row_e1()
+    w, b, x = named.values()
+    graph = opsmith.draw(y, tmp_path / "graph.json")
+    assert labels(graph, "input") == ["b", "w", "x"]
+    assert labels(graph, "output") == ["y"]
+    assert (graph.title, w.grad, b.grad, x.grad) == ("autograd graph of y", None, None, None)
+    given = opsmith.draw({"loss": y}, tmp_path / "graph.json", names={"weight": w})
+    assert labels(given, "input") == ["b", "weight", "x"]
+    assert labels(given, "output") == ["loss"]
+
+
+def test_a_module_names_its_parameters() -> None:
+    layer = torch.nn.Linear(2, 1)
+    graph = trace(layer(torch.ones(1, 2)), Options(names=layer))
+    assert sorted(labels(graph, "parameter")) == ["bias", "weight"]
+    nested = trace(layer(torch.ones(1, 2)), Options(names={"net": layer}))
+    assert sorted(labels(nested, "parameter")) == ["net.bias", "net.weight"]
+
+
+def test_every_node_comes_after_what_leads_to_it() -> None:
+    graph = trace(network(), Options(inputs=torch.rand(3, 4), training=True))
+    place = {node.id: at for at, node in enumerate(graph.nodes)}
+    flow = [edge for edge in graph.edges if edge.kind == "flow"]
+    assert flow
+    assert all(place[edge.source] < place[edge.target] for edge in flow)
+
+
+def test_edges_into_an_operator_name_its_arguments() -> None:
+    y, _ = row_e1()
+    graph = trace(y)
+    into = {edge.label for edge in graph.edges if edge.target == node_of(graph, "opsmith::add").id}
+    assert into == {"x", "y"}
+
+
+def test_memory_is_counted_once_and_by_who_has_it_anyway() -> None:
+    w = torch.rand(10, requires_grad=True)
+    x = torch.rand(10)
+    middle = w * x  # keeps x
+    y = middle.exp()  # keeps its result, which sin keeps again
+    z = y.sin() * w  # keeps the result of sin, and w
+    graph = trace(z, Options(names={"w": w, "x": x}))
+    assert graph.kept_bytes == 4 * 40  # x, the result of exp, that of sin, w
+    assert graph.own_bytes == 2 * 40
+    saved = {(node.label, each.name): each for node in graph.nodes for each in node.saved}
+    assert saved["MulBackward0", "other"].of in ("x", "w")
+    assert not saved["SinBackward0", "self"].counted
+    assert saved["SinBackward0", "self"].storage == saved["ExpBackward0", "result"].storage
+    assert [node.label for node in graph.heaviest()] == ["ExpBackward0", "MulBackward0"]
+
+
+def test_a_saved_view_keeps_its_whole_storage() -> None:
+    w = torch.rand(100, requires_grad=True)
+    long = w.exp().detach()
+    graph = trace(w[:2] * long[:2])
+    assert graph.own_bytes == 400
+
+
+def test_what_is_given_to_a_checkpoint_is_packed_and_not_computed_again() -> None:
+    runs: list[int] = []
+
+    def segment(x: Tensor) -> Tensor:
+        runs.append(1)
+        return x.exp().sin()
+
+    y = checkpoint(segment, torch.rand(3, requires_grad=True), use_reentrant=False)
+    graph = trace(y)
+    if opsmith.torch_library.capabilities.on("recorded_graph"):
+        assert [str(each) for node in graph.nodes for each in node.saved] == [
+            "result (packed by a hook)",
+            "self (packed by a hook)",
+        ]
+        assert runs == [1]
+    y.sum().backward()
+
+
+def test_forms_are_those_of_the_results() -> None:
+    if not opsmith.torch_library.capabilities.on("recorded_graph"):
+        pytest.skip("capability `recorded_graph` is off: torch has no public name for a node's results")
+    graph = trace(torch.rand(2, 3, requires_grad=True).double().sum(0))
+    assert str(node_of(graph, "SumBackward1").forms[0]) == "[3] float64"
+
+
+def test_what_was_written_to_since_is_noted() -> None:
+    middle = torch.rand(3, requires_grad=True) * 1
+    y = middle * middle
+    assert trace(y).notes == ()
+    with torch.no_grad():
+        middle.add_(1)
+    (note,) = trace(y).notes
+    assert note == "what MulBackward0 saved was written to since: a backward raises"
+
+
+def test_anomaly_mode_tells_the_lines() -> None:
+    with pytest.warns(UserWarning, match="Anomaly Detection"), torch.autograd.detect_anomaly(check_nan=False):
+        y = torch.rand(3, requires_grad=True).exp()
+    node = node_of(trace(y), "ExpBackward0")
+    assert Path(node.where.partition(":")[0]).name == HERE
+    assert node.source == "y = torch.rand(3, requires_grad=True).exp()"
+
+
+def test_attributes_have_signs() -> None:
+    node = node_of(trace(torch.rand(2, 3, requires_grad=True).softmax(-1)), "SoftmaxBackward0")
+    assert ("dim", "-1") in node.attributes
+
+
+def test_a_function_that_nobody_adopted_is_told_from_operations() -> None:
+    square: Any = Square.apply
+    graph = trace(square(torch.rand(3, requires_grad=True)))
+    expected = "Square"
+    assert labels(graph, "function") == [expected]
+    assert labels(graph, "operation") == []
+
+
+# Calls
+
+
+def test_a_network_is_drawn_call_by_call_in_its_modules() -> None:
+    graph = trace(network(), Options(inputs=torch.rand(3, 4)))
+    calls = ["opsmith::linear", "batch_norm", "relu", "linear", "relu", "drawn::plain", "relu", "argmax"]
+    assert labels(graph, "operation", "operator") == calls
+    groups = {group.id: group.label for group in graph.groups}
+    assert list(groups.values()) == ["first", "last", "first.0", "first.1"]
+    assert groups[node_of(graph, "opsmith::linear").group or ""] == "first.0"
+    assert [node.name for node in graph.nodes if node.label == "relu"] == [
+        "first.2",
+        "activation",
+        "activation #2",
+    ]
+    weight = node_of(graph, "first.0.weight")
+    assert (weight.kind, groups[weight.group or ""]) == ("parameter", "first.0")
+    assert labels(graph, "output") == ["output['y']", "output['best']"]
+
+
+def test_calls_have_their_lines_and_arguments() -> None:
+    graph = trace(network(), Options(inputs=torch.rand(3, 4)))
+    node = node_of(graph, "argmax")
+    lines, start = inspect.getsourcelines(Network.forward)
+    number = start + next(at for at, line in enumerate(lines) if "argmax" in line)
+    assert Path(node.where).name == f"drawn.py:{number}"
+    assert node.source == lines[number - start].strip()
+    assert ("argument 1", "-1") in node.attributes
+
+
+def test_a_training_graph_stands_in_the_modules_that_made_it() -> None:
+    graph = trace(network(), Options(inputs=torch.rand(3, 4), training=True))
+    groups = {group.id: group for group in graph.groups}
+    assert groups[node_of(graph, "opsmith::linear").group or ""].label == "first.0"
+    # Autograd has recorded what this operator consists of; it stands out all the same.
+    sine = groups[node_of(graph, "SinBackward0").group or ""]
+    assert (sine.label, sine.kind) == ("drawn::plain", "operator")
+    assert graph.title == "training graph of Network"
+    assert labels(graph, "output") == ["output['y']"]
+
+
+def test_a_trace_changes_nothing() -> None:
+    net, x = network(), torch.rand(3, 4)
+    dropping = torch.nn.Sequential(net.first, torch.nn.Dropout())
+    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    kept = dict(net.named_buffers())
+    waiting = dropping(x).sum()  # its graph holds the buffers
+    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    state = torch.get_rng_state()
+    trace(dropping, Options(inputs=x, training=True))
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, buffer in net.named_buffers():
+        assert buffer is kept[name]
+        assert torch.equal(buffer, buffers[name])
+    waiting.backward()
+    assert dropping.training
+
+
+def test_a_module_that_raises_leaves_nothing_behind() -> None:
+    class Failing(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.BatchNorm1d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError(f"after {self.inner(x).sum() > -1e9}")
+
+    net = Failing()
+    buffer = net.inner.running_mean
+    with pytest.raises(RuntimeError, match="after"):
+        trace(net, Options(inputs=torch.rand(2, 3)))
+    assert net.inner.running_mean is buffer
+    hooks = torch.nn.modules.module._global_forward_hooks
+    assert not hooks
+
+
+def test_what_depends_on_data_is_drawn_as_it_went() -> None:
+    def counting(x: Tensor) -> Tensor:
+        while float(x.sum()) < 10:
+            x = x + 1
+        return x
+
+    graph = trace(counting, Options(inputs=torch.zeros(3)))
+    assert labels(graph, "operation").count("add") == 4
+    assert labels(graph, "operation").count("float") == 5
+
+
+def test_writes_are_followed_through_views() -> None:
+    def filling(x: Tensor) -> Tensor:
+        y = torch.zeros(2, 3)
+        row = y[0]
+        row.add_(x)
+        y[1] = x.exp()
+        return y.sum()
+
+    graph = trace(filling, Options(inputs=torch.ones(3)))
+    assert labels(graph, "operation") == ["zeros", "getitem", "add_", "exp", "setitem", "sum"]
+    into = {edge.target: [] for edge in graph.edges}
+    for edge in graph.edges:
+        into[edge.target].append(graph.by_id[edge.source].label)
+    assert into[node_of(graph, "sum").id] == ["setitem"]
+    assert sorted(into[node_of(graph, "setitem").id]) == ["add_", "exp"]
+
+
+def test_what_no_output_depends_on_is_left_out_and_told() -> None:
+    def idle(x: Tensor) -> Tensor:
+        x.exp()
+        return x.sin()
+
+    graph = trace(idle, Options(inputs=torch.ones(3)))
+    assert labels(graph, "operation") == ["sin"]
+    assert graph.notes == ("1 call that no output depends on is left out",)
+
+
+def test_a_module_in_torchscript_is_one_call() -> None:
+    class Around(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            example = (torch.ones(2, 3),)
+            self.inner = torch.jit.trace(torch.nn.Linear(3, 3), example)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.inner(x) * 2
+
+    graph = trace(Around(), Options(inputs=torch.rand(2, 3)))
+    (call, _) = [node for node in graph.nodes if node.kind == "operation"]
+    assert call.name == "inner"
+    assert call.attributes == (("inside", "not seen: it does not run in Python"),)
+
+
+def test_tensors_from_elsewhere_are_constants() -> None:
+    mask = torch.ones(3)
+    graph = trace(lambda x: x * mask, Options(inputs=torch.rand(3)))
+    assert [node.kind for node in graph.nodes] == ["input", "constant", "operation", "output"]
+
+
+def test_a_graph_from_before_is_not_taken_for_the_call_s() -> None:
+    before = torch.rand(3, requires_grad=True).exp()
+    graph = trace(
+        torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid()), Options(inputs=before, training=True)
+    )
+    places = {node.label: node.name for node in graph.nodes if node.kind == "operation"}
+    assert places == {"ExpBackward0": "", "ReluBackward0": "0", "SigmoidBackward0": "1"}
+
+
+def test_operators_without_formulas_are_operations_where_nobody_watched() -> None:
+    graph = trace(plain(torch.rand(3, requires_grad=True)))
+    assert labels(graph, "operation") == ["MulBackward0", "SinBackward0", "AddBackward0"]
+
+
+def test_a_compiled_module_is_drawn_as_it_was_written() -> None:
+    net = torch.compile(network())
+    graph = trace(net, Options(inputs=torch.rand(3, 4)))
+    assert node_of(graph, "opsmith::linear").kind == "operator"
+    assert "first.0" in {group.label for group in graph.groups}
