@@ -122,6 +122,13 @@ REFUSED = {
     ),
 }
 OTHERWISE = {
+    "recorded_graph": (
+        "drawing/test_like_torchviz.py::test_every_node_and_edge_of_torchviz_is_there[a_view-plain]",
+        "drawing/test_like_torchviz.py::test_every_node_and_edge_of_torchviz_is_there[a_view-saved]",
+        "drawing/test_pictures.py::test_an_svg_shows_every_node_with_its_form",
+        "drawing/test_tracing.py::test_forms_are_those_of_the_results",
+        "drawing/test_tracing.py::test_what_is_given_to_a_checkpoint_is_packed_and_not_computed_again",
+    ),
     "registered": (
         "cli/test_check_functions.py::test_an_operator_of_torch_library_can_be_named",
         "cli/test_check_functions.py::test_an_operator_of_torch_library_is_named_by_its_own_name",

@@ -31,7 +31,7 @@ def recorded_as(node: Any) -> RecordedAs | None:
         >>> import torch, opsmith
         >>> found = recorded_as(opsmith.ops.exp(torch.ones(2, requires_grad=True)).grad_fn)
         >>> found.specification.name, found.saved, found.inputs
-        ('opsmith::exp', ('result',), ('input',))
+        ('opsmith::exp', ('result',), ('x',))
     """
     written: Any = getattr(capabilities.forward_class(node), "recorded_as", None)
     if isinstance(written, RecordedAs):

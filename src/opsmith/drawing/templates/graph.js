@@ -3,11 +3,9 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
   const [svg, aside, said] = [".canvas svg", "aside", "[role=status]"].map(each => figure.querySelector(each));
   const search = figure.querySelector("input");
   const { GAP } = opsmithLayout;
-  const { make, element, cut, sign, fan, curve, outline } = opsmithShapes;
+  const { make, element, cut, sign, sized, drawNode, fan, curve, outline, pen, family } = opsmithShapes;
   const nodes = new Map(data.nodes.map(node => [node.id, node])), groups = new Map(data.groups.map(group => [group.id, group]));
   const parent = id => nodes.has(id) ? nodes.get(id).group : groups.get(id).parent;
-  const pen = document.createElement("canvas").getContext("2d");
-  const family = "system-ui, -apple-system, 'Segoe UI', sans-serif";
   let view = { x: 0, y: 0, k: 1 }, shown = new Map(), drawn = [], chosen = null, here = null;
 
   // What is seen in the place of a node: itself, or the outermost folded module around it.
@@ -20,21 +18,6 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
     const found = [];
     for (let each = parent(id); each !== null; each = parent(each)) found.unshift(each);
     return found;
-  }
-
-  function sized(id) {
-    const group = groups.get(id), node = nodes.get(id) ?? group;
-    const small = node.kind === "accumulate" || node.kind === "reference";
-    const lines = [cut(node.label), ...(small ? [] : node.lines.map(cut))];
-    let width = 0;
-    lines.forEach((line, at) => {
-      pen.font = at || small ? `10px ${family}` : `700 12px ${family}`;
-      width = Math.max(width, pen.measureText(line).width);
-    });
-    const side = group ? 52 : { input: 30, constant: 30, output: 36, accumulate: 44 }[node.kind] ?? 22;
-    const high = { output: 20, parameter: 20, buffer: 20 }[node.kind] ?? (group ? 16 : 12);
-    return { id, lines, small, kind: group ? (group.kind === "operator" ? "operator" : "module") : node.kind,
-      w: Math.max(44, width + side), h: 15 + (lines.length - 1) * 12.5 + (small ? (node.kind === "accumulate" ? 8 : 2) : high) };
   }
 
   function arrange() {
@@ -78,7 +61,7 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
           pen.font = `600 12px ${family}`;
           const head = pen.measureText(cut(group.label)).width + 60;
           Object.assign(item, { open: true, w: Math.max(size.w + 2 * GAP.pad, head), h: size.h + GAP.pad + GAP.head + 6, inner: size.w });
-        } else Object.assign(item, sized(id));
+        } else Object.assign(item, sized(id, nodes.get(id) ?? group, group));
         items.set(id, item);
       }
       const all = [...(links.get(holder(where)) ?? new Map()).values()];
@@ -115,24 +98,6 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
     return { size, edges: [...edges.values()] };
   }
 
-  function drawNode(item) {
-    const made = make("g", { class: `node ${item.kind}`, transform: `translate(${item.left.toFixed(1)},${item.top.toFixed(1)})`, "data-id": item.id });
-    made.append(make("path", { class: "shape", d: outline(item.kind, item.w, item.h) }));
-    if (item.kind === "operator") {
-      const ring = make("path", { class: "shape second", d: outline("operator", item.w + 6, item.h + 6), transform: "translate(-3,-3)" });
-      made.append(ring);
-    }
-    const folder = item.kind === "module" ? 3 : item.kind === "parameter" || item.kind === "buffer" ? 2 : 0;
-    let y = (item.h - (15 + (item.lines.length - 1) * 12.5)) / 2 + 11.5 + folder;
-    const strong = ["operator", "parameter", "input", "output", "module"].includes(item.kind);
-    item.lines.forEach((line, at) => {
-      made.append(make("text", { x: (item.w / 2).toFixed(1), y: y.toFixed(1), class: at || item.small ? "small" : strong ? "strong" : "plain" }, line));
-      y += at ? 12.5 : 13.5;
-    });
-    if (groups.has(item.id)) made.append(sign(item.w - 13, 14, "+"));
-    made.append(make("title", {}, item.lines.join("\n")));
-    return made;
-  }
   function draw() {
     const { edges } = arrange();
     const scene = make("g", { class: "scene" });
@@ -168,7 +133,7 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
         lines.append(edge.text);
       }
     }
-    for (const item of shown.values()) if (!item.open) { item.at = drawNode(item); tops.append(item.at); }
+    for (const item of shown.values()) if (!item.open) { item.at = drawNode(item, groups.has(item.id)); tops.append(item.at); }
     scene.append(frames, lines, tops);
     svg.replaceChildren(defs, scene);
     move();
@@ -177,8 +142,8 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
 
   function extent() {
     const all = [...shown.values()];
-    const edge = (pick, key) => pick(...all.map(key));
-    return { x: edge(Math.min, i => i.left), y: edge(Math.min, i => i.top), r: edge(Math.max, i => i.left + i.w), b: edge(Math.max, i => i.top + i.h) };
+    const far = (pick, key) => pick(...all.map(key));
+    return { x: far(Math.min, i => i.left), y: far(Math.min, i => i.top), r: far(Math.max, i => i.left + i.w), b: far(Math.max, i => i.top + i.h) };
   }
   function fit(least = 0.05) {
     const all = extent(), { clientWidth: w, clientHeight: h } = svg.parentElement;
@@ -329,8 +294,7 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
   }
   function every(open) {
     for (const group of groups.values()) group.open = open;
-    draw();
-    fit(0.35);
+    draw(); fit(0.35);
   }
 
   const idOf = target => target.closest("[data-id]")?.dataset.id ?? null;
@@ -410,8 +374,7 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     if (!words.length) { choose(null); return; }
     const found = index.filter(([, all]) => words.every(word => all.includes(word))).map(([id]) => id);
-    chosen = null;
-    emphasise();
+    chosen = null; emphasise();
     const seen = new Set(found.map(standsFor));
     for (const item of shown.values()) item.at.classList.toggle("faint", !item.open && !seen.has(item.id));
     aside.replaceChildren(
@@ -431,7 +394,5 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
   }
   const figures = [...document.querySelectorAll(".opsmith-graph")];
   figure.querySelector(".summary").textContent = data.summary;
-  draw();
-  fit(0.6);
-  about();
+  draw(); fit(0.6); about();
 }

@@ -1,5 +1,7 @@
 // What nodes and edges look like: elements, outlines, curves.
 const opsmithShapes = (() => {
+  const pen = document.createElement("canvas").getContext("2d");
+  const family = "system-ui, -apple-system, 'Segoe UI', sans-serif";
   const make = (name, attributes = {}, text) => {
     const made = document.createElementNS("http://www.w3.org/2000/svg", name);
     for (const key in attributes) made.setAttribute(key, attributes[key]);
@@ -58,5 +60,37 @@ const opsmithShapes = (() => {
     return `M${c},0H${r(w - c)}Q${r(w)},0 ${r(w)},${c}V${r(h - c)}Q${r(w)},${r(h)} ${r(w - c)},${r(h)}H${c}Q0,${r(h)} 0,${r(h - c)}V${c}Q0,0 ${c},0Z`;
   }
 
-  return { make, element, cut, sign, fan, curve, outline };
+  function sized(id, node, group) {
+    const small = node.kind === "accumulate" || node.kind === "reference";
+    const lines = [cut(node.label), ...(small ? [] : node.lines.map(cut))];
+    let width = 0;
+    lines.forEach((line, at) => {
+      pen.font = at || small ? `10px ${family}` : `700 12px ${family}`;
+      width = Math.max(width, pen.measureText(line).width);
+    });
+    const side = group ? 52 : { input: 30, constant: 30, output: 36, accumulate: 44 }[node.kind] ?? 22;
+    const high = { output: 20, parameter: 20, buffer: 20 }[node.kind] ?? (group ? 16 : 12);
+    return { id, lines, small, kind: group ? (group.kind === "operator" ? "operator" : "module") : node.kind,
+      w: Math.max(44, width + side), h: 15 + (lines.length - 1) * 12.5 + (small ? (node.kind === "accumulate" ? 8 : 2) : high) };
+  }
+
+  function drawNode(item, folded) {
+    const made = make("g", { class: `node ${item.kind}`, transform: `translate(${item.left.toFixed(1)},${item.top.toFixed(1)})`, "data-id": item.id });
+    made.append(make("path", { class: "shape", d: outline(item.kind, item.w, item.h) }));
+    if (item.kind === "operator") {
+      const ring = make("path", { class: "shape second", d: outline("operator", item.w + 6, item.h + 6), transform: "translate(-3,-3)" });
+      made.append(ring);
+    }
+    const folder = item.kind === "module" ? 3 : item.kind === "parameter" || item.kind === "buffer" ? 2 : 0;
+    let y = (item.h - (15 + (item.lines.length - 1) * 12.5)) / 2 + 11.5 + folder;
+    const strong = ["operator", "parameter", "input", "output", "module"].includes(item.kind);
+    item.lines.forEach((line, at) => {
+      made.append(make("text", { x: (item.w / 2).toFixed(1), y: y.toFixed(1), class: at || item.small ? "small" : strong ? "strong" : "plain" }, line));
+      y += at ? 12.5 : 13.5;
+    });
+    if (folded) made.append(sign(item.w - 13, 14, "+"));
+    made.append(make("title", {}, item.lines.join("\n")));
+    return made;
+  }
+  return { make, element, cut, sign, sized, drawNode, fan, curve, outline, pen, family };
 })();
