@@ -142,6 +142,7 @@ OTHERWISE = {
         "errors/test_adopting_registered.py::test_several_overloads",
         "errors/test_adopting_registered.py::test_types_that_are_not_known",
         "errors/test_adopting_registered.py::test_what_is_for_classes",
+        "exporting/test_messages.py::test_what_is_refused[writing]",
     ),
     "compiled_code": ("transforms/test_stale_code.py::test_the_same_sources_find_their_code",),
     "front_door": (

@@ -42,7 +42,7 @@ class Halves(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        half = torch.from_numpy(np.divide(x.numpy(), 2))
+        half = torch.from_numpy(np.divide(x.detach().numpy(), 2))
         return half + shift, half - shift
 
 
@@ -89,7 +89,7 @@ SAID = {"scale": 2.0, "steps": [1, 2], "mode": "q", "flag": 1}
 def test_the_node_is_the_one_that_it_names(export: Exported, body: str) -> None:
     with pytest.warns(UserWarning, match=NO_DOMAIN) as warned:
         made = export(MODEL, EXAMPLE, body=body, dynamic={"x": {0: "batch"}}, input_names=["x"])
-    assert len(warned) == 1
+    assert len([each for each in warned if NO_DOMAIN in str(each.message)]) == 1
     assert made.export.verified
     functions = {(each.domain, each.name): list(each.input) for each in made.model.functions}
     found = [(node.domain, node.op_type, len(node.input), attributes(node)) for node in made.ours()]
