@@ -125,7 +125,7 @@ OTHERWISE = {
     "recorded_graph": (
         "drawing/test_like_torchviz.py::test_every_node_and_edge_of_torchviz_is_there[a_view-plain]",
         "drawing/test_like_torchviz.py::test_every_node_and_edge_of_torchviz_is_there[a_view-saved]",
-        "drawing/test_pictures.py::test_an_svg_shows_every_node_with_its_form",
+        "drawing/test_drawing_pictures.py::test_an_svg_shows_every_node_with_its_form",
         "drawing/test_tracing.py::test_forms_are_those_of_the_results",
         "drawing/test_tracing.py::test_what_is_given_to_a_checkpoint_is_packed_and_not_computed_again",
     ),
@@ -142,7 +142,7 @@ OTHERWISE = {
         "errors/test_adopting_registered.py::test_several_overloads",
         "errors/test_adopting_registered.py::test_types_that_are_not_known",
         "errors/test_adopting_registered.py::test_what_is_for_classes",
-        "exporting/test_messages.py::test_what_is_refused[writing]",
+        "exporting/test_export_messages.py::test_what_is_refused[writing]",
     ),
     "compiled_code": ("transforms/test_stale_code.py::test_the_same_sources_find_their_code",),
     "front_door": (

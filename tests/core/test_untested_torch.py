@@ -30,6 +30,8 @@ LOSSES = {
     "onnx_registry": "from torch.onnx._internal.exporter import _registration as r; "
     "del r.ONNXRegistry.from_torchlib",
     "registered": "del torch._library.custom_ops._maybe_get_opdef",
+    # Attributes of C++ classes cannot be deleted: one that cannot be read hides the other.
+    "recorded_graph": "torch.autograd.function.BackwardCFunction._raw_saved_tensors = property()",
 }
 PROGRAM = """
 import json, sys, warnings

@@ -35,15 +35,18 @@ def named_in(path: Path, callee: str) -> set[str]:
 RAISED = {name for path in ROOT.rglob("*.py") for name in named_in(path, "errors")}
 TESTED = {name for path in HERE.glob("test_*.py") for name in named_in(path, "says")}
 BESIDE = [
-    path for folder in ("build", "exporting", "kernels") for path in (HERE.parent / folder).glob("test_*.py")
+    path
+    for folder in ("benchmarking", "build", "drawing", "exporting", "kernels")
+    for path in (HERE.parent / folder).glob("test_*.py")
 ]
-"""Tests of kernels that are built and of exports, beside which those of their messages stand."""
+"""Tests of kernels that are built and of faces, beside which those of their messages stand."""
 TESTED |= {name for path in BESIDE for name in named_in(path, "pytest.raises")}
-TESTED |= set(
-    re.findall(
-        r"^        errors\.(\w+),$", (HERE.parent / "exporting" / "test_messages.py").read_text(), re.M
-    )
-)
+TESTED |= {
+    name
+    for path in BESIDE
+    if path.stem.endswith("_messages")
+    for name in re.findall(r"^        errors\.(\w+),$", path.read_text(encoding="utf-8"), re.MULTILINE)
+}
 CLASSES = sorted(set(errors.__all__) - {"OpsmithError"})
 
 

@@ -15,6 +15,7 @@ import torch
 from drawn import network, row_e1
 
 import opsmith
+from opsmith import errors
 from opsmith.drawing import Graph, Options, encoded, figure, to_dot, to_page, trace
 from opsmith.drawing.captions import WORDS
 from opsmith.drawing.dot import STYLES
@@ -184,7 +185,7 @@ def test_a_layout_that_takes_too_long_is_done_in_haste_and_told(
 
 def test_what_never_ends_is_ended() -> None:
     start = time.perf_counter()
-    with pytest.raises(opsmith.errors.DrawingError, match="Graphviz took too long"):
+    with pytest.raises(errors.DrawingError, match="Graphviz took too long"):
         encoded(chain(300), "svg", depth=0, seconds=0.02)
     assert time.perf_counter() - start < 5
 
@@ -192,7 +193,7 @@ def test_what_never_ends_is_ended() -> None:
 def test_graphviz_s_own_words_are_in_the_error() -> None:
     from opsmith.drawing.layout import rendered
 
-    with pytest.raises(opsmith.errors.DrawingError) as caught:
+    with pytest.raises(errors.DrawingError) as caught:
         rendered("digraph { a -> ", "svg")
     assert caught.value.problem == "Graphviz failed"
     assert caught.value.got == "it cannot read the graph: Invalid Input"
@@ -206,7 +207,7 @@ def test_pages_and_data_need_no_graphviz(monkeypatch: pytest.MonkeyPatch, tmp_pa
     y, _ = row_e1()
     for suffix in ("html", "dot", "json"):
         opsmith.draw(y, tmp_path / f"graph.{suffix}")
-    with pytest.raises(opsmith.errors.MissingExtraError) as caught:
+    with pytest.raises(errors.MissingExtraError) as caught:
         opsmith.draw(y, tmp_path / "graph.svg")
     assert str(caught.value).splitlines()[-1] == (
         "  mend: pip install '.[draw]' in a checkout of opsmith; or write `.html`, `.dot` or `.json`, "
