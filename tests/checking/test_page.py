@@ -22,12 +22,14 @@ FAILURE = Failure(
     "operators.py:12",
     {"error": 3e-16, "index": [2, 0], "also fits": {"swapped-inputs": {"error": 4e-16}}, "said": "one\ntwo"},
     "import torch\nboom(first, second)",
+    dtypes=("float64",),
 )
+DTYPES = ("float64", "float32")
 REPORT = Report(
     "demo::linear",
     (
-        Outcome("forward", "passed", seconds=0.25, notes=("bfloat16 was left out",)),
-        Outcome("gradient", "failed", seconds=1.5, failures=(FAILURE,)),
+        Outcome("forward", "passed", seconds=0.25, notes=("bfloat16 was left out",), dtypes=DTYPES),
+        Outcome("gradient", "failed", seconds=1.5, failures=(FAILURE,), dtypes=DTYPES),
         Outcome("effects", "failed", failures=(Failure("effects", "x", "raises", "no", follows="gradient"),)),
         Outcome("batching", "skipped", "it declares no `batching=`"),
         Outcome("compile", "passed", seconds=12.0, apart=True),
@@ -86,8 +88,8 @@ def test_a_page_says_all_that_the_report_says() -> None:
         "✗ FAILED: gradient, effects",
         "with seed 7 and quick effort",
         "its arguments were guessed",
-        "✓ passed bfloat16 was left out 0.25 s",
-        "✗ failed 1.50 s",
+        "✓ passed bfloat16 was left out ✓ passed ✓ passed 0.25 s",
+        "✗ failed ✗ failed ? unclear 1.50 s",
         "– skipped it declares no batching= 0.00 s",
         "12.00 s apart",
         "all but what compiles 1.75 s",
@@ -157,6 +159,15 @@ def test_a_page_has_landmarks_a_language_and_headings_in_order() -> None:
     assert "prefers-color-scheme: dark" in text
 
 
+def test_a_cell_for_each_property_and_dtype() -> None:
+    text = page([REPORT])
+    heads = re.findall(r'<abbr title="(\w+)">(\w+)</abbr>', text)
+    assert heads == [("float64", "f64"), ("float32", "f32")]
+    rows = re.findall(r"<tr class=.*?</tr>", text, re.DOTALL)
+    cells = [re.findall(r'<td class="dtype (\w*)">.*?</td>', row) for row in rows]
+    assert cells == [["passed", "passed"], ["failed", "unclear"], ["", ""], ["", ""], ["", ""]]
+
+
 def test_nothing_that_a_report_says_becomes_markup() -> None:
     nasty = SCRIPT + "\"'`<b>`&amp;"
     failure = Failure(
@@ -186,7 +197,8 @@ def test_nothing_that_a_report_says_becomes_markup() -> None:
 
 
 def test_without_jinja2_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "opsmith.checking.page")
+    for module in ("opsmith.checking.page", "opsmith.checking.markup"):
+        monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(errors.MissingExtraError) as raised:
         __import__("opsmith.checking.page")

@@ -129,6 +129,7 @@ def test_json_holds_everything_and_is_json() -> None:
         "left_out": True,
         "apart": False,
         "failures": [],
+        "dtypes": [],
     }
     assert read["outcomes"][0]["failures"] == [
         {
@@ -140,6 +141,7 @@ def test_json_holds_everything_and_is_json() -> None:
             "evidence": {"got": "nan", "expected": "(1+2j)", "pair": [1, 2]},
             "replay": None,
             "follows": None,
+            "dtypes": [],
         }
     ]
 

@@ -411,7 +411,8 @@ def test_a_page_without_jinja2_is_refused_before_anything_is_checked(
 ) -> None:
     import sys
 
-    monkeypatch.delitem(sys.modules, "opsmith.checking.page", raising=False)
+    for module in ("opsmith.checking.page", "opsmith.checking.markup"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     done = opsmith("check", str(write()), "--html", str(tmp_path / "report.html"))
     assert (done.exit_code, done.stdout) == (2, "")

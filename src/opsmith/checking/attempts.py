@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from opsmith.checking.diagnosis.comparable import peak
 from opsmith.checking.diagnosis.observing import Observer
 from opsmith.checking.difference import Difference
 from opsmith.checking.differentiated import rule_place
+from opsmith.checking.dtypes import ordered
 from opsmith.checking.exceptions import named_by
 from opsmith.checking.modes import result_by_need
 from opsmith.checking.narrow import only_in_backward
@@ -157,6 +158,7 @@ def _raised(
         label = ", ".join(sample.labels[place] for place in first.subset)
     where = named(sample, first.dtype, first.device)
     failure = raised(check, right.subject, first.error, where, label)
+    failure = replace(failure, dtypes=_dtypes(group))
     alike = _alike(first, attempts)
     fine = [*dict.fromkeys(each.subset for each in alike if not each.wrong)]
     if failure.cause != "raises" or not fine:
@@ -169,6 +171,10 @@ def _raised(
         evidence={**failure.evidence, "also fits": {"input-needs-grad": reason}},
         replay=_script(right, first, None),
     )
+
+
+def _dtypes(attempts: Iterable[Attempt]) -> tuple[str, ...]:
+    return ordered(short(each.dtype) for each in attempts)
 
 
 def _alike(shown: Attempt, attempts: Sequence[Attempt]) -> list[Attempt]:
@@ -205,6 +211,7 @@ def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Fai
         rule_place(subject, name),
         evidence,
         _script(right, shown, _to_show(shown)),
+        dtypes=_dtypes(each for each in attempts if each.wrong),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from opsmith.checking.causes import UNKNOWN, first_of
+from opsmith.checking.dtypes import all_dtypes
 from opsmith.checking.following import explained_by
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.sample import Sample
@@ -90,7 +91,8 @@ def _elements(failure: Failure) -> int:
 def _seen(failure: Failure, group: Sequence[Failure]) -> Failure:
     if len(group) == 1:
         return failure
-    return replace(failure, evidence={**failure.evidence, "seen": f"in {len(group)} runs; one is shown"})
+    evidence = {**failure.evidence, "seen": f"in {len(group)} runs; one is shown"}
+    return replace(failure, evidence=evidence, dtypes=all_dtypes(group))
 
 
 def referred(outcomes: Sequence[Outcome]) -> list[Outcome]:

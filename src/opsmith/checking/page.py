@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from opsmith import errors
-from opsmith.checking.causes import CAUSES
-from opsmith.checking.properties import EVERY
-from opsmith.checking.report import Failure, Outcome, Report
-from opsmith.checking.telling import folded, shown
-from opsmith.extras import install
-
-try:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup, escape
-except ModuleNotFoundError as error:
-    raise errors.MissingExtraError(
-        "a page needs the package `jinja2`",
-        got=f"no module named {error.name!r}",
-        mend=f"{install('page')}; or `report.to_json()`, which needs nothing",
-    ) from error
-
-SIGNS = {"passed": "✓", "failed": "✗", "skipped": "–"}
-"""Beside the word, so that no colour has to tell it."""
+from opsmith.checking.markup import source, templates
+from opsmith.checking.report import Report
 
 
 def page(reports: Sequence[Report], unchecked: Sequence[tuple[str, str]] = ()) -> str:
@@ -42,36 +21,16 @@ def page(reports: Sequence[Report], unchecked: Sequence[tuple[str, str]] = ()) -
         >>> text.splitlines()[0], "demo::twice" in text
         ('<!doctype html>', True)
     """
-    templates = Environment(
-        loader=PackageLoader("opsmith.checking", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    templates.filters |= {"kind": _kind, "pairs": _pairs, "plain": shown, "folded": folded, "worded": _worded}
-    style, script = (_source(templates, name) for name in ("page.css", "page.js"))
-    return templates.get_template("page.html").render(
+    made = templates()
+    return made.get_template("page.html").render(
         title=_title(reports, unchecked),
         summary=_summary(reports, unchecked),
         reports=reports,
         unchecked=unchecked,
-        style=style,
-        script=script,
-        hashes={"style": _hash(style), "script": _hash(script)},
-        signs=SIGNS,
-        causes=CAUSES,
-        titles={name: known.title for name, known in EVERY.items()},
-        verdict=verdict,
-        failures=_failures,
+        style=source(made, "page.css"),
+        script=source(made, "page.js"),
         environment=reports[0].environment if reports else {},
     )
-
-
-def verdict(report: Report) -> str:
-    """A report's verdict without the operator's name, which stands above it."""
-    return report.verdict().removeprefix(f"{report.operator}: ")
 
 
 def _title(reports: Sequence[Report], unchecked: Sequence[tuple[str, str]]) -> str:
@@ -85,42 +44,3 @@ def _summary(reports: Sequence[Report], unchecked: Sequence[tuple[str, str]]) ->
     parts += [f"{len(reports) - passed} not passed"] if passed < len(reports) else []
     parts += [f"{len(unchecked)} could not be checked"] if unchecked else []
     return ", ".join(parts) or "nothing was checked"
-
-
-def _failures(report: Report) -> list[tuple[Outcome, list[Failure], list[Failure]]]:
-    """Each property that failed, with the failures to show whole, and those that follow from others."""
-    return [
-        (
-            outcome,
-            [failure for failure in outcome.failures if failure.follows is None],
-            [failure for failure in outcome.failures if failure.follows is not None],
-        )
-        for outcome in report.outcomes
-        if outcome.failures
-    ]
-
-
-def _kind(value: Any) -> str:
-    """How a piece of evidence is shown: by its parts, as a block of text, or in the line."""
-    if isinstance(value, Mapping):
-        return "parts"
-    return "block" if "\n" in shown(value) else "line"
-
-
-def _pairs(value: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
-    return [(str(name), item) for name, item in value.items()]
-
-
-def _worded(text: str) -> Markup:
-    """A sentence, what stands between backticks as code."""
-    return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
-
-
-def _source(templates: Environment, name: str) -> str:
-    assert templates.loader is not None
-    return templates.loader.get_source(templates, name)[0]
-
-
-def _hash(text: str) -> str:
-    """What the page's own policy calls the one script, or the one style sheet, that it lets through."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

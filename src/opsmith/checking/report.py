@@ -16,6 +16,9 @@ SCHEMA = 2
 WIDTH = 80
 """Columns of the report in text."""
 
+WIDEST = frozenset({"float64", "complex128"})
+"""The dtypes in which faults are told; in narrower ones a result is held to that in these."""
+
 Status = Literal["passed", "failed", "skipped"]
 
 REQUIRED = (("forward",), ("gradient", "surrogate"))
@@ -35,6 +38,7 @@ class Failure:
         evidence: What was measured.
         replay: A few lines of Python that show the failure again, where that is possible.
         follows: Name of the property whose failure explains this one, so that mending that may mend this.
+        dtypes: The dtypes in which it was seen; empty where it is told of none.
     """
 
     check: str
@@ -45,6 +49,7 @@ class Failure:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     replay: str | None = None
     follows: str | None = None
+    dtypes: tuple[str, ...] = ()
 
     def heading(self) -> str:
         """What fails, in a line."""
@@ -79,6 +84,7 @@ class Outcome:
         left_out: Whether the caller asked for it not to run.
         apart: Whether its time is told apart: it compiles, and what the first compilation of a process takes
             is shared by all that follow.
+        dtypes: The floating and complex dtypes in which the operator was run for it.
     """
 
     property: str
@@ -89,6 +95,28 @@ class Outcome:
     notes: tuple[str, ...] = ()
     left_out: bool = False
     apart: bool = False
+    dtypes: tuple[str, ...] = ()
+
+    def in_dtype(self, dtype: str) -> Literal["passed", "failed", "unclear", ""]:
+        """What became of it in a dtype.
+
+        Args:
+            dtype: As torch calls it, without `torch.`.
+
+        Returns:
+            `unclear` where it ran in it, and something is wrong that is told of no dtype, or of float64 or
+            complex128, beside which what narrower ones do is not told; empty where it did not run in it.
+
+        Example:
+            >>> Outcome("forward", "passed", dtypes=("float32",)).in_dtype("float32")
+            'passed'
+        """
+        if any(dtype in failure.dtypes for failure in self.failures):
+            return "failed"
+        if dtype not in self.dtypes or self.status == "skipped":
+            return ""
+        told = all(failure.dtypes and not WIDEST & {*failure.dtypes} for failure in self.failures)
+        return "passed" if told else "unclear"
 
 
 @dataclass(frozen=True)
@@ -141,6 +169,11 @@ class Report:
             and self._any("passed", self._names)
             and all(self._any("passed", group) or group[0] in left_out for group in REQUIRED)
         )
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The floating and complex dtypes in which the operator was run, for any property."""
+        return tuple(dict.fromkeys(name for outcome in self.outcomes for name in outcome.dtypes))
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -233,6 +266,7 @@ def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
         "notes": list(outcome.notes),
         "left_out": outcome.left_out,
         "apart": outcome.apart,
+        "dtypes": list(outcome.dtypes),
         "failures": [
             {
                 "check": failure.check,
@@ -243,6 +277,7 @@ def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
                 "evidence": plain(failure.evidence),
                 "replay": failure.replay,
                 "follows": failure.follows,
+                "dtypes": list(failure.dtypes),
             }
             for failure in outcome.failures
         ],

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from opsmith.checking.dtypes import with_dtypes
 from opsmith.checking.effort import Effort
 from opsmith.checking.isolation import isolated
 from opsmith.checking.merging import merged
@@ -58,12 +59,13 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
     notes: dict[str, None] = {}
     reasons: list[str] = []
     start = time.perf_counter()
+    subject.ran.seen.clear()
     try:
         # What an operator warns of, it would warn of hundreds of times.
         with quiet(), few_threads(subject.effort):
             for finding in known.run(subject):
                 if isinstance(finding, Failure):
-                    failures.append(finding)
+                    failures.append(with_dtypes(finding))
                 elif isinstance(finding, Note):
                     notes[finding.text] = None
                 elif isinstance(finding, Skipped):
@@ -81,4 +83,5 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
         merged(failures, subject.samples),
         tuple(notes),
         apart=known.apart,
+        dtypes=subject.ran.names(),
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from opsmith.checking.dtypes import Ran
 from opsmith.checking.effort import EFFORTS, Effort
 from opsmith.checking.misfits import WrongCountError, WrongFormError, in_words
 from opsmith.checking.mistakes import Overlooking, calls_operator
@@ -49,6 +50,7 @@ class Subject:
         shown_as: How the report calls it, if not by the operator's name.
         symmetric: Labels of the inputs that are made symmetric before it sees them (see `symmetry`).
         limit_s: Seconds that a call may take in a process that is watched.
+        ran: The dtypes in which it was run.
     """
 
     specification: Specification
@@ -60,6 +62,7 @@ class Subject:
     shown_as: str | None = None
     symmetric: frozenset[str] = frozenset()
     limit_s: float = 60.0
+    ran: Ran = field(default_factory=Ran, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -71,6 +74,7 @@ class Subject:
         """What a call of it returns, as users make it."""
         call = self.apply or self.operator
         assert call is not None
+        self.ran.note((*args, *kwargs.values()))
         return call(*args, **kwargs)
 
     @calls_operator
@@ -180,6 +184,7 @@ class Subject:
             WrongCountError: If it returns a list of another length than the reference.
         """
         values = sample.flattening.pack(_own_generators(flat))
+        self.ran.note(values)
         with self.seeded(), torch.no_grad():
             returned = run_pure(self.specification, function, values)
         every = range(len(self.specification.schema.results))

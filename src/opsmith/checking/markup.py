@@ -1,0 +1,126 @@
+"""What pages are made of: templates, the filters that they use, and the policy that lets their parts through.
+
+The page of an operator shows what a check found too, from the same templates.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from opsmith import errors
+from opsmith.checking.causes import CAUSES
+from opsmith.checking.properties import EVERY
+from opsmith.checking.report import Failure, Outcome, Report
+from opsmith.checking.telling import folded, shown
+from opsmith.extras import install
+
+try:
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup, escape
+except ModuleNotFoundError as error:
+    raise errors.MissingExtraError(
+        "a page needs the package `jinja2`",
+        got=f"no module named {error.name!r}",
+        mend=f"{install('page')}; or `report.to_json()`, which needs nothing",
+    ) from error
+
+SIGNS = {"passed": "✓", "failed": "✗", "skipped": "–", "unclear": "?"}
+"""Beside the word, so that no colour has to tell it."""
+
+
+def templates(*packages: str) -> Environment:
+    """The templates of a check, and those of other packages, which may use them.
+
+    Args:
+        packages: Packages with a folder `templates`.
+    """
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader(each, "templates") for each in (*packages, "opsmith.checking")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters |= {
+        "kind": _kind,
+        "pairs": _pairs,
+        "plain": shown,
+        "folded": folded,
+        "worded": worded,
+        "state": state,
+        "short": short,
+    }
+    made.globals |= {
+        "signs": SIGNS,
+        "causes": CAUSES,
+        "titles": {name: known.title for name, known in EVERY.items()},
+        "verdict": verdict,
+        "failures": failures,
+        "digest": digest,
+    }
+    return made
+
+
+def verdict(report: Report) -> str:
+    """A report's verdict without the operator's name, which stands above it."""
+    return report.verdict().removeprefix(f"{report.operator}: ")
+
+
+def state(report: Report) -> str:
+    """Which of `SIGNS` stands for a whole report."""
+    return "passed" if report.passed_as_asked else "failed" if report.failures else "skipped"
+
+
+def short(dtype: str) -> str:
+    """A dtype as it stands above a narrow column.
+
+    Example:
+        >>> short("bfloat16"), short("float64"), short("complex128"), short("float8_e5m2")
+        ('bf16', 'f64', 'c128', 'f8_e5m2')
+    """
+    return dtype.replace("bfloat", "bf").replace("float", "f").replace("complex", "c")
+
+
+def failures(report: Report) -> list[tuple[Outcome, list[Failure], list[Failure]]]:
+    """Each property that failed, with the failures to show whole, and those that follow from others."""
+    return [
+        (
+            outcome,
+            [failure for failure in outcome.failures if failure.follows is None],
+            [failure for failure in outcome.failures if failure.follows is not None],
+        )
+        for outcome in report.outcomes
+        if outcome.failures
+    ]
+
+
+def _kind(value: Any) -> str:
+    """How a piece of evidence is shown: by its parts, as a block of text, or in the line."""
+    if isinstance(value, Mapping):
+        return "parts"
+    return "block" if "\n" in shown(value) else "line"
+
+
+def _pairs(value: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
+    return [(str(name), item) for name, item in value.items()]
+
+
+def worded(text: str) -> Markup:
+    """A sentence, what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def source(made: Environment, name: str) -> str:
+    """The text of a style sheet or a script among the templates."""
+    assert made.loader is not None
+    return made.loader.get_source(made, name)[0]
+
+
+def digest(text: str) -> str:
+    """What the page's own policy calls the one script, or the one style sheet, that it lets through."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

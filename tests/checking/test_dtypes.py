@@ -1,0 +1,91 @@
+"""A report says in which dtypes a property was looked at, and what became of it there."""
+
+import json
+
+import pytest
+import torch
+
+import opsmith
+from opsmith import errors
+from opsmith.checking import Failure, Outcome, Report
+from opsmith.checking.reading import read_reports
+
+
+@opsmith.operator("tests_dtypes::square")
+def square(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+square.gradients(x=lambda grad, x: -2 * grad * x)
+square.kernel("cpu", lambda x: x * x * (1.5 if x.dtype == torch.bfloat16 else 1.0))
+square.samples(lambda make: [(make(4, 5),)])
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return opsmith.check(square, only=["forward", "gradient"], effort="quick")
+
+
+def row(report: Report, name: str) -> dict[str, str]:
+    outcome = next(each for each in report.outcomes if each.property == name)
+    return {dtype: outcome.in_dtype(dtype) for dtype in report.dtypes}
+
+
+def test_a_kernel_that_is_wrong_in_one_dtype_is_right_in_the_others(report: Report) -> None:
+    assert row(report, "forward") == {
+        "float64": "passed",
+        "float32": "passed",
+        "bfloat16": "failed",
+        "float16": "passed",
+    }
+
+
+def test_what_is_wrong_in_float64_is_not_told_apart_in_float32(report: Report) -> None:
+    assert row(report, "gradient") == {
+        "float64": "failed",
+        "float32": "unclear",
+        "bfloat16": "",
+        "float16": "",
+    }
+
+
+def test_what_did_not_run_says_nothing_of_any_dtype(report: Report) -> None:
+    assert set(row(report, "fake").values()) == {""}
+
+
+def test_a_failure_that_names_no_dtype_leaves_all_of_them_open() -> None:
+    raised = Failure("state", None, "raises", "no")
+    outcome = Outcome("state", "failed", failures=(raised,), dtypes=("float32",))
+    assert [outcome.in_dtype(each) for each in ("float32", "float16")] == ["unclear", ""]
+
+
+def test_a_report_comes_back_from_its_json(report: Report) -> None:
+    (read,) = read_reports(report.to_json()).values()
+    assert (read.passed, read.failures[0].dtypes) == (False, ("bfloat16",))
+    assert [each.property for each in read.outcomes] == [each.property for each in report.outcomes]
+    several = json.dumps({"schema": 2, "reports": [report.to_dict(), {**report.to_dict(), "operator": "b"}]})
+    assert list(read_reports(several)) == ["tests_dtypes::square", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "got"),
+    [
+        ("{", "JSON", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ("[]", "a report", "list"),
+        ('{"schema": 1}', 'version 2 of it, `"schema": 2`', "1"),
+        ('{"schema": 2}', "`operator` in each report", "schema"),
+        ('{"schema": 2, "reports": [3]}', "an object for each report", "3"),
+        (
+            '{"schema": 2, "operator": "a", "seed": 0, "outcomes": [{"property": "x"}]}',
+            "`status` in each outcome",
+            "property",
+        ),
+    ],
+)
+def test_what_is_no_report_is_told(text: str, expected: str, got: str) -> None:
+    with pytest.raises(errors.UsageError) as raised:
+        read_reports(text)
+    assert str(raised.value) == (
+        f"this is no report of a check\n  expected: {expected}\n  got: {got}\n"
+        "  mend: give what `opsmith check --json` printed, or `report.to_json()` gave"
+    )
