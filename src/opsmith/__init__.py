@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from opsmith.checking import Report, check
     from opsmith.drawing import draw
     from opsmith.exporting import export_onnx
+    from opsmith.pages import page
 
 __all__ = [
     "Benchmark",
@@ -41,6 +42,7 @@ __all__ = [
     "not_implemented",
     "operator",
     "ops",
+    "page",
     "zero",
 ]
 
@@ -55,6 +57,7 @@ _FACES = {
     "Report": "opsmith.checking",
     "draw": "opsmith.drawing",
     "export_onnx": "opsmith.exporting",
+    "page": "opsmith.pages",
 }
 _SUBMODULES = ("init", "modules", "ops")
 

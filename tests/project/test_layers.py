@@ -23,7 +23,8 @@ LAYERS: list[tuple[str, ...]] = [
     ("locating",),
     FACES,
     ("onnx",),
-    ("page", "surveying", "testing", "tour"),
+    ("pages",),
+    ("surveying", "testing", "tour"),
     ("cli",),
     ("__main__",),
 ]

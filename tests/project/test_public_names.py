@@ -54,6 +54,7 @@ USES = {
     "not_implemented": lambda: repr(opsmith.not_implemented("why")),
     "operator": lambda: repr(opsmith.operator("public::names")(declare)),
     "ops": lambda: opsmith.ops.exp.name,
+    "page": lambda: str([file.name for file in opsmith.page(operator, "twice.html", effort="quick")]),
     "zero": lambda: repr(opsmith.zero),
 }
 operator = opsmith.operator("public::names")(declare)

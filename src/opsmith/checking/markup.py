@@ -19,7 +19,8 @@ from opsmith.checking.telling import folded, shown
 from opsmith.extras import install
 
 try:
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+    from jinja2 import ChoiceLoader, PackageLoader, StrictUndefined
+    from jinja2 import Environment as Environment
     from markupsafe import Markup, escape
 except ModuleNotFoundError as error:
     raise errors.MissingExtraError(

@@ -20,6 +20,7 @@ COMMANDS = {
     "doctor": "opsmith.cli.doctor",
     "draw": "opsmith.cli.draw",
     "export": "opsmith.cli.export",
+    "page": "opsmith.cli.page",
     "tour": "opsmith.cli.tour",
 }
 """Where each command is; its function has the command's name, and `EPILOG`, if any, ends its help."""

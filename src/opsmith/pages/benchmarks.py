@@ -1,0 +1,85 @@
+"""Benchmarks on a page: measured now, or before; with pictures where what draws them is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opsmith import errors
+from opsmith.benchmarking import Benchmark, benchmark
+from opsmith.benchmarking.reading import parsed
+from opsmith.checking import Report
+from opsmith.core.operator import Operator
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A benchmark with its pictures.
+
+    Args:
+        benchmark: The benchmark.
+        plots: An `<svg>` element by name.
+        unpictured: Why there is none; empty where there are.
+    """
+
+    benchmark: Benchmark
+    plots: Mapping[str, str]
+    unpictured: str = ""
+
+
+def measured(operator: Operator[..., Any], report: Report | None) -> Benchmark:
+    """Measure an operator, at quick effort.
+
+    Raises:
+        NotPassedError: If it fails its check.
+        OpsmithError: If it cannot be measured for another reason.
+    """
+    return benchmark(operator, effort="quick", report=report)
+
+
+def pictured(made: Benchmark) -> Measured:
+    """A benchmark with its pictures, if they can be drawn."""
+    try:
+        from opsmith.benchmarking.plotting import plots
+    except errors.MissingExtraError as error:
+        return Measured(made, {}, str(error))
+    return Measured(made, plots(made))
+
+
+def read_benchmarks(file: Path) -> dict[str, Benchmark]:
+    """The benchmarks of a file, by the names of their operators.
+
+    Args:
+        file: What `opsmith benchmark --json` printed, or `Benchmark.to_json()` gave.
+
+    Raises:
+        UsageError: If it cannot be read.
+        BenchmarkFormatError: If it is no benchmark.
+    """
+    read = parsed(readable(file, "opsmith benchmark ... -o"))
+    several = read.get("benchmarks") if isinstance(read, Mapping) else None
+    made = [Benchmark.from_dict(each) for each in (several if isinstance(several, list) else [read])]
+    return {each.operator: each for each in made}
+
+
+def readable(file: Path, wrote: str) -> str:
+    """The text of a file.
+
+    Args:
+        file: The file.
+        wrote: The command that writes such a file, as far as the name of the file.
+
+    Raises:
+        UsageError: If it cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.UsageError(
+            f"`{file}` cannot be read",
+            expected=f"what `{wrote} FILE` writes",
+            got=getattr(error, "strerror", None) or str(error),
+            mend=f"make it first: `{wrote} {file}`",
+        ) from error
