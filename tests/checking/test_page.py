@@ -2,17 +2,16 @@
 
 import re
 import sys
-from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
+from html_reader import Reader
 
 from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
 from opsmith.checking.page import page
 
 SCRIPT = "<script>alert('x')</script>"
-VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 FAILURE = Failure(
     "gradient",
@@ -42,42 +41,6 @@ REPORT = Report(
     rejected=("sample 0 with `x` at 0: ValueError: no",),
 )
 GOOD = Report("demo::fine", (Outcome("forward", "passed"), Outcome("gradient", "passed")), seed=7)
-
-
-class Reader(HTMLParser):
-    """Reads a page: its text, its ids, what it links to, and whether every element is closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.attributes: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-        if tag not in ("code", "a", "b"):
-            self.words.append(" ")
-
-    def handle_data(self, data: str) -> None:
-        if not {"script", "style"} & {*self.open}:
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return re.sub(r"\s+", " ", "".join(self.words))
-
-    def every(self, name: str) -> list[str]:
-        return [attributes[name] or "" for _, attributes in self.attributes if name in attributes]
-
-    def tags(self) -> set[str]:
-        return {tag for tag, _ in self.attributes}
 
 
 def test_a_page_says_all_that_the_report_says() -> None:

@@ -1,0 +1,70 @@
+"""Pages of the bundled operators, with everything really looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from html_reader import Reader
+
+import opsmith
+from opsmith import ops
+from opsmith.build.cuda.nvrtc import find_nvrtc
+from opsmith.pages.content import Absent
+from opsmith.pages.exports import exports_of
+from opsmith.pages.kernels import kernels_of
+from opsmith.pages.looking import Wanted, look_at
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated")]
+
+EVERY = (ops.exp, ops.mul, ops.add, ops.linear, ops.involution)
+
+
+@pytest.mark.parametrize("operator", EVERY, ids=lambda each: each.name)
+def test_nothing_is_absent_that_there_is(operator: opsmith.Operator[..., object]) -> None:
+    content = look_at(operator, Wanted(None, True, "quick", 0, ("sm_90",)), lambda what: None)
+    absent = {name for name, value in vars(content).items() if isinstance(value, Absent)}
+    assert absent == ({"kernels"} if not operator.specification.kernels else set())
+    assert not isinstance(content.report, Absent)
+    assert content.report.passed
+    assert not isinstance(content.exports, Absent)
+    assert [each.refused for each in content.exports] == ["", "", ""]
+
+
+def test_an_export_is_compared_with_pytorch() -> None:
+    function, inline, node = exports_of(ops.linear)
+    assert function.nodes == {"opsmith::linear": 1}
+    assert 0 <= function.difference <= function.allowed
+    assert (function.opset, inline.body, node.refused) == (20, "inline", "")
+
+
+def test_an_operator_that_cannot_be_exported_says_why_in_each_kind_of_body() -> None:
+    import numpy
+    import torch
+
+    @opsmith.operator("bundled_pages::opaque", opaque=True)
+    def opaque(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(numpy.sort(x.numpy()))
+
+    opaque.fake(torch.empty_like)
+    opaque.samples(lambda make: [(make(3),)])
+    found = exports_of(opaque)
+    assert [each.body for each in found] == ["function", "inline", "node"]
+    assert all("bundled_pages::opaque" in each.refused for each in found[:2])
+
+
+def test_kernels_for_cuda_tell_what_they_take() -> None:
+    find_nvrtc()
+    found = kernels_of(ops.involution, ("sm_90",))
+    assert [(each.device, each.language) for each in found.listed] == [("cuda", "CUDA C++"), ("cpu", "C++")]
+    assert found.refused == ()
+    assert {each.architecture for each in found.usage} == {"sm_90"}
+    assert all(each.registers > 0 for each in found.usage)
+    assert found.summary().startswith(f"{len(found.usage)} forms compiled for sm_90: ")
+
+
+def test_the_pages_of_a_module(tmp_path: Path) -> None:
+    files = opsmith.page([ops.exp, ops.add], tmp_path, effort="quick", benchmarks=True)
+    assert len(files) == 3
+    for file in files:
+        assert Reader(file.read_text(encoding="utf-8")).open == []

@@ -1,0 +1,140 @@
+"""Where pages go, what an index says, and every message about a place or an operator that will not do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import paged
+import pytest
+from html_reader import Reader
+
+import opsmith
+from opsmith import errors
+from opsmith.pages import paging
+from opsmith.pages.places import write
+
+pytestmark = pytest.mark.usefixtures("no_exports")
+
+BOTH = (paged.affine, paged.plain)
+REPORTS = {"paged::affine": paged.failed(paged.affine), "paged::plain": paged.passed(paged.plain)}
+
+
+def test_several_operators_have_an_index_and_a_page_each(tmp_path: Path) -> None:
+    files = opsmith.page(BOTH, tmp_path / "pages", reports=REPORTS)
+    assert [file.name for file in files] == ["index.html", "paged-affine.html", "paged-plain.html"]
+    assert {file.name for file in (tmp_path / "pages").iterdir()} == {file.name for file in files}
+    index, affine, _ = (Reader(file.read_text(encoding="utf-8")) for file in files)
+    assert index.open == []
+    links = [each for each in index.every("href") if each != "data:,"]
+    assert links == ["paged-affine.html", "paged-plain.html"]
+    assert "paged::affine ✗ FAILED: gradient Compute scale (x Wt) + b" in index.text
+    assert "kernels: cpu (Python); ONNX: function ✓ exported , inline ✗ refused" in index.text
+    assert "paged::plain ✓ passed no kernel" in index.text
+    assert "index.html" in affine.every("href")
+
+
+def test_one_operator_in_a_folder_has_an_index_too_and_a_file_none(tmp_path: Path) -> None:
+    files = opsmith.page(paged.plain, tmp_path, reports=REPORTS)
+    assert [file.name for file in files] == ["index.html", "paged-plain.html"]
+    assert "<h1>1 operator</h1>" in files[0].read_text(encoding="utf-8")
+    (alone,) = opsmith.page(paged.plain, str(tmp_path / "alone.html"), reports=REPORTS)
+    assert "index.html" not in alone.read_text(encoding="utf-8")
+
+
+def test_an_operator_that_is_named_twice_has_one_page(tmp_path: Path) -> None:
+    files = opsmith.page([paged.plain, paged.plain], tmp_path, reports=REPORTS)
+    assert len(files) == 2
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> list[str]:
+    """What an error says; nothing was looked at before."""
+    monkeypatch.setattr(paging, "look_at", None)
+    with pytest.raises(errors.UsageError) as raised:
+        opsmith.page(*args, **options)
+    return str(raised.value).splitlines()
+
+
+def test_one_file_is_not_for_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(monkeypatch, BOTH, tmp_path / "page.html") == [
+        f"`{tmp_path}/page.html` is one file, and there are 2 operators",
+        "  argument: path",
+        "  expected: a folder, for an index and a page for each",
+        "  got: `paged::affine`, `paged::plain`",
+        f"  mend: write `{tmp_path}/page`, or name one operator",
+    ]
+
+
+EXPECTED = "  expected: a file in a folder that is there, or a folder, that can be written to"
+
+
+@pytest.mark.parametrize(
+    ("name", "got", "mend"),
+    [
+        ("none/page.html", "there is no folder `{folder}/none`", "make the folder first"),
+        ("none/pages", "there is no folder `{folder}/none`", "make the folder first"),
+        ("file", "a file", "name it `page.html`, or name a folder"),
+        ("locked.html", "it is read-only", "name another place"),
+        ("closed/page.html", "`{folder}/closed` is read-only", "name another place"),
+    ],
+)
+def test_a_place_that_cannot_be_written_to_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, got: str, mend: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "locked.html").write_text("")
+    (tmp_path / "closed").mkdir()
+    unwritable = {str(tmp_path / "locked.html"), str(tmp_path / "closed")}
+    monkeypatch.setattr("os.access", lambda path, mode: str(path) not in unwritable)  # root may write all
+    assert refusal(monkeypatch, paged.plain, tmp_path / name) == [
+        f"no page can be written to `{tmp_path}/{name}`",
+        "  argument: path",
+        EXPECTED,
+        f"  got: {got.format(folder=tmp_path)}",
+        f"  mend: {mend}",
+    ]
+
+
+def test_a_path_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(monkeypatch, paged.plain, 3)[3] == "  got: int"
+
+
+@pytest.mark.parametrize(("given", "got"), [([], "none"), (3, "int 3"), ([paged.plain, "exp"], "str 'exp'")])
+def test_pages_are_about_operators(monkeypatch: pytest.MonkeyPatch, given: Any, got: str) -> None:
+    assert refusal(monkeypatch, given, "page.html") == [
+        "a page is about operators of opsmith",
+        "  argument: operators",
+        "  expected: an operator, or several",
+        f"  got: {got}",
+        '  mend: declare it, with `@opsmith.operator("mylib::name")`, or `opsmith.adopt` what there is',
+    ]
+
+
+def test_an_unknown_effort_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "effort" in refusal(monkeypatch, paged.plain, tmp_path / "a.html", effort="lazy")[0]
+
+
+def test_a_disk_that_fails_leaves_nothing_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, *args: Any, **options: Any) -> int:
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(errors.UsageError, match="got: No space left on device"):
+        write(tmp_path / "page.html", "words")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pages_are_for_any_reader(tmp_path: Path) -> None:
+    for file in opsmith.page(BOTH, tmp_path, reports=REPORTS):
+        text = file.read_text(encoding="utf-8")
+        assert '<html lang="en">' in text
+        assert "width=device-width" in text
+        assert "prefers-color-scheme: dark" in text
+        assert {attributes.get("scope") for tag, attributes in Reader(text).attributes if tag == "th"} <= {
+            "col",
+            "row",
+        }
+        scrolling = re.findall(r'<div class="(?:wide|plot)"[^>]*>', text)
+        assert all('tabindex="0"' in each and "aria-label=" in each for each in scrolling)
