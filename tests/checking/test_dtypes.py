@@ -65,13 +65,14 @@ def test_a_report_comes_back_from_its_json(report: Report) -> None:
     assert [each.property for each in read.outcomes] == [each.property for each in report.outcomes]
     several = json.dumps({"schema": 2, "reports": [report.to_dict(), {**report.to_dict(), "operator": "b"}]})
     assert list(read_reports(several)) == ["tests_dtypes::square", "b"]
+    assert list(read_reports(json.dumps([report.to_dict()]))) == ["tests_dtypes::square"]
 
 
 @pytest.mark.parametrize(
     ("text", "expected", "got"),
     [
         ("{", "JSON", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        ("[]", "a report", "list"),
+        ("[3]", "an object for each report", "3"),
         ('{"schema": 1}', 'version 2 of it, `"schema": 2`', "1"),
         ('{"schema": 2}', "`operator` in each report", "schema"),
         ('{"schema": 2, "reports": [3]}', "an object for each report", "3"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 from html_reader import Reader
 
 import opsmith
@@ -39,9 +41,6 @@ def test_an_export_is_compared_with_pytorch() -> None:
 
 
 def test_an_operator_that_cannot_be_exported_says_why_in_each_kind_of_body() -> None:
-    import numpy
-    import torch
-
     @opsmith.operator("bundled_pages::opaque", opaque=True)
     def opaque(x: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(numpy.sort(x.numpy()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def stage(name: str, passed: bool) -> Stage:
 
 
 def test_stages() -> None:
-    assert [stage.name for stage in STAGES] == ["checks", "linear", "digits", "onnx"]
+    assert [stage.name for stage in STAGES] == ["checks", "linear", "digits", "onnx", "pictures"]
 
 
 @pytest.mark.parametrize("second", [True, False], ids=["all_pass", "one_fails"])
@@ -47,6 +48,7 @@ def test_summary(tmp_path: Path, second: bool) -> None:
     assert [one["passed"] for one in written["stages"]] == [True, second]
     assert written["stages"][0] | {"seconds": 0} == {
         "name": "one",
+        "title": "do one",
         "passed": True,
         "headline": "one is done",
         "seconds": 0,
@@ -158,4 +160,9 @@ def test_the_whole_tour(tmp_path: Path) -> None:
     assert written["passed"]
     assert written["seconds"] < 180
     files = {file for stage in written["stages"] for file in stage["files"]}
-    assert files | {"summary.json"} == {path.name for path in tmp_path.iterdir()}
+    there = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert files | {"summary.json", "index.html"} == there
+    index = (tmp_path / "index.html").read_text(encoding="utf-8")
+    linked = set(re.findall(r'href="([^"#]+)"', index)) - {"data:,"}
+    assert {name for name in files if "/" not in name} | {"pages/index.html", "summary.json"} == linked
+    assert index.count("<img ") == 4

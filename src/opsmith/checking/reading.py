@@ -17,7 +17,7 @@ def read_reports(text: str) -> dict[str, Report]:
     """The reports of a text, by the names of their operators.
 
     Args:
-        text: JSON: one report, or what the command printed about several.
+        text: JSON: one report, a list of them, or what the command printed.
 
     Raises:
         UsageError: If it is something else, or of another version.
@@ -31,16 +31,15 @@ def read_reports(text: str) -> dict[str, Report]:
         read = json.loads(text)
     except ValueError as error:
         raise _no_report("JSON", str(error)) from error
-    if not isinstance(read, Mapping):
-        raise _no_report("a report", type(read).__name__)
-    if read.get("schema") != SCHEMA:
-        raise _no_report(f'version {SCHEMA} of it, `"schema": {SCHEMA}`', repr(read.get("schema")))
-    several = read["reports"] if isinstance(read.get("reports"), list) else [read]
-    reports = [_report(each) for each in several]
+    if isinstance(read, Mapping) and isinstance(read.get("reports"), list):
+        read = read["reports"]
+    reports = [_report(each) for each in (read if isinstance(read, list) else [read])]
     return {report.operator: report for report in reports}
 
 
 def _report(read: Any) -> Report:
+    if isinstance(read, Mapping) and read.get("schema") != SCHEMA:
+        raise _no_report(f'version {SCHEMA} of it, `"schema": {SCHEMA}`', repr(read.get("schema")))
     made = _made(Report, read, {"outcomes": _outcome})
     # What loading took is written as a part of all that compiles.
     loading = float(read.get("seconds_apart", 0.0)) - made.seconds_apart

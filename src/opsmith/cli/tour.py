@@ -22,7 +22,7 @@ def tour(
 
     **Examples**
 
-    - `opsmith tour` results in `out/`: `summary.json`, and for each stage its figures and its weights
+    - `opsmith tour` results in `out/`: begin with `index.html`, which shows and links them all
 
     - `opsmith tour --linear-steps 5000` fits the plane until the error is below 0.02
 

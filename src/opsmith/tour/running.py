@@ -16,6 +16,7 @@ import opsmith
 from opsmith import errors
 from opsmith.extras import install
 from opsmith.tour.files import write_json
+from opsmith.tour.index import write_index
 from opsmith.tour.stage import Context, Stage, StageResult
 from opsmith.tour.stages import STAGES
 
@@ -30,7 +31,7 @@ class Finished:
 
 
 def run_tour(context: Context, stages: Sequence[Stage] = STAGES) -> bool:
-    """Run the stages, print a summary, and write it to `summary.json`.
+    """Run the stages, print a summary, and write it to `summary.json` and to `index.html`, which links all.
 
     Args:
         context: What the stages are given.
@@ -51,9 +52,11 @@ def run_tour(context: Context, stages: Sequence[Stage] = STAGES) -> bool:
         result = stage.run(context)
         finished.append(Finished(stage, result, perf_counter() - start))
     passed = all(one.result.passed for one in finished)
-    path = write_json(context.out / "summary.json", _summary(context, finished, passed))
+    summary = _summary(context, finished, passed)
+    write_json(context.out / "summary.json", summary)
+    path = write_index(context.out, summary)
     context.console.print(_table(finished))
-    context.console.print(f"results: {path.parent}", highlight=False, markup=False, soft_wrap=True)
+    context.console.print(f"results: {path}", highlight=False, markup=False, soft_wrap=True)
     return passed
 
 
@@ -86,11 +89,12 @@ def _summary(context: Context, finished: Sequence[Finished], passed: bool) -> di
         "stages": [
             {
                 "name": one.stage.name,
+                "title": one.stage.title,
                 "passed": one.result.passed,
                 "headline": one.result.headline,
                 "seconds": round(one.seconds, 2),
                 "details": dict(one.result.details),
-                "files": [file.name for file in one.result.files],
+                "files": [file.relative_to(context.out).as_posix() for file in one.result.files],
             }
             for one in finished
         ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opsmith.tour import checks, digits, exported, line
+from opsmith.tour import checks, digits, exported, line, pictures
 from opsmith.tour.stage import Stage
 
 STAGES = (
@@ -14,5 +14,11 @@ STAGES = (
         "export both models to ONNX, and run them in ONNX Runtime",
         exported.run,
         ("sklearn", "onnx", "onnxscript", "onnxruntime"),
+    ),
+    Stage(
+        "pictures",
+        "draw it all, time involution, and write a page about each operator",
+        pictures.run,
+        ("sklearn", "jinja2", "matplotlib", "onnx", "onnxscript", "onnxruntime", "pygraphviz"),
     ),
 )

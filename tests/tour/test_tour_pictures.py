@@ -1,0 +1,137 @@
+"""The tour's last stage, and the index that links all of them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from html_reader import Reader
+from rich.console import Console
+
+import opsmith
+from opsmith.checking import Outcome, Report
+from opsmith.ops import Linear
+from opsmith.pages import looking
+from opsmith.tour import Context, Stage, StageResult, pictures, run_tour
+from opsmith.tour.curves import figure
+from opsmith.tour.files import write_json, write_weights
+from opsmith.tour.network import DigitNetwork
+
+LINE = {"curve": {"step": [1, 2, 3], "loss": [4.0, 1.0, 0.1]}}
+DIGITS = {
+    "curve": {"epoch": [1, 2], "loss": [2.0, 0.5], "accuracy": [0.5, 0.98]},
+    "required_accuracy": 0.97,
+}
+
+
+def earlier(out: Path) -> None:
+    """What the stages before leave: models that have learned nothing, checks that nobody ran."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        write_weights(out / "linear.pt", Linear(2, 1, dtype=torch.float64))
+        write_weights(out / "digits.pt", DigitNetwork())
+    write_json(out / "linear.json", LINE)
+    write_json(out / "digits.json", DIGITS)
+    outcomes = (Outcome("forward", "passed"), Outcome("gradient", "passed"))
+    write_json(out / "checks.json", [Report(each.name, outcomes, 0).to_dict() for each in pictures.PAGED])
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, StageResult]]:
+    out = tmp_path_factory.mktemp("tour")
+    earlier(out)
+    with pytest.MonkeyPatch.context() as patch:  # both have tests of their own, and take their time
+        patch.setattr(looking, "exports_of", lambda operator: ())
+        patch.setattr(looking, "kernels_of", lambda operator, architectures: looking.NO_KERNEL)
+        yield out, pictures.run(Context(out, torch.device("cpu"), Console(file=io.StringIO())))
+
+
+def test_every_file_is_there_and_is_what_its_name_says(ran: tuple[Path, StageResult]) -> None:
+    out, result = ran
+    names = {file.relative_to(out).as_posix() for file in result.files}
+    assert names == {
+        *(f"{stem}-graph.{form}" for stem in ("example", "digits") for form in ("svg", "png", "html")),
+        *("curves.svg", "curves.png", "checks.html"),
+        *("involution.json", "involution-roofline.svg", "involution-scaling.svg"),
+        *("pages/index.html", "pages/opsmith-linear.html", "pages/opsmith-involution.html"),
+        "pages/opsmith_tour-swish.html",
+    }
+    starts = {".png": b"\x89PNG", ".html": b"<!doctype html>", ".json": b"{"}
+    for file in result.files:
+        assert file.read_bytes().startswith(starts.get(file.suffix, b"<")), file
+        assert "<svg" in file.read_text(encoding="utf-8") if file.suffix == ".svg" else True
+
+
+def test_what_is_said_is_what_was_measured(ran: tuple[Path, StageResult]) -> None:
+    out, result = ran
+    made = opsmith.Benchmark.from_json((out / "involution.json").read_text(encoding="utf-8"))
+    largest = max((case for case in made.cases if case.role == "size"), key=lambda case: case.elements)
+    ratio = largest.ratio("native", "both")
+    assert ratio is not None
+    assert result.passed
+    assert result.headline.startswith(f"3 pages; involution takes {ratio.median:.2f} of the time")
+    page = Reader((out / "pages" / "opsmith-involution.html").read_text(encoding="utf-8")).text
+    assert "not benchmarked" not in page
+    assert largest.label in page
+
+
+def test_the_graph_of_the_example_has_its_names_and_what_is_saved(ran: tuple[Path, StageResult]) -> None:
+    text = (ran[0] / "example-graph.svg").read_text(encoding="utf-8")
+    for name in ("opsmith::mul", "opsmith::add", "w", "b", "x"):
+        assert re.search(rf">{name}<", text), name
+
+
+def test_the_curves_are_those_of_the_stages() -> None:
+    plane, loss, accuracy = figure(LINE, DIGITS).axes
+    assert [[*each.get_ydata()] for each in plane.lines] == [[4.0, 1.0, 0.1]]
+    assert [*loss.lines[0].get_ydata()] == [2.0, 0.5]
+    assert [*accuracy.lines[0].get_ydata()] == [50.0, 98.0]
+    assert {*accuracy.lines[1].get_ydata()} == {97.0}
+
+
+def test_the_index_shows_the_pictures_and_links_every_file(ran: tuple[Path, StageResult]) -> None:
+    out, result = ran
+
+    def again(context: Context) -> StageResult:
+        return result
+
+    console = Console(file=io.StringIO(), width=200)
+    run_tour(Context(out, torch.device("cpu"), console), [Stage("pictures", "draw <it> all", again)])
+    text = (out / "index.html").read_text(encoding="utf-8")
+    read = Reader(text)
+    assert read.open == []
+    assert "The tour of opsmith ✓ passed" in read.text
+    assert f"draw <it> all ✓ passed {result.headline}" in read.text
+    links = {each for each in read.every("href") if each != "data:,"}
+    listed = {file.relative_to(out).as_posix() for file in result.files}
+    assert {name for name in listed if "/" not in name} | {"pages/index.html", "summary.json"} == links
+    assert all((out / each).is_file() for each in links)
+    shown = [base64.b64decode(each.partition(",")[2]) for each in read.every("src")]
+    assert shown == [
+        (out / name).read_bytes()
+        for name in ("example-graph.svg", "curves.svg", "involution-roofline.svg", "digits-graph.svg")
+    ]
+    assert isinstance(console.file, io.StringIO)
+    assert f"results: {out / 'index.html'}" in console.file.getvalue()
+
+
+def test_a_tour_that_failed_says_so_in_its_index(tmp_path: Path) -> None:
+    def fail(context: Context) -> StageResult:
+        return StageResult(False, "two of three", {}, (write_json(context.out / "figures.json", {}),))
+
+    passed = run_tour(
+        Context(tmp_path, torch.device("cpu"), Console(file=io.StringIO())), [Stage("one", "do one", fail)]
+    )
+    assert not passed
+    text: Any = Reader((tmp_path / "index.html").read_text(encoding="utf-8")).text
+    assert "✗ FAILED in 0 s on cpu" in text
+    assert "do one ✗ failed two of three" in text
+    assert "figures figures.json, summary.json" in text
+    assert json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["passed"] is False
