@@ -19,6 +19,7 @@ import opsmith
 from opsmith import errors
 from opsmith.benchmarking import Benchmark
 from opsmith.benchmarking.result import Case, Ceiling, Contender, Timing, Work
+from opsmith.checking import Outcome, Report
 from opsmith.pages import looking
 from opsmith.pages.content import Absent
 
@@ -131,6 +132,25 @@ def test_the_check_is_a_matrix_with_its_failures_unfolded(text: str) -> None:
     assert "gradient of weight: transposed" in words
     assert "where: operators.py:12" in words
     assert "<details" not in check
+
+
+def test_an_aspect_is_as_good_as_the_property_that_looks_at_it(tmp_path: Path) -> None:
+    rows = re.findall(r"<tr.*?</tr>", section(written(tmp_path, paged.affine), "origins"), re.DOTALL)
+    told = {(words := Reader(row).text.strip()).partition(" handwritten ")[0]: words for row in rows}
+    assert told["gradient of weight"].endswith("✗ gradient failed")
+    assert told["result on cpu"].endswith("✓ forward passed")
+    assert any(words.startswith("vmap derived") and words.endswith("vmap: not checked") for words in told)
+
+
+def test_a_kernel_that_could_not_run_has_not_passed(tmp_path: Path) -> None:
+    where = paged.affine.specification.kernels[0].where
+    note = f"the kernel for cuda, {where}, did not run: there is no GPU"
+    report = Report(paged.affine.name, (Outcome("forward", "passed", notes=(note,)),), seed=0)
+    text = written(tmp_path, paged.affine, reports={report.operator: report})
+    row = re.search(r"<tr[^>]*>\s*<th[^>]*>result on cpu.*?</tr>", text, re.DOTALL)
+    assert row is not None
+    assert "– forward: did not run here" in Reader(row[0]).text
+    assert "passed" not in row[0]
 
 
 def test_sources_are_shown_word_for_word(text: str) -> None:

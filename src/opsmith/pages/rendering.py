@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from opsmith.benchmarking import telling
 from opsmith.checking.markup import Environment, source, templates
+from opsmith.checking.report import Report
 from opsmith.drawing.graph import shown_bytes
 from opsmith.drawing.places import short_place
+from opsmith.pages.aspects import Aspect
 from opsmith.pages.content import Absent, Content
 
 SECTIONS = {
@@ -58,9 +60,26 @@ def rendered_index(contents: Sequence[Content], files: Sequence[str]) -> str:
     )
 
 
+def verdict_on(aspect: Aspect, report: Report | Absent) -> tuple[str, str]:
+    """What a check says of an aspect: a status, or none, and words.
+
+    A property may have passed without a kernel that cannot run here: then that is what is said of the kernel.
+    """
+    name = aspect.checked_by
+    if not name:
+        return "", ""
+    outcomes = [] if isinstance(report, Absent) else report.outcomes
+    found = next((each for each in outcomes if each.property == name), None)
+    if found is None:
+        return "", f"{name}: not checked"
+    if aspect.where and any(aspect.where in note and "did not run" in note for note in found.notes):
+        return "skipped", f"{name}: did not run here"
+    return found.status, f"{name} {found.status}"
+
+
 def _templates() -> Environment:
     made = templates("opsmith.pages")
-    made.filters |= {"size": shown_bytes, "place": short_place}
+    made.filters |= {"size": shown_bytes, "place": short_place, "verdict_on": verdict_on}
     made.tests["absent"] = lambda value: isinstance(value, Absent)
     made.globals |= {"telling": telling}
     return made
