@@ -60,10 +60,13 @@ def page(
         MissingExtraError: If the package for pages is missing.
 
     Example:
-        >>> import tempfile, opsmith
-        >>> (file,) = opsmith.page(opsmith.ops.exp, tempfile.mkdtemp() + "/exp.html", effort="quick")
-        >>> file.read_text().splitlines()[0]
-        '<!doctype html>'
+        >>> import tempfile, torch, opsmith
+        >>> @opsmith.operator("demo::twice")
+        ... def twice(x: torch.Tensor) -> torch.Tensor:
+        ...     return 2 * x
+        >>> (file,) = opsmith.page(twice, tempfile.mkdtemp() + "/twice.html")
+        >>> "write <code>@twice.samples</code>" in file.read_text()  # of them it would be checked, and drawn
+        True
     """
     from opsmith.pages.rendering import rendered, rendered_index
 
