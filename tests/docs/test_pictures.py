@@ -14,6 +14,8 @@ _SVG = "{http://www.w3.org/2000/svg}"
 _SHOWN = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
 _SMALLEST = 12
 """Units of a font, which are pixels where a picture is as wide as it says."""
+WIDE_ENOUGH = 800
+"""Pixels of a picture that has no units of its own, such as a photograph of a page."""
 
 
 def faults(picture: str) -> list[str]:
@@ -42,9 +44,21 @@ def shown() -> dict[Path, str]:
     }
 
 
-@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+@pytest.mark.parametrize(
+    "picture", [each for each in PICTURES if each.suffix == ".svg"], ids=lambda picture: picture.name
+)
 def test_a_picture_is_legible(picture: Path) -> None:
     assert faults(picture.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "picture", [each for each in PICTURES if each.suffix != ".svg"], ids=lambda picture: picture.name
+)
+def test_a_picture_in_pixels_is_a_png_with_enough_of_them(picture: Path) -> None:
+    head = picture.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = (int.from_bytes(head[at : at + 4], "big") for at in (16, 20))
+    assert width >= WIDE_ENOUGH, (width, height)
 
 
 def test_every_picture_is_shown_with_words_in_its_place() -> None:
