@@ -11,6 +11,8 @@ from chromium import CONTRAST, SCHEMES, WIDTHS, opened, requests
 from torch import Tensor
 
 import opsmith
+from opsmith.pages import looking
+from opsmith.pages.exports import BODIES, Exported
 
 pytestmark = pytest.mark.browser
 
@@ -53,7 +55,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             right, effort="quick", compiled=False, memory=False, report=known[right.name]
         )
     }
-    index, *others = opsmith.page([affine, right, bare], folder, reports=known, benchmarks=measured)
+    exports = (
+        Exported("function", BODIES["function"], "", 20, {affine.name: 1}, 1e-7, 1e-6, ("a note",)),
+        Exported("inline", BODIES["inline"], "ExportError: `sort` has no counterpart"),
+    )
+    with pytest.MonkeyPatch.context() as patch:  # real ones take long, and look alike
+        patch.setattr(looking, "exports_of", lambda operator: exports)
+        index, *others = opsmith.page([affine, right, bare], folder, reports=known, benchmarks=measured)
     named = dict(zip(("wrong", "right", "bare"), others, strict=True))
     return {"index": index.as_uri()} | {name: file.as_uri() for name, file in named.items()}
 
