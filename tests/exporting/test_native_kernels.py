@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import struct
 import subprocess
@@ -23,7 +24,7 @@ from torch import Tensor
 import opsmith
 import opsmith.onnx
 from opsmith.exporting import Export
-from opsmith.exporting.attributes import bits
+from opsmith.exporting.attributes import attribute, bits
 from opsmith.ops.rednet import rednet
 
 Native = Callable[..., Export]
@@ -127,9 +128,17 @@ def test_numbers_that_single_precision_changes_have_their_bits_beside_them() -> 
     )
     made = bits(one, 0.1)
     assert (made.name, struct.pack("<q", made.as_int())) == ("by_float64_bits", struct.pack("<d", 0.1))
-    assert [bits(one, value) for value in (0.5, 3, float("inf"), None)] == [None] * 4
+    assert [bits(one, value) for value in (0.5, 3, math.inf, -math.inf, math.nan, None)] == [None] * 6
+    largest = bits(one, sys.float_info.max)  # which single precision has as inf
+    assert struct.pack("<q", largest.as_int()) == struct.pack("<d", sys.float_info.max)
     assert struct.pack("<2q", *bits(several, [0.5, 0.3]).as_ints()) == struct.pack("<2d", 0.5, 0.3)
     assert bits(of.described.specification.schema.by_name["count"], 16777217) is None
+
+
+def test_a_text_is_written_as_it_is() -> None:
+    specification = of.described.specification
+    written = attribute(specification, specification.schema.by_name["word"], "torch.sum")
+    assert written.as_string() == "torch.sum"
 
 
 @SLOW

@@ -160,19 +160,33 @@ def test_no_objcopy(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("does", "limit", "got"),
+    [
+        ("echo 'objcopy: no such option' >&2; exit 1", packaging.LIMIT_S, "objcopy: no such option"),
+        ("exec sleep 60", 1, "it did not end within 1 s"),
+    ],
+    ids=["refuses", "hangs"],
+)
 def test_an_objcopy_that_fails(
-    fails: Fails, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    fails: Fails,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+    does: str,
+    limit: int,
+    got: str,
 ) -> None:
     folder = tmp_path_factory.mktemp("cache")
     packaged_anew(monkeypatch, folder)
     program = folder / "objcopy"
-    program.write_text("#!/bin/sh\necho 'objcopy: no such option' >&2\nexit 1\n")
+    program.write_text(f"#!/bin/sh\n{does}\n")
     program.chmod(0o700)
     monkeypatch.setattr(packaging, "_objcopy", lambda: str(program))
+    monkeypatch.setattr(packaging, "LIMIT_S", limit)
     assert fails(errors.ToolchainError, of.single, verify=False) == (
         "`objcopy` does not make a kernel's names its own\n"
         "  expected: GNU binutils 2.29 or later\n"
-        "  got: objcopy: no such option\n"
+        f"  got: {got}\n"
         "  mend: install them, on Debian or Ubuntu by `apt-get install binutils`"
     )
 

@@ -65,7 +65,7 @@ def bits(leaf: Argument, value: Any) -> Any:
     items = value if isinstance(value, list | tuple) else [value]
     wide = struct.unpack(f"<{len(items)}q", struct.pack(f"<{len(items)}d", *items))
     single = torch.tensor([float(item) for item in items], dtype=torch.float64)
-    if torch.equal(single.float().double().nan_to_num(0.0), single.nan_to_num(0.0)):
+    if torch.allclose(single.float().double(), single, rtol=0.0, atol=0.0, equal_nan=True):
         return None
     made = onnx_ir.AttrInt64s if leaf.kind.sequence else onnx_ir.AttrInt64
     return made(leaf.name + BITS, wide if leaf.kind.sequence else wide[0])
@@ -75,7 +75,7 @@ def _plain(items: Sequence[Any], form: str) -> list[Any]:
     if form == INTS:
         return [int(item) for item in items]
     if form == STRINGS:
-        return [str(item).removeprefix("torch.") for item in items]
+        return [item if isinstance(item, str) else str(item).removeprefix("torch.") for item in items]
     return [
         part
         for item in items

@@ -180,11 +180,18 @@ def _make_own(directory: Path, table: str) -> None:
             mend="install it, on Debian or Ubuntu by `apt-get install binutils`",
         )
     command = [program, f"--redefine-sym={TABLE}={table}", f"--keep-global-symbol={table}", "alone.o", OBJECT]
-    done = subprocess.run(command, cwd=directory, capture_output=True, timeout=LIMIT_S, check=False)
+    try:
+        done = subprocess.run(command, cwd=directory, capture_output=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise _not_made_own(f"it did not end within {LIMIT_S} s") from error
     if done.returncode:
-        raise errors.ToolchainError(
-            "`objcopy` does not make a kernel's names its own",
-            expected="GNU binutils 2.29 or later",
-            got=done.stderr.decode(errors="replace").strip(),
-            mend="install them, on Debian or Ubuntu by `apt-get install binutils`",
-        )
+        raise _not_made_own(done.stderr.decode(errors="replace").strip())
+
+
+def _not_made_own(got: str) -> errors.ToolchainError:
+    return errors.ToolchainError(
+        "`objcopy` does not make a kernel's names its own",
+        expected="GNU binutils 2.29 or later",
+        got=got,
+        mend="install them, on Debian or Ubuntu by `apt-get install binutils`",
+    )
