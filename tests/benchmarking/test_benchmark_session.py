@@ -170,6 +170,18 @@ def test_a_random_operator_is_not_held_to_other_numbers(measure: Measure) -> Non
     assert left_out(measure(noisy, directions=["forward"]).cases[-1]) == {}
 
 
+def test_a_random_operator_that_writes_into_its_arguments_at_a_larger_size_is_told(measure: Measure) -> None:
+    @opsmith.operator("session::careless", random=True)
+    def careless(x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+    careless.kernel("cpu", lambda x: (x.zero_() if x.numel() > 99 else x) + torch.rand_like(x))
+    careless.samples(lambda make: [(make(5),)])
+    found = measure(careless, directions=["forward"])
+    assert left_out(found.cases[-1]) == {"native": "it writes into its arguments"}
+    assert left_out(found.cases[0]) == {}
+
+
 def test_an_opaque_operator_is_timed_forward(measure: Measure) -> None:
     @opsmith.operator("session::opaque", opaque=True)
     def opaque(x: Tensor) -> Tensor:

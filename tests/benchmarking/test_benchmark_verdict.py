@@ -9,9 +9,15 @@ import pytest
 from planted import ENVIRONMENT, planted
 
 from opsmith import errors
+from opsmith.benchmarking.result import CONTROLS, Case
 from opsmith.benchmarking.verdict import judge
 
 REPEATS = 60
+
+
+def one_row(seed: int) -> Case:
+    """One size, forward alone."""
+    return planted(seed, sizes=(1024,), directions=("forward",)).cases[0]
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.08])
@@ -115,16 +121,19 @@ def test_the_smallest_slowdown_that_would_be_seen_is_told_and_grows_with_noise()
     assert str(loud).startswith("demo::op: NOT SEEN to be slower, among much noise: less than ")
 
 
-def test_what_would_be_seen_is_seen() -> None:
-    """A row slowed down by a little more than the smallest that is said to be seen is flagged."""
-    seen = 0
+def test_what_would_be_seen_is_seen_and_nothing_below_it() -> None:
     for seed in range(REPEATS):
-        before, now = (planted(each, sizes=(1024,), directions=("forward",)) for each in (seed, seed + 1000))
-        (change,) = (each for each in now.against(before).changes if each.judged)
-        old, new = before.cases[0].timings[0].seconds, now.cases[0].timings[0].seconds
-        planted_by = 1.02 * change.detectable / change.ratio
-        seen += judge(old, [each * planted_by for each in new]).kind == "slower"
-    assert seen >= 0.95 * REPEATS
+        before, now = (
+            {each.contender: each.seconds for each in one_row(number).timings}
+            for number in (seed, seed + 1000)
+        )
+        controls = [(before[name], now[name]) for name in CONTROLS]
+        told = judge(before["native"], now["native"], controls, scatter=0.01)
+        for times, seen in ((1.001, True), (0.999, False)):
+            by = times * told.detectable / told.ratio
+            again = judge(before["native"], [each * by for each in now["native"]], controls, scatter=0.01)
+            assert (again.kind == "slower") is seen
+            assert again.detectable == pytest.approx(told.detectable)
 
 
 def test_among_much_noise_a_slowdown_is_unclear_and_says_what_to_do() -> None:

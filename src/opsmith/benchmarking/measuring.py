@@ -149,11 +149,11 @@ def _admitted(
             left = f"it raises {type(error).__name__}: {_line(error)}"
             told.append(replace(about, left_out=WRITES if _restore(arguments, before) else left))
             continue
-        fault = None if about.kind == "reference" else held.fault(results, gradients)
+        # One draws other numbers than another, which a check looks into.
+        unlike = about.kind == "reference" or (random and about.kind != "rival")
+        fault = None if unlike else held.fault(results, gradients)
         if _restore(arguments, before):
             fault = WRITES
-        if fault is not None and random and about.kind != "rival":
-            fault = None  # one draws other numbers than another, which a check looks into
         if about.kind == "compiled":
             about = replace(about, compile_s=round(seconds, 3))
         told.append(about if fault is None else replace(about, left_out=_other(fault)))

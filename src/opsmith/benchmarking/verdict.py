@@ -304,8 +304,10 @@ def judge(
         kind = "faster"
     else:
         kind = "same" if 1 / beyond <= ratio <= beyond else "unclear"
-    # What quartiles, drift and scatter leave of a slowdown has to be made up for before it can be told.
-    lost = (new.median / new.low) * (old.high / old.median) * max(drifts) * unlike
+    # What quartiles or least times, drift and scatter leave of a slowdown has to be made up for before it can
+    # be told: a row is slower where its ratio is beyond this, and nowhere else.
+    by_quartiles = (new.median / new.low) * (old.high / old.median) * max(drifts)
+    lost = max(by_quartiles, ratio / least * max(leasts)) * unlike
     return Change(
         *names,
         before=old.median,
