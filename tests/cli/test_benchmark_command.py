@@ -189,6 +189,15 @@ def test_against_an_earlier_one(
     assert told["verdicts"][0]["passed"] is (status == 0)
 
 
+def test_an_operator_that_the_earlier_one_lacks_is_told(
+    run: Run, file: Path, earlier: Path, space: str
+) -> None:
+    done = run(str(file), "--against", str(earlier))
+    told = [name for name in ("twice", "square", "wrong", "bare", "seldom") if f"::{name}`" in done.stderr]
+    assert told == ["square", "wrong", "bare", "seldom"]
+    assert f"opsmith: `{earlier}` has no `{space}::square`: it is compared with nothing" in done.stderr
+
+
 def test_what_one_benchmark_wrote_alone_can_be_compared_with(run: Run, file: Path, earlier: Path) -> None:
     earlier.write_text(json.dumps(json.loads(earlier.read_text())["benchmarks"][0]))
     assert run(f"{file}:twice", "--against", str(earlier)).exit_code == 0

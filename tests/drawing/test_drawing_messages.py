@@ -125,6 +125,16 @@ alone""",
   got: Tensor
   mend: leave it out, or draw what computes them""",
     ),
+    "keyword arguments of tensors": (
+        lambda: leaf() * 2,
+        {"kwargs": {"x": 3}},
+        errors.UsageError,
+        """tensors have been computed, and are not called
+  argument: kwargs
+  expected: a module, a function or an operator to call
+  got: Tensor
+  mend: leave it out, or draw what computes them""",
+    ),
     "training of tensors": (
         lambda: leaf() * 2,
         {"training": True},

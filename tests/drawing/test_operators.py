@@ -75,6 +75,10 @@ def test_an_adopted_class_is_one_call_that_keeps_what_it_keeps() -> None:
     assert [str(each) for each in call.saved] == ["saved 0 [3] float32 12 B (input x)"]
 
 
+def test_a_title_stands_above_an_operator_too() -> None:
+    assert trace(square, Options(title="squares")).title == "squares"
+
+
 def test_an_opaque_operator_is_one_call() -> None:
     graph = trace(opaque)
     assert paths(graph) == {("x", "opaque"), ("opaque", "result"), ("grad", "mul"), ("mul", "gradient of x")}

@@ -175,6 +175,10 @@ def benchmark(
             status = max(status, FAILED if made.wrong else 0)
             verdict = made.against(before[each.name], tolerance=tolerance) if each.name in before else None
             done.append(made)
+            if before and verdict is None:
+                typer.echo(
+                    f"opsmith: `{against}` has no `{each.name}`: it is compared with nothing", err=True
+                )
             if verdict is not None:
                 verdicts.append(verdict)
                 status = max(status, FAILED if verdict.slower else 0 if verdict.comparable else UNUSABLE)

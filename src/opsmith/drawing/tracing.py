@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -58,15 +58,17 @@ def trace(subject: Any, options: Options | None = None, frame: FrameType | None 
     if isinstance(subject, Operator):
         if options.training:
             raise _no_training(subject.name)
-        return operator_graph(subject, operator_call(subject, options.inputs, options.kwargs))
+        graph = operator_graph(subject, operator_call(subject, options.inputs, options.kwargs))
+        return graph if options.title is None else replace(graph, title=options.title)
     names = given_names(options.names)
     if _is_called(subject):
         return _of_call(subject, options, names)
     outputs = _outputs(subject)
-    if options.inputs is not None or options.training:
+    asked = {"inputs": options.inputs is not None, "kwargs": options.kwargs, "training": options.training}
+    if any(asked.values()):
         raise errors.UsageError(
             "tensors have been computed, and are not called",
-            argument="inputs" if options.inputs is not None else "training",
+            argument=next(name for name, given in asked.items() if given),
             expected="a module, a function or an operator to call",
             got=type(subject).__name__,
             mend="leave it out, or draw what computes them",
