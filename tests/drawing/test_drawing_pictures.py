@@ -128,7 +128,7 @@ def test_an_operation_of_many_has_references() -> None:
 
 
 @pytest.mark.parametrize("subject", ["chain", "random"])
-def test_256_nodes_take_less_than_a_second(subject: str) -> None:
+def test_256_nodes_are_all_drawn(subject: str) -> None:  # benchmarks/drawing.py: how long it takes
     graph = chain(253)
     if subject == "random":
         generator = torch.Generator().manual_seed(0)
@@ -138,15 +138,10 @@ def test_256_nodes_take_less_than_a_second(subject: str) -> None:
             made.append(made[first] + made[second])
         graph = trace(torch.stack(made).sum(), Options(title="random"))
     assert len(graph.nodes) >= 256
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        data, note = encoded(graph, "svg", depth=0)
-        times.append(time.perf_counter() - start)
+    data, note = encoded(graph, "svg", depth=0)
     assert note == ""
     drawn = [each.get("id") for each in ElementTree.fromstring(data).iter(f"{SVG}g")]
     assert {node.id for node in graph.nodes} <= set(drawn)
-    assert min(times) < 1
 
 
 def test_1000_nodes_take_seconds(tmp_path: Path) -> None:

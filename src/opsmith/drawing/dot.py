@@ -158,16 +158,16 @@ _SMALL = {"height": "0.2", "margin": "0.04,0.02"}
 
 def _title(graph: Graph) -> str:
     """Title, summary, notes and legend, above the picture."""
-    told = "".join(
-        f'<BR/><FONT POINT-SIZE="10">{_escaped(line)}</FONT>' for line in (graph.summary(), *graph.notes)
-    )
+    told = "<BR/>".join(_escaped(line) for line in (graph.summary(), *graph.notes))
     cells = "".join(
         f'<TD BGCOLOR="{STYLES[kind]["fillcolor"]}" COLOR="{STYLES[kind]["color"]}" BORDER="1">'
         f'<FONT POINT-SIZE="9">{WORDS[kind]}</FONT></TD>'
         for kind in kinds_of(graph)
     )
     legend = f'<TR><TD><TABLE BORDER="0" CELLSPACING="4" CELLPADDING="3"><TR>{cells}</TR></TABLE></TD></TR>'
-    head = f'<TR><TD><FONT POINT-SIZE="14"><B>{_escaped(graph.title) or " "}</B></FONT>{told}</TD></TR>'
+    # Rows of their own: lines of one cell are as far apart as the lower one is high, and would touch.
+    head = f'<TR><TD><FONT POINT-SIZE="14"><B>{_escaped(graph.title) or " "}</B></FONT></TD></TR>'
+    head += f'<TR><TD><FONT POINT-SIZE="10">{told}</FONT></TD></TR>'
     return f'<<TABLE BORDER="0" CELLSPACING="2">{head}{legend if cells else ""}</TABLE>>'
 
 
