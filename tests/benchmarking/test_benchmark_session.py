@@ -1,4 +1,4 @@
-"""`opsmith.benchmark`: who takes part, who does not and why, and what is refused."""
+"""`opsmith.benchmark`: what is timed of whom, what is kept of it, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,26 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarked import bare, count, gate, native, ranks, scaled, seldom, unshaped, windows, wrong
-from briefly import BRIEF, passed
+from benchmarked import bare, count, gate, native, ranks, scaled, unshaped, windows, wrong
+from briefly import BRIEF, left_out, passed, timed
 from torch import Tensor
 
 import opsmith
 from opsmith import errors
 from opsmith.benchmarking import Benchmark, machine
 from opsmith.benchmarking.contenders import fresh_compiled
-from opsmith.benchmarking.result import Case
 from opsmith.checking import Outcome, Report
 
 Measure = Callable[..., Benchmark]
-
-
-def left_out(case: Case) -> dict[str, str]:
-    return {each.name: each.left_out for each in case.contenders if each.left_out}
-
-
-def timed(case: Case) -> set[tuple[str, str]]:
-    return {(each.contender, each.direction) for each in case.timings}
 
 
 def test_operator_and_reference_are_timed_in_every_direction_beside_controls(measure: Measure) -> None:
@@ -82,73 +73,6 @@ def test_all_are_called_with_the_same_tensors(measure: Measure) -> None:
     assert len(seen["one"]) == 2  # the call, and the size
 
 
-def test_rivals_that_compute_something_else_are_told_and_not_timed(measure: Measure) -> None:
-    def writes(x: Tensor, y: Tensor) -> Tensor:
-        result = x * y.tanh()
-        with torch.no_grad():
-            x += 1
-        return result
-
-    def no_gradient(x: Tensor, y: Tensor) -> Tensor:
-        return x.detach() * y.tanh()
-
-    rivals: dict[str, Callable[..., Any]] = {
-        "right": lambda x, y: y.tanh() * x,
-        "other values": lambda x, y: x * y.sigmoid(),
-        "a little off": lambda x, y: x * y.tanh() * (1 + 1e-4),
-        "other shape": lambda x, y: (x * y.tanh())[:1],
-        "other dtype": lambda x, y: (x * y.tanh()).double(),
-        "two results": lambda x, y: (x, y),
-        "no gradient": no_gradient,
-        "raises": lambda x, y: x @ y,
-        "silent": lambda x, y: [][0],
-        "writes": writes,
-    }
-    case = measure(gate, rivals=rivals, sizes={"B": 4, "M": 6}).cases[-1]
-    told = left_out(case)
-    assert set(told) == set(rivals) - {"right"}
-    assert ("right", "both") in timed(case)
-    assert not {name for name, _ in timed(case)} & set(told)
-    assert told["other values"].startswith("it computes something else: its result: at [")
-    assert "24 of 24 elements are wrong" in told["other values"]
-    assert told["a little off"].startswith("it computes something else: its result: at [")
-    assert told["other shape"].endswith("its result: it has the shape [1, 6], and the reference's [4, 6]")
-    assert told["other dtype"].endswith("it has the dtype torch.float64, and the reference's torch.float32")
-    assert told["two results"].endswith("it returns 2 tensors, and the reference 1")
-    assert told["no gradient"].startswith("it computes something else: its gradient 0: at [")
-    assert told["raises"].startswith("it raises RuntimeError: mat1 and mat2 shapes cannot be multiplied")
-    assert told["silent"] == "it raises IndexError: list index out of range"
-    assert told["writes"] == "it writes into its arguments"
-
-
-def test_what_a_rival_writes_does_not_reach_the_others(measure: Measure) -> None:
-    def writes(x: Tensor, y: Tensor) -> Tensor:
-        x.detach().zero_()
-        return x * y.tanh()
-
-    case = measure(gate, rivals={"writes": writes, "after": lambda x, y: x * y.tanh()}).cases[-1]
-    assert set(left_out(case)) == {"writes"}
-
-
-def test_a_rival_that_computes_in_another_order_is_no_other(measure: Measure) -> None:
-    def backwards(x: Tensor, weight: Tensor) -> Tensor:
-        parts = [x[:, at : at + 1] * weight[:, at] for at in reversed(range(x.shape[1]))]
-        return sum(parts[1:], parts[0])
-
-    case = measure(
-        unshaped, rivals={"backwards": backwards}, samples=lambda make: [(make(16, 300), make(8, 300))]
-    ).cases[-1]
-    assert left_out(case) == {}
-
-
-def test_an_operator_that_is_wrong_at_a_larger_size_is_told(measure: Measure) -> None:
-    found = measure(seldom)
-    assert found.wrong == ("N=160 (float32, cpu)", "N=1280 (float32, cpu)")[-len(found.wrong) :]
-    assert "native" in left_out(found.cases[-1])
-    assert left_out(found.cases[0]) == {}
-    assert measure(gate).wrong == ()
-
-
 def test_results_without_gradients_and_hidden_ones(measure: Measure) -> None:
     assert left_out(measure(ranks).cases[-1]) == {}
     assert ("reference", "both") in timed(measure(ranks).cases[-1])
@@ -158,28 +82,6 @@ def test_results_without_gradients_and_hidden_ones(measure: Measure) -> None:
     assert {direction for _, direction in timed(forward)} == {"forward"}
     assert forward.notes == ("no result of the reference has a gradient: forward alone is timed",)
     assert forward.work_of("forward") is not None
-
-
-def test_a_random_operator_is_not_held_to_other_numbers(measure: Measure) -> None:
-    @opsmith.operator("session::noisy", random=True)
-    def noisy(x: Tensor) -> Tensor:
-        return x + torch.rand_like(x)
-
-    noisy.kernel("cpu", lambda x: torch.rand_like(x) * 0.5 + x)
-    noisy.samples(lambda make: [(make(5),)])
-    assert left_out(measure(noisy, directions=["forward"]).cases[-1]) == {}
-
-
-def test_a_random_operator_that_writes_into_its_arguments_at_a_larger_size_is_told(measure: Measure) -> None:
-    @opsmith.operator("session::careless", random=True)
-    def careless(x: Tensor) -> Tensor:
-        return x + torch.rand_like(x)
-
-    careless.kernel("cpu", lambda x: (x.zero_() if x.numel() > 99 else x) + torch.rand_like(x))
-    careless.samples(lambda make: [(make(5),)])
-    found = measure(careless, directions=["forward"])
-    assert left_out(found.cases[-1]) == {"native": "it writes into its arguments"}
-    assert left_out(found.cases[0]) == {}
 
 
 def test_an_opaque_operator_is_timed_forward(measure: Measure) -> None:
