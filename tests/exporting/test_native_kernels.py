@@ -164,6 +164,29 @@ def test_attributes_lists_and_several_results(native: Native, body: str, dtype: 
 
 
 @SLOW
+def test_neither_file_says_in_which_folders_it_was_made(native: Native) -> None:
+    @opsmith.operator("native::asserting", shapes="x: N -> N")
+    def asserting(x: Tensor) -> Tensor:
+        return x * 3
+
+    asserting.kernel(
+        "cpu",
+        cpp="""
+#include <cassert>
+void asserting(Contiguous<const float, 1> x, Contiguous<float, 1> y) {
+  assert(x.size(0) == y.size(0));
+  for (int64_t i = 0; i < x.numel(); i++) y[i] = x[i] * 3;
+}
+""",
+    )
+    made = native(asserting, torch.randn(4))
+    files = [made.path.read_bytes(), Path(made.library or "").read_bytes()]
+    assert f"\0{Path(__file__).name}\0".encode() in files[1]
+    for folder in (Path(__file__).parent, Path(opsmith.__file__).parent, made.path.parent, Path.home()):
+        assert not any(f"{folder}/".encode() in each for each in files)
+
+
+@SLOW
 def test_nodes_of_one_type_with_and_without_a_tensor_in_two_dtypes(native: Native) -> None:
     class Model(torch.nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Any:

@@ -73,7 +73,7 @@ def kernel_object(
         ToolchainError: If there is no compiler, or a tool is missing that comes with it.
     """
     toolchain = toolchain_here()
-    flags = [*_THIS_PROCESSOR, *include_flags(source)]
+    flags = [*_THIS_PROCESSOR, *include_flags(source), *_without_folders(source)]
     if "clang" not in toolchain.identity:
         flags.append("-fno-gnu-unique")  # names that are one in a process, whatever is linked
     text = generated(source, operator, dtypes, shapes)
@@ -94,6 +94,12 @@ def kernel_object(
 
     entry = cache_on_disk().obtain(parts, build)
     return KernelObject(table, entry.directory / OBJECT)
+
+
+def _without_folders(source: CppSource) -> list[str]:
+    """What leaves names of files alone where a kernel writes `__FILE__`, as `assert` does."""
+    folders = {str(Path(source.path).parent), source.folder or ""}
+    return [f"-fmacro-prefix-map={each}/=" for each in sorted(folders) if Path(each).is_absolute()]
 
 
 def packaged(kernels: Sequence[KernelObject], types: Sequence[NodeType]) -> Entry:
