@@ -62,7 +62,10 @@ FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "results_not_always_there": lambda x, w, b: (of.maybe(x)[0], *of.maybe(x, True)),
     "list_of_tensors": lambda x, w, b: of.weighted([x, x + 1, 2 * x], [1.0, -2.0, 0.5]),
     "list_of_results": lambda x, w, b: [part - 1 for part in of.halves(x, 3)][1:],
+    "first_of_a_list": lambda x, w, b: of.halves(x - 1, 3)[0] * 3,
+    "sizes_of_a_list": lambda x, w, b: sum(part.sum() for part in of.halves(x + 2, 3)),
     "list_among_results": _list_among_results,
+    "list_that_nobody_asks_for": lambda x, w, b: of.mixed_results(x * 3, 3)[0],
     "every_attribute": lambda x, w, b: of.described(x, **DESCRIBED),
     "default_attributes": lambda x, w, b: of.described(x),
     "operators_within": lambda x, w, b: of.outer(x),
@@ -74,6 +77,7 @@ FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "constants": lambda x, w, b: of.constant(x[:, :3]),
     "float16": _narrow,
     "float64": _wide,
+    "numbers_in_float64": lambda x, w, b: of.scaled_by_float(x.double(), 0.3) + 0.7,
 }
 
 
@@ -104,7 +108,7 @@ def in_place(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return _all_forms(tmp_path_factory.mktemp("onnx"), "inline")
 
 
-TOLERANCES = {"float16": 2e-2, "float64": 1e-14}
+TOLERANCES = {"float16": 2e-2, "float64": 1e-14, "numbers_in_float64": 1e-14}
 
 
 @pytest.fixture(scope="module")
@@ -190,9 +194,8 @@ def test_lists_of_tensors(forms: Made) -> None:
     (node,) = forms.of("nodes::weighted")
     assert len(node.input) == 3
     assert attributes(node) == {"xs_count": 3, "weights": [1.0, -2.0, 0.5]}
-    (node,) = forms.of("nodes::halves")
-    assert len(node.output) == 3
-    assert [len(node.output) for node in forms.of("nodes::mixed_results")] == [5, 2, 4]
+    assert [len(node.output) for node in forms.of("nodes::halves")] == [3, 3, 3]
+    assert [len(node.output) for node in forms.of("nodes::mixed_results")] == [5, 2, 4, 5]
 
 
 def test_numbers_that_follow_from_an_axis_are_inputs(forms: Made) -> None:

@@ -106,6 +106,42 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           mend: give `args=` a tuple of what it takes by position, and `kwargs=` a dict of the rest
         """,
     ),
+    "args-of-a-mapping": (
+        lambda: (opsmith.ops.exp, {"x": X}),
+        {},
+        errors.UsageError,
+        """
+        `args` are no arguments of a call
+          argument: args
+          expected: a tensor, or a tuple of what the model takes by position
+          got: dict
+          mend: write `(x, y)`; what it takes by name goes into `kwargs=`
+        """,
+    ),
+    "kwargs-of-a-list": (
+        lambda: (opsmith.ops.exp, X),
+        {"kwargs": [X]},
+        errors.UsageError,
+        """
+        `kwargs` are no arguments of a call
+          argument: kwargs
+          expected: a dict of what the model takes by name
+          got: list
+          mend: write `{"y": y}`; what it takes by position goes into `args`
+        """,
+    ),
+    "an-output-named-as-an-input": (
+        lambda: (opsmith.ops.exp, X),
+        {"output_names": ["x"]},
+        errors.UsageError,
+        """
+        `x` is the name of an input and of an output
+          argument: output_names
+          expected: names that no input has
+          got: x
+          mend: name one of the two otherwise; `input_names=` names inputs
+        """,
+    ),
     "names": (
         lambda: (opsmith.ops.add, (X, X)),
         {"input_names": ["x"]},

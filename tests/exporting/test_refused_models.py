@@ -104,3 +104,32 @@ def test_a_float_that_torch_fixes_is_found(tmp_path: Path) -> None:
     ):
         opsmith.export_onnx(model, X, tmp_path / "model.onnx", input_names=["x"], dynamic={"x": {0: "n"}})
     assert not list(tmp_path.iterdir())
+
+
+class Counting(torch.nn.Module):
+    """Computes something else in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return opsmith.ops.exp(x) * self.calls
+
+
+def test_a_model_that_keeps_something_from_call_to_call(tmp_path: Path) -> None:
+    with pytest.raises(errors.ExportMismatchError) as caught:
+        opsmith.export_onnx(Counting().eval(), X, tmp_path / "model.onnx")
+    assert caught.value.mend == (
+        "no file was left; the model writes into `calls`, and a file keeps nothing from one run to the next"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_inputs_that_a_model_writes_into_stay_as_they_are(export: Callable[..., Any]) -> None:
+    given = X.clone()
+    model = Calls(lambda x: opsmith.ops.exp(x.mul_(0.1)))
+    made = export(model, given, input_names=["x"], dynamic={"x": {0: "n"}})
+    assert torch.equal(given, X)
+    torch.testing.assert_close(made.in_runtime(X)[0], (X * 0.1).exp())

@@ -24,7 +24,8 @@ from opsmith.exporting.report import Export
 from opsmith.exporting.request import Body, Request, read_names, read_request
 from opsmith.exporting.rounding import rounding
 from opsmith.exporting.runtime import Runtime
-from opsmith.exporting.subject import Flat, bound_call, evaluating, input_leaves, output_names
+from opsmith.exporting.scalars import exact_scalars
+from opsmith.exporting.subject import Flat, bound_call, evaluating, input_leaves, output_names, read_call
 from opsmith.exporting.tensors import leaves
 from opsmith.exporting.translating import complete, our_nodes, translations
 from opsmith.exporting.verifying import Verification, refuse_random
@@ -84,7 +85,7 @@ def export_onnx(
             got=type(model).__name__,
             mend="put a function into the `forward` of a module",
         )
-    call = ((args,) if isinstance(args, Tensor) else tuple(args), dict(kwargs or {}))
+    call = read_call(args, kwargs)
     with evaluating(model):
         return _export(model, call, request, dynamic, input_names, output_names)
 
@@ -100,15 +101,16 @@ def _export(
     default, tensors = input_leaves(bound_call(model, *call))
     flat = Flat(model, call).eval()
     with torch.no_grad():
-        returned = flat.returned(*tensors)
+        returned = flat.returned(*(tensor.clone() for tensor in tensors))  # a model may write into them
     inputs = read_names(given_inputs, default, "input_names")
-    outputs = read_names(given_outputs, _beside(inputs, output_names(model, returned)), "output_names")
+    default = _beside(inputs, output_names(model, returned))
+    outputs = read_names(given_outputs, default, "output_names", taken=inputs)
     axes = read_axes(dynamic, inputs, tensors)
 
     operators = declared_operators()
     specifications = {each.torch_operator: each.specification for each in operators}
     notes: list[str] = []
-    table = translations(operators, request.opset, notes)
+    table = translations(operators, request.opset, notes) | exact_scalars(request.opset)
     translate = translator(request.opset, table)
     program = captured(flat, traced_inputs(axes, tensors), axes, translate, table)
     for note in dict.fromkeys(notes):

@@ -104,11 +104,17 @@ def _writable(path: Any, argument: str, example: str) -> Path:
     return file
 
 
-def read_names(given: Any, default: Sequence[str], argument: str) -> list[str]:
+def read_names(given: Any, default: Sequence[str], argument: str, taken: Sequence[str] = ()) -> list[str]:
     """Names of inputs or outputs: those that are given, or the default, of which no two are alike.
 
+    Args:
+        given: What was given, or None.
+        default: One for each tensor.
+        argument: What they were given as, for messages.
+        taken: Names that other values of the file have.
+
     Raises:
-        UsageError: If there are too few or too many, or two are alike.
+        UsageError: If there are too few or too many, two are alike, or one is taken.
     """
     if given is None:
         found: list[str] = []
@@ -123,6 +129,15 @@ def read_names(given: Any, default: Sequence[str], argument: str) -> list[str]:
             expected=f"{len(default)} different names: {', '.join(default)}",
             got=", ".join(map(str, names)) or "none",
             mend="give each tensor a name, in this order, or leave it out",
+        )
+    both = [name for name in names if name in taken]
+    if both:
+        raise errors.UsageError(
+            f"`{both[0]}` is the name of an input and of an output",
+            argument=argument,
+            expected="names that no input has",
+            got=", ".join(names),
+            mend="name one of the two otherwise; `input_names=` names inputs",
         )
     return names
 

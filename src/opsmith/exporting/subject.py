@@ -39,6 +39,31 @@ class Flat(torch.nn.Module):
         return self.model(*args, **kwargs)
 
 
+def read_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a call.
+
+    Raises:
+        UsageError: If they are none.
+    """
+    if not isinstance(args, Tensor | tuple | list):
+        raise errors.UsageError(
+            "`args` are no arguments of a call",
+            argument="args",
+            expected="a tensor, or a tuple of what the model takes by position",
+            got=type(args).__name__,
+            mend="write `(x, y)`; what it takes by name goes into `kwargs=`",
+        )
+    if not isinstance(kwargs, Mapping | None):
+        raise errors.UsageError(
+            "`kwargs` are no arguments of a call",
+            argument="kwargs",
+            expected="a dict of what the model takes by name",
+            got=type(kwargs).__name__,
+            mend='write `{"y": y}`; what it takes by position goes into `args`',
+        )
+    return ((args,) if isinstance(args, Tensor) else tuple(args)), dict(kwargs or {})
+
+
 def bound_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """The arguments of a call, each with the name of its parameter, those by position first.
 

@@ -35,11 +35,15 @@ class Outputs(Sequence[Any]):
 
     Args:
         first: The first of them.
+        alone: Whether there are no others. The exporter then goes over them twice: first beside the results
+            of torch's call, of which it tells each the type and shape, and there are as many as of these;
+            then it names those that are there.
     """
 
-    def __init__(self, first: Any) -> None:
+    def __init__(self, first: Any, *, alone: bool) -> None:
         self._node = first.producer()
         self._start: int = first.index()
+        self._open = alone
 
     def __getitem__(self, at: Any) -> Any:
         if self._start + at >= len(self._node.outputs):
@@ -50,7 +54,10 @@ class Outputs(Sequence[Any]):
         return len(self._node.outputs) - self._start
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(tuple(self._node.outputs[self._start :]))
+        if not self._open:
+            return iter(tuple(self._node.outputs[self._start :]))
+        self._open = False
+        return map(self.__getitem__, itertools.count())
 
 
 class Results(Sequence[Any]):
@@ -121,7 +128,9 @@ def _translation(specification: Specification) -> Callable[..., Any]:
         made = _node(specification, inputs, len(shown), repr(key))
         if not shown[-1].sequence:
             return made
-        return Outputs(made) if len(shown) == 1 else Results(made[:-1], Outputs(made[-1]))
+        if len(shown) == 1:
+            return Outputs(made, alone=True)
+        return Results(made[:-1], Outputs(made[-1], alone=False))
 
     return translate
 
@@ -181,7 +190,9 @@ def complete(node: Any, call: Call) -> None:
             mend="leave the call out of the model",
         )
     node.resize_outputs(len(results))
-    for output, result in zip(node.outputs, results, strict=True):
+    for at, (output, result) in enumerate(zip(node.outputs, results, strict=True)):
+        # a node may leave out the last outputs of its function, which onnx's shape inference cannot read
+        output.name = output.name or f"{node.name}__{at}"
         output.type = onnx_ir.TensorType(onnx_ir.DataType(_onnx_type(specification, result.dtype)))
         output.shape = onnx_ir.Shape([str(size) if varies(size) else int(size) for size in result.shape])
     node.metadata_props[OPERATOR] = specification.name

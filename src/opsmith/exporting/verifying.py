@@ -13,7 +13,8 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.specification import Specification
 from opsmith.exporting.axes import Axes, other_sizes
-from opsmith.exporting.bisecting import first_difference
+from opsmith.exporting.bisecting import Culprit, first_difference
+from opsmith.exporting.finishing import PREFIX
 from opsmith.exporting.references import first_line
 from opsmith.exporting.report import Comparison
 from opsmith.exporting.rounding import Rounding
@@ -107,7 +108,7 @@ class Verification:
 
     def _expected(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            return _on_cpu(self.model(*inputs))
+            return _on_cpu(self.model(*(each.clone() for each in inputs)))  # it may write into them
 
     def _compared(
         self, runtime: Runtime, inputs: Sequence[Tensor], expected: Sequence[Tensor], library: Path | None
@@ -161,13 +162,17 @@ class Verification:
             expected=f"at most {allowed.relative:.1e}: {allowed.reason}",
             got=told if first is None else f"{told}; the first node that differs is {first}",
             where=None if first is None else first.where,
-            mend="no file was left; "
-            + (
-                "hold the operator's kernel against its reference: `opsmith check`"
-                if first is not None and first.operator
-                else "give inputs that are more like real ones, or report it to torch with the model"
-            ),
+            mend=f"no file was left; {self._mend(first)}",
         )
+
+    def _mend(self, first: Culprit | None) -> str:
+        written = self.program.exported_program.graph_signature.buffers_to_mutate.values()
+        if written:
+            names = ", ".join(f"`{name.removeprefix(PREFIX)}`" for name in written)
+            return f"the model writes into {names}, and a file keeps nothing from one run to the next"
+        if first is not None and first.operator:
+            return "hold the operator's kernel against its reference: `opsmith check`"
+        return "give inputs that are more like real ones, or report it to torch with the model"
 
 
 def _on_cpu(results: Iterable[Tensor]) -> tuple[Tensor, ...]:
