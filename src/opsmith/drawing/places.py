@@ -50,7 +50,7 @@ def told(file: str, line: int) -> tuple[str, str]:
 
 
 def short_path(file: str) -> str:
-    """A path as people write it: from the working folder, or from where packages are installed.
+    """A path as people write it: from where packages are installed, or from the working folder.
 
     Example:
         >>> import torch
@@ -58,7 +58,7 @@ def short_path(file: str) -> str:
         'torch/__init__.py'
     """
     path = Path(file)
-    for parent in (Path.cwd(), *_INSTALLED):
+    for parent in (_PACKAGES, Path.cwd(), Path(_OPSMITH).parent):  # an environment may be in the folder
         if path.is_relative_to(parent):
             return path.relative_to(parent).as_posix()
     return path.name if path.is_absolute() else path.as_posix()
@@ -70,4 +70,4 @@ def short_place(where: str) -> str:
     return f"{short_path(file)}:{line}" if colon else where
 
 
-_INSTALLED = [Path(_OPSMITH).parent, Path(_TORCH).parent]
+_PACKAGES = Path(_TORCH).parent
