@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
 
-from involution_measured.ways import Call, Setting
+from involution_measured.ways import Setting
+from opsmith.benchmarking.clock import clock_of
+from opsmith.benchmarking.machine import copy, least, multiply
 
+COPIED = 1 << 29
+"""Bytes that the copy reads and writes together: more than any cache holds."""
 SIDE = 2048
-REPEATS = 20
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,7 @@ class Machine:
 def measured(dtype: torch.dtype, threads: int) -> Machine:
     """Measure the ceilings, with so many threads."""
     torch.set_num_threads(threads)
-    source = torch.ones(64 << 20, dtype=torch.uint8).repeat(4)
-    target = torch.empty_like(source)
-    copy = 2 * source.numel() / _least(lambda: target.copy_(source))
-    left, right = torch.randn(SIDE, SIDE).to(dtype), torch.randn(SIDE, SIDE).to(dtype)
-    return Machine(copy, SIDE**3 / _least(lambda: left @ right))
-
-
-def _least(call: Call) -> float:
-    taken = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    return min(taken)
+    cpu = torch.device("cpu")
+    clock = clock_of(cpu)
+    copied = COPIED / least(copy(cpu, COPIED), clock)
+    return Machine(copied, SIDE**3 / least(multiply(cpu, dtype, SIDE), clock))

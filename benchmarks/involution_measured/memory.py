@@ -6,7 +6,6 @@ it has run before: what it loads and compiles is no part of the figure.
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,8 @@ from pathlib import Path
 import torch
 
 from involution_measured.ways import Setting, both_of, forward_of, ours_of, unfold_of
+from opsmith.benchmarking.memory import resident_growth
 
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 THREADS = 2
 
 
@@ -27,11 +26,6 @@ def peak(way: str, title: str, setting: Setting, dtype: torch.dtype) -> int:
         command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True, check=True
     )
     return int(done.stdout.split()[-1])
-
-
-def _status(name: str) -> int:
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) * 1024
 
 
 def main(way: str, title: str, channels: str, height: str, dtype_name: str) -> None:
@@ -48,12 +42,7 @@ def main(way: str, title: str, channels: str, height: str, dtype_name: str) -> N
         (both_of(function, *first) if title == "both" else forward_of(function, *first[:2]))()
         del first
     call = both_of(function, image, weight, came) if title == "both" else forward_of(function, image, weight)
-    ctypes.CDLL(None).malloc_trim(0)  # what calls before left to be used again would not be seen to grow
-    CLEAR.write_text("5")  # the high-water mark begins anew
-    before = _status("VmRSS")
-    kept = call()
-    print(_status("VmHWM") - before)
-    del kept
+    print(resident_growth(call))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from opsmith.checking.rendering import rendered
 from opsmith.cli.guard import FAILED, guarded, waiting
+from opsmith.cli.options import AsJson, Traceback
 from opsmith.locating import Target, classes_of
 from opsmith.surveying import Finding, survey
 
@@ -54,16 +55,14 @@ def adopt(
             show_default=False,
         ),
     ],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show the whole report of each check.")
     ] = False,
     seed: Annotated[
         int, typer.Option(help="Seed of guesses and probes: the same seed, the same report.")
     ] = 0,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")] = False,
+    traceback: Traceback = False,
 ) -> None:
     """Look at `autograd.Function` classes: which work at once as operators, need a word, or are wrong.
 

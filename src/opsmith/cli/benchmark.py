@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from opsmith import errors
 from opsmith.cli.comparing import earlier_in
-from opsmith.cli.guard import FAILED, UNUSABLE, complain, guarded, raise_interruption, waiting
+from opsmith.cli.guard import FAILED, UNUSABLE, complain, guarded, waiting
+from opsmith.cli.options import AsJson, Operators, Traceback, effort_of, value_named
 from opsmith.cli.output import Output, unwritable_reason
+from opsmith.cli.progress import progress_bar
 from opsmith.core.operator import Operator
 from opsmith.locating import Target
 
@@ -34,14 +26,7 @@ SCHEMA = 1
 
 
 def benchmark(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE_OR_MODULE[:NAME]",
-            help="A `.py` file or a module, and which of its operators; all of them without `:NAME`.",
-            show_default=False,
-        ),
-    ],
+    target: Operators,
     quick: Annotated[bool, typer.Option("--quick", help="One size and few rounds.")] = False,
     thorough: Annotated[bool, typer.Option("--thorough", help="More sizes and more rounds.")] = False,
     size: Annotated[
@@ -118,10 +103,8 @@ def benchmark(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
-    ] = False,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")] = False,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
 ) -> None:
     """Time operators beside their references, those compiled, and rivals, in turns, in one run.
 
@@ -153,7 +136,7 @@ def benchmark(
             "threads": threads,
             "compiled": compiled,
             "seed": seed,
-            "effort": _effort(quick=quick, thorough=thorough),
+            "effort": effort_of(quick=quick, thorough=thorough),
         }
         _refuse_files(output, plot)
         place = Target.of(target)
@@ -193,17 +176,6 @@ def benchmark(
             _write(output, written)
         shown.close()
     raise typer.Exit(status)
-
-
-def _effort(*, quick: bool, thorough: bool) -> str:
-    if quick and thorough:
-        raise errors.UsageError(
-            "`--quick` and `--thorough` are opposites",
-            expected="one of them, or none",
-            got="both",
-            mend="leave one of them out",
-        )
-    return "quick" if quick else "thorough" if thorough else "default"
 
 
 def _sizes(given: list[str] | None) -> dict[str, list[int]] | None:
@@ -263,19 +235,8 @@ def _of_one(
 
 
 def _value(target: Target, text: str, expected: str) -> Any:
-    """What a text names, in the target's own place or in another."""
-    place, _, name = text.rpartition(":")
-    module = (Target.of(place) if place else target).module()
-    value: Any = module
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    if value is None:
-        raise errors.OperatorNotFoundError(
-            f"`{place or target.place}` has nothing named `{name}`",
-            expected=expected,
-            mend=f"define `{name}` there, or name what holds it: `FILE_OR_MODULE:NAME`",
-        )
-    return value
+    mend = "define `{name}` there, or name what holds it: `FILE_OR_MODULE:NAME`"
+    return value_named(text, target, what="nothing", expected=expected, mend=mend)
 
 
 def _refuse_files(output: Path | None, plot: Path | None) -> None:
@@ -303,8 +264,10 @@ def _refuse_files(output: Path | None, plot: Path | None) -> None:
 def _measured(each: Operator[..., Any], options: dict[str, Any]) -> Any:
     from opsmith.benchmarking import benchmark as measure  # torch's compiler is loaded only once it is needed
 
-    with _progress(each.name) as progress:
-        return measure(each, **options, progress=progress)
+    with progress_bar(f"checking {each.name}", threaded=False) as move:
+        return measure(
+            each, **options, progress=lambda what, done, total: move(f"{each.name} {what}", done, total)
+        )
 
 
 def _show(shown: Output, made: Any, verdict: Any, *, first: bool) -> None:
@@ -342,29 +305,3 @@ def _write(file: Path, text: str) -> None:
             got=error.strerror or str(error),
             mend="name another file; what was measured is printed above",
         ) from error
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr that is gone afterwards; none where stderr is no terminal."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    console = Console(stderr=True)
-    # Its thread would run beside what is timed: it draws when it is told something, and not by itself.
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal, auto_refresh=False
-    ) as bar:
-        task = bar.add_task(f"checking {escape(name)}", total=None)
-        bar.refresh()
-
-        def advance(what: str, done: int, total: int) -> None:
-            raise_interruption()
-            bar.update(task, description=f"{escape(name)} {escape(what)}", completed=done, total=total)
-            bar.refresh()
-
-        yield advance

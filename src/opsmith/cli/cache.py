@@ -17,6 +17,7 @@ from rich.table import Table
 from opsmith.build.cache import cache_on_disk
 from opsmith.build.entry import parts_of
 from opsmith.cli.guard import guarded
+from opsmith.cli.options import AsJson
 
 SCHEMA = 1
 KINDS = {
@@ -53,9 +54,7 @@ class Kept:
 
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove every entry.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the kernels that were built from source and are kept on this machine.
 

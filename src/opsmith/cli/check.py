@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Iterator
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from opsmith import checking, errors
 from opsmith.checking.isolation import limit_of
@@ -29,8 +20,10 @@ from opsmith.checking.rendering import rendered
 from opsmith.checking.report import Report
 from opsmith.checking.selection import selected
 from opsmith.cli.checked import GUESSED, Checked, everything
-from opsmith.cli.guard import complain, guarded, raise_interruption, waiting
+from opsmith.cli.guard import complain, guarded, waiting
+from opsmith.cli.options import AsJson, Traceback, effort_of
 from opsmith.cli.output import Output, page_writer
+from opsmith.cli.progress import Advance, progress_bar
 from opsmith.cli.tally import Tally
 from opsmith.cli.watching import Note, watched
 from opsmith.locating import Target
@@ -99,14 +92,12 @@ def check(
             help="Run kernels in C++ under the compiler's sanitizers, too: property `sanitized`.",
         ),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
     html: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the reports as a page, too.", show_default=False),
     ] = None,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")] = False,
+    traceback: Traceback = False,
 ) -> None:
     """Check operators: results, gradients, second order, side effects and more, against their references.
 
@@ -136,7 +127,7 @@ def check(
             "only": only or None,
             "skip": skip,
             "seed": seed,
-            "effort": _effort(quick=quick, thorough=thorough),
+            "effort": effort_of(quick=quick, thorough=thorough),
             "isolate": _isolation(isolate=isolate, limit=limit),
             "sanitize": sanitize,
         }
@@ -158,17 +149,6 @@ def check(
         if tally.interrupted:
             raise KeyboardInterrupt
     raise typer.Exit(tally.status)
-
-
-def _effort(*, quick: bool, thorough: bool) -> str:
-    if quick and thorough:
-        raise errors.UsageError(
-            "`--quick` and `--thorough` are opposites",
-            expected="one of them, or none",
-            got="both",
-            mend="leave one of them out",
-        )
-    return "quick" if quick else "thorough" if thorough else "default"
 
 
 def _isolation(*, isolate: bool, limit: float | None) -> bool | float:
@@ -212,8 +192,8 @@ def _check(found: list[Checked], tally: Tally, output: Output | None, options: d
         for place, each in enumerate(found):
             try:
                 note(f"`{each.name}`")
-                with _progress(each.name, note) as progress:
-                    report = _report(each, {**options, "progress": progress})
+                with progress_bar(each.name) as move:
+                    report = _report(each, {**options, "progress": _advance(each.name, note, move)})
             except errors.OpsmithError as error:
                 tally.unchecked.append(error)
                 complain(error)
@@ -235,23 +215,9 @@ def _report(each: Checked, options: dict[str, Any]) -> Report:
     return replace(report, remarks=(*report.remarks, remark))
 
 
-@contextmanager
-def _progress(name: str, note: Note) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr that is gone afterwards; none where stderr is no terminal."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(escape(name), total=None)
+def _advance(name: str, note: Note, move: Advance) -> Advance:
+    def advance(check: str, done: int, total: int) -> None:
+        note(f"`{check}` of `{name}`")
+        move(f"{name} {check}", done, total)
 
-        def advance(check: str, done: int, total: int) -> None:
-            raise_interruption()
-            note(f"`{check}` of `{name}`")
-            bar.update(task, description=f"{escape(name)} {check}", completed=done, total=total)
-
-        yield advance
+    return advance

@@ -8,6 +8,7 @@ from typing import Any
 from opsmith import checking, errors
 from opsmith.checking.isolation import isolated
 from opsmith.checking.report import Outcome, Report
+from opsmith.cli.options import value_named
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.locating import Target
@@ -104,19 +105,15 @@ def everything(target: Target, samples: str | None) -> list[Checked]:
             expected=f"one of {', '.join(f'`{name}`' for name in found)}",
             mend=f"name it: `opsmith check {target.place}:{next(iter(found))} --samples {samples}`",
         )
-    given = None if samples is None else _samples(target, samples)
-    return [Checked(name, value, target, given) for name, value in found.items()]
-
-
-def _samples(target: Target, text: str) -> Any:
-    """The list, or the function of nothing, that a text names."""
-    place, _, name = text.rpartition(":")
-    module = (Target.of(place) if place else target).module()
-    value = getattr(module, name, None)
-    if value is None:
-        raise errors.OperatorNotFoundError(
-            f"`{place or target.place}` has no samples named `{name}`",
+    given = (
+        None
+        if samples is None
+        else value_named(
+            samples,
+            target,
+            what="no samples",
             expected="a list of tuples of arguments, or a function of nothing that returns one",
-            mend=f"write `{name} = [(torch.randn(3, 4),)]` there, or name what holds them",
+            mend="write `{name} = [(torch.randn(3, 4),)]` there, or name what holds them",
         )
-    return value
+    )
+    return [Checked(name, value, target, given) for name, value in found.items()]

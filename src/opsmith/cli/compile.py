@@ -19,6 +19,7 @@ from opsmith import errors
 from opsmith.build.cuda.compiling import known_architectures
 from opsmith.build.cuda.nvrtc import find_nvrtc
 from opsmith.cli.guard import FAILED, complain, guarded, waiting
+from opsmith.cli.options import AsJson, Traceback
 from opsmith.core.operator import Operator
 from opsmith.kernels.cuda import CudaKernel
 from opsmith.kernels.cuda_report import ARCHITECTURES, Usage, cuda_kernels, usage_of
@@ -64,10 +65,8 @@ def compile(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
-    ] = False,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")] = False,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
 ) -> None:
     """Compile kernels for CUDA, and say what each takes: registers, spills, shared memory, occupancy.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
 
 import typer
 from rich import box
@@ -15,15 +14,14 @@ from rich.text import Text
 from opsmith import __version__
 from opsmith.cli.guard import FAILED, guarded, waiting
 from opsmith.cli.inventory import Entry, inventory
+from opsmith.cli.options import AsJson
 from opsmith.torch_library.capabilities.listing import Listed, listing
 
 SCHEMA = 1
 
 
 def doctor(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what this machine has for opsmith, what is missing for what, and how to get it.
 

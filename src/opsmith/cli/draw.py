@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from opsmith import errors
 from opsmith.cli.guard import FAILED, complain, guarded, waiting
+from opsmith.cli.options import AsJson, Traceback
 from opsmith.core.operator import Operator
 from opsmith.drawing.graph import Graph, shown_bytes
 from opsmith.locating import Target
@@ -67,10 +68,8 @@ def draw(
     memory: Annotated[
         bool, typer.Option("--memory/--no-memory", help="Look at what is kept for the backward.")
     ] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
-    ] = False,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")] = False,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
 ) -> None:
     """Draw a graph: what autograd recorded, what a model computes, what an operator consists of.
 

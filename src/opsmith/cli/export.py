@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from opsmith import errors
 from opsmith.cli.guard import FAILED, complain, guarded, waiting
+from opsmith.cli.options import AsJson, Traceback
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of
 from opsmith.locating import Target
@@ -69,10 +70,8 @@ def export(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")
-    ] = False,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")] = False,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
 ) -> None:
     """Write an operator or a model as a file that ONNX Runtime runs, and say how it compares with PyTorch.
 

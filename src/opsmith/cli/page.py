@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from opsmith import errors
-from opsmith.cli.guard import guarded, raise_interruption, waiting
+from opsmith.cli.guard import guarded, waiting
+from opsmith.cli.options import Operators, Traceback, effort_of
+from opsmith.cli.progress import progress_bar
 from opsmith.locating import Target
 
 T = TypeVar("T")
 
 
 def page(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE_OR_MODULE[:NAME]",
-            help="A `.py` file or a module, and which of its operators; all of them without `:NAME`.",
-            show_default=False,
-        ),
-    ],
+    target: Operators,
     output: Annotated[
         Path,
         typer.Option(
@@ -77,7 +63,7 @@ def page(
             show_default=False,
         ),
     ] = None,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")] = False,
+    traceback: Traceback = False,
 ) -> None:
     """Write a page about an operator, or an index and a page each: files that ask no network for anything.
 
@@ -97,7 +83,7 @@ def page(
     """
     out = sys.stdout
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the operators print is no answer
-        effort = _effort(quick=quick, thorough=thorough)
+        effort = effort_of(quick=quick, thorough=thorough)
         if benchmark and benchmarked is not None:
             raise errors.UsageError(
                 "`--benchmark` measures, and `--benchmarked` takes what was measured",
@@ -116,7 +102,7 @@ def page(
         if benchmarked is not None:
             measured = _of(benchmarked, read_benchmarks(benchmarked), names, "benchmark")
         given: dict[str, Any] = {"architectures": tuple(architectures)} if architectures else {}
-        with _progress() as progress:
+        with progress_bar() as progress:
             files = write(
                 operators,
                 output,
@@ -128,17 +114,6 @@ def page(
                 **given,
             )
         out.write(f"{files[0]}\n")
-
-
-def _effort(*, quick: bool, thorough: bool) -> str:
-    if quick and thorough:
-        raise errors.UsageError(
-            "`--quick` and `--thorough` are opposites",
-            expected="one of them, or none",
-            got="both",
-            mend="leave one of them out",
-        )
-    return "quick" if quick else "thorough" if thorough else "default"
 
 
 def _of(file: Path, found: Mapping[str, T], names: list[str], what: str) -> Mapping[str, T]:
@@ -155,24 +130,3 @@ def _of(file: Path, found: Mapping[str, T], names: list[str], what: str) -> Mapp
             mend="name the file that has it, or leave it out",
         )
     return found
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr that is gone afterwards; none where stderr is no terminal."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-
-        def advance(what: str, done: int, total: int) -> None:
-            raise_interruption()
-            bar.update(task, description=escape(what), completed=done, total=total)
-
-        yield advance
