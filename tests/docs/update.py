@@ -30,10 +30,12 @@ def updated(page: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(names: list[str]) -> None:
-    for page in pages():
-        if names and page.name not in names:
-            continue
+def main(named: list[str]) -> None:
+    names = {Path(each).name for each in named}
+    there = {page.name: page for page in pages()}
+    if names - there.keys():
+        sys.exit(f"there is no page {', '.join(sorted(names - there.keys()))}; there is: {', '.join(there)}")
+    for page in [there[name] for name in names] or there.values():
         text = with_example(page.read_text(encoding="utf-8")) if page == README else updated(page)
         if page == ERRORS_PAGE:
             text = with_table(text)

@@ -23,6 +23,9 @@ PAGED = (ops.linear, ops.involution, swish)
 
 FORMATS = ("svg", "png", "html")
 
+STAGES = ((256, 14), (512, 7))
+"""Channels, and height and width, of what RedNet-50 computes in its last two stages."""
+
 
 def draw_example(out: Path) -> list[Path]:
     """Draw b + sum(w x), of two small operators: x takes no gradient, and is saved for that of w."""
@@ -50,6 +53,20 @@ def draw_network(out: Path, pixels: torch.Tensor) -> list[Path]:
 
 
 @single_thread()
+def stages(seed: int) -> list[tuple[Any, ...]]:
+    """Images and kernels of 7x7 of two stages of a network, for one image of 224x224."""
+    source = torch.Generator().manual_seed(seed)
+    return [
+        (
+            torch.randn(1, channels, side, side, generator=source),
+            torch.randn(1, channels // 16, 7, 7, side, side, generator=source),
+            1,
+            3,
+        )
+        for channels, side in STAGES
+    ]
+
+
 def run(context: Context) -> StageResult:
     """Draw graphs and curves, time involution beside its reference, and write pages with all of it."""
     # What draws is imported here: other stages need none of it.
@@ -70,7 +87,13 @@ def run(context: Context) -> StageResult:
         files.append(out / "checks.html")
         advance("checks")
         report = reports[ops.involution.name]
-        made = opsmith.benchmark(ops.involution, effort="quick", compiled=False, report=report)
+        made = opsmith.benchmark(
+            ops.involution,
+            samples=lambda: stages(context.seed),
+            effort="quick",
+            compiled=False,
+            report=report,
+        )
         files += [write_json(out / "involution.json", made.to_dict()), *save(made, out / "involution.svg")]
         advance("benchmark")
 
