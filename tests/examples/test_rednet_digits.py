@@ -1,15 +1,11 @@
-"""The example that trains a RedNet: its files, its checkpoints, its picture, and its two processes."""
+"""The example that trains a RedNet: its files, its checkpoints, its picture and its bars."""
 
 from __future__ import annotations
 
 import copy
-import importlib
-import importlib.util
 import io
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -17,51 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from rednet_digits_run import FILES, QUICK, command, contents, loaded, module, same
 from rich.console import Console
 
-HERE = Path(__file__).parent
-FOLDER = HERE.parents[1] / "examples" / "rednet_digits"
-QUICK = ("--images", "64", "--batch", "32")  # two steps an epoch
-FILES = ["best.pt", "curve.png", "curve.svg", "history.json", "last.pt"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def on_the_path() -> Iterator[None]:
-    """The example's modules are imported as they are when Python runs its file `train.py`."""
-    sys.path.insert(0, str(FOLDER))
-    yield
-    sys.path.remove(str(FOLDER))
-    for path in FOLDER.glob("*.py"):
-        sys.modules.pop(path.stem, None)
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
-
-
-def command(out: Path, *options: str, epochs: int = 3) -> int:
-    arguments = ["--epochs", str(epochs), *QUICK, "--out", str(out), *options]
-    status: int = module("train").main(arguments)
-    return status
-
-
-def contents(out: Path) -> list[str]:
-    return sorted(path.name for path in out.iterdir())
-
-
-def loaded(path: Path) -> Any:
-    return torch.load(path, weights_only=True)
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two states are the same, bit for bit."""
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
+pytestmark = pytest.mark.usefixtures("on_the_path")
 
 
 @pytest.fixture(scope="module")
@@ -270,64 +225,6 @@ def test_an_interrupted_write_keeps_the_older_file(tmp_path: Path) -> None:
     assert contents(tmp_path) == ["last.pt"]
 
 
-BAD_OPTIONS = {
-    "--epochs 0": "argument --epochs: expected a whole number from 1 on, got '0'",
-    "--epochs two": "argument --epochs: expected a whole number from 1 on, got 'two'",
-    "--seed -1": "argument --seed: expected a whole number from 0 to 4294967295, got '-1'",
-    "--images 1438": "argument --images: expected a whole number from 2 to 1437, got '1438'",
-    "--lr 0": "argument --lr: expected a number above 0, got '0'",
-    "--lr nan": "argument --lr: expected a number above 0, got 'nan'",
-    "--lr fast": "argument --lr: expected a number above 0, got 'fast'",
-    "--batch 65 --images 64": "argument --batch: expected no more than the 64 training images, got 65",
-    "--batch 1": "argument --batch: expected a multiple of the number of processes, 1, and two "
-    "images or more for each, which batch normalisation needs, got 1",
-    "--device tpu": "argument --device: invalid choice: 'tpu'",
-    f"--out {__file__}": f"argument --out: expected a folder, got the file {__file__}",
-}
-
-
-@pytest.mark.parametrize("arguments", BAD_OPTIONS)
-def test_bad_options_are_told(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        module("train").main(arguments.split())
-    assert left.value.code == 2
-    assert f"train.py: error: {BAD_OPTIONS[arguments]}" in capsys.readouterr().err
-
-
-def test_a_gpu_that_is_not_there_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit):
-        module("train").main(["--device", "cuda"])
-    assert "argument --device: this torch sees no GPU; use --device cpu" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_one_process_alone_tells_what_is_wrong(rank: int, capsys: pytest.CaptureFixture[str]) -> None:
-    two = module("processes").Processes(rank, 2)
-    with pytest.raises(SystemExit) as left:
-        module("options").parse(["--batch", "63"], two)
-    assert left.value.code == 2
-    told = capsys.readouterr().err
-    assert ("expected a multiple of the number of processes, 2, " in told) is (rank == 0)
-    assert bool(told) is (rank == 0)
-
-
-def test_a_missing_package_is_named_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find_spec(name)
-    )
-    assert command(tmp_path) == 2
-    assert capsys.readouterr().err == (
-        "train.py: matplotlib must be installed: pip install '.[plot]' in a checkout of opsmith\n"
-    )
-    assert contents(tmp_path) == []
-
-
 def test_a_run_that_diverges_ends_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(tmp_path, "--lr", "1e30") == 1
     told = capsys.readouterr().err
@@ -374,97 +271,3 @@ def test_bars_are_for_terminals() -> None:
         assert ("epoch 3" in printed) is terminal
         assert ("5/6" in printed) is terminal
         assert ("\x1b" in printed) is terminal
-
-
-def test_the_held_out_images_are_a_fifth_of_each_digit_and_not_trained_on() -> None:
-    training, held_out = module("data").digits(0)
-    assert (len(training), len(held_out)) == (module("options").TRAINING_IMAGES, 360)
-    counts = training.labels.bincount() / len(training), held_out.labels.bincount() / len(held_out)
-    assert (counts[0] - counts[1]).abs().max() < 0.01
-    known = {tuple(image.flatten().tolist()) for image in training.pixels}
-    assert not any(tuple(image.flatten().tolist()) in known for image in held_out.pixels)
-    assert held_out.pixels.shape == (360, 1, 8, 8)
-    assert (training.pixels.min(), training.pixels.max()) == (0, 1)
-    assert not torch.equal(module("data").digits(1)[1].labels, held_out.labels)
-
-
-def test_shifted_images_are_moved_by_one_pixel_at_most() -> None:
-    data = module("data")
-    pixels = torch.zeros(600, 1, 8, 8)
-    pixels[:, 0, 3, 4] = torch.arange(600) + 1  # each image keeps its own
-    moved = data.shifted(pixels, torch.Generator().manual_seed(0))
-    images, _, rows, columns = moved.nonzero(as_tuple=True)
-    assert torch.equal(images, torch.arange(600))
-    assert torch.equal(moved[images, 0, rows, columns], images + 1.0)
-    assert (set(rows.tolist()), set(columns.tolist())) == ({2, 3, 4}, {3, 4, 5})
-    still = ((rows == 3) & (columns == 4)).float().mean().item()
-    assert still == pytest.approx(1 - data.SHIFTED * 8 / 9, abs=0.06)
-
-
-def test_batches_are_full_and_the_same_for_the_same_numbers() -> None:
-    data = module("data")
-    images = data.Images(torch.rand(70, 1, 8, 8), torch.arange(70))
-    first, again = (list(data.batches(images, 32, torch.Generator().manual_seed(3))) for _ in range(2))
-    assert [len(batch) for batch in first] == [32, 32]
-    assert len({*torch.cat([batch.labels for batch in first]).tolist()}) == 64
-    for ours, theirs in zip(first, again, strict=True):
-        assert torch.equal(ours.labels, theirs.labels)
-        assert torch.equal(ours.pixels, theirs.pixels)
-
-
-def test_processes_share_images_without_overlap() -> None:
-    data, processes = module("data"), module("processes")
-    images = data.Images(torch.rand(7, 1, 8, 8), torch.arange(7))
-    parts = [processes.Processes(rank, 2).share(images).labels for rank in range(2)]
-    assert [part.tolist() for part in parts] == [[0, 2, 4, 6], [1, 3, 5]]
-
-
-def torchrun(script: Path, *options: str) -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, script, *options], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.slow
-def test_two_processes_stay_the_same_and_average_their_gradients(tmp_path: Path) -> None:
-    printed = torchrun(HERE / "rednet_digits_rank.py", *QUICK, "--epochs", "1", "--out", str(tmp_path))
-    epoch, told = printed.splitlines()  # the second process is silent
-    assert epoch.startswith("epoch   1 of 1: ")
-    answer = json.loads(told)
-    assert answer["same_everywhere"]
-    # Each element is a sum over images and pixels, in another order.
-    assert answer["difference"]["evaluating"] < 1e4 * torch.finfo(torch.float64).eps
-    # In training, batch normalisation takes each process's own statistics.
-    assert answer["difference"]["training"] > 1e-3
-    assert json.loads((tmp_path / "history.json").read_text())["configuration"]["processes"] == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_reaches_98_percent(tmp_path: Path, processes: int) -> None:
-    script, options = FOLDER / "train.py", ("--out", str(tmp_path))
-    if processes == 1:
-        subprocess.run([sys.executable, script, *options], check=True, timeout=300)
-    else:
-        torchrun(script, *options)
-    assert contents(tmp_path) == FILES
-    last = json.loads((tmp_path / "history.json").read_text())["history"][-1]
-    assert last["epoch"] == 12
-    assert last["accuracy"] >= 0.98
-
-
-@pytest.mark.slow
-def test_two_processes_go_on_where_they_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is stopped from outside, at the end of its first epoch, has its checkpoint."""
-    rank, options = HERE / "rednet_digits_rank.py", (*QUICK, "--epochs", "3", "--out")
-    torchrun(rank, *options, str(tmp_path / "whole"))
-    monkeypatch.setenv("STOP_AFTER", "1")
-    torchrun(rank, *options, str(tmp_path / "parted"))
-    assert len(loaded(tmp_path / "parted" / "last.pt")["state"]["history"]) == 1
-    monkeypatch.delenv("STOP_AFTER")
-    torchrun(rank, *options, str(tmp_path / "parted"), "--resume")
-    parts = [loaded(tmp_path / name / "last.pt") for name in ("whole", "parted")]
-    assert same(*parts)
