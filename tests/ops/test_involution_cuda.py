@@ -105,6 +105,27 @@ def test_what_is_not_finite_goes_where_the_reference_has_it(case: Case, odd: flo
             assert torch.equal(found.isnan(), right.isnan()), (name, which)
 
 
+def test_sizes_of_tiles_are_those_of_even_parts() -> None:
+    for length in range(1, 300):
+        sizes = {-(-length // parts) for parts in range(1, length + 1)}
+        assert tiles.evenly(length) == sorted(size for size in sizes if size <= 32), length
+
+
+def test_a_tile_of_the_widest_image_is_found() -> None:
+    """Of as many columns as 32 bits count in a tile: what is looked at does not grow with them."""
+    wide = 2**29 - 8
+    image = torch.empty(1, 1, 1, wide, device="meta")
+    weight = torch.empty(1, 1, 3, 3, 1, wide, device="meta")
+    for problem in (
+        tiles.forward(image, weight, (1, 1), (1, 1), (1, 1)),
+        tiles.input_gradient(image, weight, (1, wide), (1, 1), (1, 1), (1, 1)),
+        tiles.weight_gradient(image, image, 1, (3, 3), (1, 1), (1, 1), (1, 1)),
+    ):
+        tile = tiles.chosen(problem)
+        assert tile is not None
+        assert tiles.blocks(problem, tile) == -(-wide // (tile.strips * problem.strip))
+
+
 def test_empty_batches_launch_nothing() -> None:
     case = empty(PLAIN)
     for name, arguments in case.calls(*case.tensors(torch.float32)).items():

@@ -22,6 +22,8 @@ SHARED = 48 * 1024
 """Bytes of shared memory of a block, which every GPU gives unasked: three such blocks fit on sm_80."""
 NARROWEST = 4
 """Strips that a tile has at least where there are as many: of 16 bits they are one sector of 32 bytes."""
+LONGEST = 32
+"""Strips that a tile has at most, and rows."""
 MOST_THREADS = {"forward": 128, "input_gradient": 128, "weight_gradient": 256}
 """Of a block, as the kernels are compiled for."""
 BUDGET = 22
@@ -182,14 +184,20 @@ def tile_of(problem: Problem, strips: int, rows: int) -> Tile:
     return Tile(strips, rows, taps, staged, line, row, plane, vectors * VECTOR)
 
 
+def evenly(length: int) -> list[int]:
+    """The sizes of up to `LONGEST` of the parts of a length, which is parted as evenly as can be."""
+    sizes = range(1, min(length, LONGEST) + 1)
+    return [size for size in sizes if -(-length // -(-length // size)) == size]
+
+
 def tiles(problem: Problem) -> Iterator[Tile]:
     """The tiles that a block can have."""
     rows, columns = problem.area
     wide, lanes = -(-columns // problem.strip), problem.parts[0]
-    for strips in sorted({-(-wide // parts) for parts in range(1, wide + 1)}):
-        if not min(wide, NARROWEST) <= strips <= 32:
+    for strips in evenly(wide):
+        if strips < min(wide, NARROWEST):
             continue
-        for tall in sorted({-(-rows // parts) for parts in range(1, rows + 1) if -(-rows // parts) <= 32}):
+        for tall in evenly(rows):
             tile = tile_of(problem, strips, tall)
             if lanes * strips * tall * tile.taps <= MOST_THREADS[problem.kind] and tile.shared <= SHARED:
                 yield tile
