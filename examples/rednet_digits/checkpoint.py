@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,9 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}; start without --resume") from None
-    except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+    except CheckpointError:
+        raise
+    except Exception as error:  # of zipfile, decompressors, pickle and torch each has errors of its own
         why = str(error).partition("\n")[0]
         raise CheckpointError(f"{path} is damaged: {why}; {MEND}") from error
     if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:

@@ -161,15 +161,29 @@ def flipped(content: bytes) -> bytes:
     return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
+def misnamed(content: bytes) -> bytes:
+    """A name in the archive's table that is no text."""
+    at = content.rindex(b"data.pkl")
+    return content[:at] + b"\xff" + content[at + 1 :]
+
+
+def packed(content: bytes) -> bytes:
+    """A table that calls the numbers of a tensor compressed, which they are not."""
+    entry = content.rindex(b"PK\x01\x02", 0, content.rindex(b"/data/0"))
+    return content[: entry + 10] + b"\x08" + content[entry + 11 :]
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
         (truncated, "is damaged: "),
         (flipped, "is damaged: the checksum of "),
+        (misnamed, "is damaged: "),
+        (packed, "is damaged: "),
         (lambda content: b"", "is damaged: "),
         (lambda content: b"no zip" * 100, "is damaged: "),
     ],
-    ids=["truncated", "flipped", "empty", "garbage"],
+    ids=["truncated", "flipped", "misnamed", "packed", "empty", "garbage"],
 )
 def test_a_damaged_checkpoint_is_refused(
     finished: Path,
