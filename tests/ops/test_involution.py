@@ -150,6 +150,30 @@ def test_refused(
             involution(torch.ones(input), torch.ones(weight), **steps)
 
 
+CALLS: dict[str, tuple[Any, tuple[str, str], tuple[Any, ...]]] = {
+    "forward": (involution, ("input", "weight"), ()),
+    "input gradient": (involution_input_gradient, ("cotangent", "weight"), ((3, 3),)),
+    "weight gradient": (involution_weight_gradient, ("cotangent", "input"), (1, (1, 1))),
+}
+
+
+@pytest.mark.parametrize(("operator", "names", "more"), CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("change", [torch.float64, torch.device("meta")], ids=str)
+def test_tensors_of_two_kinds_are_refused(
+    operator: Any, names: tuple[str, str], more: tuple[Any, ...], change: Any
+) -> None:
+    shapes = {"input": (2, 4, 3, 3), "cotangent": (2, 4, 3, 3), "weight": (2, 1, 1, 1, 3, 3)}
+    one, other = (torch.ones(shapes[name]) for name in names)
+    operator(one, other, *more)
+    other = other.to(change)
+    message = (
+        f"expected `{names[0]}` and `{names[1]}` of one dtype on one device, got torch.float32 on cpu and "
+        f"{other.dtype} on {other.device}; convert one of them: `{names[1]}.to({names[0]})`"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        operator(one, other, *more)
+
+
 def test_gradients_refuse_a_cotangent_of_another_size() -> None:
     message = (
         "expected cotangent [B, C, Ho, Wo] = [2, 4, 3, 3], got [2, 4, 5, 5]"

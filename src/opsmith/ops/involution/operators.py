@@ -44,7 +44,7 @@ def involution(
         [B, C, Ho, Wo].
 
     Raises:
-        ShapeError, ValueError: If the shapes do not fit one another.
+        ShapeError, ValueError: If shapes, dtypes or devices do not fit one another.
 
     Example:
         >>> import torch
@@ -53,6 +53,7 @@ def involution(
         tensor([[9., 9.],
                 [9., 9.]])
     """
+    _expect_alike("input", input, "weight", weight)
     (batch, channels), groups, kernel = input.shape[:2], weight.shape[1], weight.shape[2:4]
     output = _output_size(input.shape[2:], kernel, stride, padding, dilation)
     _expect_groups(channels, groups)
@@ -88,7 +89,7 @@ def involution_input_gradient(
         [B, C, H, W].
 
     Raises:
-        ShapeError, ValueError: If the shapes do not fit one another.
+        ShapeError, ValueError: If shapes, dtypes or devices do not fit one another.
 
     Example:
         >>> import torch
@@ -99,6 +100,7 @@ def involution_input_gradient(
                 [2., 4., 4., 2.],
                 [1., 2., 2., 1.]])
     """
+    _expect_alike("cotangent", cotangent, "weight", weight)
     (batch, channels), groups, kernel = cotangent.shape[:2], weight.shape[1], weight.shape[2:4]
     output = _output_size(size, kernel, stride, padding, dilation)
     _expect_groups(channels, groups)
@@ -137,7 +139,7 @@ def involution_weight_gradient(
         [B, G, Kh, Kw, Ho, Wo].
 
     Raises:
-        ShapeError, ValueError: If the shapes do not fit one another.
+        ShapeError, ValueError: If shapes, dtypes or devices do not fit one another.
 
     Example:
         >>> import torch
@@ -147,6 +149,7 @@ def involution_weight_gradient(
                 [15., 17., 19.],
                 [21., 23., 25.]])
     """
+    _expect_alike("cotangent", cotangent, "input", input)
     batch, channels = input.shape[:2]
     output = _output_size(input.shape[2:], kernel, stride, padding, dilation)
     _expect_groups(channels, groups)
@@ -267,6 +270,15 @@ def _output_size(
             "use a larger padding, or a smaller kernel or dilation"
         )
     return height, width
+
+
+def _expect_alike(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    if (tensor.dtype, tensor.device) != (other.dtype, other.device):
+        raise ValueError(
+            f"expected `{name}` and `{other_name}` of one dtype on one device, got {tensor.dtype} on "
+            f"{tensor.device} and {other.dtype} on {other.device}; "
+            f"convert one of them: `{other_name}.to({name})`"
+        )
 
 
 def _expect_groups(channels: int, groups: int) -> None:
