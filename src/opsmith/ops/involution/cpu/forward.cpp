@@ -198,9 +198,9 @@ constexpr int64_t SMALL = 1 << 16;  // bytes
 template <class T>
 Shape sizes(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stride, List<int64_t> padding,
             List<int64_t> dilation) {
-  const Axis down{input.size(2), weight.size(4), weight.size(2), stride[0], padding[0], dilation[0]};
-  const Axis across{input.size(3), weight.size(5), weight.size(3), stride[1], padding[1], dilation[1]};
-  expect_fit(down, across, input.size(1), weight.size(1));
+  fitted({input.size(2), weight.size(4), weight.size(2), stride[0], padding[0], dilation[0]},
+         {input.size(3), weight.size(5), weight.size(3), stride[1], padding[1], dilation[1]}, input.size(1),
+         weight.size(1));
   OPSMITH_CHECK(input.size(0) == weight.size(0), "the batches do not fit one another");
   return {input.size(0), input.size(1), weight.size(4), weight.size(5)};
 }
@@ -211,9 +211,11 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
              List<int64_t> dilation, View<T, 4> result) {
   using A = Computed<T>;
   constexpr int L = count<A>;
-  const Axis down{input.size(2), result.size(2), weight.size(2), stride[0], padding[0], dilation[0]};
-  const Axis across{input.size(3), result.size(3), weight.size(3), stride[1], padding[1], dilation[1]};
-  expect_fit(down, across, input.size(1), weight.size(1));
+  const Axes axes =
+      fitted({input.size(2), result.size(2), weight.size(2), stride[0], padding[0], dilation[0]},
+             {input.size(3), result.size(3), weight.size(3), stride[1], padding[1], dilation[1]},
+             input.size(1), weight.size(1));
+  const Axis down = axes.down, across = axes.across;
   const int64_t groups = weight.size(1), channels = input.size(1) / groups,
                 taps = down.kernel * across.kernel;
   const bool direct =

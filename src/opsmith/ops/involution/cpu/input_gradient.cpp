@@ -156,113 +156,168 @@ void pair_taps(const T* weights, const View<const T, 6>& weight, const Axis& dow
   }
 }
 
+// How a call is computed: the path that its steps have, how much of it at a time, and the scratch for that.
+template <class T>
+struct Plan {
+  using A = Computed<T>;
+  static constexpr int L = count<A>;
+
+  Axis down, across;
+  bool direct;    // weights are read where they lie
+  bool phased;    // rows of the result are computed phase by phase
+  bool in_pairs;  // lanes hold two rows of taps
+  int64_t columns, most, together, wide;
+  int64_t above;  // a row of pairs whose first has no row in the cotangent
+  int64_t for_pixels, for_result, for_weights;
+
+  Plan(const Axes& axes, const View<const T, 6>& weight) : down(axes.down), across(axes.across) {
+    const int64_t S = across.stride, K = across.kernel;
+    direct = std::is_same_v<T, A> && weight.stride(5) == 1;
+    phased = down.dilation == 1 && across.dilation == 1;
+    for (int64_t phase = 0; phase < std::min(S, K); phase++)
+      phased = phased && run_of<T>((K - phase + S - 1) / S);
+    in_pairs = paired<T> == 2 && phased && down.stride == 1;
+
+    columns = across.result;
+    most = std::max<int64_t>(1, (1 << 18) / int64_t(sizeof(A)) / (columns * L) * down.stride -
+                                    (down.kernel - 1) * down.dilation);
+    const int64_t band = std::min(most, down.size);
+    const int64_t rows = (band - 1 + (down.kernel - 1) * down.dilation) / down.stride + 2;
+    together = std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / across.size));
+    wide = (together * across.result + 2 * L - 1) / L * L;
+    above = in_pairs;
+    for_pixels = (std::min(rows, down.result) + above) * columns * L;
+    for_result = together * across.size * L;
+    for_weights = direct ? 0 : down.kernel * K * wide;
+  }
+
+  // Rows of the cotangent that reach these of the result.
+  Span reaching(int64_t first, int64_t last) const {
+    const int64_t lowest = first + down.padding - (down.kernel - 1) * down.dilation;
+    const int64_t from = lowest <= 0 ? 0 : std::min(down.result, (lowest + down.stride - 1) / down.stride);
+    return {from, std::clamp<int64_t>((last - 1 + down.padding) / down.stride + 1, from, down.result)};
+  }
+  // The row of the cotangent from which taps `u` reach row `y` of the result; -1 where there is none.
+  int64_t row_at(int64_t y, int64_t u) const {
+    const int64_t past = y + down.padding - u * down.dilation;
+    return past >= 0 && past % down.stride == 0 && past / down.stride < down.result ? past / down.stride : -1;
+  }
+};
+
+// Rows of the result that are computed one after the other, and what of.
+template <class T, class A>
+struct Turn {
+  Span rows;
+  const T* weights;  // of the group
+  A* widened;        // those that reach these rows, where they are not read as they lie
+  Pixels<A> pixels;  // the cotangent
+  int64_t from;      // its row that comes first there
+
+  // The weights of a row of taps, at row `i` of the cotangent.
+  const A* taps_at(const Plan<T>& plan, const View<const T, 6>& weight, int64_t u, int64_t i) const {
+    if constexpr (std::is_same_v<T, A>)
+      if (plan.direct) return weights + u * weight.stride(2) + i * weight.stride(4);
+    const int64_t first = plan.down.reached(u, rows).first;
+    return widened + u * plan.across.kernel * plan.wide + (i - first) * plan.columns;
+  }
+};
+
+// Copies the weights of a turn, or makes pairs of them, as its path has them.
+template <class T, class A>
+void prepare(const Plan<T>& plan, const View<const T, 6>& weight, const Turn<T, A>& turn) {
+  const Axis& down = plan.down;
+  const int64_t next = (plan.together + down.stride - 1) / down.stride * weight.stride(4);
+  if constexpr (paired<T> == 2)
+    if (plan.in_pairs) pair_taps(turn.weights, weight, down, turn.rows, next, turn.widened, plan.wide);
+  auto rows_of = [&](int64_t u) {
+    const Span reached = down.reached(u, turn.rows);
+    return std::pair{reached.within({0, down.result}), reached.first};
+  };
+  if (!plan.direct && !plan.in_pairs)
+    widen_rows(turn.weights, weight, rows_of, next, turn.widened, plan.wide);
+}
+
+// Computes row `y` of the result.
+template <class T, class A>
+void compute_row(const Plan<T>& plan, const View<const T, 6>& weight, const Turn<T, A>& turn, int64_t y,
+                 A* row) {
+  constexpr int L = count<A>;
+  const Axis &down = plan.down, &across = plan.across;
+  const int64_t columns = plan.columns, of_row = across.kernel * plan.wide;
+  std::memset(row, 0, across.size * L * sizeof(A));
+  int64_t first_tap = -1, last_tap = -1, rows_of_taps = 0;
+  for (int64_t u = 0; u < down.kernel; u++) {
+    if (plan.row_at(y, u) < 0) continue;
+    if (first_tap < 0) first_tap = u;
+    last_tap = u;
+    rows_of_taps++;
+  }
+  if (rows_of_taps == 0) return;
+  Block<A> it;
+  it.result = row;
+  it.pitch = plan.direct ? weight.stride(3) : plan.wide;
+  it.ahead = plan.direct ? weight.stride(4) : 0;
+  if (plan.in_pairs) {
+    const int64_t pair = first_tap / 2;
+    it.pixels = turn.pixels.at(y + down.padding - 2 * pair - 1 - turn.from, 0);
+    it.weights = turn.widened + pair * of_row + (y - turn.rows.first) * columns;
+    it.odd = last_tap % 2 == 0 && last_tap == down.kernel - 1;
+    it.rows = last_tap / 2 + 1 - it.odd - pair;
+    it.pixel_step = -2 * columns * L, it.weight_step = of_row;
+    run_phases<T>(it, across);
+  } else if (plan.phased) {
+    const int64_t i = plan.row_at(y, first_tap);
+    it.pixels = turn.pixels.at(i - turn.from, 0);
+    it.weights = turn.taps_at(plan, weight, first_tap, i);
+    it.rows = rows_of_taps, it.pixel_step = -columns * L;
+    it.weight_step = plan.direct ? down.stride * weight.stride(2) - weight.stride(4) : down.stride * of_row;
+    run_phases<T>(it, across);
+  } else {
+    for (int64_t u = first_tap; u <= last_tap; u++) {
+      const int64_t i = plan.row_at(y, u);
+      if (i < 0) continue;
+      add_taps(turn.pixels.at(i - turn.from, 0), turn.taps_at(plan, weight, u, i), it.pitch, across, row);
+    }
+  }
+}
+
 template <class T>
 void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<int64_t> size,
                     List<int64_t> stride, List<int64_t> padding, List<int64_t> dilation, View<T, 4> result) {
   using A = Computed<T>;
   constexpr int L = count<A>;
-  const Axis down{size[0], cotangent.size(2), weight.size(2), stride[0], padding[0], dilation[0]};
-  const Axis across{size[1], cotangent.size(3), weight.size(3), stride[1], padding[1], dilation[1]};
-  expect_fit(down, across, cotangent.size(1), weight.size(1));
+  const Plan<T> plan(
+      fitted({size[0], cotangent.size(2), weight.size(2), stride[0], padding[0], dilation[0]},
+             {size[1], cotangent.size(3), weight.size(3), stride[1], padding[1], dilation[1]},
+             cotangent.size(1), weight.size(1)),
+      weight);
   const int64_t groups = weight.size(1), channels = cotangent.size(1) / groups;
-  const int64_t S = across.stride, K = across.kernel;
-  const bool direct = std::is_same_v<T, A> && weight.stride(5) == 1;
   const bool streamed = (cotangent.numel() + weight.numel() + result.numel()) * int64_t(sizeof(T)) > LARGE;
-  bool phased = down.dilation == 1 && across.dilation == 1;
-  for (int64_t phase = 0; phase < std::min(S, K); phase++)
-    phased = phased && run_of<T>((K - phase + S - 1) / S);
-  const bool in_pairs = paired<T> == 2 && phased && down.stride == 1;
-
-  const int64_t columns = across.result;
-  const int64_t most = std::max<int64_t>(
-      1, (1 << 18) / int64_t(sizeof(A)) / (columns * L) * down.stride - (down.kernel - 1) * down.dilation);
-  const int64_t band = std::min(most, down.size);
-  const int64_t rows = (band - 1 + (down.kernel - 1) * down.dilation) / down.stride + 2;
-  const int64_t together = std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / across.size));
-  const int64_t wide = (together * across.result + 2 * L - 1) / L * L;
-  const int64_t above = in_pairs;  // a row of pairs whose first has no row in the cotangent
-  const int64_t for_pixels = (std::min(rows, down.result) + above) * columns * L,
-                for_result = together * across.size * L;
-  const int64_t for_weights = direct ? 0 : down.kernel * K * wide;
+  const int64_t in_all = plan.for_pixels + plan.for_result + plan.for_weights + L;
   in_shares<A>(
-      cotangent.size(0), groups, down.size, most, for_pixels + for_result + for_weights + L,
-      [&](const Share& share, A* scratch) {
-        const Pixels<A> pixels{scratch + above * columns * L, columns};
-        A *results = scratch + for_pixels, *widened = results + for_result;
-        const T* weights = weight.data + share.batch * weight.stride(0) + share.group * weight.stride(1);
-        // Rows of the cotangent that reach this share.
-        const int64_t lowest = share.first + down.padding - (down.kernel - 1) * down.dilation;
-        const int64_t from =
-            lowest <= 0 ? 0 : std::min(down.result, (lowest + down.stride - 1) / down.stride);
-        const int64_t to =
-            std::clamp<int64_t>((share.last - 1 + down.padding) / down.stride + 1, from, down.result);
+      cotangent.size(0), groups, plan.down.size, plan.most, in_all, [&](const Share& share, A* scratch) {
+        A* results = scratch + plan.for_pixels;
+        const Span reaching = plan.reaching(share.first, share.last);
+        Turn<T, A> turn;
+        turn.weights = weight.data + share.batch * weight.stride(0) + share.group * weight.stride(1);
+        turn.widened = results + plan.for_result;
+        turn.pixels = {scratch + plan.above * plan.columns * L, plan.columns};
+        turn.from = reaching.first;
         for (int64_t channel = 0; channel < channels; channel += L) {
-          const int64_t some = std::min<int64_t>(L, channels - channel),
-                        first = share.group * channels + channel;
-          gather(planes(cotangent, share.batch, first, some), from, to, pixels);
-          if constexpr (paired<T> == 2)
-            if (in_pairs) pair_rows_of_pixels({scratch, columns}, {above, above + to - from}, 1);
+          const int64_t some = std::min<int64_t>(L, channels - channel);
+          const int64_t first = share.group * channels + channel;
+          gather(planes(cotangent, share.batch, first, some), reaching.first, reaching.last, turn.pixels);
+          if constexpr (paired<T> == 2) {
+            const Span rows{plan.above, plan.above + reaching.last - reaching.first};
+            if (plan.in_pairs) pair_rows_of_pixels({scratch, plan.columns}, rows, 1);
+          }
           const Planes<T> out = planes(result, share.batch, first, some);
-          for (int64_t start = share.first; start < share.last; start += together) {
-            const Span turn{start, std::min(start + together, share.last)};
-            auto rows_of = [&](int64_t u) {
-              const Span reached = down.reached(u, turn);
-              return std::pair{reached.within({0, down.result}), reached.first};
-            };
-            const int64_t next = (together + down.stride - 1) / down.stride * weight.stride(4);
-            if constexpr (paired<T> == 2)
-              if (in_pairs) pair_taps(weights, weight, down, turn, next, widened, wide);
-            if (!direct && !in_pairs) widen_rows(weights, weight, rows_of, next, widened, wide);
-            for (int64_t y = turn.first; y < turn.last; y++) {
-              A* row = results + (y - start) * across.size * L;
-              std::memset(row, 0, across.size * L * sizeof(A));
-              // Taps u of this row, from the first on: those that reach a row i of the cotangent.
-              auto row_at = [&](int64_t u) {
-                const int64_t above = y + down.padding - u * down.dilation;
-                return above >= 0 && above % down.stride == 0 && above / down.stride < down.result
-                           ? above / down.stride
-                           : -1;
-              };
-              int64_t first_tap = -1, last_tap = -1, rows_of_taps = 0;
-              for (int64_t u = 0; u < down.kernel; u++) {
-                if (row_at(u) < 0) continue;
-                if (first_tap < 0) first_tap = u;
-                last_tap = u;
-                rows_of_taps++;
-              }
-              auto taps_at = [&](int64_t u, int64_t i) -> const A* {
-                if constexpr (std::is_same_v<T, A>)
-                  if (direct) return weights + u * weight.stride(2) + i * weight.stride(4);
-                return widened + u * K * wide + (i - down.reached(u, turn).first) * columns;
-              };
-              if (rows_of_taps == 0) continue;
-              Block<A> it;
-              it.result = row;
-              it.pitch = direct ? weight.stride(3) : wide;
-              it.ahead = direct ? weight.stride(4) : 0;
-              if (in_pairs) {
-                const int64_t pair = first_tap / 2;
-                it.pixels = pixels.at(y + down.padding - 2 * pair - 1 - from, 0);
-                it.weights = widened + pair * K * wide + (y - turn.first) * columns;
-                it.odd = last_tap % 2 == 0 && last_tap == down.kernel - 1;
-                it.rows = last_tap / 2 + 1 - it.odd - pair;
-                it.pixel_step = -2 * columns * L, it.weight_step = K * wide;
-                run_phases<T>(it, across);
-              } else if (phased) {
-                it.pixels = pixels.at(row_at(first_tap) - from, 0);
-                it.weights = taps_at(first_tap, row_at(first_tap));
-                it.rows = rows_of_taps, it.pixel_step = -columns * L;
-                it.weight_step =
-                    direct ? down.stride * weight.stride(2) - weight.stride(4) : down.stride * K * wide;
-                run_phases<T>(it, across);
-              } else {
-                for (int64_t u = first_tap; u <= last_tap; u++) {
-                  const int64_t i = row_at(u);
-                  if (i >= 0) add_taps(pixels.at(i - from, 0), taps_at(u, i), it.pitch, across, row);
-                }
-              }
-            }
-            scatter(results, out, turn.first, turn.last, streamed);
+          for (int64_t start = share.first; start < share.last; start += plan.together) {
+            turn.rows = {start, std::min(start + plan.together, share.last)};
+            prepare(plan, weight, turn);
+            for (int64_t y = start; y < turn.rows.last; y++)
+              compute_row(plan, weight, turn, y, results + (y - start) * plan.across.size * L);
+            scatter(results, out, start, turn.rows.last, streamed);
           }
         }
         lanes::settle();

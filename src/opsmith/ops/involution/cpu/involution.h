@@ -22,15 +22,23 @@ struct Span {
   }
 };
 
+constexpr int64_t FARTHEST = int64_t(1) << 40;  // pixels of a plane, with its padding
+
 // The steps of the window in one dimension, and the sizes before and behind it.
 struct Axis {
   int64_t size, result, kernel, stride, padding, dilation;
 
-  // Whether the steps and the sizes belong together.
+  int64_t padded() const { return size + 2 * padding; }
+  // Whether the steps and the sizes belong together, and nothing that follows from them is beyond 64 bits.
   bool fits() const {
-    return stride > 0 && dilation > 0 && padding >= 0 && size > 0 && kernel > 0 && result > 0 &&
-           size + 2 * padding > (kernel - 1) * dilation &&
-           (size + 2 * padding - ((kernel - 1) * dilation + 1)) / stride + 1 == result;
+    if (std::min({size, result, kernel, stride, dilation}) < 1 || padding < 0) return false;
+    if (size > FARTHEST || padding > FARTHEST) return false;
+    if (kernel > 1 && dilation > (padded() - 1) / (kernel - 1)) return false;
+    return (padded() - ((kernel - 1) * dilation + 1)) / stride + 1 == result;
+  }
+  // The same windows: steps are 1 where there is nothing to step to. Scratch is as large as they are.
+  Axis in_least_steps() const {
+    return {size, result, kernel, result == 1 ? 1 : stride, padding, kernel == 1 ? 1 : dilation};
   }
   int64_t extent() const { return (result - 1) * stride + (kernel - 1) * dilation + 1; }
 
@@ -50,12 +58,18 @@ struct Axis {
   }
 };
 
+struct Axes {
+  Axis down, across;
+};
+
 // Holds the sizes to what kernels rely on, so that nothing beyond a tensor is read. Mostly the reference has
 // done that, but not for sizes that `sizes` tells.
-inline void expect_fit(const Axis& down, const Axis& across, int64_t channels, int64_t groups) {
+inline Axes fitted(const Axis& down, const Axis& across, int64_t channels, int64_t groups) {
   const bool shared = groups > 0 && channels > 0 && channels % groups == 0;
   OPSMITH_CHECK(shared, "the groups do not divide the channels");
   OPSMITH_CHECK(down.fits() && across.fits(), "the sizes do not fit one another");
+  OPSMITH_CHECK(down.padded() <= FARTHEST / across.padded(), "the padded image has more than 2^40 pixels");
+  return {down.in_least_steps(), across.in_least_steps()};
 }
 
 // One image of one group: `channels` planes of `rows` by `columns`, with any strides.

@@ -105,9 +105,11 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
                      Contiguous<T, 6> result) {
   using A = Computed<T>;
   constexpr int L = count<A>;
-  const Axis down{input.size(2), cotangent.size(2), kernel[0], stride[0], padding[0], dilation[0]};
-  const Axis across{input.size(3), cotangent.size(3), kernel[1], stride[1], padding[1], dilation[1]};
-  expect_fit(down, across, input.size(1), groups);
+  const Axes axes =
+      fitted({input.size(2), cotangent.size(2), kernel[0], stride[0], padding[0], dilation[0]},
+             {input.size(3), cotangent.size(3), kernel[1], stride[1], padding[1], dilation[1]}, input.size(1),
+             groups);
+  const Axis down = axes.down, across = axes.across;
   const int64_t channels = input.size(1) / groups, S = across.stride, K = across.kernel;
   const int64_t layers = (channels + paired<T> - 1) / paired<T>;
   const Run<A, T>* run = runs_of<A, T>(K, S, down.dilation == 1 && across.dilation == 1);
