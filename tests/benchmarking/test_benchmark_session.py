@@ -15,7 +15,8 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
-from opsmith.benchmarking import Benchmark, machine
+from opsmith.benchmarking import Benchmark, machine, measuring
+from opsmith.benchmarking.clock import Call, ProcessorClock
 from opsmith.benchmarking.contenders import fresh_compiled
 from opsmith.checking import Outcome, Report
 
@@ -47,6 +48,43 @@ def test_what_there_is_to_do_is_counted_by_direction(measure: Measure) -> None:
         "operator": 2 * each,
         "reference": 2 * each,
     }
+
+
+def test_what_there_is_to_do_is_the_same_whether_memory_is_looked_at_or_not(measure: Measure) -> None:
+    with_memory, without = (measure(gate, memory=memory, sizes={"B M": 4}) for memory in (True, False))
+    assert with_memory.cases[-1].work == without.cases[-1].work
+    assert without.cases[-1].memory == ()
+
+
+def test_no_change_of_modes_is_timed_with_a_call(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    timing = False
+
+    class Clock(ProcessorClock):
+        def seconds(self, calls: list[Call]) -> float:
+            nonlocal timing
+            timing = True
+            taken = super().seconds(calls)
+            timing = False
+            return taken
+
+    class Mode(torch.set_grad_enabled):
+        def __init__(self, mode: bool) -> None:
+            assert not timing, "while a call is timed"
+            super().__init__(mode)
+
+    modes: dict[str, set[bool]] = {"results": set()}
+
+    def rival(x: Tensor, y: Tensor) -> Tensor:
+        modes["results"].add(torch.is_grad_enabled())
+        return x * y.tanh()
+
+    monkeypatch.setattr(measuring, "clock_of", lambda device: Clock())
+    for name in ("set_grad_enabled", "no_grad", "enable_grad"):
+        fixed = {"set_grad_enabled": (), "no_grad": (False,), "enable_grad": (True,)}[name]
+        monkeypatch.setattr(torch, name, lambda *mode, fixed=fixed: Mode(*(fixed or mode)))
+    found = measure(gate, rivals={"rival": rival}, sizes={"B M": 4})
+    assert left_out(found.cases[-1]) == {}
+    assert modes["results"] == {True, False}
 
 
 def test_a_kernel_makes_it_native_and_is_named(measure: Measure) -> None:
@@ -119,6 +157,21 @@ def test_the_flops_that_an_author_gives_are_taken(measure: Measure) -> None:
     work = measure(gate, flops=lambda x, y: 7 * x.numel(), sizes={"B M": 4}).cases[-1].work
     assert (work[0].flops, work[0].counted) == (7 * 16, "by the author's formula")
     assert work[2].counted.startswith("by the author's formula; the backward of the reference")
+
+
+@pytest.mark.parametrize(
+    ("flops", "got"),
+    [
+        (lambda: 1, "TypeError: <lambda>() takes 0 positional arguments but 2 were given"),
+        (lambda x, y: None, "TypeError: int() argument must be a string"),
+    ],
+    ids=["takes nothing", "returns nothing"],
+)
+def test_flops_that_count_nothing_are_refused(measure: Measure, flops: Any, got: str) -> None:
+    with pytest.raises(errors.UsageError, match="counts no operations of a call") as caught:
+        measure(gate, flops=flops, sizes={"B M": 4})
+    assert (caught.value.operator, caught.value.argument) == (gate.name, "flops")
+    assert str(caught.value.got).startswith(got)
 
 
 def test_what_the_caller_has_set_is_no_matter(measure: Measure) -> None:

@@ -109,10 +109,12 @@ def _measured(asked: Asked, size: Size, dtype: torch.dtype, device: torch.device
     directions = tuple(each for each in asked.directions if each == "forward" or held.came)
     every = entrants(asked.operator, arguments, asked.rivals, compiled=asked.compiled)
     present, contenders = _admitted(every, arguments, held, asked.seed, random=specification.random)
+    flops = _given_flops(asked, arguments)
     beside = _control_calls(asked, arguments, held, device)
     timings, slowest = _timings(asked, present, beside, arguments, held, directions, clock_of(device))
+    # What the operator saves is work of its backward, whether memory is looked at or not.
+    own = next((_saved(each, arguments, held) for each in present if each.about.kind == "operator"), None)
     kept = {each.about.name: _saved(each, arguments, held) for each in present} if asked.memory else {}
-    own = next((kept[each.about.name] for each in present if each.about.kind == "operator" and kept), None)
     case = Case(
         label=size.label,
         sizes=dict(size.sizes),
@@ -123,7 +125,7 @@ def _measured(asked: Asked, size: Size, dtype: torch.dtype, device: torch.device
         role=size.role,
         contenders=contenders,
         timings=timings,
-        work=tuple(_work(asked, arguments, held, directions, own)),
+        work=tuple(_work(asked, arguments, held, directions, own, flops)),
         memory=tuple(
             _memory(each, arguments, held, kept[each.about.name], device)
             for each in (present if asked.memory else ())
@@ -208,7 +210,7 @@ def _timings(
     found, slowest = [], 0.0
     for at, direction in enumerate(directions):
         racing = {each.about.name: _contestant(each, arguments, held, direction) for each in present}
-        with quiet():
+        with _mode(direction), quiet():
             for each in racing.values():
                 clock.seconds(each.calls(1))
             times = in_turns({**racing, **beside}, clock, asked.effort, asked.seed + at)
@@ -219,20 +221,25 @@ def _timings(
     return tuple(found), slowest
 
 
+def _mode(direction: str) -> Any:
+    """A region around all calls of a direction: around each, it would cost more than a small call takes."""
+    return torch.set_grad_enabled(direction != "forward")
+
+
 def _contestant(each: Entrant, arguments: Arguments, held: Right, direction: str) -> Contestant:
+    """What is timed of a contender; to be called in the direction's `_mode`."""
     if direction == "forward":
-        return Contestant(torch.no_grad()(arguments.call(each.function)))
+        return Contestant(arguments.call(each.function))
     call = arguments.call(each.function, leaves=True)
     both = partial(differentiated, call, arguments.sought, held.came)
     if direction == "both":
-        return Contestant(torch.enable_grad()(both))
+        return Contestant(both)
     return Contestant(both, partial(_prepared, call, arguments, held), _room(arguments, held))
 
 
 def _prepared(call: Callable[[], Any], arguments: Arguments, held: Right) -> Callable[[], Any]:
     """A backward whose graph is there: it is used up by it, as in training."""
-    with torch.enable_grad():
-        results = [each for each in results_of(call()) if each.requires_grad]
+    results = [each for each in results_of(call()) if each.requires_grad]
     return partial(torch.autograd.grad, results, arguments.sought, held.came, allow_unused=True)
 
 
@@ -255,7 +262,7 @@ def _memory(
 ) -> Memory:
     direction = "both" if held.came else "forward"
     contestant = _contestant(each, arguments, held, direction)
-    with quiet():
+    with _mode(direction), quiet():
         most, remark = peak(contestant.call, device)
     saved, beyond = kept if kept is not None else (None, None)
     return Memory(each.about.name, saved, beyond, most, remark)
@@ -267,24 +274,47 @@ def _work(
     held: Right,
     directions: Sequence[str],
     kept: tuple[int, int] | None,
+    flops: int | None,
 ) -> Iterator[Work]:
     """What each direction has to do."""
     forward = bytes_of([*arguments.tensors, *held.results])
     backward = bytes_of([*held.came, *held.gradients]) + (kept[0] if kept else 0)
     moved = {"forward": forward, "backward": backward, "both": forward + backward}
-    operations = dict(_operations(asked, arguments, held))
+    operations = dict(_operations(asked, arguments, held, flops))
     for direction in directions:
-        flops, words = operations.get(direction, (None, "not counted: there is no backward"))
-        yield Work(direction, moved[direction], flops, words)
+        count, words = operations.get(direction, (None, "not counted: there is no backward"))
+        yield Work(direction, moved[direction], count, words)
+
+
+def _given_flops(asked: Asked, arguments: Arguments) -> int | None:
+    """What the author's formula counts of a forward; None where there is none.
+
+    Raises:
+        UsageError: If it raises, or counts nothing.
+    """
+    given = asked.flops or asked.operator.specification.flops
+    if given is None:
+        return None
+    args, kwargs = arguments.sample.arguments(arguments.flat)
+    try:
+        return int(given(*args, **kwargs))
+    except Exception as error:
+        raise errors.UsageError(
+            "the formula that is given counts no operations of a call",
+            operator=asked.operator.name,
+            argument="flops",
+            expected="a function of what the operator takes, which returns a whole number",
+            got=f"{type(error).__name__}: {_line(error)}",
+            mend="write `flops=lambda x, weight: 2 * x.shape[0] * weight.numel()`, or leave it out",
+        ) from error
 
 
 def _operations(
-    asked: Asked, arguments: Arguments, held: Right
+    asked: Asked, arguments: Arguments, held: Right, given: int | None
 ) -> Iterator[tuple[str, tuple[int | None, str]]]:
     """Floating-point operations by direction, and how they were counted."""
     specification = asked.operator.specification
     reference = visible(specification.reference, specification.schema)
-    given = asked.flops or specification.flops
     forward: int | None
     backward: int | None = None
     try:
@@ -298,8 +328,7 @@ def _operations(
         forward = backward = None
         words = f"not counted: the reference does not run under torch's counter: {_line(error)}"
     if given is not None:
-        args, kwargs = arguments.sample.arguments(arguments.flat)
-        forward, counted_by = int(given(*args, **kwargs)), "by the author's formula"
+        forward, counted_by = given, "by the author's formula"
         yield "forward", (forward, counted_by)
         words = f"{counted_by}; the backward {words}"
     else:
