@@ -80,6 +80,14 @@ BREAKS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda read: read["cases"][0]["timings"][0].update(seconds=["1"]),
         "a number for `cases[0].timings[0].seconds[0]`",
     ),
+    "no times": (
+        lambda read: read["cases"][0]["timings"][0].update(seconds=[]),
+        "times above 0, one at least for `cases[0].timings[0].seconds`",
+    ),
+    "no time at all": (
+        lambda read: read["cases"][1]["timings"][2].update(seconds=[1.0, 0.0]),
+        "times above 0, one at least for `cases[1].timings[2].seconds`",
+    ),
     "text for a list": (lambda read: read.update(cases="none"), "a list for `cases`"),
     "a list for an object": (lambda read: read.update(load=[1]), "an object for `load`"),
     "a number for a case": (lambda read: read.update(cases=[1]), "an object for `cases[0]`"),

@@ -127,6 +127,7 @@ NO_SIZES = "this names no sizes"
         (gate, {}, NO_SIZES, "{}"),
         (gate, "B=3", NO_SIZES, "B=3"),
         (gate, {"B": 2.5}, NO_SIZES, "2.5"),
+        (gate, {"B M": 2, "M": 3}, NO_SIZES, "'M': 3"),
         (gate, {"B": -1}, NO_SIZES, "-1"),
         (gate, {"B": []}, NO_SIZES, "[]"),
         (gate, {"B": "12"}, NO_SIZES, "12"),

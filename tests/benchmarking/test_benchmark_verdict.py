@@ -9,6 +9,7 @@ import pytest
 from planted import ENVIRONMENT, planted
 
 from opsmith import errors
+from opsmith.benchmarking import Benchmark
 from opsmith.benchmarking.result import CONTROLS, Case
 from opsmith.benchmarking.verdict import judge
 
@@ -170,6 +171,37 @@ def test_sizes_that_only_one_run_has_are_told() -> None:
     nothing = planted(1, sizes=(2048,)).against(planted(0, sizes=(4096,)))
     assert not nothing.comparable
     assert "NOT COMPARABLE: the two runs have no row of it in common" in str(nothing)
+
+
+def test_sizes_that_look_alike_are_compared_in_their_order() -> None:
+    def twice(seed: int, slowdown: float) -> Benchmark:
+        first, second = planted(seed, sizes=(1024,)), planted(seed + 500, sizes=(1024,), slowdown=slowdown)
+        relabelled = [
+            replace(each.cases[0], label=f"N=1024 ({at})") for at, each in enumerate((first, second))
+        ]
+        return replace(first, cases=tuple(relabelled))
+
+    verdict = twice(1, 1.8).against(twice(0, 1.0))
+    assert verdict.missing == ()
+    assert {change.case for change in verdict.slower} == {"N=1024 (1) (float32, cpu)"}
+    assert twice(1, 1.8).against(twice(2, 1.8)).passed
+
+
+def test_a_rival_whose_code_may_have_changed_is_no_measure_of_noise() -> None:
+    def beside_a_rival(seed: int, slowdowns: tuple[float, ...], **options: Any) -> Benchmark:
+        made = planted(seed, **options)
+        cases = []
+        for case, slowdown in zip(made.cases, slowdowns, strict=True):
+            slow = [
+                replace(each, seconds=tuple(slowdown * one for one in each.seconds)) for each in case.timings
+            ]
+            rivals = [replace(each, contender=f"rival{at}") for each in slow for at in range(2)]
+            cases.append(replace(case, timings=(*case.timings, *rivals)))
+        return replace(made, cases=tuple(cases))
+
+    before = beside_a_rival(0, (1.0, 1.0, 1.0))
+    now = beside_a_rival(1, (0.1, 1.0, 8.0), slowdown=1.5)
+    assert len(now.against(before).slower) == 9
 
 
 def test_a_contender_that_only_one_run_has_is_told() -> None:

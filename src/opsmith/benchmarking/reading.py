@@ -50,6 +50,11 @@ def read_benchmark(read: Any, kind: type[T], version: int) -> T:
             mend="measure again what it measured, with this version of opsmith",
         )
     made: T = _value({name: value for name, value in read.items() if name != "schema"}, kind, "")
+    for at, case in enumerate(read["cases"]):
+        for number, timing in enumerate(case["timings"]):
+            if not timing["seconds"] or min(timing["seconds"]) <= 0:
+                place = f"cases[{at}].timings[{number}].seconds"
+                raise _misfit(place, "times above 0, one at least", timing["seconds"])
     return made
 
 

@@ -114,6 +114,7 @@ def _points(operator: Operator[..., Any], sizes: Sizes) -> list[dict[str, int]]:
         fits = (
             fits
             and bool(names.split())
+            and given.keys().isdisjoint(names.split())
             and bool(numbers)
             and all(type(each) is int and each >= 0 for each in numbers)
         )
@@ -122,7 +123,7 @@ def _points(operator: Operator[..., Any], sizes: Sizes) -> list[dict[str, int]]:
         raise no_such_size(
             operator.name,
             "this names no sizes",
-            "a mapping from names to a whole number each, or a list of them",
+            "a mapping from names, each of them once, to a whole number, or a list of them",
             shown(sizes),
             'write `sizes={"B": 8, "H W": [14, 28, 56]}`',
         )

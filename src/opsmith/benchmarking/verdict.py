@@ -9,10 +9,9 @@ A row is called slower only where all of this holds by more than `tolerance`:
   same rounds as the operator, in both runs. They are no measure of what a disturbance does to everything
   else, so all of what they allow is conceded.
 - Both hold after three times the scatter is taken off. No two runs are alike: memory lies elsewhere, another
-  core is used. How much that does is seen on the rows that are not judged, whose code has not changed: how
-  far the ratios of each contender lie from their own median (the median of these distances, times 1.4826,
-  which is a standard deviation where they are normal: F. R. Hampel, "The influence curve and its role in
-  robust estimation", 1974).
+  core is used. How much that does is seen on the controls, whose code has not changed: how far the ratios of
+  each lie from their own median (the median of these distances, times 1.4826, which is a standard deviation
+  where they are normal: F. R. Hampel, "The influence curve and its role in robust estimation", 1974).
 
 Each row tells the smallest slowdown that it would have shown. Only the operator's own rows are judged:
 rivals, and what torch makes of the reference, are told.
@@ -22,6 +21,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -154,11 +154,11 @@ def verdict(now: Benchmark, earlier: Benchmark, tolerance: float = TOLERANCE) ->
         UsageError: If they are of two operators, or `tolerance` is no part.
     """
     _refuse(now, earlier, tolerance)
-    before = {case.key: case for case in earlier.cases}
+    before = _keyed(earlier.cases)
     pairs: list[tuple[Case, Case]] = []
     missing = []
-    for case in now.cases:
-        other = before.pop(case.key, None)
+    for key, case in _keyed(now.cases).items():
+        other = before.pop(key, None)
         if other is None:
             missing.append(_named(case))
             continue
@@ -169,6 +169,16 @@ def verdict(now: Benchmark, earlier: Benchmark, tolerance: float = TOLERANCE) ->
     apart = _scatter(pairs)
     changes = [change for case, other in pairs for change in _changes(case, other, apart, tolerance)]
     return Verdict(now.operator, tuple(_apart(now, earlier)), tuple(changes), tuple(missing))
+
+
+def _keyed(cases: Iterable[Case]) -> dict[tuple[Any, int], Case]:
+    """Cases by what two runs have in common; those that are alike in it are told apart by their order."""
+    seen: Counter[Any] = Counter()
+    found = {}
+    for case in cases:
+        found[case.key, seen[case.key]] = case
+        seen[case.key] += 1
+    return found
 
 
 def _refuse(now: Benchmark, earlier: Any, tolerance: Any) -> None:
@@ -189,6 +199,15 @@ def _refuse(now: Benchmark, earlier: Any, tolerance: Any) -> None:
             got=f"one of `{earlier.operator}`",
             mend="compare benchmarks of the same operator",
         )
+    refuse_tolerance(tolerance)
+
+
+def refuse_tolerance(tolerance: Any) -> None:
+    """Refuse what is no tolerance.
+
+    Raises:
+        UsageError: If it is none.
+    """
     fits = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
     if not fits or not 0 <= tolerance < math.inf:
         raise errors.UsageError(
@@ -225,12 +244,13 @@ def _unchanged(now: Case, earlier: Case) -> set[str]:
 
 
 def _scatter(pairs: Sequence[tuple[Case, Case]]) -> float:
-    """How far apart two runs are that measure the same: of the logarithms of ratios of rows not judged."""
+    """How far apart two runs are that measure the same: of logarithms of ratios, where code is the same."""
     ratios: dict[str, list[float]] = {}
     for case, other in pairs:
+        same = {*CONTROLS, *_unchanged(case, other)}
         for timing in case.timings:
             before = other.timing(timing.contender, timing.direction)
-            if before is not None and timing.contender not in _own(case):
+            if before is not None and timing.contender in same:
                 moved = math.log(timing.spread.median / before.spread.median)
                 ratios.setdefault(timing.contender, []).append(moved)
     far = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -139,6 +140,9 @@ def benchmark(
             "effort": effort_of(quick=quick, thorough=thorough),
         }
         _refuse_files(output, plot)
+        from opsmith.benchmarking.verdict import refuse_tolerance
+
+        refuse_tolerance(tolerance)
         place = Target.of(target)
         with waiting(f"importing {escape(target)}"):
             found = place.operators()
@@ -178,6 +182,9 @@ def benchmark(
     raise typer.Exit(status)
 
 
+_NUMBER = re.compile("[0-9]{1,18}")
+
+
 def _sizes(given: list[str] | None) -> dict[str, list[int]] | None:
     """`'H W=14,28'` and the like as `sizes=` has them."""
     if not given:
@@ -186,11 +193,12 @@ def _sizes(given: list[str] | None) -> dict[str, list[int]] | None:
     for text in given:
         names, equals, numbers = text.partition("=")
         parts = [each.strip() for each in numbers.split(",")]
-        if not (names.split() and equals and all(each.isdigit() for each in parts)):
+        fits = names.split() and equals and all(map(_NUMBER.fullmatch, parts))
+        if not fits or not {*names.split()}.isdisjoint(" ".join(found).split()):
             raise errors.UsageError(
-                f"`{text}` names no sizes",
+                f"`{text}` names {'a size that was given before' if fits else 'no sizes'}",
                 argument="--size",
-                expected="NAMES=NUMBERS",
+                expected="NAMES=NUMBERS, each name once",
                 got=text,
                 mend="write `--size B=8` or `--size 'H W=14,28,56'`",
             )
