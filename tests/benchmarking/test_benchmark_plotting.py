@@ -71,6 +71,24 @@ def test_the_roofs_are_the_ceilings_that_were_measured() -> None:
     assert list(roofs["matrices, float32: 100 GFLOP/s"][1]) == [1e11, 1e11]
 
 
+@pytest.mark.parametrize("picture", PICTURES)
+@pytest.mark.parametrize("name", ["_by_hand", r"$\bad$", "a$b$", "<b>&"])
+def test_every_rival_is_in_the_legend_by_its_name(picture: str, name: str) -> None:
+    made = small()
+    cases = [
+        replace(
+            case,
+            contenders=(*case.contenders, replace(case.contenders[-1], name=name, left_out="")),
+            timings=(*case.timings, replace(case.timings[0], contender=name)),
+        )
+        for case in made.cases
+    ]
+    drawn = svg(replace(made, cases=tuple(cases)), picture)
+    root = ElementTree.fromstring(drawn)
+    texts = {text.text for text in root.iter(f"{SVG}text")}
+    assert {name, "native", "reference"} <= texts
+
+
 def test_times_grow_over_the_elements() -> None:
     made = planted(1)
     (axes, *_) = scaling(made).axes

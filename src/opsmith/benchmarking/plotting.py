@@ -240,6 +240,7 @@ def format_of(path: Path) -> str:
 def _drawn(benchmark: Benchmark, picture: str) -> Figure:
     look: Any = dict.fromkeys(INKED, INK) | dict.fromkeys(SIZED, TEXT_SIZE)
     look |= {"font.family": "sans-serif", "axes.facecolor": "none", "legend.framealpha": 0}
+    look |= {"text.parse_math": False}  # a rival's name may have dollars in it
     with rc_context(look):
         figure = PICTURES[picture](benchmark)
     return figure
@@ -330,10 +331,16 @@ def _finish(figure: Figure, panels: Mapping[str, Axes], title: str) -> None:
         axes.grid(alpha=0.3, linewidth=0.6)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    found = [axes.get_legend_handles_labels() for axes in panels.values()]
-    legend = {
-        label: handle for handles, labels in found for handle, label in zip(handles, labels, strict=True)
-    }
+    lines = [line for axes in panels.values() for line in axes.get_lines()]
+    legend = {str(line.get_label()): line for line in lines if not _UNNAMED.fullmatch(str(line.get_label()))}
     if legend:
-        figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=len(panels))
+        # matplotlib leaves out labels that begin with `_`, as names of rivals may: they are set afterwards.
+        numbers = [str(at) for at in range(len(legend))]
+        made = figure.legend([*legend.values()], numbers, loc="outside lower center", ncols=len(panels))
+        for text, label in zip(made.get_texts(), legend, strict=True):
+            text.set_text(label)
     figure.suptitle(title)
+
+
+_UNNAMED = re.compile(r"_child\d+")
+"""What matplotlib calls a line that has no label."""
