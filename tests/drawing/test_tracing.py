@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,71 @@ def test_memory_is_counted_once_and_by_who_has_it_anyway() -> None:
     assert not saved["SinBackward0", "self"].counted
     assert saved["SinBackward0", "self"].storage == saved["ExpBackward0", "result"].storage
     assert [node.label for node in graph.heaviest()] == ["ExpBackward0", "MulBackward0"]
+
+
+def test_what_a_variable_has_and_was_computed_is_no_input(tmp_path: Path) -> None:
+    x = torch.ones(3, requires_grad=True)
+    flat = x.view(-1)  # lies in the memory of x
+    h = x.exp()
+    y = (h * flat).sqrt()
+    graph = opsmith.draw(y, tmp_path / "graph.json", show_saved=True)
+    saved = {str(each) for node in graph.nodes for each in node.saved}
+    assert saved == {
+        "result [3] float32 12 B (h)",
+        "other [3] float32 12 B (input x)",
+        "self [3] float32 12 B (h, counted elsewhere)",
+        "result [3] float32 12 B (output y)",
+    }
+    assert (graph.kept_bytes, graph.own_bytes) == (36, 12)
+    kinds = {node.label: node.kind for node in graph.nodes if not node.label.endswith("0")}
+    assert (kinds["x"], kinds["h"], kinds["y"]) == ("input", "saved", "output")
+
+
+def test_what_a_function_keeps_as_variable_is_no_leaf() -> None:
+    class Keeping(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+            ctx.variable = x.detach() * 2
+            ctx.save_for_backward(w)
+            return x * w
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            return grads[0], grads[0]
+
+    x, w = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    graph = trace({"y": Keeping.apply(x, w)}, Options(names={"x": x, "w": w}))
+    (node,) = [node for node in graph.nodes if node.kind == "function"]
+    assert node.label == "Keeping"
+    assert [each.kind for each in graph.inputs_of(node.id)] == ["accumulate", "accumulate", "input"]
+    recorded = trace(lambda x, w: Keeping.apply(x, w) * 2, Options(inputs=(x, w), training=True))
+    assert [node.label for node in recorded.nodes if node.kind == "function"] == ["Keeping"]
+
+
+@pytest.mark.parametrize("training", [None, False, True])
+def test_nothing_is_kept_once_it_is_drawn(training: bool | None, tmp_path: Path) -> None:
+    made: list[weakref.ref[Tensor]] = []
+
+    def computed(x: Tensor) -> Tensor:
+        h = x * 2
+        made.append(weakref.ref(h))
+        return h.sum()
+
+    def drawn() -> None:
+        x = torch.ones(3, requires_grad=True)
+        if training is None:
+            opsmith.draw(computed(x), tmp_path / "graph.json")
+        else:
+            opsmith.draw(computed, tmp_path / "graph.json", inputs=x, training=training)
+
+    drawn()
+    gc.collect()
+    gc.disable()
+    try:
+        drawn()
+        assert made[-1]() is None
+    finally:
+        gc.enable()
 
 
 def test_a_saved_view_keeps_its_whole_storage() -> None:

@@ -13,6 +13,7 @@ from opsmith.core.formula import Formula
 from opsmith.drawing.attributes import recorded_attributes
 from opsmith.drawing.calls import Call, Recording
 from opsmith.drawing.graph import Edge, Form, Graph, Group, Kind, Node, Saved
+from opsmith.drawing.leaves import leaf_of
 from opsmith.drawing.names import Names
 from opsmith.drawing.nesting import nested
 from opsmith.drawing.places import short_place, site_of_traceback
@@ -50,9 +51,10 @@ def autograd_graph(
     tracing = _Tracing(names, show_saved=show_saved, memory=memory, recording=recording)
     for name, tensor in outputs.items():
         names.add(name, tensor, "output")
-    names.own(tracing.storages)
     order = ordered([tensor.grad_fn for tensor in outputs.values()])
+    names.own(tracing.storages)
     tracing.own_leaves(order)
+    names.own(tracing.storages, computed=True)
     for node in order:
         tracing.add(node)
     for name, tensor in outputs.items():
@@ -137,16 +139,16 @@ class _Tracing:
     def own_leaves(self, order: Sequence[Any]) -> None:
         """Tell whose the storages of leaves are, before anything is found to keep them."""
         for node in order:
-            leaf = getattr(node, "variable", None)
-            if isinstance(leaf, Tensor):
+            leaf = leaf_of(node)
+            if leaf is not None:
                 owner = self._names.of(leaf)
                 self.storages.own(leaf, owner.role, owner.name)
 
     def add(self, node: Any) -> None:
         """Add one of autograd's nodes, and the edges that lead to it."""
         name = type(node).__name__
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, Tensor):
+        leaf = leaf_of(node)
+        if leaf is not None:
             source = self._leaf(leaf)
             added = self._append(Node("", "accumulate", name, forms=(form_of(leaf),), recorded=name))
             self._ids[id(node)] = added.id

@@ -15,6 +15,7 @@ from opsmith.core.operator import Operator
 from opsmith.declaring import declared_operators
 from opsmith.drawing.attributes import arguments_of
 from opsmith.drawing.graph import Form, Group
+from opsmith.drawing.leaves import leaf_of
 from opsmith.drawing.places import call_site
 from opsmith.drawing.storages import form_of
 from opsmith.torch_library import capabilities
@@ -172,6 +173,7 @@ class Recording(TorchFunctionMode):
             attributes = (*attributes, ("hands to Python", "numbers: what follows may depend on them"))
         frame = inspect.currentframe()
         where, line = call_site(None if frame is None else frame.f_back)
+        del frame  # a circle, which would keep the tensors of this call
         call = Call(
             operator.name if operator is not None else _label(function, name),
             operator,
@@ -194,7 +196,7 @@ class Recording(TorchFunctionMode):
         pending = [node]
         while pending:
             each = pending.pop()
-            if each is None or id(each) in self._nodes or hasattr(each, "variable"):
+            if each is None or id(each) in self._nodes or leaf_of(each) is not None:
                 continue
             self._nodes[id(each)] = (each, call)  # which keeps it, and so its number, alive
             call.recorded.append(each)

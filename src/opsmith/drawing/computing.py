@@ -107,7 +107,9 @@ class Computing:
         if id(source) not in self._tensors:
             known, owner = source in self.names, self.names.of(source)
             kind: Kind = "constant"
-            if known and owner.role in get_args(Kind):
+            if known and owner.role == "intermediate":
+                kind = "input"
+            elif known and owner.role in get_args(Kind):
                 kind = owner.role  # type: ignore[assignment]  # a role that is a kind, too
             self.tensor(source, kind, owner.name)
         return self._tensors[id(source)][1]

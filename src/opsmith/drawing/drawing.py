@@ -66,20 +66,23 @@ def draw(
     """
     target = checked(path, depth)
     frame = inspect.currentframe()
-    graph, note = drawn(
-        subject,
-        target,
-        inputs=inputs,
-        kwargs=kwargs,
-        names=names,
-        training=training,
-        show_attrs=show_attrs,
-        show_saved=show_saved,
-        memory=memory,
-        depth=depth,
-        title=title,
-        frame=None if frame is None else frame.f_back,
-    )
+    try:
+        graph, note = drawn(
+            subject,
+            target,
+            inputs=inputs,
+            kwargs=kwargs,
+            names=names,
+            training=training,
+            show_attrs=show_attrs,
+            show_saved=show_saved,
+            memory=memory,
+            depth=depth,
+            title=title,
+            frame=None if frame is None else frame.f_back,
+        )
+    finally:
+        del frame  # a circle, which would keep the subject until garbage is collected
     if note:
         warnings.warn(f"{target.path}: {note}", UserWarning, stacklevel=2)
     return graph

@@ -71,6 +71,7 @@ def forward_graph(found: Recorded, title: str, *, memory: bool = True) -> Graph:
     found.names.own(computing.storages)
     for name, tensor in found.outputs.items():
         computing.storages.own(tensor, "output", name)
+    found.names.own(computing.storages, computed=True)
     ends = computing.add(found.recording, list(found.outputs.values()))
     drawn = sum(node.kind in ("operator", "operation") for node in computing.nodes)
     for (name, tensor), end in zip(found.outputs.items(), ends, strict=True):

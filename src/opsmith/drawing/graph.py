@@ -61,7 +61,7 @@ class Saved:
         storage: Number of the storage: tensors of one number share memory.
         role: Whose it is: the graph's alone, or somebody's who has it anyway.
         counted: Whether its bytes count here; else they do at another node, which comes first.
-        of: What it is called elsewhere: the name of a parameter, of an input, of an output.
+        of: What it is called elsewhere: the name of a parameter, of an input, of an output, or of a variable.
     """
 
     name: str
@@ -74,7 +74,9 @@ class Saved:
 
     def __str__(self) -> str:
         form = f" {self.form}" if self.form else ""
-        whose = {"packed": "packed by a hook", "intermediate": ""}.get(self.role, f"{self.role} {self.of}")
+        whose = {"packed": "packed by a hook", "intermediate": self.of}.get(
+            self.role, f"{self.role} {self.of}"
+        )
         told = [whose.strip()] * bool(whose.strip()) + ["counted elsewhere"] * (not self.counted)
         size = shown_bytes(self.bytes) if self.role != "packed" else ""
         return f"{self.name}{form}{' ' * bool(size)}{size}" + (f" ({', '.join(told)})" if told else "")

@@ -15,15 +15,16 @@ from opsmith.drawing.storages import Owner, Storages
 
 
 class Names:
-    """Names of tensors, by identity; the first one given stays."""
+    """Names of tensors, by identity; the first one given stays, unless it is only now said what has it."""
 
     def __init__(self) -> None:
         self._named: dict[int, tuple[Tensor, Owner]] = {}
 
     def add(self, name: str, tensor: Tensor, role: Role | None = None) -> None:
-        """Name a tensor; without a role it is a parameter or an input, as its class says."""
-        found: Role = role or ("parameter" if isinstance(tensor, torch.nn.Parameter) else "input")
-        self._named.setdefault(id(tensor), (tensor, Owner(found, name)))
+        """Name a tensor; without a role it is what it looks like: a parameter, an input, or computed."""
+        known = self._named.get(id(tensor))
+        if known is None or (role is not None and known[1].role == "intermediate"):
+            self._named[id(tensor)] = (tensor, Owner(role or _role(tensor), name))
 
     def add_module(self, module: torch.nn.Module, prefix: str = "") -> None:
         """Name what a module owns, as its `state_dict` does."""
@@ -42,10 +43,23 @@ class Names:
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._named
 
-    def own(self, storages: Storages) -> None:
-        """Tell whose the storages of the named tensors are."""
+    def own(self, storages: Storages, *, computed: bool = False) -> None:
+        """Tell whose the storages of the named tensors are.
+
+        Args:
+            storages: Who is told.
+            computed: Whether of those that were computed alone; else of the others. They come last: what was
+                computed may be a view of an input.
+        """
         for tensor, owner in self._named.values():
-            storages.own(tensor, owner.role, owner.name)
+            if (owner.role == "intermediate") == computed:
+                storages.own(tensor, owner.role, owner.name)
+
+
+def _role(tensor: Tensor) -> Role:
+    if isinstance(tensor, torch.nn.Parameter):
+        return "parameter"
+    return "input" if tensor.grad_fn is None else "intermediate"
 
 
 def given_names(given: Any) -> Names:
