@@ -200,6 +200,16 @@ alone""",
   got: -1
   mend: leave it out, and as much is unfolded as can be looked at""",
     ),
+    "a lazy module": (
+        lambda: torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d()),
+        {"inputs": torch.ones(4, 2)},
+        errors.UsageError,
+        """`0.weight` of the module has no shape yet
+  argument: subject
+  expected: a module whose parameters and buffers are there
+  got: 6 uninitialized tensors
+  mend: call it once on its inputs before it is drawn: that gives a lazy module its shapes""",
+    ),
 }
 
 
@@ -240,6 +250,9 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     assert said(there) == UNWRITABLE.format(path=there, got="a folder", mend="name a file in it, `graph.svg`")
     assert said(gone) == UNWRITABLE.format(
         path=gone, got=f"there is no folder `{gone.parent}`", mend="make the folder first"
+    )
+    assert said("a\0.svg") == UNWRITABLE.format(
+        path="'a\\x00.svg'", got="a name with a null character", mend="name another file"
     )
     assert said(3) == UNWRITABLE.format(path="3", got="int", mend="give the name of a file, `graph.svg`")
 

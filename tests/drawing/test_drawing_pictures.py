@@ -81,6 +81,28 @@ def test_dot_is_read_by_graphviz_and_holds_what_is_hostile() -> None:
     assert "output" in found
 
 
+@pytest.mark.parametrize("form", ["svg", "dot", "html", "json"])
+def test_letters_that_no_file_may_hold_are_replaced(form: str) -> None:
+    strange = "a\0\x1b\ud800\uffff\N{SNOWMAN}"
+    graph = Graph(strange, "forward", (Node("a", "input", strange), Node("b", "output", strange)), ())
+    text = encoded(graph, form)[0].decode()
+    if form == "svg":
+        found = texts(text.encode())
+        assert "a\ufffd\ufffd\ufffd\ufffd\N{SNOWMAN}" in found
+    if form == "html":
+        label = data_of(text)["nodes"][0]["label"]
+        assert (label[0], label[-1], "\ud800" in label) == ("a", "\N{SNOWMAN}", False)
+
+
+def test_modules_in_the_working_folder_are_not_taken_for_python_s(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("re", "pygraphviz", "subprocess"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not the one that was meant')")
+    monkeypatch.chdir(tmp_path)
+    assert encoded(graph, "svg")[0].startswith(b"<?xml")
+
+
 def test_kinds_differ_in_more_than_colour() -> None:
     assert set(STYLES) == set(WORDS)
     forms = [

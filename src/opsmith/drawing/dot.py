@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, tooltip
+from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, readable, tooltip
 from opsmith.drawing.graph import Graph, Group, Kind, Node
 from opsmith.drawing.references import with_references
 
@@ -177,15 +177,10 @@ def _listed(attributes: dict[str, str]) -> str:
 
 def _quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{_readable(escaped)}"'
+    return f'"{readable(escaped)}"'
 
 
 def _escaped(text: str) -> str:
     for letter, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
         text = text.replace(letter, entity)
-    return _readable(text)
-
-
-def _readable(text: str) -> str:
-    """The text without letters that no XML may hold."""
-    return "".join(letter if letter >= " " or letter in "\n\t" else "�" for letter in text)
+    return readable(text)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith import errors
 from opsmith.drawing.calls import Recording, tensors_in
 from opsmith.drawing.computing import Computing
 from opsmith.drawing.graph import Edge, Graph, Node, counted
@@ -39,7 +40,12 @@ def recorded(subject: Subject, names: Names) -> Recorded:
     """Carry out a call, and record it. Buffers and the random state are what they were, afterwards.
 
     What it raises is raised.
+
+    Raises:
+        UsageError: If a module's parameters have no shape yet.
     """
+    if subject.module is not None:
+        _refuse_lazy(subject.module)
     for name, tensor in subject.tensors():
         names.add(name, tensor, "input")
     recording = Recording()
@@ -52,6 +58,20 @@ def recorded(subject: Subject, names: Names) -> Recorded:
         with regions, recording:
             returned = subject.function(*subject.args, **subject.kwargs)
     return Recorded(recording, named_tensors(returned, subject.output), names)
+
+
+def _refuse_lazy(module: torch.nn.Module) -> None:
+    """Refuse a lazy module: the call would give it its shapes, and it is only to be looked at."""
+    owned = (*module.named_parameters(), *module.named_buffers())
+    lazy = [name for name, tensor in owned if torch.nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise errors.UsageError(
+            f"`{lazy[0]}` of the module has no shape yet",
+            argument="subject",
+            expected="a module whose parameters and buffers are there",
+            got=f"{counted(len(lazy), 'uninitialized tensor')}",
+            mend="call it once on its inputs before it is drawn: that gives a lazy module its shapes",
+        )
 
 
 def eager() -> Any:

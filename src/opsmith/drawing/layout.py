@@ -70,7 +70,8 @@ def rendered(dot: str, form: Format, *, seconds: float = SECONDS) -> Picture:
     more = {"dpi": "144"} if form == "png" else {}
     for note, attributes in ATTEMPTS:
         pairs = [f"{name}={value}" for name, value in {**attributes, **more}.items()]
-        command = [sys.executable, "-c", _PROGRAM, folder, form, *pairs]
+        # -P: the working folder is no place for modules, whatever lies there.
+        command = [sys.executable, "-P", "-c", _PROGRAM, folder, form, *pairs]
         try:
             done = subprocess.run(
                 command, input=dot.encode(), capture_output=True, timeout=seconds, check=False

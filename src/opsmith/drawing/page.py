@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from opsmith.drawing.captions import WORDS, heading, kinds_of, lines
+from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, readable
 from opsmith.drawing.folding import MOST, closed_at, fitting_depth, folded, operators_among, sectioned
 from opsmith.drawing.graph import Graph, Node, counted, shown_bytes
 from opsmith.drawing.references import with_references
@@ -49,7 +49,7 @@ def figure(graph: Graph, *, depth: int | None = None, show_attrs: bool = False) 
     text = json.dumps(_data(graph, depth, show_attrs), separators=(",", ":"), ensure_ascii=False)
     for letter in "<>&\u2028\u2029":  # so that nothing in it ends the script element, or a line of it
         text = text.replace(letter, f"\\u{ord(letter):04x}")
-    filled = {"title": html.escape(graph.title), "data": text}
+    filled = {"title": _title(graph), "data": readable(text)}
     markup = re.sub(r"\$\{([a-z-]+)\}", lambda found: filled[found[1]], _source("graph.html"))
     return Figure(_source("graph.css"), markup, "".join(map(_source, _SCRIPTS)))
 
@@ -65,7 +65,7 @@ def to_page(graph: Graph, *, depth: int | None = None, show_attrs: bool = False)
     """
     parts = figure(graph, depth=depth, show_attrs=show_attrs)
     filled = {
-        "title": html.escape(graph.title),
+        "title": _title(graph),
         "style-hash": _hash(parts.style),
         "script-hash": _hash(parts.script),
         "style": parts.style,
@@ -74,6 +74,10 @@ def to_page(graph: Graph, *, depth: int | None = None, show_attrs: bool = False)
     }
     # In one pass: what a graph says may look like a place to fill, too.
     return re.sub(r"\$\{([a-z-]+)\}", lambda found: filled[found[1]], _source("page.html"))
+
+
+def _title(graph: Graph) -> str:
+    return html.escape(readable(graph.title))
 
 
 @cache

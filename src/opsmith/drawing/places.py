@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 from pathlib import Path
 from types import FrameType
@@ -27,8 +28,8 @@ def call_site(frame: FrameType | None) -> tuple[str, str]:
 
 
 def _of_user(name: str) -> bool:
-    return not name.startswith((_TORCH, "<frozen")) and (
-        not name.startswith(_OPSMITH) or name.startswith(_OPERATORS)
+    return not name.startswith((_TORCH + os.sep, "<frozen")) and (
+        not name.startswith(_OPSMITH + os.sep) or name.startswith(_OPERATORS + os.sep)
     )
 
 

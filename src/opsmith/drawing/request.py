@@ -56,7 +56,9 @@ def read_target(path: Any) -> Target:
     """
     if not isinstance(path, str | os.PathLike):
         raise _unwritable(repr(path), type(path).__name__, "give the name of a file, `graph.svg`")
-    file = Path(path)
+    if "\0" in os.fsdecode(path):
+        raise _unwritable(repr(os.fsdecode(path)), "a name with a null character", "name another file")
+    file = Path(os.fsdecode(path))
     form = FORMATS.get(file.suffix.lower())
     if form is None:
         raise errors.UsageError(

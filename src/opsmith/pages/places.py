@@ -79,7 +79,9 @@ def write(file: Path, text: str) -> None:
     try:
         file.parent.mkdir(exist_ok=True)
         try:
-            draft.write_text(text, encoding="utf-8")
+            draft.write_text(
+                text, encoding="utf-8", errors="replace"
+            )  # a docstring may hold what is no UTF-8
             draft.replace(file)
         finally:
             draft.unlink(missing_ok=True)
