@@ -111,6 +111,33 @@ def test_pages_are_about_operators(monkeypatch: pytest.MonkeyPatch, given: Any, 
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        ({"reports": REPORTS["paged::plain"]}, "Report "),
+        (
+            {"reports": {"paged::plain": REPORTS["paged::affine"]}},
+            "for `paged::plain` one of `paged::affine`",
+        ),
+        ({"reports": {"paged::plain": "passed"}}, "for `paged::plain` str 'passed'"),
+        ({"benchmarks": {"paged::plain": REPORTS["paged::plain"]}}, "for `paged::plain` Report "),
+        ({"benchmarks": "all"}, "str 'all'"),
+    ],
+    ids=["one report", "of another", "no report", "no benchmark", "no mapping"],
+)
+def test_what_was_found_before_is_by_the_operators_names(tmp_path: Path, given: Any, got: str) -> None:
+    with pytest.raises(errors.UsageError, match="is not by the operators' names") as raised:
+        opsmith.page(paged.plain, tmp_path / "page.html", **given)
+    assert raised.value.argument == next(iter(given))
+    assert str(raised.value.got).startswith(got)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_may_say_what_is_no_utf_8(tmp_path: Path) -> None:
+    write(tmp_path / "page.html", "a\ud800b")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == "a?b"
+
+
 def test_an_unknown_effort_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "effort" in refusal(monkeypatch, paged.plain, tmp_path / "a.html", effort="lazy")[0]
 

@@ -56,7 +56,8 @@ def page(
         The files, the one to open first first.
 
     Raises:
-        UsageError: If nothing can be written there, or something else is given than operators.
+        UsageError: If nothing can be written there, or something else is given than operators, or than what
+            was found of them.
         MissingExtraError: If the package for pages is missing.
 
     Example:
@@ -72,6 +73,9 @@ def page(
 
     every = _operators(operators)
     effort_named(effort)
+    _refuse_others(reports or {}, Report, "reports", "check")
+    if not isinstance(benchmarks, bool):
+        _refuse_others(benchmarks, Benchmark, "benchmarks", "benchmark")
     places = read_places(path, [each.name for each in every])
     contents: list[Content] = []
     for done, (operator, file) in enumerate(zip(every, places.pages, strict=True)):
@@ -95,6 +99,30 @@ def page(
         return places.pages
     write(places.index, rendered_index(contents, [file.name for file in places.pages]))
     return (places.index, *places.pages)
+
+
+def _refuse_others(given: Any, kind: type, argument: str, made_by: str) -> None:
+    """Refuse what is not found of the operators that it is given for.
+
+    Raises:
+        UsageError: Saying what it is.
+    """
+    fits = isinstance(given, Mapping)
+    found: dict[Any, Any] = dict(given) if fits else {}
+    strange = []
+    for name, each in found.items():
+        if not isinstance(each, kind):
+            strange.append(f"for `{name}` {shown(each)}")
+        elif (other := getattr(each, "operator", None)) != name:
+            strange.append(f"for `{name}` one of `{other}`")
+    if not fits or strange:
+        raise errors.UsageError(
+            f"`{argument}` is not by the operators' names",
+            argument=argument,
+            expected=f"what `opsmith.{made_by}` returned of each operator, by its name",
+            got=strange[0] if strange else shown(given),
+            mend=f"write `{argument}={{found.operator: found}}`",
+        )
 
 
 def _operators(given: Any) -> list[Operator[..., Any]]:
