@@ -90,6 +90,26 @@ def test_modules_fold_and_unfold(browser: Any, page: str) -> None:
     assert drawn(browser).count("opsmith::linear") == 12
 
 
+IN_SIGHT = """
+const within = document.querySelector(".canvas").getBoundingClientRect();
+return [...document.querySelectorAll(".node.module[data-id]")].find(node => {
+  const box = node.getBoundingClientRect();
+  const across = box.left > within.left && box.right < within.right;
+  return across && box.top > within.top && box.bottom < within.bottom;
+});
+"""
+
+
+def test_a_double_click_unfolds_a_module(browser: Any, page: str) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    opened(browser, page)
+    click(browser, "[data-do=fold]")
+    before = drawn(browser)
+    ActionChains(browser).double_click(browser.execute_script(IN_SIGHT)).perform()
+    assert len(drawn(browser)) > len(before)
+
+
 def test_nothing_lies_on_anything_else(browser: Any, page: str) -> None:
     opened(browser, page)
     click(browser, "[data-do=unfold]")

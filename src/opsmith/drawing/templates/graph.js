@@ -274,8 +274,7 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
       draw();
     }
     chosen = id;
-    if (id) here = standsFor(id);
-    if (id && go) centre(here);
+    if (id) { here = standsFor(id); if (go) centre(here); }
     emphasise();
     if (id) describe(id); else about();
     const node = id && (nodes.get(id) ?? groups.get(id));
@@ -299,10 +298,10 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
 
   const idOf = target => target.closest("[data-id]")?.dataset.id ?? null;
   const held = new Map();
-  let moved = 0, pressed = null;
+  let moved = 0, pressed = null, last = null;
   svg.addEventListener("pointerdown", event => {
     held.set(event.pointerId, [event.offsetX, event.offsetY]);
-    if (held.size === 1) { moved = 0; pressed = event.target; }
+    if (held.size === 1) { moved = 0; pressed = last = event.target; }
     svg.setPointerCapture(event.pointerId);
   });
   svg.addEventListener("pointermove", event => {
@@ -334,7 +333,9 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
       pressed = null;
     });
   }
-  svg.addEventListener("dblclick", event => { const id = idOf(event.target); if (groups.has(id)) toggle(id); });
+  svg.addEventListener("dblclick", () => { // of the whole picture, which has the pointer, and not of a node
+    if (last?.closest(".node") && !last.closest(".toggle") && groups.has(idOf(last))) toggle(idOf(last));
+  });
   svg.addEventListener("wheel", event => {
     event.preventDefault();
     const step = event.deltaMode ? 30 : 1;
