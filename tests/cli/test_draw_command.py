@@ -47,6 +47,9 @@ def tensors():
 def nothing():
     return 3
 
+def of_one(x):
+    return x * 2
+
 def flat():
     return torch.ones(3)
 
@@ -152,3 +155,13 @@ def test_a_picture_done_in_haste_is_told(
     done = opsmith("draw", f"{file}:tensor", "-o", str(tmp_path / "graph.svg"))
     assert done.exit_code == 0
     assert "  laid out in haste" in done.stdout.splitlines()
+
+
+def test_a_function_that_needs_arguments_is_refused(
+    opsmith: Callable[..., Result], file: Path, tmp_path: Path
+) -> None:
+    done = opsmith("draw", f"{file}:of_one", "-o", str(tmp_path / "graph.svg"))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert ":of_one` cannot be called without arguments: missing a required argument: 'x'" in done.stderr
+    assert "got: it takes `(x)`" in done.stderr
+    assert "Traceback" not in done.stderr

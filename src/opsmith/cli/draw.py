@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import warnings
@@ -146,7 +147,7 @@ def _subject(text: str) -> tuple[Any, Any, Any]:
     if isinstance(found, torch.Tensor):
         return found, None, None
     if callable(found) and not isinstance(found, Operator | type | torch.nn.Module):
-        return _returned(text, found())
+        return _returned(text, _without_arguments(text, found)())
     if isinstance(found, torch.nn.Module):
         raise errors.UsageError(
             f"`{text}` is a model, and it is not said what it is called with",
@@ -154,6 +155,26 @@ def _subject(text: str) -> tuple[Any, Any, Any]:
             mend=f"write `def draw_it(): return {target.name}, (torch.zeros(1, 3, 32, 32),)`, and name that",
         )
     return target.operators()[0], None, None
+
+
+def _without_arguments(text: str, function: Any) -> Any:
+    """A function that can be called with nothing.
+
+    Raises:
+        UsageError: If it needs arguments.
+    """
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise errors.UsageError(
+            f"`{text}` cannot be called without arguments: {error}",
+            expected="a function of nothing, which returns tensors, or a model and its arguments",
+            got=f"it takes `{inspect.signature(function)}`",
+            mend="write a function that calls it, `def draw_it(): ...`, and name that",
+        ) from error
+    except ValueError:  # a function in C, which does not say what it takes
+        pass
+    return function
 
 
 def _returned(text: str, value: Any) -> tuple[Any, Any, Any]:
