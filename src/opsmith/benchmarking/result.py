@@ -305,3 +305,23 @@ class Benchmark:
         from opsmith.benchmarking.telling import text
 
         return text(self)
+
+
+def benchmarks_in(text: str) -> dict[str, Benchmark]:
+    """The benchmarks of a file, by the names of their operators.
+
+    Args:
+        text: What `opsmith benchmark --json` printed, or `Benchmark.to_json()` gave.
+
+    Raises:
+        BenchmarkFormatError: If it is something else.
+
+    Example:
+        >>> empty = Benchmark("demo::twice", "quick", 0, 1, {}, {}, (), ())
+        >>> list(benchmarks_in(empty.to_json()))
+        ['demo::twice']
+    """
+    read = parsed(text)
+    several = read.get("benchmarks") if isinstance(read, Mapping) else None
+    made = [Benchmark.from_dict(each) for each in (several if isinstance(several, list) else [read])]
+    return {each.operator: each for each in made}

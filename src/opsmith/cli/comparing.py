@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,10 @@ def earlier_in(file: Path, operators: Sequence[str]) -> dict[str, Any]:
         UsageError: If it cannot be read, or has none of these operators.
         BenchmarkFormatError: If it is no benchmark.
     """
-    from opsmith.benchmarking import Benchmark
-    from opsmith.benchmarking.reading import parsed
+    from opsmith.benchmarking.result import benchmarks_in
 
     try:
-        read = parsed(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise errors.UsageError(
             f"`{file}` cannot be read",
@@ -33,9 +32,7 @@ def earlier_in(file: Path, operators: Sequence[str]) -> dict[str, Any]:
             got=getattr(error, "strerror", None) or str(error),
             mend="measure first: `opsmith benchmark ... -o before.json`",
         ) from error
-    several = read.get("benchmarks") if isinstance(read, Mapping) else None
-    made = [Benchmark.from_dict(each) for each in (several if isinstance(several, list) else [read])]
-    found = {each.operator: each for each in made}
+    found: dict[str, Any] = {**benchmarks_in(text)}
     if not any(name in found for name in operators):
         raise errors.UsageError(
             f"`{file}` has no earlier benchmark of what is to be measured",

@@ -9,7 +9,7 @@ from typing import Any
 
 from opsmith import errors
 from opsmith.benchmarking import Benchmark, benchmark
-from opsmith.benchmarking.reading import parsed
+from opsmith.benchmarking.result import benchmarks_in
 from opsmith.checking import Report
 from opsmith.core.operator import Operator
 
@@ -58,10 +58,7 @@ def read_benchmarks(file: Path) -> dict[str, Benchmark]:
         UsageError: If it cannot be read.
         BenchmarkFormatError: If it is no benchmark.
     """
-    read = parsed(readable(file, "opsmith benchmark ... -o"))
-    several = read.get("benchmarks") if isinstance(read, Mapping) else None
-    made = [Benchmark.from_dict(each) for each in (several if isinstance(several, list) else [read])]
-    return {each.operator: each for each in made}
+    return benchmarks_in(readable(file, "opsmith benchmark ... -o"))
 
 
 def readable(file: Path, wrote: str) -> str:
