@@ -276,6 +276,16 @@ def test_two_traces_of_one_thing_are_the_same() -> None:
     assert to_dot(trace(y, Options(names=named))) == to_dot(trace(y, Options(names=named)))
 
 
+@pytest.mark.parametrize("form", ["svg", "dot", "html", "json"])
+def test_names_that_are_no_text_do_not_stop_a_picture(form: str) -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    graph = trace(leaf.exp(), Options(names={"a\udcff\x07\x00b": leaf}))
+    data, _ = encoded(graph, form)
+    data.decode()
+    if form == "svg":
+        ElementTree.fromstring(data)
+
+
 def test_bytes_are_shown_as_people_read_them() -> None:
     found = [shown_bytes(count) for count in (0, 999, 1000, 999_499, 999_500, 2_500_000, 7 * 10**9, 10**15)]
     assert found == ["0 B", "999 B", "1 kB", "999 kB", "1 MB", "2.5 MB", "7 GB", "1e+03 TB"]

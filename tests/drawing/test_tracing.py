@@ -164,8 +164,48 @@ def test_what_is_given_to_a_checkpoint_is_packed_and_not_computed_again() -> Non
         "result (packed by a hook)",
         "self (packed by a hook)",
     ]
+    assert graph.summary() == "5 nodes; keeps nothing; 2 tensors packed by hooks not counted"
     assert runs == [1]
     y.sum().backward()
+
+
+class Careless(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.double, ctx.parts, ctx.again, ctx.power = x * 2, [x.sin(), x.cos()], x, 2
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.double
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_a_function_puts_on_its_ctx_is_kept_too(training: bool) -> None:
+    x = torch.rand(10, requires_grad=True)
+    graph = trace(Careless.apply, Options(inputs=x, names={"x": x}, training=training))
+    assert (graph.kept_bytes, graph.own_bytes) == (4 * 40, 3 * 40)
+    (keeping,) = [node for node in graph.nodes if node.saved]
+    assert keeping.recorded == "CarelessBackward"
+    names = [each.name for each in keeping.saved]
+    assert names[1:] == ["ctx.double", "ctx.parts[0]", "ctx.parts[1]", "ctx.again"]
+
+
+def test_what_a_function_keeps_is_not_told_of_what_comes_after_it() -> None:
+    graph = trace(lambda x: Careless.apply(x).sin(), Options(inputs=torch.rand(10, requires_grad=True)))
+    kept = {node.label: node.kept_bytes for node in graph.nodes if node.saved}
+    assert kept == {"mul": 4 * 40, "sin": 40}  # the product is what `Careless` returns
+
+
+def test_a_backward_inside_leaves_nothing_kept() -> None:
+    def slope(x: Tensor) -> Tensor:
+        (found,) = torch.autograd.grad(x.exp().sum(), x)
+        return found * x
+
+    x = torch.rand(3, requires_grad=True)
+    graph = trace(slope, Options(inputs=x))
+    assert graph.kept_bytes == 12  # what the product keeps: `found`, and neither `x` nor what `exp` kept
 
 
 def test_forms_are_those_of_the_results() -> None:
@@ -316,6 +356,15 @@ def test_what_no_output_depends_on_is_left_out_and_told() -> None:
     graph = trace(idle, Options(inputs=torch.ones(3)))
     assert labels(graph, "operation") == ["sin"]
     assert graph.notes == ("1 call that no output depends on is left out",)
+
+
+def test_what_cannot_be_seen_is_not_said_to_be_useless() -> None:
+    graph = trace(torch.vmap(torch.sin), Options(inputs=torch.ones(3)))
+    (note,) = graph.notes
+    assert note == (
+        "`output` comes from no call that was seen: transforms of torch.func are not followed, and 1 call is "
+        "not drawn"
+    )
 
 
 def test_a_module_in_torchscript_is_one_call() -> None:

@@ -13,6 +13,7 @@ from opsmith.core.formula import Formula
 from opsmith.drawing.attributes import recorded_attributes
 from opsmith.drawing.calls import Call, Recording
 from opsmith.drawing.graph import Edge, Form, Graph, Group, Kind, Node, Saved
+from opsmith.drawing.kept import kept_by, on_context
 from opsmith.drawing.leaves import leaf_of
 from opsmith.drawing.names import Names
 from opsmith.drawing.nesting import nested
@@ -231,18 +232,17 @@ class _Tracing:
         """What a node saved, each with the value, and whether any of it was written to since."""
         if not self._memory:
             return [], False
-        try:
-            values = capabilities.saved_tensors(node)
-            overwritten = capabilities.overwritten(node)
-        except RuntimeError as error:
-            if "freed" not in str(error):
-                raise
-            raise _freed(type(node).__name__) from None
+        values = kept_by(node)
+        if values is None:
+            raise _freed(type(node).__name__)
         if record is not None and len(record.saved) == len(values):
             values = dict(zip(record.saved, values.values(), strict=True))
-        named = ((f"saved {name}" if name.isdigit() else name, value) for name, value in values.items())
-        kept = [(self.storages.saved(name, value), value) for name, value in named if value is not None]
-        return kept, overwritten
+        named = {f"saved {name}" if name.isdigit() else name: value for name, value in values.items()}
+        named |= on_context(node)
+        kept = [
+            (self.storages.saved(name, value), value) for name, value in named.items() if value is not None
+        ]
+        return kept, capabilities.overwritten(node)
 
     def _place(self, node: Any, call: Call | None) -> tuple[str, str]:
         if call is not None:

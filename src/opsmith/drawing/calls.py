@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,6 +171,7 @@ class Recording(TorchFunctionMode):
             return
         if reads:
             attributes = (*attributes, ("hands to Python", "numbers: what follows may depend on them"))
+        self.see(given for _, given in passed)
         frame = inspect.currentframe()
         where, line = call_site(None if frame is None else frame.f_back)
         del frame  # a circle, which would keep the tensors of this call
@@ -201,6 +202,13 @@ class Recording(TorchFunctionMode):
             self._nodes[id(each)] = (each, call)  # which keeps it, and so its number, alive
             call.recorded.append(each)
             pending.extend(behind for behind, _ in each.next_functions)
+
+    def see(self, tensors: Iterable[Tensor]) -> None:
+        """Note nodes that tensors have got since, as what a Function's `forward` returns does."""
+        for tensor in tensors:
+            source = self.source_of(tensor)
+            if isinstance(source, Call):
+                self._claim(tensor.grad_fn, source)
 
     def ignore(self, node: Any) -> None:
         """Take a node, and all behind it, for what was there before."""

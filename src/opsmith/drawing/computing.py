@@ -9,9 +9,9 @@ from torch import Tensor
 
 from opsmith.drawing.calls import Call, Recording
 from opsmith.drawing.graph import Edge, Group, Kind, Node, Saved
+from opsmith.drawing.kept import kept_by, on_context
 from opsmith.drawing.names import Names
 from opsmith.drawing.storages import Storages, form_of
-from opsmith.torch_library import capabilities
 
 
 class Computing:
@@ -91,13 +91,13 @@ class Computing:
             self.edges.append(Edge(source, added, label))
 
     def _saved(self, call: Call) -> tuple[Saved, ...]:
-        """What autograd's nodes of a call keep; the graph was made just now, so that nothing is freed."""
+        """What autograd's nodes of a call keep: nothing, where a backward in the same call has freed it."""
         if not self._memory:
             return ()
         return tuple(
             self.storages.saved(name, value)
             for node in reversed(call.recorded)
-            for name, value in capabilities.saved_tensors(node).items()
+            for name, value in {**(kept_by(node) or {}), **on_context(node)}.items()
             if value is not None
         )
 

@@ -57,7 +57,9 @@ def recorded(subject: Subject, names: Names) -> Recorded:
             names.add_module(subject.module)
         with regions, recording:
             returned = subject.function(*subject.args, **subject.kwargs)
-    return Recorded(recording, named_tensors(returned, subject.output), names)
+    outputs = named_tensors(returned, subject.output)
+    recording.see(outputs.values())
+    return Recorded(recording, outputs, names)
 
 
 def _refuse_lazy(module: torch.nn.Module) -> None:
@@ -97,9 +99,7 @@ def forward_graph(found: Recorded, title: str, *, memory: bool = True) -> Graph:
     for (name, tensor), end in zip(found.outputs.items(), ends, strict=True):
         added = computing.append(Node("", "output", name, forms=(form_of(tensor),)))
         computing.edges.append(Edge(end, added))
-    left = len(found.recording.calls) - drawn
-    verb = "is" if left == 1 else "are"
-    note = f"{counted(left, 'call')} that no output depends on {verb} left out"
+    note = _left_out(found, len(found.recording.calls) - drawn)
     return nested(
         Graph(
             title,
@@ -107,7 +107,25 @@ def forward_graph(found: Recorded, title: str, *, memory: bool = True) -> Graph:
             tuple(computing.nodes),
             tuple(computing.edges),
             tuple(computing.groups),
-            (note,) if left else (),
+            (note,) if note else (),
             memory,
         )
     )
+
+
+def _left_out(found: Recorded, left: int) -> str:
+    """What has to be said of calls that are not drawn: whether no output depends on them can be unknown."""
+    if not left:
+        return ""
+    sources = {name: found.recording.source_of(tensor) for name, tensor in found.outputs.items()}
+    unseen = [
+        f"`{name}`" for name, each in sources.items() if isinstance(each, Tensor) and each not in found.names
+    ]
+    verb = "is" if left == 1 else "are"
+    if unseen:
+        comes = "comes" if len(unseen) == 1 else "come"
+        return (
+            f"{', '.join(unseen)} {comes} from no call that was seen: transforms of torch.func are not "
+            f"followed, and {counted(left, 'call')} {verb} not drawn"
+        )
+    return f"{counted(left, 'call')} that no output depends on {verb} left out"

@@ -214,8 +214,16 @@ class Graph:
 
     def members(self, group: str) -> list[Node]:
         """The nodes in a group, at any depth."""
+        return self._members.get(group, [])
+
+    @cached_property
+    def _members(self) -> dict[str, list[Node]]:
         parents = {each.id: each.parent for each in self.groups}
-        return [node for node in self.nodes if group in ancestry(node.group, parents)]
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for group in ancestry(node.group, parents):
+                found.setdefault(group, []).append(node)
+        return found
 
     def summary(self) -> str:
         """How much there is, and what it keeps, in a line."""
@@ -228,6 +236,9 @@ class Graph:
                 share = shown_bytes(self.own_bytes) if self.own_bytes else "none"
                 share = "all" if self.own_bytes == self.kept_bytes else share
                 text += f" for the backward, {share} of it intermediate results"
+            packed = sum(each.role == "packed" for node in self.nodes for each in node.saved)
+            if packed:
+                text += f"; {counted(packed, 'tensor')} packed by hooks not counted"
         return text
 
     def to_dict(self) -> dict[str, Any]:
