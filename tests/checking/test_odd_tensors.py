@@ -155,3 +155,20 @@ def test_what_torch_itself_cannot_store_is_a_note() -> None:
     report = checked(RIGHT["uint16"])
     stored = next(each for each in report.outcomes if each.property == "serialization")
     assert any("so torch does for any tensor of torch.uint16" in note for note in stored.notes)
+
+
+def test_a_product_with_its_own_conjugate_is_no_write() -> None:
+    """torch's `opcheck` takes that of any tensor that requires a gradient for one."""
+
+    @opsmith.operator("odd_tensors::squared_length")
+    def squared_length(x: Tensor) -> Tensor:
+        return x * x.conj()
+
+    report = opsmith.check(
+        squared_length, samples=[(torch.view_as_complex(X.view(3, 2, 2)),)], only=["opcheck"], effort="quick"
+    )
+    assert not report.failures, str(report)
+    (notes,) = [outcome.notes for outcome in report.outcomes if outcome.property == "opcheck"]
+    assert any(
+        "takes a call inside for a write into `input`; no argument has changed" in each for each in notes
+    )
