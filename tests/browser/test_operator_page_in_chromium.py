@@ -70,6 +70,12 @@ NAMES = ("index", "wrong", "right", "bare")
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_it_fits_the_narrowest_of_telephones(browser: Any, pages: dict[str, str], name: str) -> None:
+    opened(browser, pages[name], 320)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 320
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_it_opens_from_disk_fits_and_asks_for_nothing(
