@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import Result
+
+from opsmith.cli.draw import draw
 
 SOURCE = """
 import torch, opsmith
@@ -92,6 +96,26 @@ def test_a_model_is_drawn_and_who_keeps_most_is_named(
         "  32 B ExpBackward0",
     ]
     assert "folded: 10 nodes in 5, 1 group closed" in path.read_text()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_stdout_that_takes_nothing_is_told(
+    closed: bool,
+    file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "twice.json"
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", None if closed else full)
+        with pytest.raises(typer.Exit) as ended:
+            draw(f"{file}:twice", output=path)
+    said = capsys.readouterr().err
+    assert ended.value.exit_code == 2
+    assert ("there is no stdout" if closed else "got: No space left on device") in said
+    assert path.exists() is not closed
 
 
 def test_tensors_are_drawn(opsmith: Callable[..., Result], file: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from rich.markup import escape
 from opsmith import errors
 from opsmith.cli.guard import FAILED, complain, guarded, waiting
 from opsmith.cli.options import AsJson, Traceback
+from opsmith.cli.output import Output
 from opsmith.core.operator import Operator
 from opsmith.drawing.graph import Graph, shown_bytes
 from opsmith.locating import Target
@@ -91,6 +92,7 @@ def draw(
     """
     out = sys.stdout
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the module prints is no report
+        shown = Output(out)
         from opsmith.drawing.drawing import checked, drawn
 
         written = checked(output, depth)
@@ -117,7 +119,8 @@ def draw(
             raise typer.Exit(FAILED) from None
         for each in caught:
             typer.echo(f"opsmith: {each.message}", err=True)
-        out.write(_told(graph, output, note, as_json=as_json) + "\n")
+        shown.write(_told(graph, output, note, as_json=as_json) + "\n")
+        shown.close()
 
 
 def _told(graph: Graph, path: Path, note: str, *, as_json: bool) -> str:

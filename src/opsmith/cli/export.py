@@ -15,6 +15,7 @@ from rich.markup import escape
 from opsmith import errors
 from opsmith.cli.guard import FAILED, complain, guarded, waiting
 from opsmith.cli.options import AsJson, Traceback
+from opsmith.cli.output import Output
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of
 from opsmith.locating import Target
@@ -94,6 +95,7 @@ def export(
     """
     out = sys.stdout
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the module prints is no report
+        shown = Output(out)
         with waiting(f"importing {escape(target)}"):
             model, args, kwargs = _subject(target)
         from opsmith.exporting import export_onnx  # heavy: only once there is something to export
@@ -117,7 +119,8 @@ def export(
             complain(error)
             raise typer.Exit(FAILED) from None
         told = {"schema": SCHEMA, **made.to_dict()}
-        out.write((json.dumps(told, indent=2, allow_nan=False) if as_json else str(made)) + "\n")
+        shown.write((json.dumps(told, indent=2, allow_nan=False) if as_json else str(made)) + "\n")
+        shown.close()
 
 
 def _subject(text: str) -> tuple[Any, Any, dict[str, Any]]:

@@ -33,7 +33,7 @@ class Output:
                 "there is no stdout to print the report on",
                 expected="a terminal, a file or a pipe",
                 got="it is closed",
-                mend="leave `>&-` out, or write `>/dev/null` where the page is all you want",
+                mend="leave `>&-` out, or write `>/dev/null` where a file is all you want",
             )
         self._stream, self._console = stream, Console(file=stream)
         self._error: OSError | None = None
@@ -70,7 +70,7 @@ class Output:
             raise errors.UsageError(
                 "the report cannot be written to stdout",
                 got=self._error.strerror or str(self._error),
-                mend="send it elsewhere, `opsmith check ... > FILE`"
+                mend="send it elsewhere, `opsmith ... > FILE`"
                 + (
                     ""
                     if isinstance(self._error, BrokenPipeError)

@@ -14,6 +14,7 @@ from rich.markup import escape
 from opsmith import errors
 from opsmith.cli.guard import guarded, waiting
 from opsmith.cli.options import Operators, Traceback, effort_of
+from opsmith.cli.output import Output
 from opsmith.cli.progress import progress_bar
 from opsmith.locating import Target
 
@@ -83,6 +84,7 @@ def page(
     """
     out = sys.stdout
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the operators print is no answer
+        shown = Output(out)
         effort = effort_of(quick=quick, thorough=thorough)
         if benchmark and benchmarked is not None:
             raise errors.UsageError(
@@ -113,7 +115,8 @@ def page(
                 progress=progress,
                 **given,
             )
-        out.write(f"{files[0]}\n")
+        shown.write(f"{files[0]}\n")
+        shown.close()
 
 
 def _of(file: Path, found: Mapping[str, T], names: list[str], what: str) -> Mapping[str, T]:
