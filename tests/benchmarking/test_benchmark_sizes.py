@@ -13,7 +13,7 @@ from briefly import BRIEF
 import opsmith
 import opsmith.ops
 from opsmith import errors
-from opsmith.benchmarking.subject import Size, sizes_of
+from opsmith.benchmarking.subject import Size, described, sizes_of
 from opsmith.benchmarking.template import elements
 
 
@@ -165,3 +165,8 @@ def test_without_samples_it_says_how_to_give_them() -> None:
     assert raised.value.mend is not None
     assert "@bare.samples" in raised.value.mend
     assert "benchmark(..., samples=[(x, weight)])" in raised.value.mend
+
+
+def test_tensors_that_have_no_floating_dtype_are_told_with_theirs() -> None:
+    values = [torch.ones(2), torch.ones(2, dtype=torch.complex64), torch.ones(2, dtype=torch.bool), 2]
+    assert described(["x", "z", "mask", "n"], values) == ["x [2]", "z [2] complex", "mask [2] bool", "n=2"]

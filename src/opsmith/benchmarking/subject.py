@@ -295,17 +295,24 @@ def _shown_sizes(sizes: Mapping[str, int]) -> str:
 
 
 def described(labels: Sequence[str], values: Sequence[Any]) -> list[str]:
-    """Each argument in words.
+    """Each argument in words; a tensor with its dtype where that is not the case's, which is a floating one.
 
     Example:
-        >>> described(["x", "by"], [torch.ones(2, 3), 2.0])
-        ['x [2, 3]', 'by=2.0']
+        >>> described(["x", "at", "by"], [torch.ones(2, 3), torch.arange(2), 2.0])
+        ['x [2, 3]', 'at [2] int64', 'by=2.0']
     """
     return [
-        f"{label} {list(value.shape)}" if isinstance(value, Tensor) else f"{label}={value!r}"
+        f"{label} {list(value.shape)}{_kind(value)}" if isinstance(value, Tensor) else f"{label}={value!r}"
         for label, value in zip(labels, values, strict=True)
         if not isinstance(value, torch.Generator)
     ]
+
+
+def _kind(tensor: Tensor) -> str:
+    """The dtype of a tensor that has no floating one; a complex one is as wide as the case's dtype says."""
+    if tensor.is_complex():
+        return " complex"
+    return "" if tensor.is_floating_point() else f" {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def placed(sample: Sample, dtype: torch.dtype, device: torch.device) -> list[Any]:
