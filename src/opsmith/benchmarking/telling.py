@@ -42,7 +42,14 @@ def amount(number: float, unit: str) -> str:
 
 
 def _digits(number: float) -> str:
-    """Three digits that mean something."""
+    """Three digits that mean something; of less than a tenth two, since 0.00 would mean nothing at all.
+
+    Example:
+        >>> _digits(12.345), _digits(0.0046), _digits(0.0)
+        ('12.3', '0.0046', '0.00')
+    """
+    if 0 < number < 0.0995:
+        return f"{number:.2g}"
     return f"{number:.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}"
 
 
