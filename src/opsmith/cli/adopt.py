@@ -19,6 +19,7 @@ from rich.text import Text
 from opsmith.checking.rendering import rendered
 from opsmith.cli.guard import FAILED, guarded, waiting
 from opsmith.cli.options import AsJson, Traceback
+from opsmith.cli.output import Output
 from opsmith.locating import Target, classes_of
 from opsmith.surveying import Finding, survey
 
@@ -81,11 +82,12 @@ def adopt(
     """
     out = sys.stdout
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the classes print is no report
+        shown = Output(out)
         with waiting(f"importing {escape(target)}"):
             place = Target.of(target)
             module = place.module()
             classes = classes_of(module, place.name, inside=not place.is_file)
-        console = Console(file=out, highlight=False)
+        console = shown.console()
         findings = []
         for name, function_class in classes.items():
             with waiting(f"looking at {escape(name)}"):
@@ -94,9 +96,10 @@ def adopt(
             if not as_json:
                 _show(console, found, verbose=verbose)
         if as_json:
-            out.write(json.dumps(_to_dict(findings), indent=2, allow_nan=False) + "\n")
+            shown.write(json.dumps(_to_dict(findings), indent=2, allow_nan=False) + "\n")
         else:
             _close(console, findings)
+        shown.close()
     raise typer.Exit(0 if all(found.verdict == "works" for found in findings) else FAILED)
 
 

@@ -18,6 +18,7 @@ from opsmith.build.cache import cache_on_disk
 from opsmith.build.entry import parts_of
 from opsmith.cli.guard import guarded
 from opsmith.cli.options import AsJson
+from opsmith.cli.output import Output
 
 SCHEMA = 1
 KINDS = {
@@ -70,6 +71,7 @@ def cache(
     Exit status: 0; 2 if the directory is one that others can write into.
     """
     with guarded():
+        shown = Output(sys.stdout)
         disk = cache_on_disk()
         kept = [_kept(path) for path in disk.entries()]
         if clear:
@@ -81,9 +83,10 @@ def cache(
                 "cleared": clear,
                 "entries": [asdict(each) for each in kept],
             }
-            sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+            shown.write(json.dumps(answer, indent=2) + "\n")
         else:
-            _show(kept, disk.directory, cleared=clear)
+            _show(shown.console(), kept, disk.directory, cleared=clear)
+        shown.close()
 
 
 def _kept(path: Path) -> Kept:
@@ -98,8 +101,7 @@ def _kept(path: Path) -> Kept:
     )
 
 
-def _show(kept: list[Kept], directory: Path, *, cleared: bool) -> None:
-    console = Console()
+def _show(console: Console, kept: list[Kept], directory: Path, *, cleared: bool) -> None:
     if kept and not cleared:
         rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
         for heading in ("", "of", "kB", "built"):
@@ -109,5 +111,5 @@ def _show(kept: list[Kept], directory: Path, *, cleared: bool) -> None:
         console.print(rows)
     size = sum(each.bytes for each in kept) / 1e6
     total = f"{len(kept)} entr{'y' if len(kept) == 1 else 'ies'}, {size:.1f} MB"
-    console.print(f"{'removed ' if cleared else ''}{total}", highlight=False)
-    console.print(str(directory), highlight=False, soft_wrap=True)
+    console.print(f"{'removed ' if cleared else ''}{total}")
+    console.print(str(directory), soft_wrap=True)

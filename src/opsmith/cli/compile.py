@@ -20,6 +20,7 @@ from opsmith.build.cuda.compiling import known_architectures
 from opsmith.build.cuda.nvrtc import find_nvrtc
 from opsmith.cli.guard import FAILED, complain, guarded, waiting
 from opsmith.cli.options import AsJson, Traceback
+from opsmith.cli.output import Output
 from opsmith.core.operator import Operator
 from opsmith.kernels.cuda import CudaKernel
 from opsmith.kernels.cuda_report import ARCHITECTURES, Usage, cuda_kernels, usage_of
@@ -86,6 +87,7 @@ def compile(
     """
     out = sys.stdout
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the modules print is no report
+        shown = Output(out)
         kernels = _kernels(targets)
         by_nvrtc = any(isinstance(kernel, CudaKernel) for _, kernel in kernels)
         chosen = _architectures(architectures, by_nvrtc=by_nvrtc)
@@ -104,12 +106,11 @@ def compile(
                     refused.append(Refused(operator.name, kernel.where, str(error)))
                     complain(error)
         if as_json:
-            out.write(
-                json.dumps(_to_dict(used, refused, chosen, by_nvrtc=by_nvrtc), indent=2, allow_nan=False)
-                + "\n"
-            )
+            told = _to_dict(used, refused, chosen, by_nvrtc=by_nvrtc)
+            shown.write(json.dumps(told, indent=2, allow_nan=False) + "\n")
         else:
-            _show(Console(file=out, highlight=False), used, refused)
+            _show(shown.console(), used, refused)
+        shown.close()
     raise typer.Exit(FAILED if refused or any(each.faults for each in used) else 0)
 
 

@@ -15,6 +15,7 @@ from opsmith import __version__
 from opsmith.cli.guard import FAILED, guarded, waiting
 from opsmith.cli.inventory import Entry, inventory
 from opsmith.cli.options import AsJson
+from opsmith.cli.output import Output
 from opsmith.torch_library.capabilities.listing import Listed, listing
 
 SCHEMA = 1
@@ -34,6 +35,7 @@ def doctor(
     Exit status: 0 opsmith works here, though some of what it can do may be missing; 1 it does not.
     """
     with guarded():
+        shown = Output(sys.stdout)
         with waiting("looking at this machine"):
             entries, capabilities = inventory(), listing()
         works = all(entry.found for entry in entries if entry.required)
@@ -46,14 +48,14 @@ def doctor(
                 "entries": [entry.to_dict() for entry in entries],
                 "capabilities": [each.to_dict() for each in capabilities],
             }
-            sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+            shown.write(json.dumps(answer, indent=2) + "\n")
         else:
-            _show(entries, capabilities, works)
+            _show(shown.console(), entries, capabilities, works=works)
+        shown.close()
     raise typer.Exit(0 if works else FAILED)
 
 
-def _show(entries: list[Entry], capabilities: list[Listed], works: bool) -> None:
-    console = Console()
+def _show(console: Console, entries: list[Entry], capabilities: list[Listed], *, works: bool) -> None:
     console.print(_table(entries))
     console.print()
     console.print(_capabilities(capabilities))

@@ -38,6 +38,11 @@ class Output:
         self._stream, self._console = stream, Console(file=stream)
         self._error: OSError | None = None
 
+    def console(self) -> Console:
+        """What rich prints on, for reports of several parts."""
+        told: Any = _Told(self, self._stream)
+        return Console(file=told, highlight=False)
+
     def show(self, renderable: Any) -> None:
         """Print something that rich renders."""
         console, text = self._console, io.StringIO()
@@ -77,6 +82,21 @@ class Output:
                     else "; what stdout did not take stands above"
                 ),
             )
+
+
+class _Told:
+    """A stream for rich that writes as `Output` does."""
+
+    def __init__(self, output: Output, stream: TextIO) -> None:
+        self._output, self.encoding = output, stream.encoding or "utf-8"
+        self.isatty = stream.isatty
+
+    def write(self, text: str) -> int:
+        self._output.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
 
 def _in_letters_of(stream: TextIO, text: str) -> str:

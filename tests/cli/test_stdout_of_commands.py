@@ -1,0 +1,80 @@
+"""Commands whose stdout takes nothing: they say so, and what they found is not lost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+from opsmith.build.cache import Cache
+from opsmith.cli import cache as of_cache
+from opsmith.cli.adopt import adopt
+from opsmith.cli.cache import cache
+from opsmith.cli.doctor import doctor
+
+FUNCTIONS = """
+from torch.autograd import Function
+
+
+class Twice(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+"""
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> str:
+    path = tmp_path / "functions_of_stdout.py"
+    path.write_text(FUNCTIONS)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_cache, "cache_on_disk", lambda: Cache(tmp_path / "cache"))
+
+
+COMMANDS: dict[str, tuple[Callable[[str], None], str]] = {
+    "adopt": (lambda functions: adopt(functions), "Twice: works"),
+    "adopt --json": (lambda functions: adopt(functions, as_json=True), '"name": "Twice"'),
+    "doctor": (lambda functions: doctor(), "works here"),
+    "doctor --json": (lambda functions: doctor(as_json=True), '"works": true'),
+    "cache": (lambda functions: cache(), "0 entries"),
+    "cache --json": (lambda functions: cache(as_json=True), '"directory": '),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_what_a_full_stdout_does_not_take_stands_on_stderr(
+    command: str, functions: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, shown = COMMANDS[command]
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(typer.Exit) as ended:
+            run(functions)
+    said = capsys.readouterr().err
+    assert ended.value.exit_code == 2
+    assert "the report cannot be written to stdout" in said
+    assert "got: No space left on device" in said
+    assert shown in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_closed_stdout_is_told_before_anything_is_done(
+    command: str, functions: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(typer.Exit) as ended:
+        COMMANDS[command][0](functions)
+    assert ended.value.exit_code == 2
+    assert "there is no stdout to print the report on" in capsys.readouterr().err
