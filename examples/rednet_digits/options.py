@@ -88,7 +88,7 @@ def _parser(kind: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     whole = _whole(1)
-    parser.add_argument("--epochs", type=whole, default=12, metavar="N", help="passes over the images")
+    parser.add_argument("--epochs", type=whole, default=15, metavar="N", help="passes over the images")
     parser.add_argument(
         "--batch", type=whole, default=64, metavar="N", help="images in a step, of all processes together"
     )

@@ -112,8 +112,18 @@ alone""",
         """this cannot be drawn
   argument: subject
   expected: a tensor, a tuple or dict of tensors, a module, a function or an operator
-  got: Square
+  got: the class `Square`
   mend: adopt it, `opsmith.adopt(...)`, or draw a tensor that it has computed""",
+    ),
+    "a class of modules": (
+        lambda: torch.nn.Linear,
+        {},
+        errors.UsageError,
+        """this cannot be drawn
+  argument: subject
+  expected: a tensor, a tuple or dict of tensors, a module, a function or an operator
+  got: the class `Linear`
+  mend: make one, and draw that: `opsmith.draw(Linear(...), path, inputs=...)`""",
     ),
     "inputs of tensors": (
         lambda: leaf() * 2,

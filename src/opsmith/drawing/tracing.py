@@ -122,15 +122,17 @@ def _outputs(subject: Any) -> dict[str, Tensor]:
             return found
     if isinstance(subject, tuple | list) and subject and all(isinstance(each, Tensor) for each in subject):
         return named_tensors(subject, "output")
-    adopt = isinstance(subject, type) and issubclass(subject, torch.autograd.Function)
+    mend = 'draw what a loss or an output hangs on: `opsmith.draw(loss, "graph.svg")`'
+    if isinstance(subject, type) and issubclass(subject, torch.autograd.Function):
+        mend = "adopt it, `opsmith.adopt(...)`, or draw a tensor that it has computed"
+    if isinstance(subject, type) and issubclass(subject, torch.nn.Module):
+        mend = f"make one, and draw that: `opsmith.draw({subject.__name__}(...), path, inputs=...)`"
     raise errors.UsageError(
         "this cannot be drawn",
         argument="subject",
         expected="a tensor, a tuple or dict of tensors, a module, a function or an operator",
-        got=subject.__name__ if isinstance(subject, type) else type(subject).__name__,
-        mend="adopt it, `opsmith.adopt(...)`, or draw a tensor that it has computed"
-        if adopt
-        else 'draw what a loss or an output hangs on: `opsmith.draw(loss, "graph.svg")`',
+        got=f"the class `{subject.__name__}`" if isinstance(subject, type) else type(subject).__name__,
+        mend=mend,
     )
 
 
