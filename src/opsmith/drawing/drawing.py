@@ -134,14 +134,13 @@ def encoded(
         depth: How many levels of modules are unfolded.
         seconds: How long each of two attempts of Graphviz may take.
     """
-    # Paths of files that are no UTF-8 have halves of characters in them, which no file of ours can hold.
     if form == "json":
         return (json.dumps(graph.to_dict(), indent=1) + "\n").encode(), ""
     if form == "html":
-        return to_page(graph, depth=depth, show_attrs=show_attrs).encode(errors="replace"), ""
+        return to_page(graph, depth=depth, show_attrs=show_attrs).encode(), ""
     shown = fitting(graph, depth)
     if form == "dot":
-        return to_dot(shown, show_attrs=show_attrs).encode(errors="replace"), ""
+        return to_dot(shown, show_attrs=show_attrs).encode(), ""
     picture = rendered(to_dot(shown, show_attrs=show_attrs), cast("Format", form), seconds=seconds)
     return picture.data, picture.note
 

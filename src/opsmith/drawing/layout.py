@@ -74,7 +74,7 @@ def rendered(dot: str, form: Format, *, seconds: float = SECONDS) -> Picture:
         command = [sys.executable, "-P", "-c", _PROGRAM, folder, form, *pairs]
         try:
             done = subprocess.run(
-                command, input=dot.encode(errors="replace"), capture_output=True, timeout=seconds, check=False
+                command, input=dot.encode(), capture_output=True, timeout=seconds, check=False
             )
         except subprocess.TimeoutExpired:
             continue
