@@ -663,6 +663,14 @@ def test_saved_tensors_are_not_unpacked() -> None:
     assert unpacked == []
 
 
+def test_remove_module_hook() -> None:
+    hooks = torch.nn.modules.module
+    handle = hooks.register_module_forward_hook(lambda *given: None, with_kwargs=True, always_call=True)
+    assert hooks._has_any_global_hook()  # type: ignore[no-untyped-call]
+    capabilities.remove_module_hook(handle)
+    assert not hooks._has_any_global_hook()  # type: ignore[no-untyped-call]
+
+
 def test_overwritten() -> None:
     middle = torch.ones(2, requires_grad=True) * 1
     doubled: Any = Doubled.apply

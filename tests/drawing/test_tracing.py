@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import opsmith
 from opsmith.drawing import Graph, Node, Options, trace
+from opsmith.torch_library import capabilities
 
 HERE = Path(__file__).name
 
@@ -316,8 +318,17 @@ def test_a_module_that_raises_leaves_nothing_behind() -> None:
     with pytest.raises(RuntimeError, match="after"):
         trace(net, Options(inputs=torch.rand(2, 3)))
     assert net.inner.running_mean is buffer
-    hooks = torch.nn.modules.module._global_forward_hooks
-    assert not hooks
+    assert not torch.nn.modules.module._global_forward_hooks
+
+
+@pytest.mark.skipif(not capabilities.on("recorded_graph"), reason="torch then keeps a part of a hook")
+def test_a_module_is_compiled_without_a_warning_once_one_was_drawn() -> None:
+    trace(torch.nn.Linear(2, 2), Options(inputs=torch.rand(2, 2)))
+    compiled = torch.compile(torch.nn.Linear(2, 2), backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.compiler.set_stance("force_eager"):
+            compiled(torch.rand(2, 2))
 
 
 def test_what_depends_on_data_is_drawn_as_it_went() -> None:

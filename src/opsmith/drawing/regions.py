@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from opsmith.drawing.calls import Call, Recording, tensors_in
 from opsmith.drawing.graph import Group
 from opsmith.drawing.storages import form_of
+from opsmith.torch_library import capabilities
 
 _WRAPPERS = ("_orig_mod", "module")
 """What `torch.compile` and data-parallel wrappers call what they wrap; no part of a path that users know."""
@@ -54,7 +55,7 @@ def following(recording: Recording, root: torch.nn.Module) -> Iterator[None]:
             yield
     finally:
         for handle in handles:
-            handle.remove()
+            capabilities.remove_module_hook(handle)
 
 
 def _paths(root: torch.nn.Module) -> dict[int, str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules import module as _modules
 
 
 def forward_class(node: Any) -> type | None:
@@ -67,6 +68,15 @@ def view_base(tensor: Tensor) -> Tensor | None:
     return tensor._base
 
 
+def remove_module_hook(handle: Any) -> None:
+    """Remove a hook of all modules, and what torch forgets of it: that it takes keyword arguments.
+
+    With that left behind, torch 2.11 to 2.13 warn of global hooks whenever a module is compiled.
+    """
+    handle.remove()
+    _modules._global_forward_hooks_with_kwargs.pop(handle.id, None)
+
+
 def self_test() -> None:
     """Of a node of torch's and one of a Function's: class, forms, what is saved, packed and freed."""
     leaf = torch.ones(2, 3, requires_grad=True)
@@ -103,3 +113,7 @@ def self_test() -> None:
     except RuntimeError as error:
         said = str(error)
     assert "freed" in said, "what was freed is still there"
+    handle = _modules.register_module_forward_hook(lambda *given: None, with_kwargs=True, always_call=True)
+    remove_module_hook(handle)
+    kept = (_modules._global_forward_hooks, _modules._global_forward_hooks_with_kwargs)
+    assert not any(handle.id in each for each in kept)

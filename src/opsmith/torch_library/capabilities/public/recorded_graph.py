@@ -63,3 +63,8 @@ def _documented(node: Any) -> Iterator[tuple[str, Any]]:
 def view_base(tensor: Tensor) -> Tensor | None:
     """None: what a tensor is a view of is not told."""
     return None
+
+
+def remove_module_hook(handle: Any) -> None:
+    """Remove a hook of all modules; torch may keep that it took keyword arguments, and warn of that."""
+    handle.remove()
