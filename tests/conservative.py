@@ -146,6 +146,7 @@ OTHERWISE = {
     ),
     "compiled_code": ("transforms/test_stale_code.py::test_the_same_sources_find_their_code",),
     "front_door": (
+        "benchmarking/test_benchmark_session.py::test_no_change_of_modes_is_timed_with_a_call",
         "core/test_call_forms.py::test_each_form_is_met_once",
         "core/test_call_forms.py::test_more_forms_than_are_kept",
         "core/test_call_forms.py::test_one_tensor_twice",

@@ -663,12 +663,16 @@ def test_saved_tensors_are_not_unpacked() -> None:
     assert unpacked == []
 
 
-def test_remove_module_hook() -> None:
-    hooks = torch.nn.modules.module
-    handle = hooks.register_module_forward_hook(lambda *given: None, with_kwargs=True, always_call=True)
-    assert hooks._has_any_global_hook()  # type: ignore[no-untyped-call]
-    capabilities.remove_module_hook(handle)
-    assert not hooks._has_any_global_hook()  # type: ignore[no-untyped-call]
+def test_after_modules() -> None:
+    told: list[Any] = []
+    remove = capabilities.after_modules(lambda *given: told.append(given[-1]))
+    module, x = torch.nn.Identity(), torch.ones(2)
+    module(x)
+    remove()
+    module(x)
+    assert len(told) == 1
+    assert told[0] is x
+    assert not torch.nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
 
 
 def test_overwritten() -> None:

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 import opsmith
 from opsmith.drawing import Graph, Node, Options, trace
-from opsmith.torch_library import capabilities
 
 HERE = Path(__file__).name
 
@@ -321,7 +320,6 @@ def test_a_module_that_raises_leaves_nothing_behind() -> None:
     assert not torch.nn.modules.module._global_forward_hooks
 
 
-@pytest.mark.skipif(not capabilities.on("recorded_graph"), reason="torch then keeps a part of a hook")
 def test_a_module_is_compiled_without_a_warning_once_one_was_drawn() -> None:
     trace(torch.nn.Linear(2, 2), Options(inputs=torch.rand(2, 2)))
     compiled = torch.compile(torch.nn.Linear(2, 2), backend="eager")

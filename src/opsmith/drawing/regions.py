@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from opsmith.drawing.calls import Call, Recording, tensors_in
 from opsmith.drawing.graph import Group
@@ -45,17 +45,14 @@ def following(recording: Recording, root: torch.nn.Module) -> Iterator[None]:
             recording.close()
 
     # torch's hooks for all modules: those of TorchScript take none of their own.
-    handles = [
-        register_module_forward_pre_hook(enter),
-        register_module_forward_hook(leave, with_kwargs=True, always_call=True),
-    ]
+    before, remove_after = register_module_forward_pre_hook(enter), capabilities.after_modules(leave)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
             yield
     finally:
-        for handle in handles:
-            capabilities.remove_module_hook(handle)
+        before.remove()
+        remove_after()
 
 
 def _paths(root: torch.nn.Module) -> dict[int, str]:

@@ -67,11 +67,9 @@ if TYPE_CHECKING:  # the types of all names; what they stand for is looked up be
     from opsmith.torch_library.capabilities.private.inlining import exporting as exporting
     from opsmith.torch_library.capabilities.private.inlining import only_stand_ins as only_stand_ins
     from opsmith.torch_library.capabilities.private.onnx_registry import onnx_translator as onnx_translator
+    from opsmith.torch_library.capabilities.private.recorded_graph import after_modules as after_modules
     from opsmith.torch_library.capabilities.private.recorded_graph import forward_class as forward_class
     from opsmith.torch_library.capabilities.private.recorded_graph import overwritten as overwritten
-    from opsmith.torch_library.capabilities.private.recorded_graph import (
-        remove_module_hook as remove_module_hook,
-    )
     from opsmith.torch_library.capabilities.private.recorded_graph import result_forms as result_forms
     from opsmith.torch_library.capabilities.private.recorded_graph import saved_tensors as saved_tensors
     from opsmith.torch_library.capabilities.private.recorded_graph import view_base as view_base

@@ -140,14 +140,14 @@ CAPABILITIES = {
             name="recorded_graph",
             purpose="pictures of autograd's graph: forms of results, and what is saved, without unpacking it",
             instead="nodes are drawn without the forms of their results, what hooks have packed is unpacked, "
-            "no output is told to be a view, and once a module is drawn, compiling one warns of hooks",
+            "no output is told to be a view, nor what TorchScript takes by keyword",
             provides=(
                 "forward_class",
                 "result_forms",
                 "saved_tensors",
                 "overwritten",
                 "view_base",
-                "remove_module_hook",
+                "after_modules",
             ),
         ),
     )

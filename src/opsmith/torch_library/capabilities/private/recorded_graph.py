@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,13 +69,20 @@ def view_base(tensor: Tensor) -> Tensor | None:
     return tensor._base
 
 
-def remove_module_hook(handle: Any) -> None:
-    """Remove a hook of all modules, and what torch forgets of it: that it takes keyword arguments.
+def after_modules(told: Callable[..., None]) -> Callable[[], None]:
+    """Have a function told of every call of a module: it, its arguments, those by keyword, its output.
 
-    With that left behind, torch 2.11 to 2.13 warn of global hooks whenever a module is compiled.
+    Returns:
+        What ends that, and removes what torch forgets of such a hook: that it takes keyword arguments. With
+        that left behind, torch 2.11 to 2.13 warn of global hooks whenever a module is compiled.
     """
-    handle.remove()
-    _modules._global_forward_hooks_with_kwargs.pop(handle.id, None)
+    handle = _modules.register_module_forward_hook(told, with_kwargs=True, always_call=True)
+
+    def remove() -> None:
+        handle.remove()
+        _modules._global_forward_hooks_with_kwargs.pop(handle.id, None)
+
+    return remove
 
 
 def self_test() -> None:
@@ -113,7 +121,11 @@ def self_test() -> None:
     except RuntimeError as error:
         said = str(error)
     assert "freed" in said, "what was freed is still there"
-    handle = _modules.register_module_forward_hook(lambda *given: None, with_kwargs=True, always_call=True)
-    remove_module_hook(handle)
-    kept = (_modules._global_forward_hooks, _modules._global_forward_hooks_with_kwargs)
-    assert not any(handle.id in each for each in kept)
+    seen: list[Any] = []
+    remove = after_modules(lambda module, args, kwargs, output: seen.append(kwargs["input"]))
+    torch.nn.Identity()(input=leaf)
+    remove()
+    torch.nn.Identity()(input=leaf)
+    assert len(seen) == 1
+    assert seen[0] is leaf
+    assert not _modules._global_forward_hooks_with_kwargs

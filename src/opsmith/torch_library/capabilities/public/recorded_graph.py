@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook
 
 PREFIX = "_saved_"
 """What attributes for saved values begin with: torch's notes on autograd, "Saved tensors"."""
@@ -65,6 +66,10 @@ def view_base(tensor: Tensor) -> Tensor | None:
     return None
 
 
-def remove_module_hook(handle: Any) -> None:
-    """Remove a hook of all modules; torch may keep that it took keyword arguments, and warn of that."""
-    handle.remove()
+def after_modules(told: Callable[..., None]) -> Callable[[], None]:
+    """Have a function told of every call of a module: it, its arguments but those by keyword, its output.
+
+    Returns:
+        What ends that.
+    """
+    return register_module_forward_hook(told, always_call=True).remove
