@@ -140,9 +140,23 @@ def sweep(count: int) -> Any:
     )
 
 
+def with_whole_rows(**others: Any) -> Any:
+    """Beside random cases, rows as wide as an unrolled block in images of that width."""
+
+    def give(test: Any) -> Any:
+        for kernel in (3, 5, 7):
+            for size in [(7, 7), (4, 7), (14, 14)]:
+                case = Case(1, 2, 16, size, (kernel, kernel), padding=(kernel // 2, kernel // 2))
+                test = example(case=case, **others)(test)
+        return test
+
+    return give
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @sweep(FEW)
 @given(case=cases())
+@with_whole_rows()
 @example(case=Case(1, 2, 16, (14, 28), (7, 7), (1, 1), (3, 3)))
 @example(case=Case(1, 1, 16, (14, 15), (3, 5), (2, 2), (1, 2), image_lies="channels last"))
 @example(case=Case(1, 2, 2, (70, 81), (7, 7), (2, 1), (9, 3), (2, 2)))  # few channels, in several bands
@@ -176,18 +190,34 @@ def test_a_kernel_takes_the_call_and_not_the_reference(dtype: torch.dtype) -> No
 
 
 ODD = [float("inf"), float("-inf"), float("nan")]
+WHERE = ["first", "last", "left", "right"]
+
+
+def place(tensor: Tensor, where: str) -> tuple[int, ...]:
+    """A corner, or the middle of a side, of which taps look beyond the image in one dimension alone."""
+    index = [0 if where in ("first", "left") else size - 1 for size in tensor.shape]
+    if where in ("left", "right"):
+        for rows in range(2, tensor.dim(), 2):
+            index[rows] = tensor.shape[rows] // 2
+    return tuple(index)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("odd", ODD, ids=str)
 @sweep(FEW)
-@given(case=cases(), which=some.sampled_from([(0,), (1,), (2,), (0, 1, 2)]), last=some.booleans())
+@given(
+    case=cases(),
+    which=some.sampled_from([(0,), (1,), (2,), (0, 1, 2)]),
+    where=some.sampled_from(WHERE),
+)
+@with_whole_rows(which=(1,), where="left")
+@with_whole_rows(which=(0, 1), where="right")
 def test_what_is_not_finite_goes_where_the_reference_has_it(
-    odd: float, dtype: torch.dtype, case: Case, which: tuple[int, ...], last: bool
+    odd: float, dtype: torch.dtype, case: Case, which: tuple[int, ...], where: str
 ) -> None:
     given = [each.clone() for each in tensors(case, dtype)]
-    for at in which:  # in corners, where taps look beyond the image
-        given[at][(-int(last),) * given[at].dim()] = odd
+    for at in which:
+        given[at][place(given[at], where)] = odd
     for operator, arguments in calls(case, *given):
         found, right = operator(*arguments), operator.reference(*arguments)
         assert torch.equal(found.isfinite(), right.isfinite()), (operator, case)

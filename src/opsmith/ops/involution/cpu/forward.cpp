@@ -7,8 +7,9 @@ using namespace involution;
 
 // Adds one row of taps to PB pixels that follow one another: K of them, S pixels from window to window. Each
 // pixel of the image is loaded once, and each weight is multiplied with the channels of one.
-// Of the last of an odd number of rows, pixels are `Alone`: without the row below.
-template <class T, int K, int S, int PB, bool Alone, class A>
+// Of a `Whole` row the zeros at both sides of the image are left out. Of the last of an odd number of rows,
+// pixels are `Alone`: without the row below.
+template <class T, int K, int S, int PB, bool Whole, bool Alone, class A>
 [[gnu::always_inline]] inline void add_row(Vector<A> (&sums)[PB], const A* pixels, const A* weights,
                                            int64_t pitch) {
   const A* taps[K];
@@ -16,7 +17,9 @@ template <class T, int K, int S, int PB, bool Alone, class A>
     taps[v] = weights + v * pitch;
     lanes::keep(taps[v]);
   });
-  each<(PB - 1) * S + K>([&](auto q) __attribute__((always_inline)) {
+  constexpr int across = (PB - 1) * S + K, beyond = Whole ? K / 2 : 0;
+  each<across - 2 * beyond>([&](auto inside) __attribute__((always_inline)) {
+    constexpr int q = inside + beyond;
     Vector<A> pixel;
     std::memcpy(&pixel, pixels + q * count<A>, sizeof pixel);
     if constexpr (Alone) pixel = first_alone(pixel);
@@ -41,20 +44,21 @@ struct Block {
   int64_t ahead;  // numbers to the weights that are used next
 };
 
-template <class T, int K, int S, int PB, class A>
+template <class T, int K, int S, int PB, bool Whole, class A>
 [[gnu::noinline]] void block(const Block<A>& it) {
   Vector<A> sums[PB];
   each<PB>([&](auto p) __attribute__((always_inline)) { sums[p] = all<A>(it.begin[p]); });
   const int64_t whole = it.taps.last - it.odd;
   for (int64_t u = it.taps.first; u < whole; u++) {
     const A* weights = it.weights + u * K * it.pitch;
-    add_row<T, K, S, PB, false, A>(sums, it.pixels + u * it.row_step, weights, it.pitch);
+    add_row<T, K, S, PB, Whole, false, A>(sums, it.pixels + u * it.row_step, weights, it.pitch);
     each<K>([&](auto v)
                 __attribute__((always_inline)) { __builtin_prefetch(weights + v * it.pitch + it.ahead); });
   }
   if constexpr (paired<T> == 2) {
     const A* weights = it.weights + whole * K * it.pitch;
-    if (it.odd) add_row<T, K, S, PB, true, A>(sums, it.pixels + whole * it.row_step, weights, it.pitch);
+    const A* pixels = it.pixels + whole * it.row_step;
+    if (it.odd) add_row<T, K, S, PB, Whole, true, A>(sums, pixels, weights, it.pitch);
   }
   each<PB>([&](auto p) __attribute__((always_inline)) {
     std::memcpy(it.result + p * count<A>, &sums[p], sizeof sums[p]);
@@ -88,13 +92,20 @@ struct Blocks {
   void (*wide)(const Block<A>&) = nullptr;
   void (*narrow)(const Block<A>&) = nullptr;
   void (*one)(const Block<A>&) = nullptr;
+  void (*whole)(const Block<A>&) = nullptr;  // of rows as wide as the image, where weights are finite
 
   explicit Blocks(const Axis& across) {
     each<3>([&](auto size) {
       each<2>([&](auto step) {
         constexpr int K = 3 + 2 * size, S = 1 + step;
-        if (across.kernel == K && across.stride == S && across.dilation == 1)
-          wide = block<T, K, S, WIDE, A>, narrow = block<T, K, S, NARROW, A>, one = block<T, K, S, 1, A>;
+        if (across.kernel != K || across.stride != S || across.dilation != 1) return;
+        wide = block<T, K, S, WIDE, false, A>, narrow = block<T, K, S, NARROW, false, A>;
+        one = block<T, K, S, 1, false, A>;
+        if constexpr (S == 1)
+          if (across.result == across.size)
+            whole = across.size == WIDE     ? block<T, K, S, WIDE, true, A>
+                    : across.size == NARROW ? block<T, K, S, NARROW, true, A>
+                                            : nullptr;
       });
     });
   }
@@ -102,43 +113,19 @@ struct Blocks {
   // Whether lanes hold two rows of taps, and of the image.
   bool in_pairs() const { return paired<T> == 2 && wide; }
 
-  void run(const Block<A>& it, const Axis& across, int64_t width) const {
-    if (wide) (width == WIDE ? wide : width == NARROW ? narrow : one)(it);
+  // Of the pixels of a row, how many the next block computes.
+  int64_t width(int64_t size, int64_t left) const {
+    if (size < NARROW) return 1;
+    return wide && size >= WIDE && left > NARROW ? WIDE : NARROW;
+  }
+
+  void run(const Block<A>& it, const Axis& across, int64_t width, bool finite) const {
+    if (whole && finite) whole(it);
+    else if (wide) (width == WIDE ? wide : width == NARROW ? narrow : one)(it);
     else if (width == 1) block_of_any<1, A>(it, across);
     else block_of_any<NARROW, A>(it, across);
   }
 };
-
-// Computes the pixels of some rows, of which `it` is the first block of the first. From the pixels of a row
-// to those of the next lie `pixel_step` numbers, from its weights `weight_step`.
-template <class T, class A>
-void run_rows(const Blocks<T, A>& blocks, const Block<A>& it, int64_t pixel_step, int64_t weight_step,
-              const Span& rows, const Axis& down, const Axis& across) {
-  const int64_t size = across.result;
-  const bool in_pairs = blocks.in_pairs();
-  Block<A> here = it;
-  for (int64_t i = rows.first; i < rows.last; i++) {
-    const int64_t row = i - rows.first;
-    here.taps = down.taps_of(i);
-    if (in_pairs) {
-      const Span inside = here.taps;
-      const bool any = inside.first < inside.last;
-      here.odd = any && inside.last == down.kernel && inside.last % 2;
-      here.taps = any ? Span{inside.first / 2, (inside.last + 1) / 2} : Span{0, 0};
-    }
-    for (int64_t at = 0; at < size;) {
-      const bool wide = blocks.wide && size >= WIDE && size - at > NARROW;
-      const int64_t width = wide ? WIDE : size >= NARROW ? NARROW : 1;
-      const int64_t from = std::min(at, size - width);  // the last block may compute some pixels again
-      here.pixels = it.pixels + row * pixel_step + from * across.stride * count<A>;
-      here.weights = it.weights + row * weight_step + from;
-      here.begin = it.begin + row * size + from;
-      here.result = it.result + (row * size + from) * count<A>;
-      blocks.run(here, across, width);
-      at = from + width;
-    }
-  }
-}
 
 // What the sums of a row begin with. Rows of taps above and below the image are left out; there the reference
 // multiplies weights with zeros, which is nan where one is not finite.
@@ -192,7 +179,15 @@ bool all_finite(const T* weights, const View<const T, 6>& weight) {
   return true;
 }
 
-constexpr int64_t SMALL = 1 << 16;  // bytes
+// Zeros at both sides of an image, in its rows; those beyond it are never read.
+template <class A>
+void zero_sides(const Pixels<A>& pixels, const Span& rows, const Axis& across) {
+  const int64_t behind = across.padding + across.size, bytes = count<A> * sizeof(A);
+  for (int64_t row = rows.first; row < rows.last; row++) {
+    std::memset(pixels.at(row, 0), 0, across.padding * bytes);
+    std::memset(pixels.at(row, behind), 0, (pixels.pitch - behind) * bytes);
+  }
+}
 
 // What sizes fit one another is the reference's to say, in words of its own: this asks it where they do not.
 template <class T>
@@ -205,113 +200,176 @@ Shape sizes(View<const T, 4> input, View<const T, 6> weight, List<int64_t> strid
   return {input.size(0), input.size(1), weight.size(4), weight.size(5)};
 }
 
+constexpr int64_t SMALL = 1 << 16;  // bytes
+
+// How a call is computed: the path that its steps have, how much of it at a time, and the scratch for that.
+template <class T>
+struct Plan {
+  using A = Computed<T>;
+  static constexpr int L = count<A>;
+
+  Axis down, across;
+  int64_t channels;  // of a group
+  bool direct;       // weights are read where they lie
+  bool streamed;     // results go past the caches
+  bool in_planes;    // channels that fill no vector have planes of their own, where they are few
+  Blocks<T, A> blocks{across};
+
+  // Pixels of a band with zeros around them.
+  int64_t columns = std::max(across.extent(), across.size + across.padding);
+  int64_t most = std::max<int64_t>(
+      1, ((1 << 18) / int64_t(sizeof(A)) / (columns * L) - (down.kernel - 1) * down.dilation) / down.stride);
+  int64_t band = std::min(most, down.result);
+  int64_t rows = (band - 1) * down.stride + (down.kernel - 1) * down.dilation + 1;
+  // So many rows of the result at a time, and so many numbers from tap to tap in their weights.
+  int64_t together = std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / across.result));
+  int64_t wide = (together * across.result + 2 * L - 1) / L * L;
+  // Channels that fill vectors, or most of one; what is left of few has its planes.
+  int64_t in_vectors = in_planes ? channels / L * L : channels;
+  FewLayout<A> few_layout{down, across, band};
+
+  int64_t for_pixels = std::max(rows * columns * L, few_layout.scratch());
+  int64_t for_result = together * across.result * L;
+  int64_t for_weights = direct ? 0 : down.kernel * across.kernel * wide;
+
+  Plan(const Axes& axes, const View<const T, 4>& input, const View<const T, 6>& weight,
+       const View<T, 4>& result)
+      : down(axes.down),
+        across(axes.across),
+        channels(input.size(1) / weight.size(1)),
+        direct(std::is_same_v<T, A> && weight.stride(5) == 1 &&
+               weight.stride(3) * across.kernel == weight.stride(2)),
+        streamed((input.numel() + weight.numel() + result.numel()) * int64_t(sizeof(T)) > LARGE),
+        in_planes(channels % L <= few<A> && across.stride == 1 && weight.stride(5) == 1 &&
+                  result.stride(3) == 1) {}
+};
+
+// Rows of the result that are computed one after the other, and what of.
+template <class T, class A>
+struct Turn {
+  Span rows;
+  const T* weights;  // of the group
+  bool finite;       // whether all of these are known to be
+  int64_t ahead;     // numbers to the weights that are used next
+  A* widened;        // those of these rows, where they are not read as they lie
+  A* begin;          // what their sums begin with
+};
+
+// Looks at the weights of a share of rows, where they are few.
+template <class T, class A>
+void look_at_weights(const Plan<T>& plan, const View<const T, 6>& weight, const Share& share,
+                     Turn<T, A>& turn) {
+  turn.weights = weight.data + share.batch * weight.stride(0) + share.group * weight.stride(1);
+  // In a small image taps look beyond it from nearly every row. One look at all its weights is less than one
+  // from each row, and reads them as memory is read fastest.
+  const int64_t numbers = plan.down.kernel * plan.across.kernel * plan.down.result * plan.across.result;
+  const bool small = numbers * int64_t(sizeof(T)) <= SMALL && share.last - share.first == plan.down.result;
+  turn.finite = small && all_finite(turn.weights, weight);
+  if (turn.finite) std::fill(turn.begin, turn.begin + plan.together * plan.across.result, A(0));
+  // Then they are in a cache, and those of the next group are fetched meanwhile.
+  turn.ahead = turn.finite ? numbers : (plan.direct ? 1 : plan.together) * weight.stride(4);
+}
+
+// Makes ready what the sums of a turn begin with, and copies its weights or makes pairs of them, as its path
+// has them.
+template <class T, class A>
+void prepare(const Plan<T>& plan, const View<const T, 6>& weight, const Turn<T, A>& turn) {
+  const Axis& down = plan.down;
+  const int64_t first = turn.rows.first;
+  if (!turn.finite)
+    for (int64_t i = first; i < turn.rows.last; i++)
+      begin_sums(turn.weights + i * weight.stride(4), weight, down.taps_of(i),
+                 turn.begin + (i - first) * plan.across.result);
+  auto rows_of = [&](int64_t u) {
+    const Span inside = down.reached(u, {0, down.size}).within({0, down.result});
+    return std::pair{inside.within(turn.rows), first};
+  };
+  const bool in_pairs = plan.blocks.in_pairs();
+  if constexpr (paired<T> == 2)
+    if (in_pairs) pair_rows(turn.weights, weight, rows_of, turn.ahead, turn.widened, plan.wide);
+  if (!plan.direct && !in_pairs)
+    widen_rows(turn.weights, weight, rows_of, turn.ahead, turn.widened, plan.wide);
+}
+
+// Computes the rows of a turn, of which `pixels` are the window of the first pixel.
+template <class T, class A>
+void compute_rows(const Plan<T>& plan, const View<const T, 6>& weight, const Turn<T, A>& turn,
+                  const A* pixels, A* results) {
+  constexpr int L = count<A>;
+  const Axis &down = plan.down, &across = plan.across;
+  const bool in_pairs = plan.blocks.in_pairs();
+  const int64_t size = across.result;
+  const A* weights = turn.widened;
+  int64_t weight_step = size;
+  if constexpr (std::is_same_v<T, A>)
+    if (plan.direct)
+      weights = turn.weights + turn.rows.first * weight.stride(4), weight_step = weight.stride(4);
+  Block<A> it;
+  it.row_step = (in_pairs ? 2 : 1) * down.dilation * plan.columns * L;
+  it.pitch = plan.direct ? weight.stride(3) : plan.wide;
+  it.ahead = plan.direct ? turn.ahead : 0;
+  for (int64_t i = turn.rows.first; i < turn.rows.last; i++) {
+    const int64_t row = i - turn.rows.first;
+    it.taps = down.taps_of(i);
+    if (in_pairs) {
+      const Span inside = it.taps;
+      const bool any = inside.first < inside.last;
+      it.odd = any && inside.last == down.kernel && inside.last % 2;
+      it.taps = any ? Span{inside.first / 2, (inside.last + 1) / 2} : Span{0, 0};
+    }
+    for (int64_t at = 0; at < size;) {
+      const int64_t width = plan.blocks.width(size, size - at);
+      const int64_t from = std::min(at, size - width);  // the last block may compute some pixels again
+      it.pixels = pixels + (row * down.stride * plan.columns + from * across.stride) * L;
+      it.weights = weights + row * weight_step + from;
+      it.begin = turn.begin + row * size + from;
+      it.result = results + (row * size + from) * L;
+      plan.blocks.run(it, across, width, turn.finite);
+      at = from + width;
+    }
+  }
+}
+
 // As `involution` in operators.py.
 template <class T>
 void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stride, List<int64_t> padding,
              List<int64_t> dilation, View<T, 4> result) {
   using A = Computed<T>;
   constexpr int L = count<A>;
-  const Axes axes =
+  const Plan<T> plan(
       fitted({input.size(2), result.size(2), weight.size(2), stride[0], padding[0], dilation[0]},
              {input.size(3), result.size(3), weight.size(3), stride[1], padding[1], dilation[1]},
-             input.size(1), weight.size(1));
-  const Axis down = axes.down, across = axes.across;
-  const int64_t groups = weight.size(1), channels = input.size(1) / groups,
-                taps = down.kernel * across.kernel;
-  const bool direct =
-      std::is_same_v<T, A> && weight.stride(5) == 1 && weight.stride(3) * across.kernel == weight.stride(2);
-  const Blocks<T, A> blocks(across);
-  const bool in_pairs = blocks.in_pairs();
-  const bool streamed = (input.numel() + weight.numel() + result.numel()) * int64_t(sizeof(T)) > LARGE;
-
-  // Scratch: pixels of a band with zeros around them; of some rows the result, the weights, what sums begin
-  // with.
-  const int64_t columns = std::max(across.extent(), across.size + across.padding);
-  const int64_t most = std::max<int64_t>(
-      1, ((1 << 18) / int64_t(sizeof(A)) / (columns * L) - (down.kernel - 1) * down.dilation) / down.stride);
-  const int64_t band = std::min(most, down.result);
-  const int64_t rows = (band - 1) * down.stride + (down.kernel - 1) * down.dilation + 1;
-  const int64_t together = std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / across.result));
-  const int64_t wide = (together * across.result + 2 * L - 1) / L * L;
-  // Channels that fill vectors, or most of one; what is left of few has its planes.
-  const bool in_planes =
-      channels % L <= few<A> && across.stride == 1 && weight.stride(5) == 1 && result.stride(3) == 1;
-  const int64_t in_vectors = in_planes ? channels / L * L : channels;
-  const FewLayout<A> few_layout(down, across, band);
-  const int64_t for_pixels = std::max(rows * columns * L, few_layout.scratch());
-  const int64_t for_result = together * across.result * L;
-  const int64_t for_weights = direct ? 0 : taps * wide;
+             input.size(1), weight.size(1)),
+      input, weight, result);
+  const Axis &down = plan.down, &across = plan.across;
+  const int64_t in_all = plan.for_pixels + plan.for_result + plan.for_weights + plan.wide;
   in_shares<A>(
-      input.size(0), groups, down.result, most, for_pixels + for_result + for_weights + wide,
-      [&](const Share& share, A* scratch) {
-        const int64_t group = share.group * channels;
-        if (in_vectors < channels) {
-          const int64_t first = group + in_vectors, left = channels - in_vectors;
-          forward_of_few(few_layout, planes(input, share.batch, first, left), weight, share, scratch,
-                         planes(result, share.batch, first, left));
-        }
-        if (in_vectors == 0) return;
-        Pixels<A> pixels{scratch, columns};
-        A *results = scratch + for_pixels, *widened = results + for_result, *begin = widened + for_weights;
-        const T* weights = weight.data + share.batch * weight.stride(0) + share.group * weight.stride(1);
-        const int64_t top = share.first * down.stride - down.padding;  // of the image: row 0 of pixels
-        const int64_t bottom =
-            (share.last - 1) * down.stride - down.padding + (down.kernel - 1) * down.dilation + 1;
-        const int64_t from = std::clamp<int64_t>(top, 0, down.size),
-                      to = std::clamp<int64_t>(bottom, from, down.size);
-        for (int64_t row = from - top; row < to - top; row++) {  // those beyond the image are never read
-          std::memset(pixels.at(row, 0), 0, across.padding * L * sizeof(A));
-          std::memset(pixels.at(row, across.padding + across.size), 0,
-                      (columns - across.padding - across.size) * L * sizeof(A));
-        }
-        // In a small image taps look beyond it from nearly every row. One look at all its weights is less
-        // than one from each row, and reads them as memory is read fastest.
-        const int64_t numbers = taps * down.result * across.result;
-        const bool small = numbers * int64_t(sizeof(T)) <= SMALL && share.last - share.first == down.result;
-        const bool finite = small && all_finite(weights, weight);
-        if (finite) std::fill(begin, begin + together * across.result, A(0));
-        // Then they are in a cache, and those of the next group are fetched meanwhile.
-        const int64_t ahead = finite ? numbers : direct ? weight.stride(4) : together * weight.stride(4);
-        for (int64_t channel = 0; channel < in_vectors; channel += L) {
-          const int64_t some = std::min<int64_t>(L, in_vectors - channel), first = group + channel;
-          Pixels<A> inner{pixels.at(from - top, across.padding), columns};
-          gather(planes(input, share.batch, first, some), from, to, inner);
-          if constexpr (paired<T> == 2) {
-            const Span rows{from - top, to - top};
-            if (in_pairs) pair_rows_of_pixels(pixels, rows, down.dilation);
-          }
+      input.size(0), weight.size(1), down.result, plan.most, in_all, [&](const Share& share, A* scratch) {
+        const int64_t group = share.group * plan.channels, left = plan.channels - plan.in_vectors;
+        if (left > 0)
+          forward_of_few(plan.few_layout, planes(input, share.batch, group + plan.in_vectors, left), weight,
+                         share, scratch, planes(result, share.batch, group + plan.in_vectors, left));
+        if (plan.in_vectors == 0) return;
+        const Pixels<A> pixels{scratch, plan.columns};
+        A* const results = scratch + plan.for_pixels;
+        Turn<T, A> turn;
+        turn.widened = results + plan.for_result, turn.begin = turn.widened + plan.for_weights;
+        look_at_weights(plan, weight, share, turn);
+        const Span window = down.window({share.first, share.last}), image = window.within({0, down.size});
+        const Span inside{image.first - window.first, image.last - window.first};  // in scratch
+        zero_sides(pixels, inside, across);
+        for (int64_t channel = 0; channel < plan.in_vectors; channel += L) {
+          const int64_t some = std::min<int64_t>(L, plan.in_vectors - channel), first = group + channel;
+          gather(planes(input, share.batch, first, some), image.first, image.last,
+                 Pixels<A>{pixels.at(inside.first, across.padding), plan.columns});
+          if constexpr (paired<T> == 2)
+            if (plan.blocks.in_pairs()) pair_rows_of_pixels(pixels, inside, down.dilation);
           const Planes<T> out = planes(result, share.batch, first, some);
-          for (int64_t i = share.first; i < share.last; i += together) {
-            const int64_t end = std::min(i + together, share.last);
-            if (!finite)
-              for (int64_t row = i; row < end; row++)
-                begin_sums(weights + row * weight.stride(4), weight, down.taps_of(row),
-                           begin + (row - i) * across.result);
-            auto rows_of = [&](int64_t u) {
-              const Span inside = down.reached(u, {0, down.size}).within({0, down.result});
-              return std::pair{inside.within({i, end}), i};
-            };
-            if constexpr (paired<T> == 2) {
-              if (in_pairs) pair_rows(weights, weight, rows_of, ahead, widened, wide);
-              else widen_rows(weights, weight, rows_of, ahead, widened, wide);
-            } else if (!direct) {
-              widen_rows(weights, weight, rows_of, ahead, widened, wide);
-            }
-            Block<A> it;
-            it.pixels = pixels.at(i * down.stride - down.padding - top, 0);
-            it.row_step = (in_pairs ? 2 : 1) * down.dilation * columns * L;
-            it.weights = widened;
-            it.pitch = wide, it.ahead = 0;
-            int64_t step = across.result;
-            if constexpr (std::is_same_v<T, A>)
-              if (direct) {
-                it.weights = weights + i * weight.stride(4);
-                it.pitch = weight.stride(3), step = weight.stride(4), it.ahead = ahead;
-              }
-            it.begin = begin;
-            it.result = results;
-            run_rows(blocks, it, down.stride * columns * L, step, Span{i, end}, down, across);
-            scatter(results, out, i, end, streamed);
+          for (int64_t i = share.first; i < share.last; i += plan.together) {
+            turn.rows = {i, std::min(i + plan.together, share.last)};
+            prepare(plan, weight, turn);
+            compute_rows(plan, weight, turn, pixels.at((i - share.first) * down.stride, 0), results);
+            scatter(results, out, i, turn.rows.last, plan.streamed);
           }
         }
         lanes::settle();

@@ -156,6 +156,15 @@ void pair_taps(const T* weights, const View<const T, 6>& weight, const Axis& dow
   }
 }
 
+// Whether rows of the result are computed phase by phase: each phase of its taps has an unrolled block.
+template <class T>
+bool in_phases(const Axis& down, const Axis& across) {
+  const int64_t S = across.stride, K = across.kernel;
+  bool all = down.dilation == 1 && across.dilation == 1;
+  for (int64_t phase = 0; phase < std::min(S, K); phase++) all = all && run_of<T>((K - phase + S - 1) / S);
+  return all;
+}
+
 // How a call is computed: the path that its steps have, how much of it at a time, and the scratch for that.
 template <class T>
 struct Plan {
@@ -164,32 +173,32 @@ struct Plan {
 
   Axis down, across;
   bool direct;    // weights are read where they lie
-  bool phased;    // rows of the result are computed phase by phase
-  bool in_pairs;  // lanes hold two rows of taps
-  int64_t columns, most, together, wide;
-  int64_t above;  // a row of pairs whose first has no row in the cotangent
-  int64_t for_pixels, for_result, for_weights;
+  bool streamed;  // the result goes past the caches
+  bool phased = in_phases<T>(down, across);
+  bool in_pairs = paired<T> == 2 && phased && down.stride == 1;  // lanes hold two rows of taps
 
-  Plan(const Axes& axes, const View<const T, 6>& weight) : down(axes.down), across(axes.across) {
-    const int64_t S = across.stride, K = across.kernel;
-    direct = std::is_same_v<T, A> && weight.stride(5) == 1;
-    phased = down.dilation == 1 && across.dilation == 1;
-    for (int64_t phase = 0; phase < std::min(S, K); phase++)
-      phased = phased && run_of<T>((K - phase + S - 1) / S);
-    in_pairs = paired<T> == 2 && phased && down.stride == 1;
+  // Pixels of a band of the cotangent; in pairs also one whose first has no row there.
+  int64_t columns = across.result;
+  int64_t most =
+      std::max<int64_t>(1, (1 << 18) / int64_t(sizeof(A)) / (columns * L) * down.stride -
+                               (down.kernel - 1) * down.dilation);
+  int64_t band = std::min(most, down.size);
+  int64_t rows = std::min((band - 1 + (down.kernel - 1) * down.dilation) / down.stride + 2, down.result);
+  int64_t above = in_pairs;
+  // So many rows of the result at a time, and so many numbers from tap to tap in their weights.
+  int64_t together = std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / across.size));
+  int64_t wide = (together * across.result + 2 * L - 1) / L * L;
 
-    columns = across.result;
-    most = std::max<int64_t>(1, (1 << 18) / int64_t(sizeof(A)) / (columns * L) * down.stride -
-                                    (down.kernel - 1) * down.dilation);
-    const int64_t band = std::min(most, down.size);
-    const int64_t rows = (band - 1 + (down.kernel - 1) * down.dilation) / down.stride + 2;
-    together = std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / across.size));
-    wide = (together * across.result + 2 * L - 1) / L * L;
-    above = in_pairs;
-    for_pixels = (std::min(rows, down.result) + above) * columns * L;
-    for_result = together * across.size * L;
-    for_weights = direct ? 0 : down.kernel * K * wide;
-  }
+  int64_t for_pixels = (rows + above) * columns * L;
+  int64_t for_result = together * across.size * L;
+  int64_t for_weights = direct ? 0 : down.kernel * across.kernel * wide;
+
+  Plan(const Axes& axes, const View<const T, 4>& cotangent, const View<const T, 6>& weight,
+       const View<T, 4>& result)
+      : down(axes.down),
+        across(axes.across),
+        direct(std::is_same_v<T, A> && weight.stride(5) == 1),
+        streamed((cotangent.numel() + weight.numel() + result.numel()) * int64_t(sizeof(T)) > LARGE) {}
 
   // Rows of the cotangent that reach these of the result.
   Span reaching(int64_t first, int64_t last) const {
@@ -290,9 +299,8 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
       fitted({size[0], cotangent.size(2), weight.size(2), stride[0], padding[0], dilation[0]},
              {size[1], cotangent.size(3), weight.size(3), stride[1], padding[1], dilation[1]},
              cotangent.size(1), weight.size(1)),
-      weight);
+      cotangent, weight, result);
   const int64_t groups = weight.size(1), channels = cotangent.size(1) / groups;
-  const bool streamed = (cotangent.numel() + weight.numel() + result.numel()) * int64_t(sizeof(T)) > LARGE;
   const int64_t in_all = plan.for_pixels + plan.for_result + plan.for_weights + L;
   in_shares<A>(
       cotangent.size(0), groups, plan.down.size, plan.most, in_all, [&](const Share& share, A* scratch) {
@@ -317,7 +325,7 @@ void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<in
             prepare(plan, weight, turn);
             for (int64_t y = start; y < turn.rows.last; y++)
               compute_row(plan, weight, turn, y, results + (y - start) * plan.across.size * L);
-            scatter(results, out, start, turn.rows.last, streamed);
+            scatter(results, out, start, turn.rows.last, plan.streamed);
           }
         }
         lanes::settle();

@@ -50,6 +50,11 @@ struct Axis {
     while (inside.last > inside.first && begin + (inside.last - 1) * dilation >= size) inside.last--;
     return inside;
   }
+  // The pixels, before the first and beyond the last as well, that these results see, and those between.
+  Span window(const Span& results) const {
+    const int64_t first = results.first * stride - padding, steps = results.last - results.first - 1;
+    return {first, first + steps * stride + (kernel - 1) * dilation + 1};
+  }
   // The results, before the first and beyond the last as well, of which one of the taps lies on these pixels.
   Span reached(int64_t tap, const Span& pixels) const {
     const int64_t before = padding - tap * dilation;

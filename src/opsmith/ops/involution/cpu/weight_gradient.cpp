@@ -75,6 +75,8 @@ template <int K, int S, int R, class A, class T>
 template <class A, class T>
 using Run = void (*)(const Block<A, T>&);
 
+constexpr int MOST_ROWS = 4;
+
 // What computes K taps of 1, 2, ... rows of the cotangent at once; null behind the last.
 template <int K, int S, class A, class T>
 constexpr Run<A, T> runs[] = {block<K, S, 1, A, T>, block<K, S, 2, A, T>, block<K, S, 3, A, T>,
@@ -99,121 +101,176 @@ const Run<A, T>* runs_of(int64_t kernel, int64_t stride, bool plain) {
 
 constexpr int ROWS = 2;  // so many times as many rows are gathered as are computed at once
 
+// Numbers in whole lines of memory, and those odd, so that channels do not all fall on the same places of the
+// cache.
+template <class A>
+int64_t odd_lines(int64_t numbers) {
+  const int64_t line = 64 / sizeof(A), lines = (numbers + line - 1) / line;
+  return (lines | 1) * line;
+}
+
+// How a call is computed: what computes its taps, how much of it at a time, and the scratch for that.
+template <class T>
+struct Plan {
+  using A = Computed<T>;
+  static constexpr int L = count<A>;
+
+  Axis down, across;
+  int64_t layers;  // channels of a group, or pairs of them
+  const Run<A, T>* run =
+      runs_of<A, T>(across.kernel, across.stride, down.dilation == 1 && across.dilation == 1);
+  int64_t at_once = run == one<A, T> ? 1 : across.kernel;  // taps
+  int64_t several = std::find(run, run + MOST_ROWS, nullptr) - run;  // rows of the cotangent
+
+  // A row: of the cotangent whole vectors, of the image as many in each phase, and what taps look further.
+  // Vectors are written whole, the last with zeros behind its end.
+  int64_t vectors = (across.result + L - 1) / L;
+  int64_t in_phase = vectors * L + (across.kernel - 1) * across.dilation / across.stride + 1 + L;
+  int64_t image_pitch = odd_lines<A>(in_phase * across.stride), came_pitch = odd_lines<A>(vectors * L);
+  int64_t each_row = layers * (image_pitch * down.stride + came_pitch);
+  int64_t most = std::max<int64_t>(
+      1, (1 << 19) / int64_t(sizeof(A)) / each_row - (down.kernel - 1) * down.dilation / down.stride);
+  int64_t band = std::min(most, down.result);
+  int64_t rows = (band - 1) * down.stride + (down.kernel - 1) * down.dilation + 1;
+
+  // A result that no cache holds is gathered in scratch, as many rows of it as are computed together, and
+  // then streamed.
+  int64_t taps = down.kernel * across.kernel;
+  bool streamed;
+  int64_t together = streamed ? ROWS * several : several;  // rows
+  int64_t run_pitch = (together * across.result + 2 * L - 1) / L * L;
+
+  int64_t for_image = rows * layers * image_pitch, for_came = band * layers * came_pitch;
+  int64_t for_result = streamed ? taps * run_pitch : 0;
+
+  // For so many groups in all images, of so many channels.
+  Plan(const Axes& axes, int64_t groups, int64_t channels)
+      : down(axes.down),
+        across(axes.across),
+        layers((channels + paired<T> - 1) / paired<T>),
+        streamed(taps * down.result * across.result * groups * int64_t(sizeof(T)) > LARGE) {}
+};
+
+// A share's rows of both tensors, as vectors read them.
+template <class A>
+struct Band {
+  Rows<A> image, came;
+  int64_t top, first;  // the rows of the image and of the cotangent that come first there
+};
+
+// Lays out the rows of a share.
+template <class T, class A>
+void lay_out(const Plan<T>& plan, const Planes<const T>& input, const Planes<const T>& cotangent,
+             const Share& share, const Band<A>& band) {
+  const Axis &down = plan.down, &across = plan.across;
+  std::memset(band.image.data, 0, plan.for_image * sizeof(A));
+  std::memset(band.came.data, 0, plan.for_came * sizeof(A));
+  const Span inside = down.window({share.first, share.last}).within({0, down.size});
+  for (int64_t phase = 0; phase < across.stride; phase++) {
+    const int64_t S = across.stride;
+    const int64_t begin = phase >= across.padding ? 0 : (across.padding - phase + S - 1) / S;
+    const int64_t x = begin * S + phase - across.padding;
+    const int64_t size =
+        std::min(plan.in_phase - plan.L - begin, x < across.size ? (across.size - x + S - 1) / S : 0);
+    if (size <= 0) continue;
+    for (int64_t c = 0; c < plan.layers; c++)  // planes from end to end, as memory is read fastest
+      for (int64_t y = inside.first; y < inside.last; y++)
+        lay_out(input, c, y, x, S, size, band.image.at(y - band.top, c) + phase * plan.in_phase + begin);
+  }
+  for (int64_t c = 0; c < plan.layers; c++)
+    for (int64_t i = share.first; i < share.last; i++)
+      lay_out(cotangent, c, i, 0, 1, across.result, band.came.at(i - share.first, c));
+}
+
+// A row of taps beyond the image, with some rows of the cotangent: the reference multiplies these with zeros,
+// which is nan where they are not finite.
+template <class T, class A>
+void multiply_zeros(const Block<A, T>& it, int64_t taps, int64_t rows) {
+  for (int64_t r = 0; r < rows; r++) {
+    const A* row = it.cotangent + r * it.cotangent_row;
+    Vector<A> sum{};
+    for (int64_t c = 0; c < it.layers; c++)
+      add_products<T>(sum, Vector<A>{}, lanes::load(row + c * it.cotangent_step));
+    for (int64_t v = 0; v < taps; v++) {
+      T* tap = it.result + r * it.next_row + v * it.tap;
+      if (it.kept >= count<A>) lanes::store(tap, sum);
+      else lanes::store_some(tap, sum, it.kept);
+    }
+  }
+}
+
+// Computes a tile: as many rows of the result as are computed at once. The first goes to `target`, where taps
+// are `tap_step` numbers apart.
+template <class T, class A>
+void compute_tile(const Plan<T>& plan, const Band<A>& band, const Span& tile, T* target, int64_t tap_step) {
+  constexpr int L = count<A>;
+  const Axis &down = plan.down, &across = plan.across;
+  const int64_t tall = tile.last - tile.first, apart = plan.several > 1 ? down.stride : 0, K = across.kernel;
+  Block<A, T> it;
+  it.image_step = plan.image_pitch, it.phases = plan.in_phase;
+  it.cotangent_step = plan.came_pitch, it.cotangent_row = plan.layers * plan.came_pitch;
+  it.layers = plan.layers;
+  it.tap = tap_step, it.next_row = across.result - apart * K * tap_step;
+  // Row by row of the image: it is tap `at` of the tile's first row.
+  for (int64_t at = 0; at < (tall - 1) * apart + down.kernel; at++) {
+    const int64_t low = apart && at >= down.kernel ? (at - down.kernel) / apart + 1 : 0;
+    const int64_t high = apart ? std::min(tall - 1, at / apart) : 0;
+    if (low > high) continue;  // windows further apart than they are high
+    const int64_t i = tile.first + low, u = at - low * apart;
+    const int64_t y = i * down.stride + u * down.dilation - down.padding;
+    for (int64_t j = 0; j < across.result; j += L) {
+      it.cotangent = band.came.at(i - band.first, 0) + j;
+      it.kept = plan.streamed ? L : across.result - j;
+      T* const first = target + u * K * tap_step + low * across.result + j;
+      if (y < 0 || y >= down.size) {
+        it.result = first;
+        multiply_zeros(it, K, high - low + 1);
+        continue;
+      }
+      for (int64_t v = 0; v < K; v += plan.at_once) {
+        const int64_t shift = v * across.dilation;
+        it.image = band.image.at(y - band.top, 0) + shift % across.stride * plan.in_phase +
+                   shift / across.stride + j;
+        it.result = first + v * tap_step;
+        plan.run[high - low](it);
+      }
+    }
+  }
+}
+
 template <class T>
 void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t groups, List<int64_t> kernel,
                      List<int64_t> stride, List<int64_t> padding, List<int64_t> dilation,
                      Contiguous<T, 6> result) {
   using A = Computed<T>;
-  constexpr int L = count<A>;
   const Axes axes =
       fitted({input.size(2), cotangent.size(2), kernel[0], stride[0], padding[0], dilation[0]},
              {input.size(3), cotangent.size(3), kernel[1], stride[1], padding[1], dilation[1]}, input.size(1),
              groups);
-  const Axis down = axes.down, across = axes.across;
-  const int64_t channels = input.size(1) / groups, S = across.stride, K = across.kernel;
-  const int64_t layers = (channels + paired<T> - 1) / paired<T>;
-  const Run<A, T>* run = runs_of<A, T>(K, S, down.dilation == 1 && across.dilation == 1);
-  const int64_t at_once = run == one<A, T> ? 1 : K;  // taps
-  int64_t several = 0;
-  while (run[several]) several++;
-
-  // A row: of the cotangent whole vectors, of the image as many in each phase, and what taps look further.
-  auto odd_lines = [](int64_t numbers) {  // so that channels do not all fall on the same places of the cache
-    const int64_t line = 64 / sizeof(A), lines = (numbers + line - 1) / line;
-    return (lines | 1) * line;
-  };
-  const int64_t vectors = (across.result + L - 1) / L, reach = (K - 1) * across.dilation / S + 1;
-  // Vectors are written whole, the last with zeros behind its end.
-  const int64_t in_phase = vectors * L + reach + L;
-  const int64_t image_pitch = odd_lines(in_phase * S), came_pitch = odd_lines(vectors * L);
-  const int64_t each_row = layers * (image_pitch * down.stride + came_pitch);
-  const int64_t most = std::max<int64_t>(
-      1, (1 << 19) / int64_t(sizeof(A)) / each_row - (down.kernel - 1) * down.dilation / down.stride);
-  const int64_t band = std::min(most, down.result);
-  const int64_t rows = (band - 1) * down.stride + (down.kernel - 1) * down.dilation + 1;
-  const int64_t for_image = rows * layers * image_pitch, for_came = band * layers * came_pitch;
-  // A result that no cache holds is gathered here, as many rows of it as are computed together, and then
-  // streamed.
-  const int64_t taps = down.kernel * K, size = taps * down.result * across.result * result.size(0) * groups;
-  const bool streamed = size * int64_t(sizeof(T)) > LARGE;
-  const int64_t together = streamed ? ROWS * several : several;  // rows
-  const int64_t run_pitch = (together * across.result + 2 * L - 1) / L * L;
-  const int64_t for_result = streamed ? taps * run_pitch : 0;
-  const int64_t in_all = for_image + for_came + for_result;
-  in_shares<A>(input.size(0), groups, down.result, most, in_all, [&](const Share& share, A* scratch) {
-    const Rows<A> image{scratch, layers, image_pitch}, came{scratch + for_image, layers, came_pitch};
-    const Planes<const T> from = planes(input, share.batch, share.group * channels, channels);
-    const Planes<const T> given = planes(cotangent, share.batch, share.group * channels, channels);
-    T* const gathered = reinterpret_cast<T*>(scratch + for_image + for_came);
-    std::memset(scratch, 0, (for_image + for_came) * sizeof(A));
-    const int64_t top = share.first * down.stride - down.padding;
-    const int64_t bottom = (share.last - 1) * down.stride - down.padding + (down.kernel - 1) * down.dilation;
-    const int64_t highest = std::max<int64_t>(top, 0), lowest = std::min(bottom, down.size - 1);
-    for (int64_t phase = 0; phase < S; phase++) {
-      const int64_t begin = phase >= across.padding ? 0 : (across.padding - phase + S - 1) / S;
-      const int64_t x = begin * S + phase - across.padding;
-      const int64_t size =
-          std::min(in_phase - L - begin, x < across.size ? (across.size - x + S - 1) / S : 0);
-      if (size <= 0) continue;
-      for (int64_t c = 0; c < layers; c++)  // planes from end to end, as memory is read fastest
-        for (int64_t y = highest; y <= lowest; y++)
-          lay_out(from, c, y, x, S, size, image.at(y - top, c) + phase * in_phase + begin);
-    }
-    for (int64_t c = 0; c < layers; c++)
-      for (int64_t i = share.first; i < share.last; i++)
-        lay_out(given, c, i, 0, 1, across.result, came.at(i - share.first, c));
+  const int64_t batches = input.size(0), channels = input.size(1) / groups;
+  const Plan<T> plan(axes, batches * groups, channels);
+  const Axis &down = plan.down, &across = plan.across;
+  const int64_t in_all = plan.for_image + plan.for_came + plan.for_result;
+  in_shares<A>(batches, groups, down.result, plan.most, in_all, [&](const Share& share, A* scratch) {
+    const Band<A> band{{scratch, plan.layers, plan.image_pitch},
+                       {scratch + plan.for_image, plan.layers, plan.came_pitch},
+                       down.window({share.first, share.last}).first,
+                       share.first};
+    lay_out(plan, planes(input, share.batch, share.group * channels, channels),
+            planes(cotangent, share.batch, share.group * channels, channels), share, band);
+    T* const gathered = reinterpret_cast<T*>(scratch + plan.for_image + plan.for_came);
     T* const results = result.data + share.batch * result.stride(0) + share.group * result.stride(1);
-    for (int64_t start = share.first; start < share.last; start += together) {
-      const int64_t end = std::min(start + together, share.last);
-      // Where the results of row `start` go, and how far apart taps, rows of taps and rows are there.
-      T* const target = streamed ? gathered : results + start * result.stride(4);
-      const int64_t tap_step = streamed ? run_pitch : result.stride(3);
-      for (int64_t tile = start; tile < end; tile += several) {
-        const int64_t tall = std::min(several, end - tile);  // rows of the cotangent
-        const int64_t apart = several > 1 ? down.stride : 0;
-        // Row by row of the image: it is tap `at` of the tile's first row.
-        for (int64_t at = 0; at < (tall - 1) * apart + down.kernel; at++) {
-          const int64_t low = apart && at >= down.kernel ? (at - down.kernel) / apart + 1 : 0;
-          const int64_t high = apart ? std::min(tall - 1, at / apart) : 0;
-          if (low > high) continue;  // windows further apart than they are high
-          const int64_t i = tile + low, u = at - low * apart;
-          const int64_t y = i * down.stride + u * down.dilation - down.padding;
-          for (int64_t j = 0; j < across.result; j += L) {
-            Block<A, T> it;
-            it.cotangent = came.at(i - share.first, 0) + j;
-            it.cotangent_step = came_pitch, it.cotangent_row = layers * came_pitch;
-            it.layers = layers, it.kept = streamed ? L : across.result - j;
-            it.tap = tap_step, it.next_row = across.result - apart * K * tap_step;
-            T* const first = target + u * K * tap_step + (i - start) * across.result + j;
-            if (y < 0 ||
-                y >= down.size) {  // the reference multiplies with zeros: nan where what came is not finite
-              for (int64_t r = low; r <= high; r++) {
-                const A* row = it.cotangent + (r - low) * it.cotangent_row;
-                Vector<A> sum{};
-                for (int64_t c = 0; c < layers; c++)
-                  add_products<T>(sum, Vector<A>{}, lanes::load(row + c * came_pitch));
-                for (int64_t v = 0; v < K; v++) {
-                  T* tap = first + (r - low) * it.next_row + v * it.tap;
-                  if (it.kept >= L) lanes::store(tap, sum);
-                  else lanes::store_some(tap, sum, it.kept);
-                }
-              }
-              continue;
-            }
-            it.image_step = image_pitch, it.phases = in_phase;
-            for (int64_t v = 0; v < K; v += at_once) {
-              const int64_t shift = v * across.dilation;
-              it.image = image.at(y - top, 0) + shift % S * in_phase + shift / S + j;
-              it.result = first + v * it.tap;
-              run[high - low](it);
-            }
-          }
-        }
-      }
-      if (!streamed) continue;
-      for (int64_t tap = 0; tap < taps; tap++) {
+    for (int64_t start = share.first; start < share.last; start += plan.together) {
+      const int64_t end = std::min(start + plan.together, share.last);
+      // Where the results of row `start` go, and how far apart taps are there.
+      T* const target = plan.streamed ? gathered : results + start * result.stride(4);
+      const int64_t tap_step = plan.streamed ? plan.run_pitch : result.stride(3);
+      for (int64_t row = start; row < end; row += plan.several)
+        compute_tile(plan, band, Span{row, std::min(row + plan.several, end)},
+                     target + (row - start) * across.result, tap_step);
+      for (int64_t tap = 0; plan.streamed && tap < plan.taps; tap++) {
         T* const to = results + tap * result.stride(3) + start * result.stride(4);
-        lanes::stream(gathered + tap * run_pitch, to, (end - start) * across.result);
+        lanes::stream(gathered + tap * plan.run_pitch, to, (end - start) * across.result);
       }
     }
     lanes::settle();
