@@ -186,6 +186,11 @@ _TABLE = (
         "Its results beside the reference's in float64, in rounding units.",
     ),
     Cause(
+        "not-refused",
+        "A kernel takes sizes that the reference refuses.",
+        "A call that both take, and then the same with one size changed.",
+    ),
+    Cause(
         "leak",
         "It keeps tensors alive that nothing needs any more.",
         "Weak references after the backward, with and without the cycle collector.",

@@ -35,9 +35,9 @@ def kernel_sizes(subject: Subject) -> tuple[Sample, ...]:
     """
     if not any(subject.kernels_on(device) for device in subject.devices):
         return ()
-    own = replace(subject, samples=tuple(sample for sample in subject.samples if not sample.origin))
+    own = authored(subject)
     found: list[Sample] = []
-    for sample in _forms(own):
+    for sample in forms(subject):
         for change in _changes(own, sample):
             made = change.sample(1 + max(each.position for each in (*subject.samples, *found)))
             if made.elements <= MOST_ELEMENTS and refusal(own, made, change) is None:
@@ -45,13 +45,23 @@ def kernel_sizes(subject: Subject) -> tuple[Sample, ...]:
     return tuple(found)
 
 
-def _forms(subject: Subject) -> list[Sample]:
-    forms: dict[object, Sample] = {}
-    for sample in subject.samples:
+def authored(subject: Subject) -> Subject:
+    """The same with the author's own samples alone."""
+    return replace(subject, samples=tuple(sample for sample in subject.samples if not sample.origin))
+
+
+def forms(subject: Subject) -> list[Sample]:
+    """Of the author's samples with elements one for each form of dimensions, as many as the effort goes to.
+
+    Args:
+        subject: What is under check.
+    """
+    found: dict[object, Sample] = {}
+    for sample in authored(subject).samples:
         ranks = tuple(value.dim() if isinstance(value, Tensor) else None for value in sample.flat)
         if sample.elements:
-            forms.setdefault(ranks, sample)
-    return [*forms.values()][: FORMS[subject.effort.name]]
+            found.setdefault(ranks, sample)
+    return [*found.values()][: FORMS[subject.effort.name]]
 
 
 def _changes(subject: Subject, sample: Sample) -> Iterator[Change]:

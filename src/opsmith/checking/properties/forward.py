@@ -15,6 +15,7 @@ from opsmith.checking.compared import compared
 from opsmith.checking.kernel_sizes import kernel_sizes
 from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
+from opsmith.checking.refused_sizes import taken_though_refused
 from opsmith.checking.replay import result_replay
 from opsmith.checking.report import Failure
 from opsmith.checking.sample import Sample
@@ -37,6 +38,7 @@ def run(subject: Subject) -> Findings:
     ran: set[Kernel] = set()
     more = replace(subject, samples=(*subject.samples, *kernel_sizes(subject)))
     yield from each_sample(NAME, more, partial(_sample, ran=ran))
+    yield from taken_though_refused(NAME, subject)
     yield from _idle(subject, ran)
 
 

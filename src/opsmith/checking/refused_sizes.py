@@ -1,0 +1,184 @@
+"""Sizes that the reference refuses, and a kernel in C++ takes: what it reads may lie beyond its tensors.
+
+A kernel that tells the sizes of its results in C++ is asked alone, once the reference has shown by a call of
+that kind that they are right. So the operator gets a sample, and then that sample with one size changed: of
+one tensor, or of all that share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.checking.changes import Change, resized
+from opsmith.checking.isolation import announce, in_child, isolated
+from opsmith.checking.kernel_sizes import authored, forms
+from opsmith.checking.likeness import like
+from opsmith.checking.mistakes import refuse_own
+from opsmith.checking.natives import kernels_in_cpp
+from opsmith.checking.property import Findings, Note, first_line
+from opsmith.checking.replay import check_again
+from opsmith.checking.report import Failure, Outcome
+from opsmith.checking.sample import Sample
+from opsmith.checking.subject import Subject
+from opsmith.checking.symbols import sizes_of
+from opsmith.core.kernels import Kernel, choose
+from opsmith.kernels.cpp import CppKernel
+
+CPU = torch.device("cpu")
+DTYPES = (None, torch.float32, torch.float64)
+"""As the author gave them, or what most kernels take."""
+
+LEAST = 2
+"""Of sizes of 0 and 1 the reference is asked in any case."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A call that the reference refuses.
+
+    Args:
+        sample: The sample, with a size changed.
+        flat: Its arguments.
+        argument: The tensor whose size is another; None where it is that of several.
+        told: What the reference says of it.
+    """
+
+    sample: Sample
+    flat: list[Any]
+    argument: str | None
+    told: str
+
+
+def taken_though_refused(check: str, subject: Subject) -> Findings:
+    """Failures for sizes that a kernel in C++ computes with, and the reference refuses.
+
+    They run in a child process, since such a kernel may write where it should not.
+
+    Args:
+        check: Name of the property.
+        subject: What is under check.
+    """
+    if not any(_tells_sizes(kernel) for kernel in subject.kernels_on(CPU)):
+        return
+    if in_child():
+        yield from _taken(check, subject)
+        return
+
+    def run() -> Outcome:
+        return Outcome(check, "passed", failures=tuple(_taken(check, subject)))
+
+    kernels, place = kernels_in_cpp(subject.specification), subject.specification.where
+    try:
+        found = isolated(check, run, where=place, limit_s=subject.limit_s, kernels=kernels)
+    except errors.UsageError as error:
+        yield Note(f"what a kernel does with sizes that the reference refuses was not tried: {error.problem}")
+        return
+    for failure in found.failures:
+        if failure.cause == CAUSE:
+            yield failure
+        elif "limit" in failure.evidence:
+            yield Note(f"with sizes that the reference refuses, {failure.message}")
+        else:
+            yield replace(failure, cause=CAUSE, message=f"{failure.message}, which the reference refuses")
+
+
+CAUSE = "not-refused"
+
+
+def _taken(check: str, subject: Subject) -> Iterator[Failure]:
+    told: set[str | None] = set()
+    subject = authored(subject)
+    for sample in forms(subject):
+        served = _served(subject, sample)
+        if served is None:
+            continue
+        kernel, dtype = served
+        for refused in _refused(subject, sample, dtype):
+            if refused.argument in told:
+                continue
+            result = _called(subject, sample, dtype, refused)
+            if result is None:
+                continue
+            told.add(refused.argument)
+            message = (
+                f"it computes {result} for {refused.sample}, which the reference refuses ({refused.told}): "
+                "sizes that are told in C++ are not shown to it, and what the kernel reads may lie beyond "
+                "its tensors; refuse them in `sizes`, by OPSMITH_CHECK, or in `shapes=`"
+            )
+            evidence = {"sample": str(refused.sample), "refused": refused.told}
+            again = check_again(subject, check)
+            yield Failure(check, refused.argument, CAUSE, message, kernel.where, evidence, again)
+
+
+def _tells_sizes(kernel: Kernel) -> bool:
+    return isinstance(kernel.function, CppKernel) and kernel.function.tells_sizes
+
+
+def _served(subject: Subject, sample: Sample) -> tuple[Kernel, torch.dtype | None] | None:
+    """The kernel that takes the sample's call, if it tells sizes, and the dtype in which it does."""
+    for dtype in DTYPES:
+        values = sample.flattening.pack(sample.at(dtype))
+        chosen = choose(subject.specification.kernels, values)[0]
+        if chosen is not None and _tells_sizes(chosen.kernel):
+            return chosen.kernel, dtype
+    return None
+
+
+def _refused(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> Iterator[Refused]:
+    for argument, change in _changes(subject, sample):
+        changed = change.sample(sample.position)
+        flat = changed.at(dtype)
+        try:
+            with torch.no_grad():
+                subject.reference(changed, flat)
+        except Exception as error:
+            refuse_own(error)
+            yield Refused(changed, flat, argument, f"{type(error).__name__}: {first_line(error)}")
+
+
+def _changes(subject: Subject, sample: Sample) -> Iterator[tuple[str | None, Change]]:
+    """One more or one less of each size: of one tensor alone, then of all that share it.
+
+    Whole numbers may point into a tensor: it does not become smaller then.
+    """
+    tensors = {place: value for place, value in enumerate(sample.flat) if isinstance(value, Tensor)}
+    point = any(not (value.is_floating_point() or value.is_complex()) for value in tensors.values())
+    ways = (1,) if point else (1, -1)
+    generator = subject.generator()
+    for place, value in tensors.items():
+        name = sample.labels[place]
+        for index, size in enumerate(value.shape):
+            for way in ways:
+                if size + way >= LEAST:
+                    shape = [*value.shape[:index], size + way, *value.shape[index + 1 :]]
+                    flat = [*sample.flat]
+                    flat[place] = like(value, shape, generator)
+                    words = f"`{name}.shape[{index}]` at {size + way} where it had {size}"
+                    yield name, Change(sample, words, tuple(flat))
+    sizes = sizes_of(subject, sample)
+    for symbol in sizes.symbols:
+        for way in ways:
+            if len(symbol.spots) > 1 and symbol.size + way >= LEAST:
+                for change in resized(sizes, {symbol.name: symbol.size + way}, generator):
+                    yield None, change
+
+
+def _called(subject: Subject, sample: Sample, dtype: torch.dtype | None, refused: Refused) -> str | None:
+    """What the operator returns for a call that the reference refuses; None where it refuses it too."""
+    try:
+        with torch.no_grad():
+            for _ in range(2):  # the first shows what the reference gives, the second proves `sizes`
+                subject.call(sample, sample.at(dtype))
+            announce(partial(str, refused.sample))
+            results = subject.call(refused.sample, refused.flat)
+    except Exception as error:  # of the sample's own call it is told where that is looked at
+        refuse_own(error)
+        return None
+    return " and ".join(f"a result of the shape {list(each.shape)}" for each in results if each is not None)
