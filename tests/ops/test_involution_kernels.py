@@ -166,6 +166,7 @@ def with_whole_rows(**others: Any) -> Any:
 @example(case=Case(1, 1, 16, (5, 300), (3, 3), padding=(1, 1)))  # a row at a time
 @example(case=Case(1, 1, 3, (5, 300), (3, 3), padding=(1, 1)))
 @example(case=Case(1, 1, 16, (13, 4), (3, 5), (3, 2), (3, 5)))  # rows of which no tap lies on the image
+@example(case=Case(1, 1, 16, (5, 2000), (3, 3), padding=(9, 1)))  # bands of which no tap lies on the image
 @example(case=Case(1, 2, 16, (7, 9), (7, 9), (10**9, 10**9)))  # steps that are never taken
 @example(case=Case(1, 2, 3, (7, 9), (1, 1), (2, 1), (0, 0), (10**9, 10**9)))
 def test_random_cases(case: Case, dtype: torch.dtype) -> None:

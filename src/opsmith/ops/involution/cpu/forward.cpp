@@ -355,8 +355,9 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
         Turn<T, A> turn;
         turn.widened = results + plan.for_result, turn.begin = turn.widened + plan.for_weights;
         look_at_weights(plan, weight, share, turn);
-        const Span window = down.window({share.first, share.last}), image = window.within({0, down.size});
-        const Span inside{image.first - window.first, image.last - window.first};  // in scratch
+        // Its rows of the image, and where these are in scratch: there also where they are none.
+        const Span window = down.window({share.first, share.last}), image = Span{0, down.size}.within(window);
+        const Span inside{image.first - window.first, image.last - window.first};
         zero_sides(pixels, inside, across);
         for (int64_t channel = 0; channel < plan.in_vectors; channel += L) {
           const int64_t some = std::min<int64_t>(L, plan.in_vectors - channel), first = group + channel;
