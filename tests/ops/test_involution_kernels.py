@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ class Case:
     dilation: tuple[int, int] = (1, 1)
     image_lies: str = "contiguous"
     weight_lies: str = "contiguous"
+    threads: int = 1  # with more, none has a whole image of a small batch, and so its weights
 
     @property
     def steps(self) -> tuple[Any, ...]:
@@ -94,6 +96,7 @@ def cases(draw: Any) -> Case:
         dilation=pair(some.sampled_from([1, 1, 1, 2]) | some.integers(1, 3)),
         image_lies=draw(LAYOUTS),
         weight_lies=draw(LAYOUTS),
+        threads=draw(some.sampled_from([1, 1, 2, 3])),
     )
     assume(min(case.result) >= 1)
     return case
@@ -118,10 +121,21 @@ def calls(case: Case, image: Tensor, weight: Tensor, came: Tensor) -> Iterator[t
     yield involution_weight_gradient, (came, image, case.groups, case.kernel, *case.steps)
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def hold(case: Case, dtype: torch.dtype) -> None:
     """Hold the three kernels to their references in float64."""
     for operator, arguments in calls(case, *tensors(case, dtype)):
-        found = operator(*arguments)
+        with threads(case.threads):
+            found = operator(*arguments)
         wide = [each.double() if isinstance(each, Tensor) else each for each in arguments]
         right = operator.reference(*wide)
         assert (found.dtype, found.shape) == (dtype, right.shape)
@@ -220,23 +234,21 @@ def test_what_is_not_finite_goes_where_the_reference_has_it(
     for at in which:
         given[at][place(given[at], where)] = odd
     for operator, arguments in calls(case, *given):
-        found, right = operator(*arguments), operator.reference(*arguments)
+        with threads(case.threads):
+            found = operator(*arguments)
+        right = operator.reference(*arguments)
         assert torch.equal(found.isfinite(), right.isfinite()), (operator, case)
         assert torch.equal(found.isnan(), right.isnan()), (operator, case)
 
 
-@pytest.mark.parametrize("threads", [2, 3])
-def test_the_same_numbers_with_any_number_of_threads(threads: int) -> None:
-    before = torch.get_num_threads()
+@pytest.mark.parametrize("several", [2, 3])
+def test_the_same_numbers_with_any_number_of_threads(several: int) -> None:
     case = Case(2, 3, 16, (30, 29), (7, 7), padding=(3, 3))
-    alone = []
-    try:
-        for count in (1, threads):
-            torch.set_num_threads(count)
-            alone.append([operator(*given) for operator, given in calls(case, *tensors(case, torch.float32))])
-    finally:
-        torch.set_num_threads(before)
-    assert all(map(torch.equal, *alone))
+    found = []
+    for count in (1, several):
+        with threads(count):
+            found.append([operator(*given) for operator, given in calls(case, *tensors(case, torch.float32))])
+    assert all(map(torch.equal, *found))
 
 
 def test_empty_batches() -> None:
