@@ -77,12 +77,12 @@ using Run = void (*)(const Block<A, T>&);
 
 constexpr int MOST_ROWS = 4;
 
-// What computes K taps of 1, 2, ... rows of the cotangent at once; null behind the last.
+// What computes K taps of 1, 2, ... rows of the cotangent at once; null for more rows than it can.
 template <int K, int S, class A, class T>
-constexpr Run<A, T> runs[] = {block<K, S, 1, A, T>, block<K, S, 2, A, T>, block<K, S, 3, A, T>,
-                              K < 7 ? block<K, S, (K < 7 ? 4 : 1), A, T> : nullptr, nullptr};
+constexpr Run<A, T> runs[MOST_ROWS] = {block<K, S, 1, A, T>, block<K, S, 2, A, T>, block<K, S, 3, A, T>,
+                                       K < 7 ? block<K, S, (K < 7 ? 4 : 1), A, T> : nullptr};
 template <class A, class T>
-constexpr Run<A, T> one[] = {block<1, 1, 1, A, T>, nullptr};
+constexpr Run<A, T> one[MOST_ROWS] = {block<1, 1, 1, A, T>};
 
 template <class A, class T>
 const Run<A, T>* runs_of(int64_t kernel, int64_t stride, bool plain) {
