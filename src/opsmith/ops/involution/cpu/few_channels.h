@@ -17,14 +17,10 @@ struct FewLayout {
 
   // For so many rows of the result.
   FewLayout(const Axis& down, const Axis& across, int64_t rows) : down(down), across(across) {
-    pixel_row = std::max(across.extent(), across.size + across.padding);
-    pixel_plane = window(rows) * pixel_row;
+    pixel_row = std::max(across.extent(across.result), across.size + across.padding);
+    pixel_plane = down.extent(rows) * pixel_row;
     sum_row = (across.result + count<A> - 1) / count<A> * count<A>;
     sum_plane = rows * sum_row;
-  }
-  // Rows of the image for so many of the result.
-  int64_t window(int64_t rows) const {
-    return (rows - 1) * down.stride + (down.kernel - 1) * down.dilation + 1;
   }
   // Whole vectors of numbers; loads of pixels may reach as far as one of them beyond the last.
   int64_t scratch() const {
@@ -85,9 +81,9 @@ void forward_of_few(const FewLayout<A>& layout, const Planes<const T>& image, co
   A *sums = scratch, *pixels = scratch + image.channels * layout.sum_plane;
   const int64_t rows = share.last - share.first;
 
-  const int64_t top = share.first * down.stride - down.padding;  // of the image: row 0 of pixels
+  const int64_t top = down.window({share.first, share.last}).first;  // of the image: row 0 of pixels
   for (int64_t channel = 0; channel < image.channels; channel++)
-    for (int64_t row = 0; row < layout.window(rows); row++) {
+    for (int64_t row = 0; row < down.extent(rows); row++) {
       A *to = pixels + channel * layout.pixel_plane + row * layout.pixel_row, *end = to + layout.pixel_row;
       const bool inside = top + row >= 0 && top + row < down.size;
       A* behind = inside ? to + across.padding + across.size : to;

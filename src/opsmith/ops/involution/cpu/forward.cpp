@@ -86,7 +86,6 @@ template <int PB, class A>
 }
 
 // The unrolled blocks of one kernel and stride; all null where there are none.
-constexpr int WIDE = 14, NARROW = 7;
 template <class T, class A>
 struct Blocks {
   void (*wide)(const Block<A>&) = nullptr;
@@ -216,21 +215,19 @@ struct Plan {
   Blocks<T, A> blocks{across};
 
   // Pixels of a band with zeros around them.
-  int64_t columns = std::max(across.extent(), across.size + across.padding);
+  int64_t columns = std::max(across.extent(across.result), across.size + across.padding);
   int64_t most = std::max<int64_t>(
       1, ((1 << 18) / int64_t(sizeof(A)) / (columns * L) - (down.kernel - 1) * down.dilation) / down.stride);
   int64_t band = std::min(most, down.result);
-  int64_t rows = (band - 1) * down.stride + (down.kernel - 1) * down.dilation + 1;
-  // So many rows of the result at a time, and so many numbers from tap to tap in their weights.
-  int64_t together = std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / across.result));
-  int64_t wide = (together * across.result + 2 * L - 1) / L * L;
+  int64_t together = rows_together<T>(band, across.result);
+  int64_t tap_pitch = tap_pitch_of<A>(together * across.result);
   // Channels that fill vectors, or most of one; what is left of few has its planes.
   int64_t in_vectors = in_planes ? channels / L * L : channels;
   FewLayout<A> few_layout{down, across, band};
 
-  int64_t for_pixels = std::max(rows * columns * L, few_layout.scratch());
+  int64_t for_pixels = std::max(down.extent(band) * columns * L, few_layout.scratch());
   int64_t for_result = together * across.result * L;
-  int64_t for_weights = direct ? 0 : down.kernel * across.kernel * wide;
+  int64_t for_weights = direct ? 0 : down.kernel * across.kernel * tap_pitch;
 
   Plan(const Axes& axes, const View<const T, 4>& input, const View<const T, 6>& weight,
        const View<T, 4>& result)
@@ -255,10 +252,9 @@ struct Turn {
   A* begin;          // what their sums begin with
 };
 
-// Looks at the weights of a share of rows, where they are few.
+// What is the same for all rows of a share: its weights, and where these are few, whether all are finite.
 template <class T, class A>
-void look_at_weights(const Plan<T>& plan, const View<const T, 6>& weight, const Share& share,
-                     Turn<T, A>& turn) {
+void take_weights(const Plan<T>& plan, const View<const T, 6>& weight, const Share& share, Turn<T, A>& turn) {
   turn.weights = weight.data + share.batch * weight.stride(0) + share.group * weight.stride(1);
   // In a small image taps look beyond it from nearly every row. One look at all its weights is less than one
   // from each row, and reads them as memory is read fastest.
@@ -286,9 +282,9 @@ void prepare(const Plan<T>& plan, const View<const T, 6>& weight, const Turn<T, 
   };
   const bool in_pairs = plan.blocks.in_pairs();
   if constexpr (paired<T> == 2)
-    if (in_pairs) pair_rows(turn.weights, weight, rows_of, turn.ahead, turn.widened, plan.wide);
+    if (in_pairs) pair_rows(turn.weights, weight, rows_of, turn.ahead, turn.widened, plan.tap_pitch);
   if (!plan.direct && !in_pairs)
-    widen_rows(turn.weights, weight, rows_of, turn.ahead, turn.widened, plan.wide);
+    widen_rows(turn.weights, weight, rows_of, turn.ahead, turn.widened, plan.tap_pitch);
 }
 
 // Computes the rows of a turn, of which `pixels` are the window of the first pixel.
@@ -306,7 +302,7 @@ void compute_rows(const Plan<T>& plan, const View<const T, 6>& weight, const Tur
       weights = turn.weights + turn.rows.first * weight.stride(4), weight_step = weight.stride(4);
   Block<A> it;
   it.row_step = (in_pairs ? 2 : 1) * down.dilation * plan.columns * L;
-  it.pitch = plan.direct ? weight.stride(3) : plan.wide;
+  it.pitch = plan.direct ? weight.stride(3) : plan.tap_pitch;
   it.ahead = plan.direct ? turn.ahead : 0;
   for (int64_t i = turn.rows.first; i < turn.rows.last; i++) {
     const int64_t row = i - turn.rows.first;
@@ -342,7 +338,7 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
              input.size(1), weight.size(1)),
       input, weight, result);
   const Axis &down = plan.down, &across = plan.across;
-  const int64_t in_all = plan.for_pixels + plan.for_result + plan.for_weights + plan.wide;
+  const int64_t in_all = plan.for_pixels + plan.for_result + plan.for_weights + plan.tap_pitch;
   in_shares<A>(
       input.size(0), weight.size(1), down.result, plan.most, in_all, [&](const Share& share, A* scratch) {
         const int64_t group = share.group * plan.channels, left = plan.channels - plan.in_vectors;
@@ -354,7 +350,7 @@ void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stri
         A* const results = scratch + plan.for_pixels;
         Turn<T, A> turn;
         turn.widened = results + plan.for_result, turn.begin = turn.widened + plan.for_weights;
-        look_at_weights(plan, weight, share, turn);
+        take_weights(plan, weight, share, turn);
         // Its rows of the image, and where these are in scratch: there also where they are none.
         const Span window = down.window({share.first, share.last}), image = Span{0, down.size}.within(window);
         const Span inside{image.first - window.first, image.last - window.first};

@@ -62,7 +62,6 @@ template <class T, int N, int PB, bool Inner, class A>
   });
 }
 
-constexpr int WIDE = 14, NARROW = 7;
 
 template <class T, int N, class A>
 void run(const Block<A>& it, int64_t width) {
@@ -185,13 +184,12 @@ struct Plan {
   int64_t band = std::min(most, down.size);
   int64_t rows = std::min((band - 1 + (down.kernel - 1) * down.dilation) / down.stride + 2, down.result);
   int64_t above = in_pairs;
-  // So many rows of the result at a time, and so many numbers from tap to tap in their weights.
-  int64_t together = std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / across.size));
-  int64_t wide = (together * across.result + 2 * L - 1) / L * L;
+  int64_t together = rows_together<T>(band, across.size);
+  int64_t tap_pitch = tap_pitch_of<A>(together * across.result);
 
   int64_t for_pixels = (rows + above) * columns * L;
   int64_t for_result = together * across.size * L;
-  int64_t for_weights = direct ? 0 : down.kernel * across.kernel * wide;
+  int64_t for_weights = direct ? 0 : down.kernel * across.kernel * tap_pitch;
 
   Plan(const Axes& axes, const View<const T, 4>& cotangent, const View<const T, 6>& weight,
        const View<T, 4>& result)
@@ -227,7 +225,7 @@ struct Turn {
     if constexpr (std::is_same_v<T, A>)
       if (plan.direct) return weights + u * weight.stride(2) + i * weight.stride(4);
     const int64_t first = plan.down.reached(u, rows).first;
-    return widened + u * plan.across.kernel * plan.wide + (i - first) * plan.columns;
+    return widened + u * plan.across.kernel * plan.tap_pitch + (i - first) * plan.columns;
   }
 };
 
@@ -237,13 +235,13 @@ void prepare(const Plan<T>& plan, const View<const T, 6>& weight, const Turn<T, 
   const Axis& down = plan.down;
   const int64_t next = (plan.together + down.stride - 1) / down.stride * weight.stride(4);
   if constexpr (paired<T> == 2)
-    if (plan.in_pairs) pair_taps(turn.weights, weight, down, turn.rows, next, turn.widened, plan.wide);
+    if (plan.in_pairs) pair_taps(turn.weights, weight, down, turn.rows, next, turn.widened, plan.tap_pitch);
   auto rows_of = [&](int64_t u) {
     const Span reached = down.reached(u, turn.rows);
     return std::pair{reached.within({0, down.result}), reached.first};
   };
   if (!plan.direct && !plan.in_pairs)
-    widen_rows(turn.weights, weight, rows_of, next, turn.widened, plan.wide);
+    widen_rows(turn.weights, weight, rows_of, next, turn.widened, plan.tap_pitch);
 }
 
 // Computes row `y` of the result.
@@ -252,7 +250,7 @@ void compute_row(const Plan<T>& plan, const View<const T, 6>& weight, const Turn
                  A* row) {
   constexpr int L = count<A>;
   const Axis &down = plan.down, &across = plan.across;
-  const int64_t columns = plan.columns, of_row = across.kernel * plan.wide;
+  const int64_t columns = plan.columns, of_row = across.kernel * plan.tap_pitch;
   std::memset(row, 0, across.size * L * sizeof(A));
   int64_t first_tap = -1, last_tap = -1, rows_of_taps = 0;
   for (int64_t u = 0; u < down.kernel; u++) {
@@ -264,7 +262,7 @@ void compute_row(const Plan<T>& plan, const View<const T, 6>& weight, const Turn
   if (rows_of_taps == 0) return;
   Block<A> it;
   it.result = row;
-  it.pitch = plan.direct ? weight.stride(3) : plan.wide;
+  it.pitch = plan.direct ? weight.stride(3) : plan.tap_pitch;
   it.ahead = plan.direct ? weight.stride(4) : 0;
   if (plan.in_pairs) {
     const int64_t pair = first_tap / 2;

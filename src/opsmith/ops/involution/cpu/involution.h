@@ -40,7 +40,8 @@ struct Axis {
   Axis in_least_steps() const {
     return {size, result, kernel, result == 1 ? 1 : stride, padding, kernel == 1 ? 1 : dilation};
   }
-  int64_t extent() const { return (result - 1) * stride + (kernel - 1) * dilation + 1; }
+  // The pixels that so many results see, and those between.
+  int64_t extent(int64_t results) const { return (results - 1) * stride + (kernel - 1) * dilation + 1; }
 
   // The taps of one of the results that lie in the image.
   Span taps_of(int64_t at) const {
@@ -50,10 +51,10 @@ struct Axis {
     while (inside.last > inside.first && begin + (inside.last - 1) * dilation >= size) inside.last--;
     return inside;
   }
-  // The pixels, before the first and beyond the last as well, that these results see, and those between.
+  // Which pixels these are, before the first and beyond the last as well.
   Span window(const Span& results) const {
-    const int64_t first = results.first * stride - padding, steps = results.last - results.first - 1;
-    return {first, first + steps * stride + (kernel - 1) * dilation + 1};
+    const int64_t first = results.first * stride - padding;
+    return {first, first + extent(results.last - results.first)};
   }
   // The results, before the first and beyond the last as well, of which one of the taps lies on these pixels.
   Span reached(int64_t tap, const Span& pixels) const {
@@ -103,6 +104,21 @@ struct Pixels {
 
   A* at(int64_t row, int64_t column) const { return data + (row * pitch + column) * count<A>; }
 };
+
+// Pixels of a row that unrolled blocks compute at once.
+constexpr int WIDE = 14, NARROW = 7;
+
+// Of a band, how many rows of the result are computed one after the other, with copied weights that stay in a
+// cache.
+template <class T>
+int64_t rows_together(int64_t band, int64_t columns) {
+  return std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / columns));
+}
+// From tap to tap of copied weights: those of some rows, with room for whole vectors of them.
+template <class A>
+int64_t tap_pitch_of(int64_t numbers) {
+  return (numbers + 2 * count<A> - 1) / count<A> * count<A>;
+}
 
 constexpr int64_t LARGE = 8 << 20;  // bytes that caches do not hold
 constexpr int SHORT = 2;  // pixels at the end of a run, that are sooner copied one by one than transposed

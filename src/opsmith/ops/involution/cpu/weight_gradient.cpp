@@ -20,8 +20,8 @@ struct Rows {
 
 // Lays out a row of a channel, or of a pair of them: every `step`-th number, from a column on.
 template <class T, class A = Computed<T>>
-void lay_out(const Planes<const T>& from, int64_t layer, int64_t row, int64_t column, int64_t step,
-             int64_t size, A* to) {
+void lay_out_row(const Planes<const T>& from, int64_t layer, int64_t row, int64_t column, int64_t step,
+                 int64_t size, A* to) {
   const int64_t channel = layer * paired<T>, stride = step * from.column_stride;
   const T* first = from.at(channel, row, column);
   if constexpr (paired<T> == 2) {
@@ -131,17 +131,16 @@ struct Plan {
   int64_t most = std::max<int64_t>(
       1, (1 << 19) / int64_t(sizeof(A)) / each_row - (down.kernel - 1) * down.dilation / down.stride);
   int64_t band = std::min(most, down.result);
-  int64_t rows = (band - 1) * down.stride + (down.kernel - 1) * down.dilation + 1;
 
   // A result that no cache holds is gathered in scratch, as many rows of it as are computed together, and
   // then streamed.
   int64_t taps = down.kernel * across.kernel;
   bool streamed;
   int64_t together = streamed ? ROWS * several : several;  // rows
-  int64_t run_pitch = (together * across.result + 2 * L - 1) / L * L;
+  int64_t tap_pitch = tap_pitch_of<A>(together * across.result);
 
-  int64_t for_image = rows * layers * image_pitch, for_came = band * layers * came_pitch;
-  int64_t for_result = streamed ? taps * run_pitch : 0;
+  int64_t for_image = down.extent(band) * layers * image_pitch, for_came = band * layers * came_pitch;
+  int64_t for_result = streamed ? taps * tap_pitch : 0;
 
   // For so many groups in all images, of so many channels.
   Plan(const Axes& axes, int64_t groups, int64_t channels)
@@ -175,11 +174,11 @@ void lay_out(const Plan<T>& plan, const Planes<const T>& input, const Planes<con
     if (size <= 0) continue;
     for (int64_t c = 0; c < plan.layers; c++)  // planes from end to end, as memory is read fastest
       for (int64_t y = inside.first; y < inside.last; y++)
-        lay_out(input, c, y, x, S, size, band.image.at(y - band.top, c) + phase * plan.in_phase + begin);
+        lay_out_row(input, c, y, x, S, size, band.image.at(y - band.top, c) + phase * plan.in_phase + begin);
   }
   for (int64_t c = 0; c < plan.layers; c++)
     for (int64_t i = share.first; i < share.last; i++)
-      lay_out(cotangent, c, i, 0, 1, across.result, band.came.at(i - share.first, c));
+      lay_out_row(cotangent, c, i, 0, 1, across.result, band.came.at(i - share.first, c));
 }
 
 // A row of taps beyond the image, with some rows of the cotangent: the reference multiplies these with zeros,
@@ -264,13 +263,13 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
       const int64_t end = std::min(start + plan.together, share.last);
       // Where the results of row `start` go, and how far apart taps are there.
       T* const target = plan.streamed ? gathered : results + start * result.stride(4);
-      const int64_t tap_step = plan.streamed ? plan.run_pitch : result.stride(3);
+      const int64_t tap_step = plan.streamed ? plan.tap_pitch : result.stride(3);
       for (int64_t row = start; row < end; row += plan.several)
         compute_tile(plan, band, Span{row, std::min(row + plan.several, end)},
                      target + (row - start) * across.result, tap_step);
       for (int64_t tap = 0; plan.streamed && tap < plan.taps; tap++) {
         T* const to = results + tap * result.stride(3) + start * result.stride(4);
-        lanes::stream(gathered + tap * plan.run_pitch, to, (end - start) * across.result);
+        lanes::stream(gathered + tap * plan.tap_pitch, to, (end - start) * across.result);
       }
     }
     lanes::settle();
