@@ -93,7 +93,8 @@ REFUSED = {
         (2, 4, 5, 5),
         (2, 3, 3, 3, 3, 3),
         {},
-        "expected G to divide C, got G = 3 and C = 4; choose another number of groups or of channels",
+        "opsmith::involution: expected G to divide C, got G = 3 and C = 4; "
+        "choose another number of groups or of channels",
     ),
     "batch": (
         (2, 4, 5, 5),
@@ -110,28 +111,30 @@ REFUSED = {
         (2, 4, 5, 5),
         (2, 2, 3, 3, 5, 5),
         {"stride": 2, "padding": 1},
-        "expected weight [B, G, Kh, Kw, Ho, Wo] = [2, 2, 3, 3, 3, 3], got [2, 2, 3, 3, 5, 5]"
+        "opsmith::involution: expected weight [B, G, Kh, Kw, Ho, Wo] = [2, 2, 3, 3, 3, 3], "
+        "got [2, 2, 3, 3, 5, 5]"
         "; this shape follows from the other arguments: change one or the other",
     ),
     "stride": (
         (2, 4, 5, 5),
         (2, 2, 3, 3, 3, 3),
         {"stride": (1, 0)},
-        "expected stride and dilation of at least 1 and padding of at least 0, "
+        "opsmith::involution: expected stride and dilation of at least 1 and padding of at least 0, "
         "got stride (1, 0), dilation (1, 1), padding (0, 0); give numbers from there on, or pairs of them",
     ),
     "padding": (
         (2, 4, 5, 5),
         (2, 2, 3, 3, 3, 3),
         {"padding": -1},
-        "expected stride and dilation of at least 1 and padding of at least 0, "
+        "opsmith::involution: expected stride and dilation of at least 1 and padding of at least 0, "
         "got stride (1, 1), dilation (1, 1), padding (-1, -1); give numbers from there on, or pairs of them",
     ),
     "kernel": (
         (2, 4, 5, 5),
         (2, 2, 7, 3, 1, 3),
         {},
-        "expected an image, with its padding, no smaller than the kernel, got H, W = [5, 5], "
+        "opsmith::involution: expected an image, with its padding, no smaller than the kernel, "
+        "got H, W = [5, 5], "
         "padding (0, 0), Kh, Kw = [7, 3], dilation (1, 1); "
         "use a larger padding, or a smaller kernel or dilation",
     ),
@@ -167,8 +170,9 @@ def test_tensors_of_two_kinds_are_refused(
     operator(one, other, *more)
     other = other.to(change)
     message = (
-        f"expected `{names[0]}` and `{names[1]}` of one dtype on one device, got torch.float32 on cpu and "
-        f"{other.dtype} on {other.device}; convert one of them: `{names[1]}.to({names[0]})`"
+        f"{operator.name}: expected `{names[0]}` and `{names[1]}` of one dtype on one device, "
+        f"got torch.float32 on cpu and {other.dtype} on {other.device}; "
+        f"convert one of them: `{names[1]}.to({names[0]})`"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         operator(one, other, *more)
@@ -176,7 +180,8 @@ def test_tensors_of_two_kinds_are_refused(
 
 def test_gradients_refuse_a_cotangent_of_another_size() -> None:
     message = (
-        "expected cotangent [B, C, Ho, Wo] = [2, 4, 3, 3], got [2, 4, 5, 5]"
+        "opsmith::involution_weight_gradient: expected cotangent [B, C, Ho, Wo] = [2, 4, 3, 3], "
+        "got [2, 4, 5, 5]"
         "; this shape follows from the other arguments: change one or the other"
     )
     cotangent, input, weight = torch.ones(2, 4, 5, 5), torch.ones(2, 4, 5, 5), torch.ones(2, 2, 3, 3, 3, 3)

@@ -88,6 +88,14 @@ def test_a_number_in_quotes_is_shown_with_them(argument: str) -> None:
         Involution2d(**{"channels": 16, argument: "2"})
 
 
+@pytest.mark.parametrize(
+    "argument", ["channels", "kernel_size", "stride", "groups", "channels_per_group", "reduction"]
+)
+def test_true_counts_nothing(argument: str) -> None:
+    with pytest.raises(ValueError, match=rf"^Involution2d expects of `{argument}` .*, got True; "):
+        Involution2d(**{"channels": 16, argument: True})
+
+
 @pytest.mark.compile
 @pytest.mark.xdist_group("involution_layer")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -71,14 +73,14 @@ def test_a_small_network_learns() -> None:
     assert losses[-1] < losses[0] / 4
 
 
-def test_another_depth_is_an_error() -> None:
-    with pytest.raises(
-        ValueError, match="depth of a RedNet of the paper, 26, 38, 50, 101, 152, got 34; choose"
-    ):
-        rednet(34)
+@pytest.mark.parametrize("depth", [34, "50", 50.0, None, [50]], ids=repr)
+def test_another_depth_is_an_error(depth: Any) -> None:
+    says = f"expected the depth of a RedNet of the paper, 26, 38, 50, 101, 152, got {depth!r}; choose"
+    with pytest.raises(ValueError, match=f"^{re.escape(says)}"):
+        rednet(depth)
 
 
-@pytest.mark.parametrize(("width", "of_group", "step"), [(48, 16, 32), (4, 1, 8), (0, 16, 32), (36, 6, 24)])
+@pytest.mark.parametrize(("width", "of_group", "step"), [(48, 16, 32), (4, 1, 8), (36, 6, 24)])
 def test_a_width_that_the_stem_cannot_halve_is_an_error(width: int, of_group: int, step: int) -> None:
     says = (
         rf"^expected the width of a RedNet to be a multiple of {step}, as channels_per_group is {of_group}, "
@@ -89,6 +91,20 @@ def test_a_width_that_the_stem_cannot_halve_is_an_error(width: int, of_group: in
     assert RedNet((1,), width=step, channels_per_group=of_group).head.in_features == 4 * step
 
 
-def test_no_channels_to_a_group_is_an_error_of_the_layer() -> None:
-    with pytest.raises(ValueError, match=r"^Involution2d expects of `channels_per_group` a divisor of"):
-        RedNet((1, 1), channels_per_group=0)
+@pytest.mark.parametrize("number", [0, -16, 2.5, "16", None, True, [16]], ids=repr)
+@pytest.mark.parametrize("argument", ["classes", "in_channels", "width", "kernel_size", "channels_per_group"])
+def test_what_is_no_number_to_count_with_is_an_error(argument: str, number: Any) -> None:
+    says = f"RedNet expects of `{argument}` a whole number from 1 on, got {number!r}; choose other numbers"
+    with pytest.raises(ValueError, match=f"^{re.escape(says)}"):
+        RedNet((1, 1), **{argument: number})
+
+
+@pytest.mark.parametrize("blocks", [(), 3, None, "12", (1, 0), (-1,), (1.0,), (True,)], ids=repr)
+def test_what_is_no_blocks_of_stages_is_an_error(blocks: Any) -> None:
+    says = "RedNet expects of `blocks` a whole number from 1 on for each stage, and a stage at least, got "
+    with pytest.raises(ValueError, match=f"^{re.escape(says + repr(blocks))}; choose other numbers"):
+        RedNet(blocks, width=32)
+
+
+def test_blocks_may_come_of_a_generator() -> None:
+    assert len(RedNet((count for count in (1, 2)), width=32).stages) == 2  # type: ignore[arg-type]

@@ -7,11 +7,12 @@ arXiv:2103.06255, section 4.1 and table 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
 from opsmith.ops.involution import Involution2d
+from opsmith.ops.involution.layer import is_count
 
 BLOCKS = {
     26: (1, 2, 4, 1),
@@ -68,7 +69,7 @@ class RedNet(nn.Module):
     """Stages of blocks with involutions, each but the first with half the sides and twice the channels.
 
     Args:
-        blocks: How many blocks each stage has.
+        blocks: How many blocks each stage has, from 1 on.
         classes: How many logits there are.
         in_channels: Of the images.
         width: Of the first stage's involutions, a multiple of 8 and of `2 * channels_per_group`: the stem's
@@ -78,7 +79,7 @@ class RedNet(nn.Module):
         small: For images of few pixels: the stem keeps their size, which it else divides by 4.
 
     Raises:
-        ValueError: If the width is no such multiple.
+        ValueError: If the width is no such multiple, or a number is not as said here.
 
     Example:
         >>> import torch
@@ -99,10 +100,17 @@ class RedNet(nn.Module):
         small: bool = False,
     ) -> None:
         super().__init__()
-        step = (
-            math.lcm(8, 2 * channels_per_group) or 8
-        )  # of no channels to a group, the layer says what is wrong
-        if width < 1 or width % step:
+        blocks = _blocks(blocks)
+        for name, number in {
+            "classes": classes,
+            "in_channels": in_channels,
+            "width": width,
+            "kernel_size": kernel_size,
+            "channels_per_group": channels_per_group,
+        }.items():
+            _expect(is_count(number), name, "a whole number from 1 on", number)
+        step = math.lcm(8, 2 * channels_per_group)
+        if width % step:
             raise ValueError(
                 f"expected the width of a RedNet to be a multiple of {step}, as channels_per_group is "
                 f"{channels_per_group}, got {width}; choose another one: `RedNet((1, 1), width={step})`"
@@ -143,18 +151,34 @@ def rednet(depth: int = 50, *, classes: int = 1000, in_channels: int = 3) -> Red
         in_channels: Of the images.
 
     Raises:
-        ValueError: If there is no network of that depth.
+        ValueError: If there is no network of that depth, or a number is below 1 or not whole.
 
     Example:
         >>> sum(parameter.numel() for parameter in rednet(26).parameters())
         9233166
     """
-    if depth not in BLOCKS:
+    if not is_count(depth) or depth not in BLOCKS:
         raise ValueError(
             f"expected the depth of a RedNet of the paper, {', '.join(map(str, BLOCKS))}, got {depth!r}; "
             "choose one of these, or give the blocks of each stage: `RedNet((1, 2, 4, 1))`"
         )
     return RedNet(BLOCKS[depth], classes=classes, in_channels=in_channels)
+
+
+def _blocks(given: object) -> tuple[int, ...]:
+    """The blocks of each stage; a stage of none would leave out its stride."""
+    blocks = tuple(given) if isinstance(given, Iterable) else ()
+    holds = len(blocks) > 0 and all(is_count(count) for count in blocks)
+    _expect(holds, "blocks", "a whole number from 1 on for each stage, and a stage at least", given)
+    return blocks
+
+
+def _expect(holds: bool, argument: str, expected: str, got: object) -> None:
+    if not holds:
+        raise ValueError(
+            f"RedNet expects of `{argument}` {expected}, got {got!r}; "
+            "choose other numbers: `RedNet((1, 2, 4, 1), classes=1000, in_channels=3, width=64)`"
+        )
 
 
 def _stem(in_channels: int, width: int, channels_per_group: int, small: bool) -> nn.Sequential:

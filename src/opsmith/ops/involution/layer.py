@@ -54,7 +54,7 @@ class Involution2d(nn.Module):
         numbers: dict[str, Any] = {"channels": channels, "stride": stride, "reduction": reduction}
         numbers["kernel_size"] = kernel_size
         for name, number in numbers.items():
-            _expect(isinstance(number, int) and number >= 1, name, "a whole number from 1 on", repr(number))
+            _expect(is_count(number), name, "a whole number from 1 on", repr(number))
         _expect(
             kernel_size % 2 == 1, "kernel_size", "an odd number, so that a kernel has a middle", kernel_size
         )
@@ -82,6 +82,11 @@ class Involution2d(nn.Module):
         return f"{self.channels}, kernel_size={self.kernel_size}, stride={self.stride}, groups={self.groups}"
 
 
+def is_count(number: object) -> bool:
+    """Whether it is a whole number from 1 on; True, which Python takes for 1, counts nothing."""
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
+
+
 def _groups(channels: int, groups: int | None, channels_per_group: int | None) -> int:
     """G, by whichever of the two numbers was given."""
     if groups is not None and channels_per_group is not None:
@@ -89,7 +94,7 @@ def _groups(channels: int, groups: int | None, channels_per_group: int | None) -
     name = "groups" if groups is not None else "channels_per_group"
     given = groups if groups is not None else channels_per_group
     number: Any = CHANNELS_PER_GROUP if given is None else given
-    fits = isinstance(number, int) and number >= 1 and channels % number == 0
+    fits = is_count(number) and channels % number == 0
     _expect(fits, name, f"a divisor of channels={channels}", repr(number))
     return int(number if groups is not None else channels // number)
 

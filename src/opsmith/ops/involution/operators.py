@@ -21,9 +21,13 @@ from opsmith.ops.involution import tiles
 
 Pair = int | tuple[int, int]
 
+FORWARD = "opsmith::involution"
+BY_INPUT = "opsmith::involution_input_gradient"
+BY_WEIGHT = "opsmith::involution_weight_gradient"
+
 
 @opsmith.operator(
-    "opsmith::involution",
+    FORWARD,
     shapes="input: B C H W, weight: B G Kh Kw Ho Wo -> B C Ho Wo",
     batching="B",
     autocast="lower",
@@ -53,18 +57,18 @@ def involution(
         tensor([[9., 9.],
                 [9., 9.]])
     """
-    _expect_alike("input", input, "weight", weight)
+    _expect_alike(FORWARD, "input", input, "weight", weight)
     (batch, channels), groups, kernel = input.shape[:2], weight.shape[1], weight.shape[2:4]
-    output = _output_size(input.shape[2:], kernel, stride, padding, dilation)
-    _expect_groups(channels, groups)
-    _expect_shape("weight [B, G, Kh, Kw, Ho, Wo]", weight, (batch, groups, *kernel, *output))
+    output = _output_size(FORWARD, input.shape[2:], kernel, stride, padding, dilation)
+    _expect_groups(FORWARD, channels, groups)
+    _expect_shape(FORWARD, "weight [B, G, Kh, Kw, Ho, Wo]", weight, (batch, groups, *kernel, *output))
     windows = _windows(input, kernel, stride, padding, dilation).unflatten(1, (groups, channels // groups))
     result = torch.einsum("bgcijuv,bguvij->bgcij", windows, weight).flatten(1, 2)
     return result.contiguous()  # else it would lie otherwise where G = 1, and one layout hold for all sizes
 
 
 @opsmith.operator(
-    "opsmith::involution_input_gradient",
+    BY_INPUT,
     shapes="cotangent: B C Ho Wo, weight: B G Kh Kw Ho Wo -> B C _ _",
     batching="B",
     autocast="lower",
@@ -100,19 +104,19 @@ def involution_input_gradient(
                 [2., 4., 4., 2.],
                 [1., 2., 2., 1.]])
     """
-    _expect_alike("cotangent", cotangent, "weight", weight)
+    _expect_alike(BY_INPUT, "cotangent", cotangent, "weight", weight)
     (batch, channels), groups, kernel = cotangent.shape[:2], weight.shape[1], weight.shape[2:4]
-    output = _output_size(size, kernel, stride, padding, dilation)
-    _expect_groups(channels, groups)
-    _expect_shape("cotangent [B, C, Ho, Wo]", cotangent, (batch, channels, *output))
-    _expect_shape("weight [B, G, Kh, Kw, Ho, Wo]", weight, (batch, groups, *kernel, *output))
+    output = _output_size(BY_INPUT, size, kernel, stride, padding, dilation)
+    _expect_groups(BY_INPUT, channels, groups)
+    _expect_shape(BY_INPUT, "cotangent [B, C, Ho, Wo]", cotangent, (batch, channels, *output))
+    _expect_shape(BY_INPUT, "weight [B, G, Kh, Kw, Ho, Wo]", weight, (batch, groups, *kernel, *output))
     grouped = cotangent.unflatten(1, (groups, channels // groups))
     columns = torch.einsum("bguvij,bgcij->bgcuvij", weight, grouped).flatten(5).flatten(1, 4)
     return F.fold(columns, size, kernel, dilation, padding, stride)
 
 
 @opsmith.operator(
-    "opsmith::involution_weight_gradient",
+    BY_WEIGHT,
     shapes="cotangent: B C Ho Wo, input: B C H W -> B groups _ _ Ho Wo",
     batching="B",
     autocast="lower",
@@ -149,11 +153,11 @@ def involution_weight_gradient(
                 [15., 17., 19.],
                 [21., 23., 25.]])
     """
-    _expect_alike("cotangent", cotangent, "input", input)
+    _expect_alike(BY_WEIGHT, "cotangent", cotangent, "input", input)
     batch, channels = input.shape[:2]
-    output = _output_size(input.shape[2:], kernel, stride, padding, dilation)
-    _expect_groups(channels, groups)
-    _expect_shape("cotangent [B, C, Ho, Wo]", cotangent, (batch, channels, *output))
+    output = _output_size(BY_WEIGHT, input.shape[2:], kernel, stride, padding, dilation)
+    _expect_groups(BY_WEIGHT, channels, groups)
+    _expect_shape(BY_WEIGHT, "cotangent [B, C, Ho, Wo]", cotangent, (batch, channels, *output))
     windows = _windows(input, kernel, stride, padding, dilation).unflatten(1, (groups, channels // groups))
     grouped = cotangent.unflatten(1, (groups, channels // groups))
     gradient = torch.einsum("bgcijuv,bgcij->bguvij", windows, grouped)
@@ -211,7 +215,7 @@ _CASES = [  # B, C, G, (H, W), (Kh, Kw), stride, padding, dilation
 
 def _output(case: Any) -> tuple[int, int]:
     *_, size, kernel, stride, padding, dilation = case
-    return _output_size(size, kernel, stride, padding, dilation)
+    return _output_size(FORWARD, size, kernel, stride, padding, dilation)
 
 
 @involution.samples
@@ -250,13 +254,13 @@ def _pair(value: Pair) -> tuple[int, int]:
 
 
 def _output_size(
-    size: Sequence[int], kernel: Sequence[int], stride: Pair, padding: Pair, dilation: Pair
+    operator: str, size: Sequence[int], kernel: Sequence[int], stride: Pair, padding: Pair, dilation: Pair
 ) -> tuple[int, int]:
     """Ho and Wo."""
     stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
     if min(*stride, *dilation) < 1 or min(padding) < 0:
         raise ValueError(
-            "expected stride and dilation of at least 1 and padding of at least 0, "
+            f"{operator}: expected stride and dilation of at least 1 and padding of at least 0, "
             f"got stride {stride}, dilation {dilation}, padding {padding}; "
             "give numbers from there on, or pairs of them"
         )
@@ -265,33 +269,33 @@ def _output_size(
     )
     if any(side < 1 for side in (*size, *kernel, height, width)):  # `min` would fix dynamic sizes
         raise ValueError(
-            "expected an image, with its padding, no smaller than the kernel, got "
+            f"{operator}: expected an image, with its padding, no smaller than the kernel, got "
             f"H, W = {list(size)}, padding {padding}, Kh, Kw = {list(kernel)}, dilation {dilation}; "
             "use a larger padding, or a smaller kernel or dilation"
         )
     return height, width
 
 
-def _expect_alike(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+def _expect_alike(operator: str, name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     if (tensor.dtype, tensor.device) != (other.dtype, other.device):
         raise ValueError(
-            f"expected `{name}` and `{other_name}` of one dtype on one device, got {tensor.dtype} on "
-            f"{tensor.device} and {other.dtype} on {other.device}; "
+            f"{operator}: expected `{name}` and `{other_name}` of one dtype on one device, "
+            f"got {tensor.dtype} on {tensor.device} and {other.dtype} on {other.device}; "
             f"convert one of them: `{other_name}.to({name})`"
         )
 
 
-def _expect_groups(channels: int, groups: int) -> None:
+def _expect_groups(operator: str, channels: int, groups: int) -> None:
     if groups < 1 or channels < 1 or channels % groups:
         raise ValueError(
-            f"expected G to divide C, got G = {groups} and C = {channels}; "
+            f"{operator}: expected G to divide C, got G = {groups} and C = {channels}; "
             "choose another number of groups or of channels"
         )
 
 
-def _expect_shape(layout: str, tensor: Tensor, shape: Sequence[int]) -> None:
+def _expect_shape(operator: str, layout: str, tensor: Tensor, shape: Sequence[int]) -> None:
     if tensor.shape != tuple(shape):
         raise ValueError(
-            f"expected {layout} = {list(shape)}, got {list(tensor.shape)}; "
+            f"{operator}: expected {layout} = {list(shape)}, got {list(tensor.shape)}; "
             "this shape follows from the other arguments: change one or the other"
         )
