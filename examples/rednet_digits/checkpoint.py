@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from files import replacing
 from options import Configuration
 
+if TYPE_CHECKING:
+    from training import Training
+
 FORMAT = "rednet_digits 1"
+
+LONGEST = 300
+"""How many letters of torch's own words are shown: it names every parameter."""
 
 
 class CheckpointError(Exception):
@@ -39,12 +46,24 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise CheckpointError(f"there is no checkpoint {path}; start without --resume") from None
     except CheckpointError:
         raise
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; {MEND}") from error
+    except pickle.UnpicklingError:  # whole, by its checksums, but of classes that no checkpoint here has
+        loaded = None
     except Exception as error:  # of zipfile, decompressors, pickle and torch each has errors of its own
         why = str(error).partition("\n")[0]
         raise CheckpointError(f"{path} is damaged: {why}; {MEND}") from error
-    if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
+    if not _is_checkpoint(loaded):
         raise CheckpointError(f"{path} is no checkpoint of this example ({FORMAT!r}); {MEND}")
     return loaded["configuration"], loaded["state"]
+
+
+def _is_checkpoint(loaded: Any) -> bool:
+    parts = ("configuration", "state")
+    marked = isinstance(loaded, dict) and loaded.get("format") == FORMAT
+    return (
+        marked and all(isinstance(loaded.get(part), dict) for part in parts) and "history" in loaded["state"]
+    )
 
 
 MEND = "move it away and start without --resume, or name another folder with --out"
@@ -67,3 +86,18 @@ def refuse_other(path: Path, written: dict[str, Any], configuration: Configurati
             f"{path} is of another configuration: {'; '.join(differences)}; "
             "give the same options to go on from it, or name another folder with --out"
         )
+
+
+def restore(path: Path, training: Training, state: dict[str, Any]) -> None:
+    """Put the state of a checkpoint into a training.
+
+    Raises:
+        CheckpointError: If it is that of another network or optimizer: the example's code was changed since.
+    """
+    try:
+        training.load_state_dict(state)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        why = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{path} does not fit what this code trains: {type(error).__name__}: {why[:LONGEST]}; {MEND}"
+        ) from error

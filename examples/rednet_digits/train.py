@@ -38,7 +38,7 @@ def run(options: Options, processes: Processes, voice: Voice) -> Training:
     options.out.mkdir(parents=True, exist_ok=True)
     training = Training(configuration, options.device, processes)
     if state is not None:
-        training.load_state_dict(state)
+        checkpoint.restore(last, training, state)
         voice.say(f"going on from {last}, epoch {len(training.history)} of {training.epochs}")
     with voice.bars(training.epochs, len(training.history), training.steps) as advance:
         while len(training.history) < training.epochs:

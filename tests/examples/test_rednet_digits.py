@@ -285,3 +285,69 @@ def test_bars_are_for_terminals() -> None:
         assert ("epoch 3" in printed) is terminal
         assert ("5/6" in printed) is terminal
         assert ("\x1b" in printed) is terminal
+
+
+def without_head(parts: dict[str, Any]) -> None:
+    parts["state"]["network"].pop("head.bias")
+
+
+def with_another_stem(parts: dict[str, Any]) -> None:
+    parts["state"]["network"]["stem.0.weight"] = torch.zeros(3)
+
+
+def without_optimizer(parts: dict[str, Any]) -> None:
+    del parts["state"]["optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without_head, 'Missing key(s) in state_dict: "head.bias".'),
+        (with_another_stem, "size mismatch for stem.0.weight"),
+        (without_optimizer, "KeyError: 'optimizer'"),
+    ],
+)
+def test_a_checkpoint_of_another_network_is_refused(
+    finished: Path, tmp_path: Path, change: Any, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts, last = loaded(finished / "last.pt"), tmp_path / "last.pt"
+    change(parts)
+    torch.save(parts, last)
+    before = last.read_bytes()
+    assert command(tmp_path, "--resume") == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"train.py: {last} does not fit what this code trains: ")
+    assert said in told
+    assert told.endswith("move it away and start without --resume, or name another folder with --out\n")
+    assert told.count("\n") == 1
+    assert last.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"a": 1},
+        {"format": "rednet_digits 1"},
+        torch.nn.Linear(1, 1),
+        {"format": "rednet_digits 1", "state": 4},
+    ],
+    ids=["dictionary", "format alone", "module", "state of a number"],
+)
+def test_a_file_of_something_else_is_refused(
+    tmp_path: Path, content: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(content, tmp_path / "last.pt")
+    for more in ((), ("--resume",)):
+        assert command(tmp_path, *more) == 2
+        assert capsys.readouterr().err == (
+            f"train.py: {tmp_path / 'last.pt'} is no checkpoint of this example ('rednet_digits 1'); "
+            "move it away and start without --resume, or name another folder with --out\n"
+        )
+
+
+def test_a_folder_in_place_of_a_checkpoint_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "last.pt").mkdir()
+    assert command(tmp_path, "--resume") == 2
+    assert f"{tmp_path / 'last.pt'} cannot be read: Is a directory; move it away" in capsys.readouterr().err
