@@ -109,3 +109,15 @@ def test_what_takes_too_long_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> Non
     assert notes(monkeypatch, late) == (
         "with sizes that the reference refuses, it did not finish within 60 s",
     )
+
+
+def test_of_what_does_not_compile_it_is_told_once() -> None:
+    (failure,) = failures(declare("is_no_code", "int;;"))
+    assert (failure.cause, str(failure.where).partition(":")[0]) == ("raises", "<cpp of refused_sizes")
+
+
+def test_without_a_compiler_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    (failure,) = failures(declare("has_no_compiler", ""))
+    assert failure.cause == "not-exercised"
+    assert "there is no C++ compiler" in failure.message

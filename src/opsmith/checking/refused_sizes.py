@@ -31,6 +31,7 @@ from opsmith.checking.symbols import sizes_of
 from opsmith.core.kernels import Kernel, choose
 from opsmith.kernels.cpp import CppKernel
 
+CAUSE = "not-refused"
 CPU = torch.device("cpu")
 DTYPES = (None, torch.float32, torch.float64)
 """As the author gave them, or what most kernels take."""
@@ -65,7 +66,11 @@ def taken_though_refused(check: str, subject: Subject) -> Findings:
         check: Name of the property.
         subject: What is under check.
     """
-    if not any(_tells_sizes(kernel) for kernel in subject.kernels_on(CPU)):
+    try:
+        told = [_tells_sizes(kernel) for kernel in subject.kernels_on(CPU)]
+    except (errors.ToolchainError, errors.CompileError):  # which is told where kernels run
+        return
+    if not any(told):
         return
     if in_child():
         yield from _taken(check, subject)
@@ -87,9 +92,6 @@ def taken_though_refused(check: str, subject: Subject) -> Findings:
             yield Note(f"with sizes that the reference refuses, {failure.message}")
         else:
             yield replace(failure, cause=CAUSE, message=f"{failure.message}, which the reference refuses")
-
-
-CAUSE = "not-refused"
 
 
 def _taken(check: str, subject: Subject) -> Iterator[Failure]:
