@@ -1,6 +1,7 @@
 """A kernel that kills its process, or never returns, is a finding where a check is isolated."""
 
 import ctypes
+import errno
 import os
 import subprocess
 import sys
@@ -266,6 +267,18 @@ def test_a_wrong_call_is_the_same_error_in_isolation() -> None:
 def test_a_limit_that_is_none_is_refused(isolate: Any) -> None:
     with pytest.raises(errors.UsageError, match="neither whether to isolate a check nor for how long"):
         opsmith.check(sinking, isolate=isolate)
+
+
+def test_where_the_system_forks_no_process_isolation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    before = set(os.listdir("/dev/fd"))
+    monkeypatch.setattr(os, "fork", fork)
+    words = "a check cannot be isolated where the system forks no process: Cannot allocate memory"
+    with pytest.raises(errors.UsageError, match=words):
+        isolated("forward", leave, where=HERE)
+    assert set(os.listdir("/dev/fd")) == before
 
 
 def test_without_fork_isolation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

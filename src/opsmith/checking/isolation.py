@@ -137,7 +137,8 @@ def isolated(
         kernels: Those in C++ that it may run: a death in one of them is told with its line.
 
     Raises:
-        UsageError: As `refuse_isolation`, and once autograd has started threads of its own.
+        UsageError: As `refuse_isolation`, where the system forks none, and once autograd has started threads
+            of its own.
     """
     refuse_isolation()
     tells = tracer() if kernels else None
@@ -149,7 +150,16 @@ def isolated(
     with tempfile.TemporaryFile() as said:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later, of threads and fork
-            child = os.fork()
+            try:
+                child = os.fork()
+            except OSError as error:
+                os.close(reading)
+                os.close(writing)
+                raise errors.UsageError(
+                    f"a check cannot be isolated where the system forks no process: {error.strerror}",
+                    argument="isolate",
+                    mend="leave `isolate` out, or check where memory and the number of processes suffice",
+                ) from error
         if child == 0:
             os.close(reading)
             _run(run, room, said, writing, tells)
