@@ -6,11 +6,13 @@ import os
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import opsmith
 from opsmith import errors
 from opsmith.checking import Failure, Outcome, refused_sizes
+from opsmith.checking.isolation import in_child
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is isolated where there is no fork")
 
@@ -80,7 +82,8 @@ def test_a_death_is_told_as_of_sizes_that_are_refused() -> None:
     (failure,) = failures(declare("dies", ODD + DEATH))
     assert (failure.check, failure.cause) == ("forward", "not-refused")
     assert failure.message.startswith("the process dies of SIGSEGV")
-    assert failure.message.endswith("where it had 5), which the reference refuses")
+    assert failure.message.endswith("where it had 5), in a call that the reference refuses, or after one")
+    assert failure.evidence["sample"].startswith("sample 0 (x [")
     assert failure.evidence["line"] == ODD + DEATH
 
 
@@ -107,8 +110,91 @@ def test_where_no_process_can_be_forked_nothing_is_tried(monkeypatch: pytest.Mon
 def test_what_takes_too_long_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     late = Failure("forward", None, "raises", "it did not finish within 60 s", evidence={"limit": "60 s"})
     assert notes(monkeypatch, late) == (
-        "with sizes that the reference refuses, it did not finish within 60 s",
+        "not all sizes that the reference refuses were tried: it did not finish within 60 s",
     )
+
+
+def test_numbers_that_the_reference_refuses_are_no_sizes() -> None:
+    @opsmith.operator("refused_sizes::between", shapes="x: N, low: N, high: N -> N")
+    def between(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        if bool((low > high).any()):
+            raise ValueError("expected no bound above the other")
+        return torch.minimum(torch.maximum(x, low), high)
+
+    between.fake(lambda x, low, high: torch.empty_like(x))
+    between.samples(lambda make: [(make(n), low := make(n), low + make(n).abs()) for n in (16, 17)])
+    between.kernel(
+        "cpu",
+        cpp="""
+void between(View<const float, 1> x, View<const float, 1> low, View<const float, 1> high, View<float, 1> y) {
+  for (int64_t i = 0; i < y.size(0); i++) y(i) = x(i) < low(i) ? low(i) : x(i) > high(i) ? high(i) : x(i);
+}
+""",
+    )
+    assert failures(between) == []
+
+
+def test_a_kernel_may_ask_for_several_threads() -> None:
+    @opsmith.operator("refused_sizes::twice")
+    def twice(x: Tensor) -> Tensor:
+        if x.shape[0] % 2:
+            raise ValueError("expected an even number")
+        return 2 * x
+
+    twice.samples(lambda make: [(make(4),), (make(6),)])
+    twice.kernel(
+        "cpu",
+        cpp="""
+void twice(View<const float, 1> x, View<float, 1> y) {
+#pragma omp parallel for num_threads(2)
+  for (int64_t i = 0; i < y.size(0); i++) y(i) = 2 * x(i);
+}
+Shape sizes(View<const float, 1> x) { return {x.size(0)}; }
+""",
+    )
+    (failure,) = failures(twice)  # the threads of the parent are not there to be waited for
+    assert (failure.cause, failure.input) == ("not-refused", "x")
+
+
+def dies_at_four(name: str, tests: str) -> Any:
+    """Its reference is asked of 6 numbers, and then ends the process where it is asked of 4."""
+
+    @opsmith.operator(f"refused_sizes::{name}")
+    def operator(x: Tensor) -> Tensor:
+        if in_child() and x.shape[0] == 4:
+            os._exit(3)
+        if x.shape[0] % 2 == 0:
+            raise ValueError("expected an odd number")
+        return 2 * x
+
+    operator.samples(lambda make: [(make(5),)])
+    text = """
+void NAME(View<const float, 1> x, View<float, 1> y) {
+  for (int64_t i = 0; i < y.size(0); i++) y(i) = 2 * x(i);
+}
+Shape sizes(View<const float, 1> x) { TESTS return {x.size(0)}; }
+"""
+    return operator.kernel("cpu", cpp=text.replace("NAME", name).replace("TESTS", tests))
+
+
+ENDS = (
+    "it ends the process, with status 3, instead of returning, on sample 0 (x [4]; sample 0 with "
+    "`x.shape[0]` at 4 where it had 5) in float32"
+)
+
+
+def test_the_death_of_a_reference_is_none_of_the_kernel() -> None:
+    tested = dies_at_four("dies_tested", 'OPSMITH_CHECK(x.size(0) % 2, "even");')
+    report = opsmith.check(tested, only=["forward"], effort="quick")
+    assert report.failures == ()
+    words = "not all sizes that the reference refuses were tried: "
+    assert report.outcomes[0].notes == (words + ENDS,)
+
+
+def test_a_death_after_what_the_kernel_took_may_be_of_its_doing() -> None:
+    (failure,) = failures(dies_at_four("dies_untested", ""))
+    assert failure.cause == "not-refused"
+    assert failure.message == f"{ENDS}, in a call that the reference refuses, or after one"
 
 
 def test_of_what_does_not_compile_it_is_told_once() -> None:

@@ -56,6 +56,24 @@ def like(tensor: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
     raise AssertionError("the last structure holds of every tensor")
 
 
+def repeated(tensor: Tensor, shape: Shape) -> Tensor:
+    """A tensor of this shape, with the given one's own numbers where they are, over and over behind them.
+
+    Args:
+        tensor: Whose numbers it has; any dtype.
+        shape: Its shape, of as many dimensions.
+
+    Example:
+        >>> import torch
+        >>> repeated(torch.tensor([2, 0, 1]), (4,))
+        tensor([2, 0, 1, 2])
+    """
+    given = tensor.detach().cpu()
+    if not given.numel():
+        return _of_nothing(given, shape, torch.Generator().manual_seed(0)).to(tensor.device)
+    return _tiled(given, shape, torch.Generator()).to(tensor.device)
+
+
 def factors(tensor: Tensor) -> tuple[float, ...]:
     """By what a tensor may be multiplied and still be like itself.
 

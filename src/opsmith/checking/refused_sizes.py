@@ -7,7 +7,9 @@ one tensor, or of all that share it.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +21,7 @@ from opsmith import errors
 from opsmith.checking.changes import Change, resized
 from opsmith.checking.isolation import announce, in_child, isolated
 from opsmith.checking.kernel_sizes import authored, forms
-from opsmith.checking.likeness import like
+from opsmith.checking.likeness import like, repeated
 from opsmith.checking.mistakes import refuse_own
 from opsmith.checking.natives import kernels_in_cpp
 from opsmith.checking.property import Findings, Note, first_line
@@ -38,6 +40,11 @@ DTYPES = (None, torch.float32, torch.float64)
 
 LEAST = 2
 """Of sizes of 0 and 1 the reference is asked in any case."""
+
+
+Flag = bytearray | mmap.mmap
+"""A byte: 1 from a call on that the reference refuses and the operator does not. It may do damage that shows
+in a later one."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +80,16 @@ def taken_though_refused(check: str, subject: Subject) -> Findings:
     if not any(told):
         return
     if in_child():
-        yield from _taken(check, subject)
+        yield from _taken(check, subject, bytearray(1))
         return
+    taking = mmap.mmap(-1, 1)  # both processes see it
 
     def run() -> Outcome:
-        return Outcome(check, "passed", failures=tuple(_taken(check, subject)))
+        # OpenMP believes that the thread which was forked still has those that it computed with, and would
+        # wait for them for ever where a kernel asks for several. A new thread has none.
+        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as thread:
+            failures = thread.submit(lambda: tuple(_taken(check, subject, taking))).result()
+        return Outcome(check, "passed", failures=failures)
 
     kernels, place = kernels_in_cpp(subject.specification), subject.specification.where
     try:
@@ -88,13 +100,14 @@ def taken_though_refused(check: str, subject: Subject) -> Findings:
     for failure in found.failures:
         if failure.cause == CAUSE:
             yield failure
-        elif "limit" in failure.evidence:
-            yield Note(f"with sizes that the reference refuses, {failure.message}")
-        else:
-            yield replace(failure, cause=CAUSE, message=f"{failure.message}, which the reference refuses")
+        elif "limit" not in failure.evidence and taking[0]:
+            words = "in a call that the reference refuses, or after one"
+            yield replace(failure, cause=CAUSE, message=f"{failure.message}, {words}")
+        else:  # it takes long, or dies of what is told where that is looked at
+            yield Note(f"not all sizes that the reference refuses were tried: {failure.message}")
 
 
-def _taken(check: str, subject: Subject) -> Iterator[Failure]:
+def _taken(check: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
     told: set[str | None] = set()
     subject = authored(subject)
     for sample in forms(subject):
@@ -105,7 +118,7 @@ def _taken(check: str, subject: Subject) -> Iterator[Failure]:
         for refused in _refused(subject, sample, dtype):
             if refused.argument in told:
                 continue
-            result = _called(subject, sample, dtype, refused)
+            result = _called(subject, sample, dtype, refused, taking)
             if result is None:
                 continue
             told.add(refused.argument)
@@ -136,13 +149,30 @@ def _served(subject: Subject, sample: Sample) -> tuple[Kernel, torch.dtype | Non
 def _refused(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> Iterator[Refused]:
     for argument, change in _changes(subject, sample):
         changed = change.sample(sample.position)
-        flat = changed.at(dtype)
-        try:
-            with torch.no_grad():
-                subject.reference(changed, flat)
-        except Exception as error:
-            refuse_own(error)
-            yield Refused(changed, flat, argument, f"{type(error).__name__}: {first_line(error)}")
+        told = _refusal(subject, changed, dtype)
+        # It may be the new numbers that it refuses, and not how many there are.
+        if told is not None and _refusal(subject, _repeated(sample, changed), dtype) is not None:
+            yield Refused(changed, changed.at(dtype), argument, told)
+
+
+def _refusal(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> str | None:
+    """What the reference says of a sample that it refuses; None where it takes it."""
+    try:
+        with torch.no_grad():
+            subject.reference(sample, sample.at(dtype))
+    except Exception as error:
+        refuse_own(error)
+        return f"{type(error).__name__}: {first_line(error)}"
+    return None
+
+
+def _repeated(sample: Sample, changed: Sample) -> Sample:
+    """The changed sample, with the numbers of the sample itself in each tensor of another shape."""
+    flat = [
+        repeated(had, now.shape) if isinstance(had, Tensor) and had.shape != now.shape else now
+        for had, now in zip(sample.flat, changed.flat, strict=True)
+    ]
+    return replace(changed, flat=tuple(flat))
 
 
 def _changes(subject: Subject, sample: Sample) -> Iterator[tuple[str | None, Change]]:
@@ -172,15 +202,20 @@ def _changes(subject: Subject, sample: Sample) -> Iterator[tuple[str | None, Cha
                     yield None, change
 
 
-def _called(subject: Subject, sample: Sample, dtype: torch.dtype | None, refused: Refused) -> str | None:
+def _called(
+    subject: Subject, sample: Sample, dtype: torch.dtype | None, refused: Refused, taking: Flag
+) -> str | None:
     """What the operator returns for a call that the reference refuses; None where it refuses it too."""
+    before = taking[0]
     try:
         with torch.no_grad():
             for _ in range(2):  # the first shows what the reference gives, the second proves `sizes`
                 subject.call(sample, sample.at(dtype))
             announce(partial(str, refused.sample))
+            taking[0] = 1
             results = subject.call(refused.sample, refused.flat)
     except Exception as error:  # of the sample's own call it is told where that is looked at
         refuse_own(error)
+        taking[0] = before
         return None
     return " and ".join(f"a result of the shape {list(each.shape)}" for each in results if each is not None)
