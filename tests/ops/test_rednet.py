@@ -99,7 +99,9 @@ def test_what_is_no_number_to_count_with_is_an_error(argument: str, number: Any)
         RedNet((1, 1), **{argument: number})
 
 
-@pytest.mark.parametrize("blocks", [(), 3, None, "12", (1, 0), (-1,), (1.0,), (True,)], ids=repr)
+@pytest.mark.parametrize(
+    "blocks", [(), 3, None, "12", (1, 0), (-1,), (1.0,), (True,), torch.tensor(3)], ids=repr
+)
 def test_what_is_no_blocks_of_stages_is_an_error(blocks: Any) -> None:
     says = "RedNet expects of `blocks` a whole number from 1 on for each stage, and a stage at least, got "
     with pytest.raises(ValueError, match=f"^{re.escape(says + repr(blocks))}; choose other numbers"):
@@ -108,3 +110,13 @@ def test_what_is_no_blocks_of_stages_is_an_error(blocks: Any) -> None:
 
 def test_blocks_may_come_of_a_generator() -> None:
     assert len(RedNet((count for count in (1, 2)), width=32).stages) == 2  # type: ignore[arg-type]
+
+
+def test_what_a_generator_gave_is_shown_and_not_its_address() -> None:
+    with pytest.raises(ValueError, match=r"and a stage at least, got \(1, 0\); choose other numbers"):
+        RedNet(count for count in (1, 0))  # type: ignore[arg-type]
+
+
+def test_an_even_kernel_is_an_error_of_the_layer() -> None:
+    with pytest.raises(ValueError, match=r"^Involution2d expects of `kernel_size` an odd number"):
+        RedNet((1, 1), kernel_size=4)

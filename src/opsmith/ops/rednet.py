@@ -7,7 +7,8 @@ arXiv:2103.06255, section 4.1 and table 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -79,7 +80,7 @@ class RedNet(nn.Module):
         small: For images of few pixels: the stem keeps their size, which it else divides by 4.
 
     Raises:
-        ValueError: If the width is no such multiple, or a number is not as said here.
+        ValueError: If the width is no such multiple, the kernel size even, or a number below 1 or not whole.
 
     Example:
         >>> import torch
@@ -167,9 +168,14 @@ def rednet(depth: int = 50, *, classes: int = 1000, in_channels: int = 3) -> Red
 
 def _blocks(given: object) -> tuple[int, ...]:
     """The blocks of each stage; a stage of none would leave out its stride."""
-    blocks = tuple(given) if isinstance(given, Iterable) else ()
+    try:
+        counts = iter(cast(Iterable[int], given))
+    except TypeError:  # there is nothing to go through
+        counts = iter(())
+    blocks = tuple(counts)
     holds = len(blocks) > 0 and all(is_count(count) for count in blocks)
-    _expect(holds, "blocks", "a whole number from 1 on for each stage, and a stage at least", given)
+    got = blocks if isinstance(given, Iterator) else given  # whose own words are an address
+    _expect(holds, "blocks", "a whole number from 1 on for each stage, and a stage at least", got)
     return blocks
 
 
