@@ -62,7 +62,6 @@ template <class T, int N, int PB, bool Inner, class A>
   });
 }
 
-
 template <class T, int N, class A>
 void run(const Block<A>& it, int64_t width) {
   const bool inner = it.first <= 0 && it.last >= width + N - 1;

@@ -114,7 +114,7 @@ template <class T>
 int64_t rows_together(int64_t band, int64_t columns) {
   return std::max<int64_t>(1, std::min(band, 512 / int64_t(sizeof(T)) / columns));
 }
-// From tap to tap of copied weights: those of some rows, with room for whole vectors of them.
+// From tap to tap of copied weights, or of gathered results: `numbers` of each, with room for whole vectors.
 template <class A>
 int64_t tap_pitch_of(int64_t numbers) {
   return (numbers + 2 * count<A> - 1) / count<A> * count<A>;
