@@ -11,10 +11,10 @@ from torch import Tensor
 
 import opsmith
 from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
-from opsmith.checking.diagnosis.observing import Observer
+from opsmith.checking.diagnosis.observer import Observer
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.sample import is_inexact
-from opsmith.checking.subjects import subject_of
+from opsmith.checking.samples.sample import is_inexact
+from opsmith.checking.subject_kinds import subject_of
 
 _numbers = itertools.count()
 

@@ -13,7 +13,7 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith.checking import Outcome
-from opsmith.checking.casting import Casting
+from opsmith.checking.properties.torch.casting import Casting
 
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
 W = torch.rand(2, 4, generator=torch.Generator().manual_seed(1)) + 0.5

@@ -8,7 +8,7 @@ import torch
 import opsmith
 from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
-from opsmith.checking.reading import read_reports
+from opsmith.checking.output.json import read_reports
 
 
 @opsmith.operator("tests_dtypes::square")

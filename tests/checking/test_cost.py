@@ -12,11 +12,11 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
-from opsmith.checking.brevity import ENOUGH, briefly
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.loading import load_compiler
+from opsmith.checking.properties.torch.compiled_calls import load_compiler
+from opsmith.checking.samples.selection import ENOUGH, briefly
 from opsmith.checking.subject import Subject
-from opsmith.checking.subjects import subject_of
+from opsmith.checking.subject_kinds import subject_of
 
 names = itertools.count()
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 import opsmith
 from opsmith.checking.diagnosis import Observer, diagnose
-from opsmith.checking.diagnosis.comparable import peak
-from opsmith.checking.diagnosis.redrawing import WAYS, redrawn
-from opsmith.checking.diagnosis.seen import Seen
+from opsmith.checking.diagnosis.fresh_inputs import WAYS, redrawn
+from opsmith.checking.diagnosis.hypothesis import Seen
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.subjects import subject_of
+from opsmith.checking.numerics.compare import peak
+from opsmith.checking.subject_kinds import subject_of
 
 
 def fresh(value: object, way: str = "mixed", seed: int = 0) -> object:

@@ -9,9 +9,9 @@ import torch
 from diagnosed import diagnosed, observation, operator, random
 from torch import Tensor
 
-from opsmith.checking.diagnosis.influence import influence
-from opsmith.checking.diagnosis.own_factors import own_factors
-from opsmith.checking.diagnosis.seen import Seen
+from opsmith.checking.diagnosis.detectors.grad_output import influence
+from opsmith.checking.diagnosis.detectors.per_index_scale import own_factors
+from opsmith.checking.diagnosis.hypothesis import Seen
 
 
 def softmax(x: Tensor) -> Tensor:

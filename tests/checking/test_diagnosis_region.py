@@ -10,7 +10,7 @@ from diagnosed import diagnosed, random
 from torch import Tensor
 
 from opsmith.checking.diagnosis import Observation, diagnose
-from opsmith.checking.diagnosis.indices import places
+from opsmith.checking.diagnosis.region import places
 
 
 def square(x: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from diagnosed import diagnosed, observation, operator, random
 from torch import Tensor
 
-from opsmith.checking.diagnosis.incoming import ignores_grad, nonlinear
-from opsmith.checking.diagnosis.paths import Paths
-from opsmith.checking.diagnosis.unrolled import FORMULAS, unrolled
+from opsmith.checking.diagnosis.detectors.grad_output import ignores_grad, nonlinear
+from opsmith.checking.diagnosis.detectors.paths import Paths
+from opsmith.checking.diagnosis.detectors.unrolled import FORMULAS, unrolled
 
 
 def square(x: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.own_words import own_words
-from opsmith.checking.subjects import subject_of
-from opsmith.checking.variations import Variations, variations
+from opsmith.checking.exceptions import own_words
+from opsmith.checking.samples.variations import Variations, variations
+from opsmith.checking.subject_kinds import subject_of
 
 
 def refusing(value: int) -> None:

@@ -14,12 +14,12 @@ from torch.autograd import Function
 import opsmith
 from opsmith.checking import Outcome
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.mapping_rule import refusal
-from opsmith.checking.own_words import raised_within, stated
-from opsmith.checking.refusals import refused
+from opsmith.checking.exceptions import raised_within, stated
+from opsmith.checking.properties.torch.compiled_calls import refused
+from opsmith.checking.properties.torch.mapping import refusal
+from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import Subject
-from opsmith.checking.subjects import subject_of
-from opsmith.checking.variations import variations
+from opsmith.checking.subject_kinds import subject_of
 
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
 

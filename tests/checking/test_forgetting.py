@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from opsmith.checking.forgetting import Memory
-from opsmith.checking.surroundings import CONTAINERS, Place
+from opsmith.checking.side_effects.hidden_state import Memory
+from opsmith.checking.side_effects.reachable import CONTAINERS, Place
 
 KEPT: list[Any] = [{"a": 1}, [1], {1}, deque([1])]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import opsmith
 from opsmith import errors
 from opsmith.checking import Failure, Outcome
-from opsmith.checking.isolation import SIGNALS, announce, isolated
+from opsmith.checking.processes.fork import SIGNALS, announce, isolated
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is isolated where there is no fork")
 

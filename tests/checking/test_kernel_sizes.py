@@ -11,8 +11,8 @@ from torch import Tensor
 
 import opsmith
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.kernel_sizes import MOST_ELEMENTS, kernel_sizes
-from opsmith.checking.subjects import subject_of
+from opsmith.checking.properties.kernels.sizes import MOST_ELEMENTS, kernel_sizes
+from opsmith.checking.subject_kinds import subject_of
 
 SAMPLES = [(torch.rand(3, 5), torch.rand(5)), (torch.rand(2, 7), torch.rand(7))]
 Kernel = Callable[[Tensor, Tensor], Tensor]

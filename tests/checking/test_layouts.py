@@ -9,8 +9,8 @@ from right_operators import RIGHT
 from torch import Tensor
 
 import opsmith
-from opsmith.checking.layouts import Layout, incoming, layouts_for, plain
-from opsmith.checking.sample import Sample, replica
+from opsmith.checking.samples.layouts import Layout, incoming, layouts_for, plain
+from opsmith.checking.samples.sample import Sample, replica
 from opsmith.core.calls import Call
 from opsmith.core.schema import schema_of
 

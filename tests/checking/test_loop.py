@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opsmith.checking.loop import Loop
+from opsmith.checking.properties.torch.mapping import Loop
 
 
 def loop_of(*results: Tensor | None) -> Loop:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import opsmith
-from opsmith.checking.line import Line
-from opsmith.checking.noise import Noise, noise_of
-from opsmith.checking.numerical_gradient import NumericalGradient, numerical_gradient
-from opsmith.checking.slope import slope
+from opsmith.checking.numerics.directional import Line
+from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
+from opsmith.checking.numerics.noise import Noise, noise_of
+from opsmith.checking.numerics.slope import slope
 
 DOUBLE = torch.float64
 

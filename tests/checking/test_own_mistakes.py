@@ -14,10 +14,9 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith import errors
-from opsmith.checking.alive import Alive
-from opsmith.checking.misfits import WrongCountError
-from opsmith.checking.mistakes import Overlooking, calls_operator, refuse_own
-from opsmith.checking.scenes import InterruptedOperationError
+from opsmith.checking.calls import Alive
+from opsmith.checking.exceptions import Overlooking, WrongCountError, calls_operator, refuse_own
+from opsmith.checking.side_effects.interleavings import InterruptedOperationError
 from opsmith.checking.subject import Subject
 
 HOME = Path(opsmith.__file__).parent / "checking"

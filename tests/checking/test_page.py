@@ -9,7 +9,7 @@ from html_reader import Reader
 
 from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
-from opsmith.checking.page import page
+from opsmith.checking.output.html import page
 
 SCRIPT = "<script>alert('x')</script>"
 
@@ -162,11 +162,11 @@ def test_nothing_that_a_report_says_becomes_markup() -> None:
 
 
 def test_without_jinja2_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("opsmith.checking.page", "opsmith.checking.markup"):
+    for module in ("opsmith.checking.output.html", "opsmith.checking.output.html"):
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(errors.MissingExtraError) as raised:
-        __import__("opsmith.checking.page")
+        __import__("opsmith.checking.output.html")
     assert str(raised.value).splitlines() == [
         "a page needs the package `jinja2`",
         "  got: no module named 'jinja2'",

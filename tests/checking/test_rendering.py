@@ -8,8 +8,8 @@ from rich.console import Console
 
 from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
-from opsmith.checking.rendering import rendered
-from opsmith.checking.telling import folded
+from opsmith.checking.output.terminal import rendered
+from opsmith.checking.output.text import folded
 
 FAILURE = Failure(
     "gradient",
@@ -101,10 +101,10 @@ def test_a_report_without_remarks_has_three_columns() -> None:
 
 
 def test_without_rich_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "opsmith.checking.rendering")
+    monkeypatch.delitem(sys.modules, "opsmith.checking.output.terminal")
     monkeypatch.setitem(sys.modules, "rich", None)
     with pytest.raises(errors.MissingExtraError) as raised:
-        __import__("opsmith.checking.rendering")
+        __import__("opsmith.checking.output.terminal")
     assert str(raised.value).splitlines() == [
         "reports in colour need the package `rich`",
         "  got: no module named 'rich'",

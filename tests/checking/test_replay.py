@@ -12,7 +12,7 @@ from mutants import WRONG, linear, square
 from torch import Tensor
 
 import opsmith
-from opsmith.checking.writing import drawn, writable, written
+from opsmith.checking.output.writing import drawn, writable, written
 
 __all__ = ["wrong_gradients", "wrong_results"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from opsmith.checking import Failure, Outcome, Report
-from opsmith.checking.difference import Difference
+from opsmith.checking.numerics.compare import Difference
 
 FAILURE = Failure(
     "gradient",

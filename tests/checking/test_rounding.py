@@ -10,12 +10,12 @@ from torch import Tensor
 
 import opsmith.ops
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.nudging import nudged
-from opsmith.checking.properties.values import ORDINARY_VALUES
-from opsmith.checking.rounding import fan_in
-from opsmith.checking.subjects import subject_of
-from opsmith.checking.trial import Trial
-from opsmith.checking.truth import Measure, Truth
+from opsmith.checking.numerics.rounding import fan_in
+from opsmith.checking.numerics.truth import Measure, Truth
+from opsmith.checking.properties.numeric.values import ORDINARY_VALUES
+from opsmith.checking.properties.numeric.values_trial import Trial
+from opsmith.checking.samples.perturb import nudged
+from opsmith.checking.subject_kinds import subject_of
 
 X = torch.rand(6, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 4 - 2
 W = torch.rand(5, 40, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 4 - 2

@@ -13,7 +13,7 @@ from torch.autograd import Function
 import opsmith
 import opsmith.ops
 from opsmith.checking import Outcome
-from opsmith.checking.properties import serialization as module
+from opsmith.checking.properties.behaviour import serialization as module
 
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
 

@@ -11,8 +11,8 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.subjects import subject_of
-from opsmith.checking.symmetry import among_symmetric
+from opsmith.checking.samples.perturb import among_symmetric
+from opsmith.checking.subject_kinds import subject_of
 
 SMOOTH = ["gradient", "values", "forward_mode", "second_order"]
 

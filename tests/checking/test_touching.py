@@ -18,7 +18,7 @@ from class_mutants import MUTANTS, TWINS
 from torch.autograd import Function
 
 import opsmith
-from opsmith.checking.outside import SETTINGS, other_settings, settings
+from opsmith.checking.side_effects.global_settings import SETTINGS, other_settings, settings
 
 MODULES = (
     class_mutants,

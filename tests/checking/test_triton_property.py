@@ -10,7 +10,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.build.triton.interpreter import missing_interpreter
-from opsmith.checking.properties.triton import MOST_PROGRAMS
+from opsmith.checking.properties.kernels.triton import MOST_PROGRAMS
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: no part of a torch for the CPU")
 

@@ -12,8 +12,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 import opsmith
-from opsmith.checking.boundaries import boundaries
-from opsmith.checking.special_values import Group, groups, placed
+from opsmith.checking.samples.special_values import Group, boundaries, groups, placed
 
 Formula = Callable[..., Tensor]
 

@@ -12,11 +12,11 @@ from torch import Tensor
 import opsmith
 import opsmith.ops
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.likeness import factors, like
-from opsmith.checking.sample import Sample
-from opsmith.checking.subjects import subject_of
-from opsmith.checking.symbols import sizes_of
-from opsmith.checking.variations import MOST_ELEMENTS, Variations, variations
+from opsmith.checking.samples.dimensions import sizes_of
+from opsmith.checking.samples.generate_like import factors, like
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.variations import MOST_ELEMENTS, Variations, variations
+from opsmith.checking.subject_kinds import subject_of
 
 
 def derived(operator: Any, samples: Any = None, effort: Any = "thorough", seed: int = 0) -> Variations:

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.autograd import Function, gradcheck, gradgradcheck
 
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.sample import Sample
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
-from opsmith.checking.subjects import subject_of
+from opsmith.checking.subject_kinds import subject_of
 
 Verdict = str | None
 """What a tool says is wrong; empty where nothing is, None where it does not apply."""

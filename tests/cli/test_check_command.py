@@ -411,7 +411,7 @@ def test_a_page_without_jinja2_is_refused_before_anything_is_checked(
 ) -> None:
     import sys
 
-    for module in ("opsmith.checking.page", "opsmith.checking.markup"):
+    for module in ("opsmith.checking.output.html", "opsmith.checking.output.html"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     done = opsmith("check", str(write()), "--html", str(tmp_path / "report.html"))

@@ -13,7 +13,7 @@ import opsmith
 from opsmith.build.cache import Cache
 from opsmith.build.cpp import tracing
 from opsmith.build.cpp.source import CppSource
-from opsmith.checking.isolation import SIGNALS
+from opsmith.checking.processes.fork import SIGNALS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="C++ kernels are built on Linux")
 

@@ -17,7 +17,7 @@ import opsmith
 from opsmith import errors
 from opsmith.build.cpp import dispatching
 from opsmith.build.cpp.dispatching import fill_new_memory
-from opsmith.checking.poison import poisoned
+from opsmith.checking.side_effects.canaries import poisoned
 from opsmith.torch_library import capabilities
 
 TWICE = """

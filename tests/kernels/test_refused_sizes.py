@@ -11,8 +11,9 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
-from opsmith.checking import Failure, Outcome, refused_sizes
-from opsmith.checking.isolation import in_child
+from opsmith.checking import Failure, Outcome
+from opsmith.checking.processes.fork import in_child
+from opsmith.checking.properties.kernels import sizes
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is isolated where there is no fork")
 
@@ -93,7 +94,7 @@ def notes(monkeypatch: pytest.MonkeyPatch, answer: Any) -> tuple[str, ...]:
             raise answer
         return Outcome("forward", "failed", failures=(answer,))
 
-    monkeypatch.setattr(refused_sizes, "isolated", isolated)
+    monkeypatch.setattr(sizes, "isolated", isolated)
     (outcome,) = (
         each for each in opsmith.check(TESTED, only=["forward"], effort="quick").outcomes if each.notes
     )

@@ -21,11 +21,11 @@ from opsmith import errors
 from opsmith.build import toolchain
 from opsmith.build.cpp import sanitizing
 from opsmith.build.toolchain import Toolchain
-from opsmith.checking.natives import kernels_in_cpp
+from opsmith.checking.processes import sanitizer_parent
+from opsmith.checking.processes.sanitizer_parent import Job
 from opsmith.checking.properties import EVERY
+from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
 from opsmith.checking.report import Outcome
-from opsmith.checking.sanitizing import running
-from opsmith.checking.sanitizing.job import Job
 from opsmith.ops import add, exp, involution, linear, mul
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="C++ kernels are built on Linux")
@@ -105,10 +105,10 @@ def test_elements_that_are_not_written_and_a_header_beside_the_file(tmp_path: Pa
 def test_calls_that_were_not_made_are_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the system ends the process for want of memory."""
     monkeypatch.setattr(
-        running,
+        sanitizer_parent,
         "PROGRAM",
         "import os\n"
-        + running.PROGRAM.replace(
+        + sanitizer_parent.PROGRAM.replace(
             "import main\n",
             "import main, Child\nChild._forked = lambda self, start: os._exit(0)\n",
         ),
@@ -212,7 +212,7 @@ def test_a_text_in_the_place_of_a_library_names_it(tmp_path: Path) -> None:
 
 
 def test_a_process_that_does_not_start_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PROGRAM", "raise SystemExit('no shadow memory')")
+    monkeypatch.setattr(sanitizer_parent, "PROGRAM", "raise SystemExit('no shadow memory')")
     with pytest.raises(errors.ToolchainError) as caught:
         outcome(FAULTS["reads_after"].operator)
     assert str(caught.value).splitlines() == [
@@ -256,9 +256,9 @@ def test_variables_of_a_function_that_returned_are_watched_but_in_kernels_with_v
     tmp_path: Path,
 ) -> None:
     job = Job("a::b", (), ("y",), "void b() {}", "b", str(tmp_path), None, (), ())
-    assert "detect_stack_use_after_return=1" in running.options(job)["ASAN_OPTIONS"]
+    assert "detect_stack_use_after_return=1" in sanitizer_parent.options(job)["ASAN_OPTIONS"]
     (tmp_path / "wide.h").write_text("using Wide __attribute__((vector_size(64))) = float;")
     for text in ('#include "wide.h"', "__m512d x;", "_mm256_setzero_ps();", "__m128i x;"):
-        held = running.options(replace(job, text=text))
+        held = sanitizer_parent.options(replace(job, text=text))
         assert "detect_stack_use_after_return=0" in held["ASAN_OPTIONS"]
-        assert held["UBSAN_OPTIONS"] == running.options(job)["UBSAN_OPTIONS"]
+        assert held["UBSAN_OPTIONS"] == sanitizer_parent.options(job)["UBSAN_OPTIONS"]

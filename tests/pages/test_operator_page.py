@@ -268,7 +268,7 @@ def test_without_the_packages_of_onnx_its_section_names_them(
 
 
 def test_without_jinja2_nothing_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("opsmith.pages.rendering", "opsmith.checking.markup"):
+    for module in ("opsmith.pages.rendering", "opsmith.checking.output.html"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     monkeypatch.setattr("opsmith.pages.paging.look_at", None)

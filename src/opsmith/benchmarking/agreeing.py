@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from opsmith.benchmarking.contenders import Arguments, differentiated, results_of
-from opsmith.checking.difference import form_fault, unequal
-from opsmith.checking.rounding import Bound, bound
-from opsmith.checking.sample import is_inexact, replica
+from opsmith.checking.numerics.compare import form_fault, unequal
+from opsmith.checking.numerics.rounding import Bound, bound
+from opsmith.checking.samples.sample import is_inexact, replica
 
 Function = Callable[..., object]
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.benchmarking.result import Contender
-from opsmith.checking.quiet import quiet
-from opsmith.checking.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.side_effects.global_settings import quiet
 from opsmith.core.calls import shown, tensors_in
 from opsmith.core.kernels import choose
 from opsmith.core.location import where

@@ -31,7 +31,7 @@ from opsmith.benchmarking.result import Case, Contender, Memory, Timing, Work
 from opsmith.benchmarking.subject import Size, described, placed
 from opsmith.benchmarking.turns import Contestant, in_turns
 from opsmith.benchmarking.work import bytes_of, counted
-from opsmith.checking.quiet import quiet
+from opsmith.checking.side_effects.global_settings import quiet
 from opsmith.core.operator import Operator
 
 CONTROL_SIDES = {"cpu": 128, "cuda": 1024}

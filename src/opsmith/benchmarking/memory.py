@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from opsmith.benchmarking.work import bytes_of
-from opsmith.checking.saved import attribute_tensors, saving
+from opsmith.checking.side_effects.liveness import attribute_tensors, saving
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 REPEATS = 3

@@ -15,8 +15,8 @@ from opsmith.benchmarking.effort import Effort
 from opsmith.benchmarking.growing import grown
 from opsmith.benchmarking.template import Letters, Template, elements, no_such_size, shown_letters, usable
 from opsmith.checking.effort import EFFORTS as CHECKED
-from opsmith.checking.sample import Sample, is_inexact, replica
-from opsmith.checking.subjects import subject_of
+from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.subject_kinds import subject_of
 from opsmith.core.calls import shown
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of

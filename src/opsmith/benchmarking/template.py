@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.core.calls import tensors_in
 from opsmith.core.shapes import LEADING, Shapes
 from opsmith.core.specification import Specification

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from opsmith.checking.check import check
 from opsmith.checking.report import Failure, Outcome, Report
-from opsmith.checking.session import check
 
 __all__ = ["Failure", "Outcome", "Report", "check"]

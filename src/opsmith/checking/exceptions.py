@@ -1,12 +1,23 @@
-"""What an exception of an operator says is wrong: some name the fault, and others only that there is one."""
+"""Exceptions raised during a check, attributed to the operator (a finding) or to the checker (a bug of ours)."""
 
 from __future__ import annotations
 
+import dis
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any, TypeVar
 
+import torch
+from torch import Tensor
+
+import opsmith
 from opsmith import errors
+from opsmith.adopting.registered import is_operator
+from opsmith.checking.processes.fork import in_child
 
 
 @dataclass(frozen=True)
@@ -120,3 +131,264 @@ def _shape_cause(got: str, expected: str) -> str:
 def _sizes(text: str) -> list[int]:
     found = re.match(r"\[([^\]]*)\]", text)
     return [int(each) for each in found[1].split(",") if each.strip()] if found else []
+
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+class AboutOperatorError(Exception):
+    """What the check itself raises, on purpose, about what an operator did."""
+
+
+class UncheckableError(Exception):
+    """What keeps a property from being looked at here, whatever the operator is: it ends the check.
+
+    Args:
+        reason: What the caller is told.
+    """
+
+    def __init__(self, reason: errors.OpsmithError) -> None:
+        self.reason = reason
+        super().__init__(str(reason))
+
+
+def calls_operator(function: Call) -> Call:
+    """Mark a function that calls the operator, or copies it: what it raises, compiled code has raised in it.
+
+    Example:
+        >>> @calls_operator
+        ... def run(kernel, x):
+        ...     return kernel(x)
+        >>> run(len, "four")
+        4
+    """
+    _CALLS.append(function.__code__)
+    return function
+
+
+def refuse_own(error: BaseException) -> None:
+    """Raise an exception again that comes out of the check itself: the operator is not to blame for it.
+
+    An operator that calls `sys.exit` raises SystemExit. Ctrl-C is not its doing, but in a child process,
+    which no Ctrl-C reaches.
+
+    Example:
+        >>> try:
+        ...     [][0]
+        ... except IndexError as error:
+        ...     refuse_own(error)
+    """
+    raised = isinstance(error, Exception | SystemExit) and not isinstance(error, UncheckableError)
+    if not (raised or (in_child() and not isinstance(error, GeneratorExit))) or _is_own(error):
+        raise error
+
+
+class Overlooking:
+    """A region that what the operator raises ends in silence, since it is told elsewhere, or is the answer.
+
+    Example:
+        >>> with Overlooking():
+        ...     [][0]
+    """
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        return isinstance(error, Exception) and not _is_own(error)
+
+
+def _is_own(error: BaseException) -> bool:
+    while isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+        error = error.__cause__  # what Python makes another of where it leaves a generator of the check
+    code = _innermost(error.__traceback__)
+    if code is None or isinstance(error, AboutOperatorError | errors.OpsmithError):
+        return False
+    if any(code is each for each in _CALLS):
+        return False
+    return Path(code.co_filename).is_relative_to(_HERE)
+
+
+def _innermost(traceback: TracebackType | None) -> CodeType | None:
+    """The code that raised; None of what has come here without its traceback, as from another process."""
+    code = None
+    while traceback is not None:
+        code, traceback = traceback.tb_frame.f_code, traceback.tb_next
+    return code
+
+
+_CALLS: list[CodeType] = []
+"""Compared by identity: codes of two files may be equal."""
+
+_HERE = Path(__file__).parent
+
+
+CHECKS = ("_check", "_assert")
+"""How the functions of torch begin by which an operator checks its arguments."""
+
+RAISE = "RAISE_VARARGS"
+"""What Python compiles `raise` and `assert` to."""
+
+TORCHS = ("aten", "prims", "prim")
+"""Namespaces of torch's own operators; others hold those of authors."""
+
+_LIBRARY = Path(torch.__file__).parent
+_OPSMITH = Path(opsmith.__file__).parent
+
+
+def own_words(error: Exception, again: Callable[[], Any]) -> bool:
+    """Whether an exception is the operator's own word; where nothing tells, it is held to be.
+
+    Args:
+        error: What was raised.
+        again: Makes the call again that raised it.
+
+    Example:
+        >>> def first(items):
+        ...     return items[0]
+        >>> try:
+        ...     first([])
+        ... except IndexError as error:
+        ...     own_words(error, lambda: first([]))
+        False
+    """
+    if isinstance(error, errors.OpsmithError):
+        return True
+    stack = [*_stack(error.__traceback__)]
+    operators = [at for at, (frame, _) in enumerate(stack) if _is_operators(frame)]
+    if not operators:
+        return True
+    (frame, instruction), inner = stack[operators[-1]], stack[operators[-1] + 1 :]
+    name = _opcode(frame, instruction)
+    if name == RAISE:
+        return True
+    if inner:
+        checks = inner[0][0].f_code.co_name.startswith(CHECKS)
+        return checks or any(_calls_other_operator(each) for each, _ in inner)
+    if not name.startswith("CALL"):
+        return False
+    return not _is_known(_raising(again, frame, instruction))
+
+
+def raised_within(error: BaseException) -> bool:
+    """Whether it is raised by a line of the operator's own code, be it by compiled code that this calls."""
+    stack = [*_stack(error.__traceback__)]
+    return bool(stack) and _is_operators(stack[-1][0])
+
+
+def by_statement(error: BaseException) -> bool:
+    """Whether a statement raises it, a `raise` or an `assert`, be it the operator's or torch's."""
+    stack = [*_stack(error.__traceback__)]
+    return bool(stack) and _opcode(*stack[-1]) == RAISE
+
+
+def stated(error: BaseException) -> bool:
+    """Whether a statement of the operator's own code raises it.
+
+    Example:
+        >>> try:
+        ...     raise ValueError("no")
+        ... except ValueError as error:
+        ...     stated(error)
+        True
+    """
+    return raised_within(error) and by_statement(error)
+
+
+def _opcode(frame: FrameType, instruction: int) -> str:
+    return dis.opname[frame.f_code.co_code[instruction]]
+
+
+def _stack(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    while traceback is not None:
+        yield traceback.tb_frame, traceback.tb_lasti
+        traceback = traceback.tb_next
+
+
+def _is_operators(frame: FrameType) -> bool:
+    place = Path(frame.f_code.co_filename)
+    return not (place.is_relative_to(_LIBRARY) or place.is_relative_to(_OPSMITH))
+
+
+def _calls_other_operator(frame: FrameType) -> bool:
+    """Whether a frame of torch calls an operator that is none of torch's, and may check its arguments."""
+    called = frame.f_locals.get("self")
+    return is_operator(called) and str(called).partition(".")[0] not in TORCHS
+
+
+def _raising(again: Callable[[], Any], frame: FrameType, instruction: int) -> Any:
+    """The function without a frame of its own that raises at an instruction; None where none does."""
+    found: list[Any] = []
+
+    def profile(caller: FrameType, event: str, called: Any) -> None:
+        if event == "c_exception" and caller.f_code is frame.f_code and caller.f_lasti == instruction:
+            found.append(called)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        with Overlooking():  # it has raised once already
+            again()
+    finally:
+        _profile_on(before)
+    return found[-1] if found else None
+
+
+def _profile_on(before: Any) -> None:
+    """Put back what profiled before; that of cProfile, no function in Python 3.11, has to start anew."""
+    if before is None or callable(before):
+        sys.setprofile(before)
+    else:
+        before.enable()
+
+
+def _is_known(called: Any) -> bool:
+    """Whether a function is one of torch, NumPy or Python, and no compiled code of an author."""
+    owner = getattr(called, "__self__", None)
+    kind = getattr(called, "__objclass__", None) if owner is None else type(owner)
+    home = getattr(called, "__module__", None) or getattr(kind, "__module__", None)
+    root = str(home).partition(".")[0]
+    return root in ("torch", "numpy") or root in sys.stdlib_module_names
+
+
+class WrongCountError(AboutOperatorError):
+    """A list of another length than the reference's came back: there is nothing to compare its tensors with.
+
+    Args:
+        result: Name of the result.
+        got: Length of its list.
+        expected: Length of the reference's.
+        where: `file:line` of what returned it.
+    """
+
+    def __init__(self, result: str, got: int, expected: int, where: str) -> None:
+        tensors = f"{got} tensor{'s' * (got != 1)}"
+        super().__init__(f"it returns {tensors} for `{result}`, and the reference {expected}")
+        self.result, self.where = result, where
+
+
+class WrongFormError(AboutOperatorError):
+    """What a class returned has another structure than that of the run that told its results.
+
+    Args:
+        result: Name of its first result.
+        got: What came, in words.
+        expected: What was there in that run, in words.
+        where: `file:line` of what returned it.
+    """
+
+    def __init__(self, result: str, got: str, expected: str, where: str) -> None:
+        super().__init__(f"it returns {got}, and in an earlier call returned {expected} in its place")
+        self.result, self.where = result, where
+
+
+def in_words(value: Any) -> str:
+    """What a part of what is returned is; of a tuple or list, how many parts it has.
+
+    Example:
+        >>> in_words((1, 2)), in_words(0.5)
+        ('2 values', 'a float')
+    """
+    if isinstance(value, tuple | list):
+        return f"{len(value)} value{'s' * (len(value) != 1)}"
+    return "a tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""What a property of an operator is: a name, a promise, and a function that looks whether it is kept."""
+"""Property of an operator: its name, its promise, and the driver over the samples."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from opsmith import errors
-from opsmith.checking.exceptions import named_by
-from opsmith.checking.misfits import WrongCountError, WrongFormError
-from opsmith.checking.mistakes import refuse_own
+from opsmith.checking.exceptions import WrongCountError, WrongFormError, named_by, refuse_own
 from opsmith.checking.report import Failure
-from opsmith.checking.sample import Sample
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 
 

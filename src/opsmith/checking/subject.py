@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.dtypes import Ran
 from opsmith.checking.effort import EFFORTS, Effort
-from opsmith.checking.misfits import WrongCountError, WrongFormError, in_words
-from opsmith.checking.mistakes import Overlooking, calls_operator
-from opsmith.checking.sample import Sample, is_inexact
+from opsmith.checking.exceptions import Overlooking, WrongCountError, WrongFormError, calls_operator, in_words
+from opsmith.checking.report import Ran
+from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.location import where
 from opsmith.core.operator import Operator

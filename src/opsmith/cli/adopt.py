@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from opsmith.checking.rendering import rendered
+from opsmith.checking.output.terminal import rendered
 from opsmith.cli.guard import FAILED, guarded, waiting
 from opsmith.cli.options import AsJson, Traceback
 from opsmith.cli.output import Output

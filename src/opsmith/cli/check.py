@@ -14,11 +14,11 @@ import typer
 from rich.markup import escape
 
 from opsmith import checking, errors
-from opsmith.checking.isolation import limit_of
+from opsmith.checking.check import selected
+from opsmith.checking.output.terminal import rendered
+from opsmith.checking.processes.fork import limit_of
 from opsmith.checking.properties import EVERY
-from opsmith.checking.rendering import rendered
 from opsmith.checking.report import Report
-from opsmith.checking.selection import selected
 from opsmith.cli.checked import GUESSED, Checked, everything
 from opsmith.cli.guard import complain, guarded, waiting
 from opsmith.cli.options import AsJson, Traceback, effort_of

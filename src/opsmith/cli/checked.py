@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opsmith import checking, errors
-from opsmith.checking.isolation import isolated
+from opsmith.checking.processes.fork import isolated
 from opsmith.checking.report import Outcome, Report
 from opsmith.cli.options import value_named
 from opsmith.core.location import where

@@ -119,7 +119,7 @@ def page_writer(file: Path) -> Callable[[Tally], None]:
         UsageError: If there is no such folder, or nothing can be written there.
         MissingExtraError: If a package for it is missing.
     """
-    from opsmith.checking.page import page
+    from opsmith.checking.output.html import page
 
     fault = unwritable_reason(file)
     if fault is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opsmith import errors
-from opsmith.checking.dtypes import ordered
+from opsmith.checking.report import ordered
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.cpp import CppKernel

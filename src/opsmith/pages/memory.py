@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from opsmith.checking.sample import sample_named
+from opsmith.checking.samples.sample import sample_named
 from opsmith.core.operator import Operator
 from opsmith.drawing import Options, Saved, trace
 from opsmith.pages.samples import first_call

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opsmith.benchmarking import telling
-from opsmith.checking.markup import Environment, source, templates
+from opsmith.checking.output.html import Environment, source, templates
 from opsmith.checking.report import Report
 from opsmith.drawing.graph import shown_bytes
 from opsmith.drawing.places import short_place

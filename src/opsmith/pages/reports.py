@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from opsmith.checking import Report
-from opsmith.checking.reading import read_reports
+from opsmith.checking.output.json import read_reports
 from opsmith.pages.benchmarks import readable
 
 

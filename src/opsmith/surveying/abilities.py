@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from opsmith.checking.diagnosis.comparable import alike
+from opsmith.checking.numerics.compare import alike
 from opsmith.checking.report import Report
 from opsmith.core.operator import Operator
 from opsmith.surveying.guessing import Guess

@@ -14,7 +14,7 @@ from opsmith import errors
 from opsmith.adopting.functions import adopt_function
 from opsmith.checking import Report, check
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.function_class import throwaway_name
+from opsmith.checking.subject_kinds import throwaway_name
 from opsmith.core.calls import Call
 from opsmith.core.operator import Operator
 from opsmith.surveying.guessing import Guess

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.comparable import alike
+from opsmith.checking.numerics.compare import alike
 from opsmith.surveying.guessing import Guess
 from opsmith.surveying.trying import fresh, leaves, seeded
 

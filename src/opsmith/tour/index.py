@@ -40,7 +40,7 @@ def write_index(out: Path, summary: Mapping[str, Any]) -> Path:
     Raises:
         MissingExtraError: If the package for pages is missing.
     """
-    from opsmith.checking.markup import source, templates
+    from opsmith.checking.output.html import source, templates
 
     made = templates("opsmith.tour", "opsmith.pages")
     names = [name for stage in summary["stages"] for name in stage["files"]]

@@ -9,7 +9,7 @@ import torch
 
 import opsmith
 from opsmith import ops
-from opsmith.checking.reading import read_reports
+from opsmith.checking.output.json import read_reports
 from opsmith.tour.dataset import digits
 from opsmith.tour.files import read_weights, replacing, write_json
 from opsmith.tour.network import DigitNetwork
@@ -71,7 +71,7 @@ def run(context: Context) -> StageResult:
     """Draw graphs and curves, time involution beside its reference, and write pages with all of it."""
     # What draws is imported here: other stages need none of it.
     from opsmith.benchmarking.plotting import save
-    from opsmith.checking.page import page
+    from opsmith.checking.output.html import page
     from opsmith.tour.curves import draw_curves
 
     out = context.out

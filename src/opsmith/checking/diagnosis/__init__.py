@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from opsmith.checking.diagnosis.diagnosing import Diagnosis, diagnose, explain_difference
+from opsmith.checking.diagnosis.diagnose import Diagnosis, diagnose, explain_difference
 from opsmith.checking.diagnosis.observation import Observation
-from opsmith.checking.diagnosis.observing import Observer
+from opsmith.checking.diagnosis.observer import Observer
 
 __all__ = ["Diagnosis", "Observation", "Observer", "diagnose", "explain_difference"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from opsmith.checking.diagnosis.paths import Paths
+    from opsmith.checking.diagnosis.detectors.paths import Paths
 
 Grads = Sequence[Tensor | None]
 """What comes in for each result, None where nothing does."""

@@ -1,0 +1,1 @@
+"""Detectors: each tests one family of hypotheses about a wrong tensor on fresh inputs."""

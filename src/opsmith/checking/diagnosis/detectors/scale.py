@@ -1,0 +1,276 @@
+"""The right one times a factor, and what that factor equals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.diagnosis.hypothesis import Found, Pair, Seen
+from opsmith.checking.diagnosis.observation import Observation
+
+if TYPE_CHECKING:
+    from opsmith.checking.diagnosis.hypothesis import Seen
+
+FEW = 3
+"""Of fewer numbers each is a multiple of the other: only a factor that stays, or has a name, is evidence."""
+
+
+def scale(seen: Seen) -> Iterator[Found]:
+    """A factor: the same on all inputs; or one that is another, and has a name, or fits many numbers."""
+    factor = factor_of(seen.first)
+    if factor is None or abs(factor - 1) < 1e-6 or abs(factor + 1) < 1e-6:
+        return
+    fresh = [factor_of(pair) for pair in seen.fresh]
+    factors = [factor, *(each for each in fresh if each is not None)]
+    if len(factors) != len(seen.pairs):
+        return
+    steady = all(near(each, factor) for each in factors)
+    got = seen.observation.got
+    close = max(CLOSE, 16 * torch.finfo(got.dtype).eps) if got is not None else CLOSE
+    if seen.observation.tolerance is not None:
+        close = max(close, 1e-4)  # finite differences tell no more
+    names = named_factors(seen, factors, close)
+    shown = shown_factor(factor, close)
+    few = min(int(pair.right.nan_to_num(0.0, 0.0, 0.0).count_nonzero()) for pair in seen.pairs) < FEW
+    if few and not (seen.fresh and (names or steady)) and not _whole(shown):
+        return
+    evidence = {"factor": factor.real if factor.imag == 0 else factor}
+    if names:
+        words = [name for name in names if name != shown]
+        equals = " or ".join(words)
+        reason = f"it is the right one times {shown}" + (f", which is {equals}" if words else "")
+        yield Found("scale", reason, {**evidence, "equals": " or ".join(names)})
+    elif steady:
+        yield Found("scale", f"it is the right one times {shown}", {**evidence, "equals": shown})
+    else:
+        every = ", ".join(shown_factor(each, close) for each in factors)
+        reason = f"it is the right one times a factor that depends on the inputs ({every} on fresh ones)"
+        yield Found("scale", reason, {**evidence, "factors": every}, weak=True)
+
+
+def _whole(shown: str) -> bool:
+    """Whether a factor is a whole number, or one over it."""
+    return shown.lstrip("-").removeprefix("1/").isdigit()
+
+
+def factor_of(pair: Pair) -> complex | None:
+    """The factor between a pair's tensors; None if there is none that explains all."""
+    if not pair.same_shape:
+        return None
+    told = pair.right.isfinite()  # differences do not tell every element
+    right, mine = pair.right[told], pair.mine[told]
+    weight = float((right.abs() ** 2).sum())
+    if not weight or not mine.any():
+        return None
+    factor = complex((right.conj() * mine).sum() / weight)
+    if not pair.right.is_complex() or abs(factor.imag) < 1e-9 * abs(factor):
+        factor = complex(factor.real)
+    return factor if pair.is_(pair.right * (factor if factor.imag else factor.real)) else None
+
+
+def near(one: complex, other: complex) -> bool:
+    """Whether two factors are the same, but for rounding."""
+    return abs(one - other) <= 1e-6 * max(abs(one), abs(other))
+
+
+MOST = 3
+"""Names that a message lists, where nothing tells them apart."""
+
+LARGEST = 64
+"""Largest denominator of a factor that is shown as a fraction."""
+
+CLOSE = 1e-9
+"""To how many digits a factor has to be what it is called, if its own are enough."""
+
+CONSTANTS: Mapping[str, float] = MappingProxyType(
+    {
+        "pi": math.pi,
+        "2 pi": 2 * math.pi,
+        "pi/2": math.pi / 2,
+        "1/pi": 1 / math.pi,
+        "1/(2 pi)": 0.5 / math.pi,
+        "2/pi": 2 / math.pi,
+        "sqrt(2)": math.sqrt(2),
+        "1/sqrt(2)": math.sqrt(0.5),
+        "sqrt(pi)": math.sqrt(math.pi),
+        "1/sqrt(pi)": 1 / math.sqrt(math.pi),
+        "sqrt(2 pi)": math.sqrt(2 * math.pi),
+        "1/sqrt(2 pi)": 1 / math.sqrt(2 * math.pi),
+        "sqrt(2/pi)": math.sqrt(2 / math.pi),
+        "sqrt(pi/2)": math.sqrt(math.pi / 2),
+        "2/sqrt(pi)": 2 / math.sqrt(math.pi),
+        "sqrt(pi)/2": math.sqrt(math.pi) / 2,
+        "sqrt(3)": math.sqrt(3),
+        "1/sqrt(3)": 1 / math.sqrt(3),
+        "e": math.e,
+        "1/e": 1 / math.e,
+        "ln(2)": math.log(2),
+        "1/ln(2)": 1 / math.log(2),
+        "ln(10)": math.log(10),
+        "1/ln(10)": 1 / math.log(10),
+        "pi/180, from degrees to radians": math.pi / 180,
+        "180/pi, from radians to degrees": 180 / math.pi,
+    }
+)
+
+Measure = Callable[[float], float]
+
+FORMS: Mapping[str, Measure] = MappingProxyType(
+    {
+        "{}": lambda n: n,
+        "1 over {}": lambda n: 1 / n,
+        "the square root of {}": lambda n: math.sqrt(n),
+        "1 over the square root of {}": lambda n: 1 / math.sqrt(n),
+        "2 times {}": lambda n: 2 * n,
+        "2 over {}": lambda n: 2 / n,
+        "half of {}": lambda n: n / 2,
+        "n/(n-1), with n {}": lambda n: n / (n - 1),
+        "(n-1)/n, with n {}": lambda n: (n - 1) / n,
+        "1/(n-1), with n {}": lambda n: 1 / (n - 1),
+        "n-1, with n {}": lambda n: n - 1,
+        "the square of {}": lambda n: n * n,
+        "1 over the square of {}": lambda n: 1 / (n * n),
+    }
+)
+
+_OF_SIZES = "with n"
+OF_ARGUMENTS = {form: measure for form, measure in FORMS.items() if _OF_SIZES not in form}
+OF_ARGUMENTS |= {"1 minus {}": lambda a: 1 - a, "1 over 1 minus {}": lambda a: 1 / (1 - a)}
+
+
+def shown_factor(factor: complex, close: float = CLOSE) -> str:
+    """A factor as a message says it.
+
+    Args:
+        factor: The factor.
+        close: To which share of itself it is known.
+
+    Example:
+        >>> shown_factor(1 / 12), shown_factor(3.14159265358979), shown_factor(2.71828)
+        ('1/12', 'pi', '2.71828')
+    """
+    if abs(factor.imag) > 1e-12 * abs(factor):
+        return f"{factor:.6g}"
+    value = factor.real
+    if not math.isfinite(value):
+        return str(value)
+    simple = Fraction(value).limit_denominator(LARGEST)
+    if simple and abs(simple.numerator) <= 4096 and abs(value - simple) <= close * abs(value):
+        tenths = simple.denominator % 5 == 0 and abs(simple.numerator) > 1
+        return f"{value:.6g}" if tenths else str(simple)
+    for name, constant in CONSTANTS.items():
+        if abs(abs(value) - constant) <= close * constant:
+            return name if value > 0 else f"-{name}"
+    return f"{value:.6g}"
+
+
+def named_factors(seen: Seen, factors: Sequence[complex], close: float) -> list[str]:
+    """What the factors equal, on the inputs that they stand for and at other sizes; the likeliest first.
+
+    Args:
+        seen: The pairs; the factors are those of `seen.pairs`.
+        factors: One for each.
+        close: To which share of themselves they are known.
+    """
+    pass
+
+    there = [(pair.observation, factor_of(pair)) for pair in seen.elsewhere]
+    known = [(each, factor) for each, factor in there if factor is not None]
+    cases = [*zip((pair.observation for pair in seen.pairs), factors, strict=True), *known]
+    if any(abs(factor.imag) > close * abs(factor) for _, factor in cases):
+        return []
+    names = []
+    first = shown_factor(factors[0], close)
+    named = "." not in first or first.lstrip("-") in CONSTANTS
+    if named and all(_close(factor.real, factors[0].real, close) for _, factor in cases):
+        names.append(first)
+    for name in _names(seen.observation, factors[0].real, close):
+        if all(_close(factor.real, _value(name, each), close) for each, factor in cases):
+            names.append(_said(name))
+    # A plain small number is likelier than a size that happens to be as large, and a size than 1/12.
+    if names and names[0] == first and len(names) > 1 and not _plain(factors[0].real):
+        names = [*names[1:MOST], first]
+    return names[:MOST]
+
+
+Name = tuple[str, str, str]
+"""The form, the kind of quantity, and which one."""
+
+
+def _names(observation: Observation, factor: float, close: float) -> Iterator[Name]:
+    """Names that the first factor may have."""
+    for kind, quantities in (("size", sizes(observation)), ("argument", arguments(observation))):
+        for which in quantities:
+            for form in OF_ARGUMENTS if kind == "argument" else FORMS:
+                for sign in ("", "minus "):
+                    name = (sign + form, kind, which)
+                    if _close(factor, _value(name, observation), close):
+                        yield name
+
+
+def _value(name: Name, observation: Observation) -> float | None:
+    form, kind, which = name
+    quantities = sizes(observation) if kind == "size" else arguments(observation)
+    if which not in quantities:
+        return None
+    sign = -1 if form.startswith("minus ") else 1
+    try:
+        measure: Measure = {**FORMS, **OF_ARGUMENTS}[form.removeprefix("minus ")]
+        value = sign * measure(quantities[which])
+    except (ValueError, ZeroDivisionError, OverflowError):
+        return None
+    return value
+
+
+def _said(name: Name) -> str:
+    form, _, which = name
+    return form.format(which)
+
+
+def sizes(observation: Observation) -> dict[str, float]:
+    """Numbers of elements and sizes of dimensions, by what a message calls them; the input's own first."""
+    tensors = {**observation.inputs, **observation.results}
+    order = sorted(tensors, key=lambda label: label != observation.about)
+    found: dict[str, float] = {}
+    for label in order:
+        tensor = tensors[label]
+        if not isinstance(tensor, Tensor) or not tensor.numel():
+            continue
+        found[f"the number of elements of `{label}`"] = tensor.numel()
+    for label in order:
+        tensor = tensors[label]
+        if isinstance(tensor, Tensor) and tensor.numel() and tensor.dim() > 1:
+            for dim, size in enumerate(tensor.shape):
+                found[f"the size of dimension {dim} of `{label}`"] = size
+    result = next((value for value in observation.results.values() if value.numel()), None)
+    own = observation.inputs.get(observation.about or "")
+    if result is not None and isinstance(own, Tensor) and own.numel() and result.numel() != own.numel():
+        found[f"the number of elements of the result for each of `{observation.about}`"] = (
+            result.numel() / own.numel()
+        )
+    return found
+
+
+def arguments(observation: Observation) -> dict[str, float]:
+    """Numbers among the arguments, and tensors of one element."""
+    found: dict[str, float] = {}
+    for label, value in observation.inputs.items():
+        single = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+        if single or (isinstance(value, int | float) and not isinstance(value, bool)):
+            found[f"`{label}`"] = float(value)
+    return found
+
+
+def _close(factor: float, value: float | None, close: float) -> bool:
+    return value is not None and abs(factor - value) <= close * max(abs(factor), abs(value))
+
+
+def _plain(factor: float) -> bool:
+    simple = Fraction(abs(factor)).limit_denominator(LARGEST)
+    return max(simple.numerator, simple.denominator) <= 4

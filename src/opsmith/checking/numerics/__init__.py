@@ -1,0 +1,1 @@
+"""Numerical analysis: derivatives, finite differences, their noise, rounding bounds and comparisons."""

@@ -1,0 +1,170 @@
+"""A function seen from one of its arguments: how far its weighed results move when that argument is moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.numerics.autodiff import Results
+from opsmith.checking.samples.sample import is_inexact
+
+
+class Line:
+    """The results of a function times their incoming gradients, element by element, as one argument moves.
+
+    Complex numbers are pairs of real ones here, so that a *coordinate* is an element, or one axis of it. The
+    sum of the weighed results is then the loss whose gradient torch's backward gives. Results are subtracted
+    before they are summed: those that a coordinate does not reach cancel to the last bit, without rounding.
+
+    Args:
+        function: Takes flat arguments.
+        flat: Arguments.
+        place: Which of them moves.
+        grads: Gradient of each result, None where there is none.
+    """
+
+    def __init__(
+        self, function: Results, flat: Sequence[Any], place: int, grads: Sequence[Tensor | None]
+    ) -> None:
+        self._function, self._flat, self._place, self._grads = function, list(flat), place, grads
+        self._start = flat[place].detach().contiguous().clone()
+        self._numbers = coordinates(self._start)
+        self.coordinates = self._numbers.double()
+        kept = [
+            (
+                position,
+                coordinates(result).double(),
+                coordinates(grad.to(result.device, _wide(result))).double(),
+                result.dtype,
+            )
+            for position, (grad, result) in enumerate(zip(grads, self._results(self._start), strict=True))
+            if grad is not None and result is not None and is_inexact(result)
+        ]
+        self._kept = [position for position, *_ in kept]
+        self._counts = [value.numel() for _, value, _, _ in kept]
+        self._values = _joined([value for _, value, _, _ in kept])
+        self._weights = _joined([weight for _, _, weight, _ in kept])
+        self._steady = bool(self._values.isfinite().all())
+        self.has_nan = bool(self._values.isnan().any())
+        """Whether a result is nan at the point itself: through it, nan flows into gradients."""
+        self.weighed = (self._values * self._weights).nan_to_num(0.0, 0.0, 0.0)
+        """The weighed results at the point itself; 0 where they are not finite."""
+        self.rounding = _joined([torch.full_like(v, torch.finfo(dtype).eps / 2) for _, v, _, dtype in kept])
+        """Half of an eps of each weighed result's dtype."""
+        self.unit = float(torch.finfo(self._start.dtype).eps) / 2
+        sizes = self._start.abs().double().reshape(-1).nan_to_num(0.0, 0.0, 0.0)
+        self.sizes = sizes.repeat_interleave(2) if self._start.is_complex() else sizes
+        """The absolute value of the element that each coordinate belongs to; 0 where it is not finite."""
+
+    @cached_property
+    def usual(self) -> float:
+        """The size of the argument's elements: the median of those that are not tiny; 1 where all are."""
+        present = self.sizes[self.sizes > torch.finfo(self._numbers.dtype).tiny ** 0.5]
+        return float(present.median()) if present.numel() else 1.0
+
+    def direction(self, generator: torch.Generator) -> Tensor:
+        """A move of every coordinate, up or down, by its element's size; by the usual one where that is 0."""
+        sizes = torch.where(self.sizes > 0, self.sizes, self.usual)
+        return sizes * (torch.randint(0, 2, sizes.shape, generator=generator, dtype=torch.float64) * 2 - 1)
+
+    def along(self, direction: Tensor, step: float) -> Tensor:
+        """How far each weighed result moves, when every coordinate is moved by a step of its own."""
+        return self._moved((self.coordinates + step * direction).to(self._numbers.dtype))
+
+    def at(self, coordinate: int, step: float) -> tuple[float, Tensor]:
+        """How far a coordinate moved, after rounding, and how far each weighed result did."""
+        moved = self._numbers.clone()
+        moved[coordinate] += step
+        return float(moved[coordinate].double() - self.coordinates[coordinate]), self._moved(moved)
+
+    def shifted(self, by: Tensor) -> Line:
+        """The same function seen from another point."""
+        flat = list(self._flat)
+        flat[self._place] = self._shaped((self.coordinates + by).to(self._numbers.dtype))
+        return Line(self._function, flat, self._place, self._grads)
+
+    def _shaped(self, row: Tensor) -> Tensor:
+        numbers = torch.view_as_complex(row.view(-1, 2)) if self._start.is_complex() else row
+        return numbers.view(self._start.shape)
+
+    def _moved(self, moved: Tensor) -> Tensor:
+        try:
+            results = self._results(self._shaped(moved))
+        except Exception:  # what it rejects lies outside of where it is defined: a step that tells nothing
+            return torch.full_like(self._values, torch.nan)
+        numbers = [coordinates(results[position]).double() for position in self._kept]
+        if [each.numel() for each in numbers] != self._counts:  # as of `x[x > 0]`: a jump, told by no step
+            return torch.full_like(self._values, torch.nan)
+        after = _joined(numbers)
+        moves = after - self._values
+        if not self._steady:  # inf and nan that stay what they are do not move
+            moves[(after == self._values) | (after.isnan() & self._values.isnan())] = 0.0
+        return moves * self._weights
+
+    def _results(self, value: Tensor) -> Sequence[Any]:
+        flat = list(self._flat)
+        flat[self._place] = value
+        with torch.no_grad():
+            return self._function(flat)
+
+
+def _wide(result: Tensor) -> torch.dtype:
+    return torch.complex128 if result.is_complex() else torch.float64
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    if len(tensors) == 1:
+        return tensors[0]
+    return torch.cat(list(tensors)) if tensors else torch.zeros(0, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Some values of a list in one row; complex numbers are pairs of real ones.
+
+    Args:
+        values: The values.
+        places: Which of them lie in the row.
+    """
+
+    values: Sequence[Any]
+    places: tuple[int, ...]
+
+    @cached_property
+    def row(self) -> Tensor:
+        """The row."""
+        return torch.cat([coordinates(self.values[place]) for place in self.places])
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """How many numbers each place has in it."""
+        return tuple(coordinates(self.values[place]).numel() for place in self.places)
+
+    def unpacked(self, row: Tensor) -> list[Any]:
+        """The values, those of the places from a row."""
+        values = list(self.values)
+        for place, piece in zip(self.places, row.split(self.sizes), strict=True):
+            like = values[place]
+            own = piece.clone()  # a part of a row begins inside of its memory, and layouts are another matter
+            shaped = torch.view_as_complex(own.view(-1, 2)) if like.is_complex() else own
+            values[place] = shaped.view(like.shape)
+        return values
+
+    def place_of(self, position: int) -> tuple[int, int]:
+        """The place that a number of the row belongs to, and where it stands there."""
+        for place, size in zip(self.places, self.sizes, strict=True):
+            if position < size:
+                return place, position
+            position -= size
+        raise ValueError("a position beyond the end of the row")
+
+
+def coordinates(tensor: Tensor) -> Tensor:
+    """A tensor's numbers in a row, complex ones as pairs."""
+    plain = tensor.detach()
+    return (torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain).reshape(-1)

@@ -1,0 +1,163 @@
+"""Reports as a page: one HTML file that needs no network, to be read on any screen, or aloud."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from opsmith import errors
+from opsmith.checking.causes import CAUSES
+from opsmith.checking.output.text import folded, shown
+from opsmith.checking.properties import EVERY
+from opsmith.checking.report import Failure, Outcome, Report
+from opsmith.extras import install
+
+
+def page(reports: Sequence[Report], unchecked: Sequence[tuple[str, str]] = ()) -> str:
+    """A page about one or several checks.
+
+    Args:
+        reports: What the checks found.
+        unchecked: Names of operators that could not be checked, each with the reason.
+
+    Example:
+        >>> from opsmith.checking import Outcome, Report
+        >>> text = page([Report("demo::twice", (Outcome("forward", "passed"),), seed=0)])
+        >>> text.splitlines()[0], "demo::twice" in text
+        ('<!doctype html>', True)
+    """
+    made = templates()
+    return made.get_template("page.html").render(
+        title=_title(reports, unchecked),
+        summary=_summary(reports, unchecked),
+        reports=reports,
+        unchecked=unchecked,
+        style=source(made, "page.css"),
+        script=source(made, "page.js"),
+        environment=reports[0].environment if reports else {},
+    )
+
+
+def _title(reports: Sequence[Report], unchecked: Sequence[tuple[str, str]]) -> str:
+    names = [report.operator for report in reports] + [name for name, _ in unchecked]
+    return f"opsmith check: {names[0] if len(names) == 1 else f'{len(names)} operators'}"
+
+
+def _summary(reports: Sequence[Report], unchecked: Sequence[tuple[str, str]]) -> str:
+    passed = sum(report.passed_as_asked for report in reports)
+    parts = [f"{passed} passed"] if passed else []
+    parts += [f"{len(reports) - passed} not passed"] if passed < len(reports) else []
+    parts += [f"{len(unchecked)} could not be checked"] if unchecked else []
+    return ", ".join(parts) or "nothing was checked"
+
+
+try:
+    from jinja2 import ChoiceLoader, PackageLoader, StrictUndefined
+    from jinja2 import Environment as Environment
+    from markupsafe import Markup, escape
+except ModuleNotFoundError as error:
+    raise errors.MissingExtraError(
+        "a page needs the package `jinja2`",
+        got=f"no module named {error.name!r}",
+        mend=f"{install('page')}; or `report.to_json()`, which needs nothing",
+    ) from error
+
+SIGNS = {"passed": "✓", "failed": "✗", "skipped": "–", "unclear": "?"}
+"""Beside the word, so that no colour has to tell it."""
+
+
+def templates(*packages: str) -> Environment:
+    """The templates of a check, and those of other packages, which may use them.
+
+    Args:
+        packages: Packages with a folder `templates`.
+    """
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader(each, "templates") for each in (*packages, "opsmith.checking")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters |= {
+        "kind": _kind,
+        "pairs": _pairs,
+        "plain": shown,
+        "folded": folded,
+        "worded": worded,
+        "state": state,
+        "short": short,
+    }
+    made.globals |= {
+        "signs": SIGNS,
+        "causes": CAUSES,
+        "titles": {name: known.title for name, known in EVERY.items()},
+        "verdict": verdict,
+        "failures": failures,
+        "digest": digest,
+    }
+    return made
+
+
+def verdict(report: Report) -> str:
+    """A report's verdict without the operator's name, which stands above it."""
+    return report.verdict().removeprefix(f"{report.operator}: ")
+
+
+def state(report: Report) -> str:
+    """Which of `SIGNS` stands for a whole report."""
+    return "passed" if report.passed_as_asked else "failed" if report.failures else "skipped"
+
+
+def short(dtype: str) -> str:
+    """A dtype as it stands above a narrow column.
+
+    Example:
+        >>> short("bfloat16"), short("float64"), short("complex128"), short("float8_e5m2")
+        ('bf16', 'f64', 'c128', 'f8_e5m2')
+    """
+    return dtype.replace("bfloat", "bf").replace("float", "f").replace("complex", "c")
+
+
+def failures(report: Report) -> list[tuple[Outcome, list[Failure], list[Failure]]]:
+    """Each property that failed, with the failures to show whole, and those that follow from others."""
+    return [
+        (
+            outcome,
+            [failure for failure in outcome.failures if failure.follows is None],
+            [failure for failure in outcome.failures if failure.follows is not None],
+        )
+        for outcome in report.outcomes
+        if outcome.failures
+    ]
+
+
+def _kind(value: Any) -> str:
+    """How a piece of evidence is shown: by its parts, as a block of text, or in the line."""
+    if isinstance(value, Mapping):
+        return "parts"
+    return "block" if "\n" in shown(value) else "line"
+
+
+def _pairs(value: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
+    return [(str(name), item) for name, item in value.items()]
+
+
+def worded(text: str) -> Markup:
+    """A sentence, what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def source(made: Environment, name: str) -> str:
+    """The text of a style sheet or a script among the templates."""
+    assert made.loader is not None
+    return made.loader.get_source(made, name)[0]
+
+
+def digest(text: str) -> str:
+    """What the page's own policy calls the one script, or the one style sheet, that it lets through."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

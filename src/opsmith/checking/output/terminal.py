@@ -1,0 +1,109 @@
+"""A report for the terminal: a line for each property, and a panel for each failure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opsmith import errors
+from opsmith.checking.output.text import folded, rows
+from opsmith.checking.report import Failure, Outcome, Report
+from opsmith.extras import install
+
+try:
+    import rich.rule
+    from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+    from rich.padding import Padding
+    from rich.syntax import Syntax
+    from rich.table import Table
+    from rich.text import Text
+except ModuleNotFoundError as error:
+    raise errors.MissingExtraError(
+        "reports in colour need the package `rich`",
+        got="no module named 'rich'",
+        mend=f"{install('cli')}; or print(report), which needs nothing",
+    ) from error
+
+STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
+
+
+def rendered(report: Report) -> RenderableType:
+    """A report as something that rich prints.
+
+    Example:
+        >>> import rich
+        >>> from opsmith.checking import Outcome, Report
+        >>> rich.print(rendered(Report("demo::twice", (Outcome("forward", "passed"),), seed=0)))
+        demo::twice: NOT PASSED: gradient could not be checked
+          forward  passed    0.00 s
+          0.00 s; seed 0, default effort
+    """
+    style = "bold red" if report.failures else "bold green" if report.passed_as_asked else "bold yellow"
+    causes = [failure for failure in report.failures if failure.follows is None]
+    followers = [failure for failure in report.failures if failure.follows is not None]
+    return Group(
+        Text(report.verdict(), style=style),
+        *(Padding(Text(f"note: {remark}", style="yellow"), (0, 0, 0, 2)) for remark in report.remarks),
+        _table(report.looked_at()),
+        *(
+            Padding(Text(line, style="dim"), (0, 0, 0, 2), expand=False)
+            for line in (report.omissions(), report.times(), report.rejections())
+            if line
+        ),
+        *(_panel(failure) for failure in causes),
+        *(Text(failure.heading(), style="red") for failure in followers),
+    )
+
+
+def _table(outcomes: Sequence[Outcome]) -> Table:
+    """A line for each property; why one was skipped stands beside it."""
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    lines.add_column(no_wrap=True)
+    lines.add_column(no_wrap=True)
+    lines.add_column(no_wrap=True, justify="right")
+    remarked = any(outcome.reason or outcome.notes for outcome in outcomes)
+    if remarked:
+        lines.add_column(overflow="fold", style="dim")
+    for outcome in outcomes:
+        remarks = [*filter(None, [outcome.reason]), *outcome.notes]
+        lines.add_row(
+            Text(f"  {outcome.property}"),
+            Text(outcome.status, style=STYLES[outcome.status]),
+            Text(f"{outcome.seconds:.2f} s"),
+            *([Text("\n".join(remarks))] if remarked else []),
+        )
+    return lines
+
+
+def _panel(failure: Failure) -> RenderableType:
+    """A failure between two lines: what is wrong, where, what was measured, and how to see it again."""
+    parts: list[RenderableType] = [Text(failure.message)]
+    if failure.where:
+        parts.append(Text(f"where: {failure.where}", style="cyan", overflow="fold"))
+    if failure.evidence:
+        parts.append(Padding(_evidence(failure), (1, 0, 0, 0)))
+    # The code begins in the first column, so that it can be copied.
+    code: list[RenderableType] = [Text(), _Code(failure.replay)] if failure.replay else []
+    return Group(
+        rich.rule.Rule(Text(failure.heading(), style="bold red"), align="left", style="red"),
+        Padding(Group(*parts), (0, 0, 0, 2)),
+        *code,
+        rich.rule.Rule(style="red"),
+    )
+
+
+def _evidence(failure: Failure) -> Table:
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    for depth, name, value in rows(failure.evidence):
+        lines.add_row(Text(f"{'  ' * depth}{name}", style="dim"), Text(value))
+    return lines
+
+
+class _Code:
+    """Code in lines that fit the terminal and still run when they are copied."""
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        text = folded(self.code, options.max_width)
+        yield Syntax(text, "python", word_wrap=True, background_color="default")

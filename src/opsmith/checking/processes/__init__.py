@@ -1,0 +1,1 @@
+"""Child processes: isolated properties, and kernels under sanitizers."""

@@ -1,0 +1,1 @@
+"""Properties of behaviour: layouts, side effects, state, randomness, memory and copies."""

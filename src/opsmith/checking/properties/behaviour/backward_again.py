@@ -1,0 +1,213 @@
+"""Every way to ask for the gradients gives the same ones: `.backward()`, hooks, graphs that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.calls import Alive, alive, copies
+from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.numerics.compare import differ, what_differs
+from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject import Subject
+
+NAME = "backward_again"
+Gradients = tuple[Tensor | None, ...]
+
+
+def run(subject: Subject) -> Findings:
+    """Ask for the gradients of every sample in each way, and compare with those of `torch.autograd.grad`."""
+    looked = False
+
+    def look(subject: Subject, sample: Sample) -> Findings:
+        nonlocal looked
+        places = differentiated(subject, sample).places
+        for device in subject.devices if places else ():
+            ask = Ask(subject, sample, places, device)
+            if ask.call().open:
+                looked = True
+                yield from _ways(ask)
+
+    failed = False
+    for finding in each_sample(NAME, subject, look):
+        failed = failed or isinstance(finding, Failure)
+        yield finding
+    if not looked and not failed:
+        yield Skipped("there is nothing to differentiate")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A sample whose gradients are asked for in several ways.
+
+    Args:
+        subject: What is under check.
+        sample: The sample.
+        places: Arguments that require a gradient.
+        device: Where it runs.
+    """
+
+    subject: Subject
+    sample: Sample
+    places: tuple[int, ...]
+    device: torch.device
+
+    def call(self, *, leaf: bool = True) -> Alive:
+        """A new call with its graph."""
+        return alive(self.subject, self.sample, self.sample.at(device=self.device), self.places, leaf=leaf)
+
+
+def _once(ask: Ask) -> Gradients:
+    """What `torch.autograd.grad` gives."""
+    call = ask.call()
+    return copies(call.backward(call.grads(ask.subject)))
+
+
+def _twice(ask: Ask) -> Gradients:
+    """Twice that: what two of them add up to."""
+    return tuple(None if each is None else 2 * each for each in _once(ask))
+
+
+def _of_doubled(ask: Ask) -> Gradients:
+    """What it gives where twice as much comes in."""
+    call = ask.call()
+    return copies(call.backward([2 * each for each in call.grads(ask.subject)]))
+
+
+def _ways(ask: Ask) -> Findings:
+    expected: dict[Callable[[Ask], Gradients], Gradients] = {}
+    for way, (cause, give, right) in WAYS.items():
+        if right not in expected:
+            expected[right] = right(ask)
+        try:
+            given = give(ask)
+        except Exception as error:
+            refuse_own(error)
+            if way == KEEPING:  # whether there is a second order at all is another property's matter
+                yield Note(f"a backward with `create_graph=True` was left out: {first_line(error)}")
+                continue
+            message = (
+                f"{way}: it raises {type(error).__name__}: {first_line(error)}; by `torch.autograd.grad` it "
+                "goes well"
+            )
+            yield Failure(NAME, None, "raises", message, _where(ask, 0), {"sample": str(ask.sample)})
+            return
+        for at, (one, other) in enumerate(zip(expected[right], given, strict=True)):
+            if differ(one, other):
+                label = ask.sample.labels[ask.places[at]]
+                message = (
+                    f"the gradient of `{label}` is another one than `torch.autograd.grad` says, {way}: "
+                    f"{what_differs(one, other)}"
+                )
+                evidence = {"sample": str(ask.sample), "way": way}
+                yield Failure(NAME, label, cause, message, _where(ask, at), evidence)
+                return
+
+
+def _where(ask: Ask, at: int) -> str:
+    return rule_place(ask.subject, ask.sample.names[ask.places[at]])
+
+
+def _results(ask: Ask, call: Alive) -> tuple[list[Tensor], list[Tensor]]:
+    return [call.results[at] for at in call.open], call.grads(ask.subject)
+
+
+def _accumulated(call: Alive) -> Gradients:
+    return copies([call.leaves[place].grad for place in call.places])
+
+
+def _backward(ask: Ask) -> Gradients:
+    call = ask.call()
+    torch.autograd.backward(*_results(ask, call))
+    return _accumulated(call)
+
+
+def _backward_twice(ask: Ask) -> Gradients:
+    """Two calls into the same leaves, as losses of two batches are added up."""
+    call = ask.call()
+    torch.autograd.backward(*_results(ask, call))
+    with torch.enable_grad():
+        given = call.leaves if call.given is call.leaves else [_followed(each) for each in call.leaves]
+        again = Alive(call.sample, call.places, call.leaves, given, ask.subject.call(call.sample, given))
+    torch.autograd.backward(*_results(ask, again))
+    return _accumulated(call)
+
+
+def _followed(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) and value.requires_grad else value
+
+
+def _creating(ask: Ask) -> Gradients:
+    call = ask.call()
+    return copies(
+        call.backward([each.requires_grad_() for each in call.grads(ask.subject)], create_graph=True)
+    )
+
+
+def _through_copies(ask: Ask) -> Gradients:
+    """Arguments that autograd has computed, as in the middle of a model."""
+    call = ask.call(leaf=False)
+    return copies(call.backward(call.grads(ask.subject)))
+
+
+def _used_twice(ask: Ask) -> Gradients:
+    """Each result goes into two sums: what comes in is put together by torch."""
+    call = ask.call()
+    results, grads = _results(ask, call)
+    leaves = [call.leaves[place] for place in ask.places]
+    return copies(torch.autograd.grad([*results, *results], leaves, [*grads, *grads], allow_unused=True))
+
+
+def _seen_by_hooks(ask: Ask) -> Gradients:
+    """What hooks on the arguments are told."""
+    call = ask.call()
+    seen: dict[int, Tensor] = {}
+    handles = [
+        call.leaves[place].register_hook(partial(seen.__setitem__, place))
+        for place in ask.places
+        if call.leaves[place].requires_grad
+    ]
+    torch.autograd.backward(*_results(ask, call))
+    for handle in handles:
+        handle.remove()
+    return copies([seen.get(place) for place in ask.places])
+
+
+def _changed_by_hooks(ask: Ask) -> Gradients:
+    """Hooks on the results that double what comes in."""
+    call = ask.call()
+    results, grads = _results(ask, call)
+    for result in {id(each): each for each in results}.values():  # a class may return one tensor twice
+        result.register_hook(_doubled)
+    leaves = [call.leaves[place] for place in ask.places]
+    return copies(torch.autograd.grad(results, leaves, grads, allow_unused=True))
+
+
+def _doubled(grad: Tensor) -> Tensor:
+    return 2 * grad
+
+
+KEEPING = "of a backward with `create_graph=True`"
+
+Way = tuple[str, Callable[[Ask], Gradients], Callable[[Ask], Gradients]]
+WAYS: dict[str, Way] = {
+    "by `.backward()`": ("side-effect", _backward, _once),
+    "by two `.backward()`s into the same `.grad`": ("side-effect", _backward_twice, _twice),
+    KEEPING: ("stale-state", _creating, _once),
+    "where the arguments are no leaves": ("unknown", _through_copies, _once),
+    "as a hook on the argument sees it": ("side-effect", _seen_by_hooks, _once),
+    "where each result is used twice": ("unknown", _used_twice, _of_doubled),
+    "where hooks on the results double what comes in": ("unknown", _changed_by_hooks, _of_doubled),
+}
+"""Each way with the cause that it shows, what it gives, and what is right."""
+
+
+BACKWARD_AGAIN = Property(NAME, "every way to ask for the gradients gives the same", run)

@@ -1,0 +1,164 @@
+"""Running it twice gives the same: bit for bit, whatever the memory held before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.calls import Answer, answer, copies
+from opsmith.checking.numerics.compare import by_rounding, differ, same_bits, unequal, what_differs
+from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
+from opsmith.checking.property import Findings, Note, Property, each_sample
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.side_effects.canaries import dirty, poisoned
+from opsmith.checking.subject import Subject
+
+NAME = "determinism"
+BYTES = (0xFF, 0x41)
+"""What is left in used memory: nan in every floating dtype, and a number."""
+
+
+def run(subject: Subject) -> Findings:
+    """Run forward and backward several times from the same random state, and in memory that was filled."""
+    yield from each_sample(NAME, subject, _sample)
+
+
+def _sample(subject: Subject, sample: Sample) -> Findings:
+    places = differentiated(subject, sample).places
+    for device in subject.devices:
+        runs = []
+        for repeat in range(subject.effort.repeats):
+            if repeat % 2:  # what takes turns must not be in step with the runs
+                subject.call(sample, sample.at(device=device))
+            runs.append(_run(subject, sample, places, device))
+        dirtied, filled = [], []
+        for byte in BYTES:
+            dirty([*runs[0].results, *runs[0].gradients, *sample.flat], byte)
+            dirtied.append(_run(subject, sample, places, device))
+            with poisoned():
+                filled.append(_run(subject, sample, places, device))
+        named = _named(subject, sample, places, runs[0])
+        for at, name in enumerate(named):
+            columns = [[_tensors(each)[at] for each in some] for some in (runs, dirtied, filled)]
+            yield from _look(subject, sample, name, *columns)
+
+
+def _run(subject: Subject, sample: Sample, places: Sequence[int], device: torch.device) -> Answer:
+    """A run with gradients where there are any, and else, or as well, one without."""
+    flat = sample.at(device=device)
+    with torch.no_grad():
+        alone = copies(subject.call(sample, flat))
+    if not places:
+        return Answer(alone)
+    found = answer(subject, sample, sample.at(device=device), places)
+    return Answer((*alone, *found.results), found.gradients)
+
+
+def _tensors(given: Answer) -> tuple[Tensor | None, ...]:
+    return (*given.results, *given.gradients)
+
+
+Named = tuple[str, str, str, str]
+"""What a tensor is called, what two of them are, what computes it, and `file:line` of that."""
+
+
+def _named(subject: Subject, sample: Sample, places: Sequence[int], first: Answer) -> list[Named]:
+    where = subject.runs_at(sample.flat)
+    results: list[Named] = [
+        (each.name, f"two calls give different `{each.name}`", "call", where)
+        for each in subject.results(sample)
+    ]
+    gradients: list[Named] = [
+        (
+            sample.labels[place],
+            f"two backwards give different gradients of `{sample.labels[place]}`",
+            "backward",
+            rule_place(subject, sample.names[place]),
+        )
+        for place in places
+    ]
+    times = len(first.results) // max(len(results), 1)
+    return [*results * times, *gradients]
+
+
+def _look(
+    subject: Subject,
+    sample: Sample,
+    named: Named,
+    plain: Sequence[Tensor | None],
+    dirtied: Sequence[Tensor | None],
+    filled: Sequence[Tensor | None],
+) -> Findings:
+    name, what, by, where = named
+    evidence: dict[str, Any] = {"sample": str(sample)}
+    reads = _reads_unwritten(plain, dirtied, filled)
+    if reads is not None:
+        message = (
+            f"a {by} uses memory that is read before it is written (of `torch.empty`, `empty_like`, "
+            f"`new_empty` or `numpy.empty`): {reads}. Make it with zeros, or write every element"
+        )
+        yield Failure(NAME, name, "nondeterministic", message, where, {**evidence, "of": f"`{name}`"})
+        return
+    one, *others = (*plain, *dirtied)
+    for other in others:
+        if one is None or other is None:
+            if one is not other:
+                lost = f"{what}: {what_differs(one, other)}"
+                yield Failure(NAME, name, "nondeterministic", lost, where, evidence)
+                return
+            continue
+        if same_bits(one, other):
+            continue
+        difference = unequal(other, one)
+        if difference is None:
+            continue
+        if by_rounding(one, other):
+            yield Note(f"{what}, by rounding alone: a sum whose order changes from run to run does this")
+            return
+        seeded = " though both drew from the same random state" if subject.draws else ""
+        message = (
+            f"{what}{seeded}: {difference}; the second run is shown as wrong, the first as right. A global "
+            "that changes, a clock, or threads that write in any order do this"
+        )
+        yield Failure(NAME, name, "nondeterministic", message, where, {**evidence, **difference.evidence()})
+        return
+
+
+def _reads_unwritten(
+    plain: Sequence[Tensor | None], dirtied: Sequence[Tensor | None], filled: Sequence[Tensor | None]
+) -> str | None:
+    """Evidence that what memory held before comes out; None where there is none.
+
+    A run that differs from run to run anyway is none: filling the memory must make it hold still, or nan.
+    """
+    one, full = plain[0], filled[0]
+    if one is None or full is None or one.shape != full.shape:
+        return None
+    steady = not any(other is not None and differ(one, other) for other in plain[1:])
+    apart = all(each is not None and differ(one, each) for each in filled)
+    if apart and (steady or _alike_each_other(filled) or _more_nan(full, one)):
+        return f"where torch fills new memory with {_filling(full)}, {unequal(full, one)}"
+    for other in dirtied:
+        if steady and other is not None and differ(one, other):
+            return f"where the memory was used for something else before, {unequal(other, one)}"
+    return None
+
+
+def _more_nan(full: Tensor, one: Tensor) -> bool:
+    return is_inexact(full) and bool((full.isnan() & ~one.isnan()).any())
+
+
+def _filling(full: Tensor) -> str:
+    return "nan" if is_inexact(full) else "the largest number"
+
+
+def _alike_each_other(tensors: Sequence[Tensor | None]) -> bool:
+    first = tensors[0]
+    return all(first is not None and each is not None and not differ(first, each) for each in tensors)
+
+
+DETERMINISM = Property(NAME, "running it twice gives the same, whatever memory held before", run)

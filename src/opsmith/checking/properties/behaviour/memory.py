@@ -1,0 +1,228 @@
+"""Nothing is kept alive that nobody needs: neither after the backward, nor for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.calls import alive
+from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
+from opsmith.checking.property import Findings, Note, Property, each_sample
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.side_effects.liveness import (
+    Watched,
+    attribute_tensors,
+    collected,
+    holders,
+    nodes,
+    saving,
+    still_there,
+    uncollected,
+)
+from opsmith.checking.subject import Subject
+from opsmith.core.formula import Formula
+
+NAME = "memory"
+CALLS = 3
+"""Calls that are made: what stays from one alone is a constant that was made once."""
+
+
+def run(subject: Subject) -> Findings:
+    """Drop each sample's graph and see what is freed, without and with a search for circles of references."""
+    yield from each_sample(NAME, subject, _sample)
+
+
+def _sample(subject: Subject, sample: Sample) -> Findings:
+    places = differentiated(subject, sample).places
+    for device in subject.devices:
+        leaks = [*_leaks(subject, sample, places, device)]
+        yield from leaks
+        if places and not leaks:
+            yield from _on_context(subject, sample, places, device)
+        if places:
+            yield from _saved(subject, sample, places, device)
+
+
+def _leaks(subject: Subject, sample: Sample, places: Sequence[int], device: torch.device) -> Findings:
+    """What stays of several calls, once nothing of them is in anybody's hands."""
+    with uncollected():
+        calls = [each for _ in range(CALLS) for each in _watched(subject, sample, places, device)]
+        left = still_there(calls)
+        if not left:
+            return
+        kept = collected(left)
+        stays = [each for each in kept if each.label]
+        constants = {each.address: each for each in kept if not each.label}
+        circle = [each for each in left if each.freed]
+        where = rule_place(subject, sample.names[places[0]]) if places else subject.specification.where
+        if stays or len(constants) > 1:
+            yield _kept_for_ever(subject, sample, stays or list(constants.values()), where)
+        elif circle:
+            yield _in_a_circle(subject, sample, places, device, circle, where)
+
+
+def _watched(subject: Subject, sample: Sample, places: Sequence[int], device: torch.device) -> list[Watched]:
+    """Make a call and its backward, and drop both: what lay in memory is watched alone.
+
+    What was saved and is no argument, result or gradient has an empty label: it may be a constant.
+    """
+    flat = sample.at(device=device)
+    with saving() as saved:
+        call = alive(subject, sample, flat, places)
+    grads: list[Tensor] = call.grads(subject) if call.open else []
+    found = call.backward(grads) if call.open else []
+    results = [each.name for each in subject.results(sample)]
+    gradients = [f"the gradient of `{sample.labels[place]}`" for place in places]
+    named = [
+        *((f"`{label}`", value) for label, value in zip(sample.labels, call.given, strict=True)),
+        *((f"the result `{name}`", value) for name, value in zip(results, call.results, strict=True)),
+        *(("an incoming gradient", value) for value in grads),
+        *zip(gradients, found, strict=False),
+        *(("", value) for value in saved),
+        *(("", value) for _, value in attribute_tensors(call.results)),
+    ]
+    watched: dict[int, Watched] = {}
+    for label, value in named:
+        if isinstance(value, Tensor):
+            watched.setdefault(value.untyped_storage().data_ptr(), Watched.of(label, value))
+    return list(watched.values())
+
+
+def _kept_for_ever(subject: Subject, sample: Sample, stays: Sequence[Watched], where: str) -> Failure:
+    who = holders(subject, stays[0])
+    by = f" by {', '.join(who)}" if who else ", and Python does not know by whom: C++ holds it"
+    what = _what(stays)
+    message = (
+        f"the memory of {what} of a call is kept for ever{by}: it is not freed when the results and the "
+        "graph are gone. Keep tensors by `ctx.save_for_backward` alone; a cache holds constants, not what "
+        "calls brought"
+    )
+    evidence = {"sample": str(sample), "kept": what, "bytes": sum(each.nbytes for each in stays) // CALLS}
+    return Failure(NAME, _name(stays[0]), "leak", message, where, evidence)
+
+
+def _what(stays: Sequence[Watched]) -> str:
+    return " and ".join(dict.fromkeys(each.label or "what is saved" for each in stays))
+
+
+def _name(watched: Watched) -> str | None:
+    """The argument or result that a label names."""
+    parts = watched.label.split("`")
+    return parts[1] if len(parts) == 3 else None
+
+
+def _in_a_circle(
+    subject: Subject,
+    sample: Sample,
+    places: Sequence[int],
+    device: torch.device,
+    circle: Sequence[Watched],
+    where: str,
+) -> Failure:
+    attributes = _circular(subject, sample, places, device)
+    by = f" (`ctx.{attributes[0]}` holds it)" if attributes else ""
+    circle = sorted(circle, key=lambda each: "result" not in each.label)
+    what = _what(circle)
+    message = (
+        f"the memory of {what} of a call stays alive in a circle of references{by} until Python looks for "
+        "circles, which takes its time: memory fills up meanwhile. Keep results by `ctx.save_for_backward`, "
+        "which closes no circle"
+    )
+    evidence: dict[str, Any] = {
+        "sample": str(sample),
+        "kept": what,
+        "bytes": sum(each.nbytes for each in circle) // CALLS,
+    }
+    if attributes:
+        evidence["attributes"] = ", ".join(f"ctx.{name}" for name in attributes)
+    return Failure(NAME, _name(circle[0]), "leak", message, where, evidence)
+
+
+def _circular(subject: Subject, sample: Sample, places: Sequence[int], device: torch.device) -> list[str]:
+    """The attributes of a context that lead back to it."""
+    call = alive(subject, sample, sample.at(device=device), places)
+    own = set(nodes(call.results))
+    found = [name for name, tensor in attribute_tensors(call.results) if tensor.grad_fn in own]
+    return list(dict.fromkeys(found))
+
+
+def _on_context(subject: Subject, sample: Sample, places: tuple[int, ...], device: torch.device) -> Findings:
+    """Arguments and results that a context keeps after the backward, when what is saved is let go of."""
+    call = alive(subject, sample, sample.at(device=device), places, leaf=False)
+    if not call.open:
+        return
+    labels: dict[int, str] = {}
+    names = [each.name for each in subject.results(sample)]
+    for label, value in (
+        *zip(sample.labels, call.given, strict=True),
+        *zip(names, call.results, strict=True),
+    ):
+        if isinstance(value, Tensor) and value.numel():
+            labels.setdefault(value.untyped_storage().data_ptr(), label)
+    call.backward(call.grads(subject))
+    for name, tensor in attribute_tensors(call.results):
+        address = tensor.untyped_storage().data_ptr()
+        if address not in labels:
+            continue
+        label = labels[address]
+        message = (
+            f"`{label}` is left on the context as `ctx.{name}` after the backward, and stays in memory as "
+            "long as the graph; nobody sees, either, if it is written into before. Keep it by "
+            f"`ctx.save_for_backward({label})`, which lets go of it"
+        )
+        evidence = {"sample": str(sample), "bytes": tensor.untyped_storage().nbytes()}
+        yield Failure(NAME, label, "leak", message, rule_place(subject, sample.names[places[0]]), evidence)
+        return
+
+
+def _saved(subject: Subject, sample: Sample, places: Sequence[int], device: torch.device) -> Findings:
+    """What is kept for the backward, in bytes, beside what its formulas name."""
+    with saving() as saved:
+        call = alive(subject, sample, sample.at(device=device), places)
+    if not call.open:
+        return
+    names = {
+        value.untyped_storage().data_ptr(): name
+        for name, value in zip(sample.names, call.given, strict=True)
+        if isinstance(value, Tensor) and value.numel()
+    }
+    addresses = [tensor.untyped_storage().data_ptr() for tensor in saved]
+    twice = {address for address in addresses if addresses.count(address) > 1}
+    needed = _named_by_formulas(subject)
+    if subject.specification.adopted is not None and subject.apply is not None:
+        kept = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for tensor in (*saved, *(tensor for _, tensor in attribute_tensors(call.results)))
+        }
+        outside = sum(size for address, size in kept.items() if address not in names)
+        if sample is subject.samples[0]:
+            every = _bytes(sum(kept.values()))
+            rest = f"{_bytes(outside)} of them are not" if outside else "all of them are"
+            yield Note(f"{sample}: {every} saved for the backward; {rest} its arguments' own")
+        for address in sorted(twice, key=addresses.index):
+            if address in names:
+                yield Note(f"`{names[address]}` is saved twice; the memory is the same, and one is enough")
+    elif needed is not None:
+        for tensor, address in zip(saved, addresses, strict=True):
+            if address in names and names[address] not in needed:
+                size = _bytes(tensor.untyped_storage().nbytes())
+                yield Note(f"`{names[address]}` is kept for the backward ({size}), and no formula names it")
+
+
+def _named_by_formulas(subject: Subject) -> set[str] | None:
+    """The arguments that formulas name; None where something is derived, which may need any of them."""
+    rules = subject.specification.gradients.rules
+    if subject.operator is None or set(subject.specification.schema.tensor_names) - set(rules):
+        return None
+    return {name for rule in rules.values() if isinstance(rule, Formula) for name in rule.parameters}
+
+
+def _bytes(count: int) -> str:
+    return f"{count} bytes" if count < 10_000 else f"{count / 1e6:.3g} MB"
+
+
+MEMORY = Property(NAME, "nothing is kept alive that nobody needs", run)

@@ -1,0 +1,184 @@
+"""Randomness is declared: whoever draws says so, and whoever says so draws."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.numerics.autodiff import vjp
+from opsmith.checking.properties.numeric.differentiable import differentiated
+from opsmith.checking.property import Findings, Note, Property, each_sample
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.grad_outputs import plain_probe
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.subject import Subject, drawing_operations
+
+NAME = "randomness"
+
+
+def run(subject: Subject) -> Findings:
+    """Watch what the reference draws from, and whether a call moves any global random state."""
+    drew = False
+
+    def look(subject: Subject, sample: Sample) -> Findings:
+        nonlocal drew
+        draws = [name for name, own_generator in drawing_operations(subject, sample) if not own_generator]
+        moved = _states_moved(subject, sample)
+        drew = drew or bool(draws) or "torch" in moved
+        # Who sets the random state moves it, too; that is told by `effects`, and is worse.
+        if not subject.specification.random and (draws or "torch" in moved) and not seeds(subject, sample):
+            plain = subject.apply is not None and subject.own_code
+            yield _of_a_class(subject, sample) if plain else _undeclared(subject, sample, draws)
+        for name in moved:
+            if name != "torch":
+                yield _foreign(subject, sample, name)
+
+    raised = False
+    for finding in each_sample(NAME, subject, look):
+        raised = raised or (isinstance(finding, Failure) and finding.cause == "raises")
+        yield finding
+    if subject.specification.random and not drew and not raised:
+        yield Failure(
+            NAME,
+            None,
+            "not-exercised",
+            "it is declared `random=True` and drew from torch's random state in no sample; torch merges and "
+            "recomputes random operators less freely: leave `random=True` out, or add a sample that draws",
+            subject.specification.where,
+        )
+
+
+def _states_moved(subject: Subject, sample: Sample) -> list[str]:
+    """Which global random states a call of the operator moves; they are put back."""
+    before = {name: get() for name, (get, _) in _states().items()}
+    try:
+        with torch.no_grad():
+            args, kwargs = sample.arguments(sample.at())
+            subject.called(args, kwargs)
+        return [
+            name for name, (get, _) in _states().items() if name in before and not _same(before[name], get())
+        ]
+    finally:
+        for name, (_, put) in _states().items():
+            if name in before:
+                put(before[name])
+
+
+def _states() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Every global random state there is: how to read and how to set it."""
+    states: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+        "torch": (_torch_state, _set_torch_state),
+        "Python's `random`": (random.getstate, random.setstate),
+    }
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        states["NumPy"] = (numpy.random.get_state, numpy.random.set_state)
+    return states
+
+
+def _torch_state() -> list[torch.Tensor]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return [torch.get_rng_state(), *cuda]
+
+
+def _set_torch_state(states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states[1:])
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(_same(a, b) for a, b in zip(first, second, strict=True))
+    return bool((first == second).all()) if hasattr(first, "all") else bool(first == second)
+
+
+def _undeclared(subject: Subject, sample: Sample, draws: list[str]) -> Failure:
+    by = f"by `{'`, `'.join(dict.fromkeys(draws))}`" if draws else "somewhere in its kernel"
+    return Failure(
+        NAME,
+        None,
+        "nondeterministic",
+        f"{subject.name} draws from torch's random state ({by}) and does not say so: compiled code "
+        "may merge two calls into one, and a backward that runs the reference again draws other numbers. "
+        "Declare it with `random=True`, or give it a seed or a `torch.Generator` as an argument",
+        subject.specification.where,
+        {"sample": str(sample), "draws": draws},
+    )
+
+
+def _of_a_class(subject: Subject, sample: Sample) -> Failure | Note:
+    """A class has nowhere to say that it draws, and may; its backward is to use what was drawn."""
+    places = differentiated(subject, sample).places
+    with torch.random.fork_rng(), quiet():
+        with torch.no_grad():
+            grads = plain_probe(subject, sample, subject.call(sample, sample.at())).grads
+        drawn: list[torch.Tensor] = []
+
+        def function(flat: Sequence[Any]) -> Sequence[torch.Tensor]:
+            results = subject.call(sample, flat)
+            drawn.append(torch.get_rng_state())
+            return results
+
+        vjp(function, sample.at(), places, grads)
+        drew = bool(places) and not torch.equal(drawn[-1], torch.get_rng_state())
+    if not drew:
+        return Note(
+            "its forward draws from torch's random state, and every run here starts from the same one; "
+            '`opsmith.adopt(..., kind="stochastic")` declares it'
+        )
+    adopted = subject.specification.adopted
+    place = adopted.backward_where if adopted is not None else subject.specification.where
+    return Failure(
+        NAME,
+        None,
+        "nondeterministic",
+        f"the backward of {subject.name} draws from torch's random state, as its forward does, and gets "
+        "other numbers: save what the forward drew, and use that",
+        place,
+        {"sample": str(sample)},
+    )
+
+
+def _foreign(subject: Subject, sample: Sample, name: str) -> Failure:
+    return Failure(
+        NAME,
+        None,
+        "nondeterministic",
+        f"{subject.name} draws from the global state of {name}, which `torch.manual_seed` does not "
+        "reach and checkpointing does not restore: draw with torch, or give it a seed as an argument",
+        subject.specification.where,
+        {"sample": str(sample), "state": name},
+    )
+
+
+RANDOMNESS = Property(NAME, "randomness is declared, and what is declared random draws", run)
+
+
+SEEDS = (11, 12)
+
+
+def seeds(subject: Subject, sample: Sample) -> bool:
+    """Whether torch's random state after a call is the same, whatever it was before.
+
+    Args:
+        subject: What is under check.
+        sample: What it is called on.
+    """
+    after = []
+    with torch.random.fork_rng():
+        for seed in SEEDS:
+            torch.manual_seed(seed)
+            args, kwargs = sample.arguments(sample.at())
+            with Overlooking():  # the properties tell what it raises
+                subject.called(args, kwargs)
+            after.append(torch.get_rng_state())
+    return torch.equal(*after)

@@ -1,0 +1,192 @@
+"""It can be copied and stored: alone, inside of a module or a partial, and its results."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.exceptions import Overlooking, calls_operator, refuse_own
+from opsmith.checking.numerics.compare import form_fault, unequal
+from opsmith.checking.property import (
+    Finding,
+    Findings,
+    Note,
+    Property,
+    Skipped,
+    each_sample,
+    first_line,
+)
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.subject import Subject
+
+NAME = "serialization"
+
+
+class Holder(torch.nn.Module):
+    """A module that holds something, as a model holds an operator."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+
+def run(subject: Subject) -> Findings:
+    """Copy and store the operator in every way, call each copy; then copy and store results."""
+    reason = _unreachable(subject)
+    if reason is not None:
+        yield Skipped(reason)
+        return
+    failed = False
+    for finding in _copies(subject):
+        failed = failed or isinstance(finding, Failure)
+        yield finding
+    if not failed:
+        yield from each_sample(NAME, subject, _results)
+
+
+def _unreachable(subject: Subject) -> str | None:
+    """Why a class is not found again by its name, which is all that pickle keeps; None where it is."""
+    adopted = subject.specification.adopted
+    if adopted is None or subject.apply is None:
+        return None
+    found: Any = sys.modules.get(adopted.function_class.__module__)
+    for name in adopted.function_class.__qualname__.split("."):
+        found = getattr(found, name, None)
+    if found is adopted.function_class:
+        return None
+    return (
+        f"`{adopted.name}` is not found by its name in `{adopted.function_class.__module__}`, and pickle "
+        "keeps no more of a class: define it at the top of a module"
+    )
+
+
+def _copies(subject: Subject) -> Iterator[Finding]:
+    """Copies of what is under check, each of which must give what it gives."""
+    adopted = subject.specification.adopted
+    if subject.apply is not None and adopted is not None:
+        kept: Any = adopted.function_class
+    else:
+        kept = subject.torch_operator if subject.foreign else subject.operator
+    unkept: dict[str, list[str]] = {}
+    for what, made, taken in _forms(kept):
+        for how, copied in WAYS.items():
+            try:
+                with quiet():
+                    again = taken(copied(made))
+            except Exception as error:
+                refuse_own(error)
+                said = f"{type(error).__name__}: {first_line(error)}"
+                if subject.foreign:  # torch's own object: whether it can be stored is torch's affair
+                    unkept.setdefault(said, []).append(f"{how} of {what}")
+                else:
+                    yield _failure(subject, f"{how} of {what} raises {said}", "raises", {})
+                continue
+            if again is not kept:
+                yield from _same(subject, again, f"{how} of {what}")
+    for said, ways in unkept.items():
+        yield Note(f"{', '.join(ways)}: {said}")
+
+
+def _forms(kept: Any) -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
+    """What holds the operator: its words, the thing itself, and how the operator is taken out of it."""
+    yield "it", kept, lambda copied: copied
+    yield "a module that holds it", Holder(kept), lambda copied: copied.held
+    if callable(kept) and not isinstance(kept, type):
+        yield "a `functools.partial` of it", functools.partial(kept), lambda copied: copied.func
+
+
+@calls_operator
+def _pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+@calls_operator
+def _saved(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "`copy.deepcopy`": copy.deepcopy,
+    "`pickle`": _pickled,
+    "`torch.save`": _saved,
+}
+
+
+def _same(subject: Subject, again: Any, what: str) -> Findings:
+    """Hold what a copy gives to what the operator gives."""
+    other = replace(subject, operator=again) if subject.apply is None else replace(subject, apply=again)
+    for sample in subject.samples[:1]:
+        with torch.no_grad():
+            expected, found = subject.call(sample, sample.at()), other.call(sample, sample.at())
+        for result, got, right in zip(subject.results(sample), found, expected, strict=True):
+            if not isinstance(got, Tensor) or not isinstance(right, Tensor):
+                continue
+            if form_fault(got, right, strides=True) or unequal(got, right):
+                yield _failure(
+                    subject,
+                    f"what comes back from {what} gives another `{result.name}`",
+                    "stale-state",
+                    {"sample": str(sample)},
+                )
+
+
+def _results(subject: Subject, sample: Sample) -> Findings:
+    """Copy and store results: what comes back must be what was stored."""
+    if sample.position:
+        return
+    with torch.no_grad():
+        results = subject.call(sample, sample.at())
+    for result, value in zip(subject.results(sample), results, strict=True):
+        if not isinstance(value, Tensor):
+            continue
+        for how, copied in WAYS.items():
+            try:
+                with quiet():
+                    again = copied(value.detach())
+            except Exception as error:
+                refuse_own(error)
+                words = f"{how} of `{result.name}` raises {type(error).__name__}: {first_line(error)}"
+                if _lacks(copied, value.dtype):
+                    yield Note(f"{words}; so torch does for any tensor of {value.dtype}")
+                else:
+                    yield _failure(subject, words, "raises", {"sample": str(sample)}, result.name)
+                continue
+            lazy = value.is_neg() or value.is_conj()  # torch resolves these while it copies
+            fault = form_fault(again, value, strides=not lazy)
+            difference = None if fault else unequal(again, value)
+            if fault is None and difference is None:
+                continue
+            reason = f"the {fault[0]} {fault[1]}, not {fault[2]}" if fault else f"other values: {difference}"
+            words = f"`{result.name}` comes back from {how} with {reason}"
+            yield _failure(subject, words, "unknown", {"sample": str(sample)}, result.name)
+
+
+def _lacks(copied: Callable[[Any], Any], dtype: torch.dtype) -> bool:
+    """Whether torch itself cannot copy a tensor of a dtype in some way."""
+    with Overlooking(), quiet():
+        copied(torch.zeros(2, dtype=dtype))
+        return False
+    return True
+
+
+def _failure(
+    subject: Subject, words: str, cause: str, evidence: dict[str, Any], input: str | None = None
+) -> Failure:
+    return Failure(NAME, input, cause, words, subject.specification.where, evidence)
+
+
+SERIALIZATION = Property(NAME, "it and its results can be copied, pickled and saved", run)

@@ -1,0 +1,1 @@
+"""Properties of kernels: memory, resources, interpreters and the sizes that they take."""

@@ -1,0 +1,289 @@
+"""Which code in C++ an operator may run."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.build.cpp.source import CppSource
+from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.output.replay import check_again
+from opsmith.checking.processes.fork import announce, in_child, isolated
+from opsmith.checking.property import Findings, Note, first_line
+from opsmith.checking.report import Failure, Outcome
+from opsmith.checking.samples.dimensions import sizes_of
+from opsmith.checking.samples.generate_like import like, repeated
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.variation_kinds import LARGE_SIZES, Change, resized, varies
+from opsmith.checking.samples.variations import refusal
+from opsmith.checking.subject import Subject
+from opsmith.core.kernels import Kernel, choose
+from opsmith.core.specification import Specification
+from opsmith.kernels.cpp import CppKernel
+
+
+def kernels_in_cpp(specification: Specification) -> tuple[CppSource, ...]:
+    """The sources of an operator's kernels in C++."""
+    return tuple(
+        each.function.source for each in specification.kernels if isinstance(each.function, CppKernel)
+    )
+
+
+FORMS = {"quick": 1, "default": 3, "thorough": 1000}
+"""From so many of the author's samples they are derived, no two of which have the same dimensions."""
+
+MOST_ELEMENTS = 20_000
+"""No derived sample has more elements than this."""
+
+
+def kernel_sizes(subject: Subject) -> tuple[Sample, ...]:
+    """Samples of other sizes for the kernels that run here; none where there is no kernel.
+
+    Example:
+        >>> import opsmith.ops
+        >>> from opsmith.checking.effort import EFFORTS
+        >>> from opsmith.checking.subject_kinds import subject_of
+        >>> kernel_sizes(subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"]))
+        ()
+    """
+    if not any(subject.kernels_on(device) for device in subject.devices):
+        return ()
+    own = authored(subject)
+    found: list[Sample] = []
+    for sample in forms(subject):
+        for change in _changes(own, sample):
+            made = change.sample(1 + max(each.position for each in (*subject.samples, *found)))
+            if made.elements <= MOST_ELEMENTS and refusal(own, made, change) is None:
+                found.append(made)
+    return tuple(found)
+
+
+def authored(subject: Subject) -> Subject:
+    """The same with the author's own samples alone."""
+    return replace(subject, samples=tuple(sample for sample in subject.samples if not sample.origin))
+
+
+def forms(subject: Subject) -> list[Sample]:
+    """Of the author's samples with elements one for each form of dimensions, as many as the effort goes to.
+
+    Args:
+        subject: What is under check.
+    """
+    found: dict[object, Sample] = {}
+    for sample in authored(subject).samples:
+        ranks = tuple(value.dim() if isinstance(value, Tensor) else None for value in sample.flat)
+        if sample.elements:
+            found.setdefault(ranks, sample)
+    return [*found.values()][: FORMS[subject.effort.name]]
+
+
+def _changes(subject: Subject, sample: Sample) -> Iterator[Change]:
+    """All sizes that may vary larger than tiles are, together or each alone; then each alone at one."""
+    sizes = sizes_of(subject, sample)
+    names = [symbol.name for symbol in sizes.symbols if varies(subject, sizes, symbol)]
+    generator = subject.generator()
+    large = {name: LARGE_SIZES[at % len(LARGE_SIZES)] for at, name in enumerate(names)}
+    together = [*resized(sizes, large, generator, most=MOST_ELEMENTS)] if names else []
+    if together:
+        yield from together
+    else:
+        for name, size in large.items():
+            yield from resized(sizes, {name: size}, generator, most=MOST_ELEMENTS)
+    for name in names:
+        yield from resized(sizes, {name: 1}, generator)
+
+
+CAUSE = "not-refused"
+CPU = torch.device("cpu")
+DTYPES = (None, torch.float32, torch.float64)
+"""As the author gave them, or what most kernels take."""
+
+LEAST = 2
+"""Of sizes of 0 and 1 the reference is asked in any case."""
+
+
+Flag = bytearray | mmap.mmap
+"""A byte: 1 from a call on that the reference refuses and the operator does not. It may do damage that shows
+in a later one."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A call that the reference refuses.
+
+    Args:
+        sample: The sample, with a size changed.
+        flat: Its arguments.
+        argument: The tensor whose size is another; None where it is that of several.
+        told: What the reference says of it.
+    """
+
+    sample: Sample
+    flat: list[Any]
+    argument: str | None
+    told: str
+
+
+def taken_though_refused(check: str, subject: Subject) -> Findings:
+    """Failures for sizes that a kernel in C++ computes with, and the reference refuses.
+
+    They run in a child process, since such a kernel may write where it should not.
+
+    Args:
+        check: Name of the property.
+        subject: What is under check.
+    """
+    try:
+        told = [_tells_sizes(kernel) for kernel in subject.kernels_on(CPU)]
+    except (errors.ToolchainError, errors.CompileError):  # which is told where kernels run
+        return
+    if not any(told):
+        return
+    if in_child():
+        yield from _taken(check, subject, bytearray(1))
+        return
+    taking = mmap.mmap(-1, 1)  # both processes see it
+
+    def run() -> Outcome:
+        # OpenMP believes that the thread which was forked still has those that it computed with, and would
+        # wait for them for ever where a kernel asks for several. A new thread has none.
+        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as thread:
+            failures = thread.submit(lambda: tuple(_taken(check, subject, taking))).result()
+        return Outcome(check, "passed", failures=failures)
+
+    kernels, place = kernels_in_cpp(subject.specification), subject.specification.where
+    try:
+        found = isolated(check, run, where=place, limit_s=subject.limit_s, kernels=kernels)
+    except errors.UsageError as error:
+        yield Note(f"what a kernel does with sizes that the reference refuses was not tried: {error.problem}")
+        return
+    for failure in found.failures:
+        if failure.cause == CAUSE:
+            yield failure
+        elif "limit" not in failure.evidence and taking[0]:
+            words = "in a call that the reference refuses, or after one"
+            yield replace(failure, cause=CAUSE, message=f"{failure.message}, {words}")
+        else:  # it takes long, or dies of what is told where that is looked at
+            yield Note(f"not all sizes that the reference refuses were tried: {failure.message}")
+
+
+def _taken(check: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
+    told: set[str | None] = set()
+    subject = authored(subject)
+    for sample in forms(subject):
+        served = _served(subject, sample)
+        if served is None:
+            continue
+        kernel, dtype = served
+        for refused in _refused(subject, sample, dtype):
+            if refused.argument in told:
+                continue
+            result = _called(subject, sample, dtype, refused, taking)
+            if result is None:
+                continue
+            told.add(refused.argument)
+            message = (
+                f"it computes {result} for {refused.sample}, which the reference refuses ({refused.told}): "
+                "sizes that are told in C++ are not shown to it, and what the kernel reads may lie beyond "
+                "its tensors; refuse them in `sizes`, by OPSMITH_CHECK, or in `shapes=`"
+            )
+            evidence = {"sample": str(refused.sample), "refused": refused.told}
+            again = check_again(subject, check)
+            yield Failure(check, refused.argument, CAUSE, message, kernel.where, evidence, again)
+
+
+def _tells_sizes(kernel: Kernel) -> bool:
+    return isinstance(kernel.function, CppKernel) and kernel.function.tells_sizes
+
+
+def _served(subject: Subject, sample: Sample) -> tuple[Kernel, torch.dtype | None] | None:
+    """The kernel that takes the sample's call, if it tells sizes, and the dtype in which it does."""
+    for dtype in DTYPES:
+        values = sample.flattening.pack(sample.at(dtype))
+        chosen = choose(subject.specification.kernels, values)[0]
+        if chosen is not None and _tells_sizes(chosen.kernel):
+            return chosen.kernel, dtype
+    return None
+
+
+def _refused(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> Iterator[Refused]:
+    for argument, change in _size_changes(subject, sample):
+        changed = change.sample(sample.position)
+        told = _refusal(subject, changed, dtype)
+        # It may be the new numbers that it refuses, and not how many there are.
+        if told is not None and _refusal(subject, _repeated(sample, changed), dtype) is not None:
+            yield Refused(changed, changed.at(dtype), argument, told)
+
+
+def _refusal(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> str | None:
+    """What the reference says of a sample that it refuses; None where it takes it."""
+    try:
+        with torch.no_grad():
+            subject.reference(sample, sample.at(dtype))
+    except Exception as error:
+        refuse_own(error)
+        return f"{type(error).__name__}: {first_line(error)}"
+    return None
+
+
+def _repeated(sample: Sample, changed: Sample) -> Sample:
+    """The changed sample, with the numbers of the sample itself in each tensor of another shape."""
+    flat = [
+        repeated(had, now.shape) if isinstance(had, Tensor) and had.shape != now.shape else now
+        for had, now in zip(sample.flat, changed.flat, strict=True)
+    ]
+    return replace(changed, flat=tuple(flat))
+
+
+def _size_changes(subject: Subject, sample: Sample) -> Iterator[tuple[str | None, Change]]:
+    """One more or one less of each size: of one tensor alone, then of all that share it.
+
+    Whole numbers may point into a tensor: it does not become smaller then.
+    """
+    tensors = {place: value for place, value in enumerate(sample.flat) if isinstance(value, Tensor)}
+    point = any(not (value.is_floating_point() or value.is_complex()) for value in tensors.values())
+    ways = (1,) if point else (1, -1)
+    generator = subject.generator()
+    for place, value in tensors.items():
+        name = sample.labels[place]
+        for index, size in enumerate(value.shape):
+            for way in ways:
+                if size + way >= LEAST:
+                    shape = [*value.shape[:index], size + way, *value.shape[index + 1 :]]
+                    flat = [*sample.flat]
+                    flat[place] = like(value, shape, generator)
+                    words = f"`{name}.shape[{index}]` at {size + way} where it had {size}"
+                    yield name, Change(sample, words, tuple(flat))
+    sizes = sizes_of(subject, sample)
+    for symbol in sizes.symbols:
+        for way in ways:
+            if len(symbol.spots) > 1 and symbol.size + way >= LEAST:
+                for change in resized(sizes, {symbol.name: symbol.size + way}, generator):
+                    yield None, change
+
+
+def _called(
+    subject: Subject, sample: Sample, dtype: torch.dtype | None, refused: Refused, taking: Flag
+) -> str | None:
+    """What the operator returns for a call that the reference refuses; None where it refuses it too."""
+    before = taking[0]
+    try:
+        with torch.no_grad():
+            for _ in range(2):  # the first shows what the reference gives, the second proves `sizes`
+                subject.call(sample, sample.at(dtype))
+            announce(partial(str, refused.sample))
+            taking[0] = 1
+            results = subject.call(refused.sample, refused.flat)
+    except Exception as error:  # of the sample's own call it is told where that is looked at
+        refuse_own(error)
+        taking[0] = before
+        return None
+    return " and ".join(f"a result of the shape {list(each.shape)}" for each in results if each is not None)

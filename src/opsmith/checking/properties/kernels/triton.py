@@ -1,0 +1,231 @@
+"""Kernels in Triton are right: Triton's interpreter runs them on the CPU, in every dtype and layout."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.build.triton.bounds import outside
+from opsmith.build.triton.interpreter import missing_interpreter
+from opsmith.checking.compare_results import compared
+from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.numerics.compare import Kept
+from opsmith.checking.numerics.truth import Measure
+from opsmith.checking.properties.kernels.sizes import kernel_sizes
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.cases import NARROW, WIDE, Case, cases, short
+from opsmith.checking.samples.layouts import Layout, layouts_for, plain
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject import CPU, Subject
+from opsmith.core.kernels import Kernel
+from opsmith.kernels.triton import TritonKernel
+
+NAME = "triton"
+
+PROGRAMS = {"quick": 2_000, "default": 10_000, "thorough": 200_000}
+"""How many programs are interpreted in all, at a millisecond or two each."""
+MOST_PROGRAMS = {"quick": 500, "default": 2_000, "thorough": 20_000}
+"""And how many in one call."""
+IN_LAYOUTS = {"quick": 1, "default": 3, "thorough": 1000}
+"""In so many samples, of different dimensions, each tensor gets every layout."""
+
+
+@dataclass
+class Interpreted:
+    """A kernel in Triton, run in the interpreter as often as the effort says.
+
+    Args:
+        kernel: The kernel.
+        left: How many programs may still run.
+
+    Attributes:
+        ran: How many calls ran in each dtype.
+        unrun: How many calls were left out, since they have too many programs, or there were none left.
+        unfit: Why it did not take some of them.
+    """
+
+    kernel: TritonKernel
+    left: int
+    ran: dict[torch.dtype, int] = field(default_factory=dict)
+    unrun: int = 0
+    unfit: dict[str, None] = field(default_factory=dict)
+
+    def look(self, case: Case, flat: list[Any]) -> Findings:
+        """Run one call, and hold it to the truth."""
+        subject, sample = case.subject, case.sample
+        values = [_undone(value) for value in sample.flattening.pack(flat)]
+        misfit = self.kernel.misfit(values)
+        if misfit is not None:
+            self.unfit[misfit] = None
+            return
+        before = [(label, Kept.of(each)) for label, each in _tensors(sample, values)]
+        try:
+            programs = self.kernel.programs(values)
+            if programs > min(self.left, MOST_PROGRAMS[subject.effort.name]):
+                self.unrun += 1
+                return
+            self.left -= programs
+            self.ran[case.dtype] = self.ran.get(case.dtype, 0) + 1
+            results = subject.kernel(sample, sample.flattening.flatten(values), self._function())
+        except Exception as error:
+            refuse_own(error)
+            failure = raised(NAME, subject, error, str(case))
+            yield failure if outside(error) is None else replace(failure, cause="out-of-bounds")
+            return
+        for label, kept in before:
+            written = kept.written()
+            if written is not None:
+                message = f"the kernel in Triton writes into `{label}`: {written}"
+                yield Failure(NAME, label, "mutates-input", message, self.kernel.where, {"sample": str(case)})
+        every = range(len(subject.every(sample)))
+        what = "the kernel in Triton, interpreted,"
+        yield from compared(NAME, case, results, every, what, self.kernel.where, lambda position: None)
+
+    def _function(self) -> Any:
+        @functools.wraps(self.kernel.source.function)  # whose place messages name
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self.kernel.interpreted(*args, **kwargs)
+
+        return run
+
+    def told(self) -> Findings:
+        """What was run, and what was not."""
+        if not self.ran:
+            yield Failure(
+                NAME,
+                None,
+                "not-exercised",
+                f"the kernel in Triton was interpreted on none of the samples ({self._why()}): add a sample "
+                "that it takes",
+                self.kernel.where,
+            )
+            return
+        dtypes = ", ".join(short(dtype) for dtype in self.ran)
+        calls = sum(self.ran.values())
+        wider = ", bfloat16 computed in float32" if torch.bfloat16 in self.ran else ""
+        yield Note(f"interpreted on the CPU, not on a GPU: {calls} calls in {dtypes}{wider}")
+        if self.unrun:
+            yield Note(f"{self.unrun} calls were not interpreted: they have too many programs for a check")
+        if self.kernel.source.configs[1:]:
+            yield Note("of the configurations of `triton.autotune` the first alone was interpreted")
+
+    def _why(self) -> str:
+        too_many = ["they have too many programs for a check"] if self.unrun else []
+        return "; ".join([*sorted(self.unfit), *too_many])
+
+
+def run(subject: Subject) -> Findings:
+    """Interpret every kernel in Triton on every sample, in every dtype and layout that it takes."""
+    kernels = [each for each in subject.specification.kernels if isinstance(each.function, TritonKernel)]
+    if not kernels:
+        yield Skipped("it has no kernel in Triton")
+        return
+    missing = missing_interpreter()
+    if missing is not None:
+        yield Skipped(missing)
+        return
+    on_cpu = tuple(Kernel("cpu", each.function) for each in kernels)
+    there = replace(subject, specification=replace(subject.specification, kernels=on_cpu))
+    more = replace(subject, samples=(*subject.samples, *kernel_sizes(there)))
+    laid = _of_different_forms(subject)
+    for kernel in kernels:
+        assert isinstance(kernel.function, TritonKernel)
+        looked = Interpreted(kernel.function, PROGRAMS[subject.effort.name])
+
+        def look(subject: Subject, sample: Sample, looked: Interpreted = looked) -> Findings:
+            yield from _sample(subject, sample, looked, in_layouts=sample in laid)
+
+        yield from each_sample(NAME, more, look)
+        yield from looked.told()
+
+
+def _sample(subject: Subject, sample: Sample, looked: Interpreted, *, in_layouts: bool) -> Findings:
+    measure = _measure(subject, sample, sample.at())
+    for case in _cases(subject, sample, measure, looked, None):
+        yield from looked.look(case, case.flat())
+    if not in_layouts:
+        return
+    for place, layout in _layouts(sample, subject.effort.layouts):
+
+        def laid(
+            dtype: torch.dtype, device: torch.device, place: int = place, layout: Layout = layout
+        ) -> list[Any]:
+            flat = sample.at(dtype, device)
+            flat[place] = layout.of(plain(flat[place]))
+            return flat
+
+        mine = measure
+        if layout.repeats:  # which makes other numbers of it
+            try:
+                mine = _measure(subject, sample, laid(torch.float64, CPU))
+            except Exception as error:
+                refuse_own(error)
+                continue  # numbers that the reference does not take
+        for case in _cases(subject, sample, mine, looked, laid):
+            yield from looked.look(case, laid(case.dtype, case.device))
+
+
+def _measure(subject: Subject, sample: Sample, flat: Sequence[Any]) -> Measure:
+    reference = functools.partial(subject.reference, sample)
+    return Measure.of(reference, flat, subject.generator(), has_truth=subject.has_truth)
+
+
+def _cases(
+    subject: Subject, sample: Sample, measure: Measure, looked: Interpreted, arguments: Any
+) -> Iterator[Case]:
+    """The sample in each dtype that the kernel takes, on the CPU."""
+    taken = looked.kernel.dtypes
+    dtypes = tuple(dtype for dtype in (*WIDE, *NARROW) if dtype in taken) if sample.inexact else WIDE
+    if not dtypes:
+        looked.unfit[f"it takes {', '.join(sorted(map(short, taken)))}"] = None
+        return
+    alone = replace(subject, specification=replace(subject.specification, kernels=()))
+    for case in cases(alone, sample, measure, dtypes, arguments):
+        if isinstance(case, Case) and case.device == CPU:
+            yield case
+
+
+def _layouts(sample: Sample, most: int | None) -> Iterator[tuple[int, Layout]]:
+    found = [
+        (place, layout)
+        for place, value in enumerate(sample.flat)
+        if isinstance(value, Tensor)
+        for layout in layouts_for(plain(value))
+    ]
+    yield from found[:most]
+
+
+def _of_different_forms(subject: Subject) -> list[Sample]:
+    forms: dict[Any, Sample] = {}
+    for sample in subject.samples:
+        if sample.elements:
+            form = tuple(value.dim() if isinstance(value, Tensor) else None for value in sample.flat)
+            forms.setdefault(form, sample)
+    return [*forms.values()][: IN_LAYOUTS[subject.effort.name]]
+
+
+def _undone(value: Any) -> Any:
+    """What the dispatcher makes of a conjugate or negated view before a kernel sees it."""
+    if isinstance(value, list | tuple):
+        return [_undone(item) for item in value]
+    return value.resolve_conj().resolve_neg() if isinstance(value, Tensor) else value
+
+
+def _tensors(sample: Sample, values: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
+    for label, value in zip(sample.labels, sample.flattening.flatten(list(values)), strict=True):
+        if isinstance(value, Tensor):
+            yield label, value
+
+
+TRITON = Property(
+    NAME,
+    "kernels in Triton give what the reference gives, interpreted on the CPU, in every dtype and layout",
+    run,
+    varied=True,
+)

@@ -1,0 +1,1 @@
+"""Numeric properties: results and derivatives have the right values."""

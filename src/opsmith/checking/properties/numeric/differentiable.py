@@ -1,0 +1,213 @@
+"""Which inputs of a sample have a gradient to check, and why others have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.effort import Effort
+from opsmith.checking.exceptions import raised_within
+from opsmith.checking.numerics.autodiff import with_gradient
+from opsmith.checking.property import Findings, Note, Skipped, each_sample, first_line
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.subject import Subject
+from opsmith.core.answers import NonDifferentiable, NotImplementedGradient
+from opsmith.core.calls import tensors_in
+from opsmith.core.formula import Formula
+from opsmith.core.location import where
+from opsmith.torch_library import capabilities
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """The flat arguments of a sample that gradients flow to.
+
+    Args:
+        places: Those to check.
+        refused: For each input that has no gradient to check, why not.
+    """
+
+    places: tuple[int, ...]
+    refused: dict[str, str]
+
+    def subsets(self, effort: Effort | None = None) -> Iterator[tuple[int, ...]]:
+        """Each place alone, then all of them together; with an effort, other choices too.
+
+        Args:
+            effort: How much to look at: every choice of up to four inputs; of more, every pair, and all but
+                one. Quickly, no more than each alone and all.
+        """
+        for place in self.places:
+            yield (place,)
+        if len(self.places) > 1:
+            yield self.places
+        if effort is None or effort.name == "quick" or len(self.places) < 3:
+            return
+        few = len(self.places) <= 4
+        sizes = range(2, len(self.places)) if few else sorted({2, len(self.places) - 1})
+        for size in sizes:
+            yield from combinations(self.places, size)
+
+
+def differentiated(subject: Subject, sample: Sample) -> Differentiated:
+    """Which inputs of a sample are differentiated: floating tensors with a gradient, derived or given.
+
+    There are none where no result has a dtype that has gradients. A floating result of which autograd knows
+    nothing is no such case: finite differences have to bear out that it is constant.
+    """
+    if not any(results_with_gradient(subject, sample, subject.call(sample, sample.at()))):
+        return Differentiated((), {})
+    rules = subject.specification.gradients
+    places: list[int] = []
+    refused: dict[str, str] = {}
+    for place in sample.inexact:
+        name = sample.names[place]
+        rule = rules.rules.get(name)
+        if isinstance(rule, NotImplementedGradient):
+            refused[name] = f"the gradient of `{name}` is not implemented: {rule.reason}"
+        elif subject.foreign:
+            if _differentiates_itself(subject):
+                places.append(place)
+            else:
+                refused[name] = "it has no gradient: `torch.library.register_autograd` gives it one"
+        elif rule is None and subject.specification.opaque and rules.stand_in is None:
+            refused[name] = (
+                f"`{name}` has no gradient: the operator is opaque; write "
+                f"`.gradients({name}=lambda grad: ...)`, or `{name}=opsmith.non_differentiable`"
+            )
+        elif not isinstance(rule, NonDifferentiable):
+            places.append(place)
+    return Differentiated(tuple(places), refused)
+
+
+def _differentiates_itself(subject: Subject) -> bool:
+    own = subject.specification.own
+    return own is not None and bool(own.autograd)
+
+
+def given_instead(subject: Subject, sample: Sample) -> dict[str, str]:
+    """Inputs with a formula that a sample does not differentiate, and what it gives instead."""
+    inexact = {sample.names[place] for place in sample.inexact}
+    rules = subject.specification.gradients.rules
+    instead: dict[str, str] = {}
+    for name, value in zip(sample.names, sample.flat, strict=True):
+        if isinstance(rules.get(name), Formula) and name not in inexact:
+            instead[name] = str(value.dtype) if isinstance(value, Tensor) else repr(value)
+    empty = [name for name, rule in rules.items() if isinstance(rule, Formula) and name not in sample.names]
+    return {**instead, **dict.fromkeys(empty, "an empty list")}
+
+
+def adopted_takes(subject: Subject, given: str) -> bool:
+    """Whether a class was adopted whose author calls every tensor a tensor, and this one has no gradient."""
+    whole = given.startswith("torch.") and "float" not in given and "complex" not in given
+    return subject.specification.adopted is not None and whole
+
+
+def nothing_to_differentiate(subject: Subject) -> bool:
+    """Whether no result asks for a gradient in any sample, though every floating input does."""
+    for sample in subject.samples:
+        flat = [value.requires_grad_() if is_inexact(value) else value for value in sample.at(torch.float64)]
+        with torch.enable_grad():
+            if any(map(with_gradient, tensors_in(subject.call(sample, flat)))):
+                return False
+    return True
+
+
+def promises_gradients(subject: Subject) -> bool:
+    """Whether somebody wrote a gradient for it: a class's backward, or what is registered with torch."""
+    adopted = subject.specification.adopted
+    return (adopted is not None and adopted.backward is not None) or _differentiates_itself(subject)
+
+
+def lacks_floats(subject: Subject) -> bool:
+    """Whether no sample has a floating tensor with elements, so that no gradient has any either."""
+    return not any(sample.flat[place].numel() for sample in subject.samples for place in sample.inexact)
+
+
+def rule_place(subject: Subject, name: str) -> str:
+    """`file:line` of what computes the gradient of an input."""
+    specification = subject.specification
+    rule = specification.gradients.rules.get(name)
+    if isinstance(rule, Formula):
+        return rule.where
+    if specification.own is not None and subject.foreign:
+        parts = capabilities.custom_parts(specification.own.overload)
+        return specification.where if parts is None or parts.backward is None else where(parts.backward)
+    stand_in = specification.gradients.stand_in
+    return where(stand_in) if stand_in is not None and rule is None else specification.where
+
+
+def results_with_gradient(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[bool]:
+    """Which of the visible results a gradient can come in for."""
+    return [
+        described.differentiable and is_inexact(result)
+        for described, result in zip(subject.results(sample), results, strict=True)
+    ]
+
+
+Look = Callable[[Subject, Sample, tuple[int, ...], tuple[int, ...]], Findings]
+
+REFUSALS = ("marked with @once_differentiable", "more than one element of the written-to tensor")
+"""Parts of what torch says when a backward that is marked so is differentiated, and of results in forward
+mode whose elements share memory. Where the operator's own code writes into such a tensor, it is its fault."""
+
+
+def each_subset(name: str, subject: Subject, look: Look) -> Findings:
+    """Look at every sample by all inputs together and by each alone.
+
+    A derivative that someone refuses (a formula declared as not implemented, an operation without forward
+    mode, a backward marked with `once_differentiable`) is a clear answer and no failure: its reason stands in
+    the report.
+
+    Args:
+        name: Name of the property.
+        subject: What is under check.
+        look: Looks at a sample by some of its inputs; it is told which others have been found right together.
+            Where it compares nothing, it says why by `Skipped`: that is no pass.
+    """
+    if subject.specification.gradients.surrogate:
+        yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
+        return
+    refused: dict[str, None] = {}
+    looked = False
+
+    def each(subject: Subject, sample: Sample) -> Findings:
+        nonlocal looked
+        inputs: Differentiated = differentiated(subject, sample)
+        refused.update(dict.fromkeys(inputs.refused.values()))
+        right: tuple[int, ...] = ()
+        for subset in reversed([*inputs.subsets()]):
+            try:
+                found = [*look(subject, sample, subset, right)]
+            except Exception as error:
+                if not refuses(error):
+                    raise
+                refused[first_line(error)] = None
+                continue
+            reasons = [finding.reason for finding in found if isinstance(finding, Skipped)]
+            refused.update(dict.fromkeys(reasons))
+            looked = looked or not (reasons or right)  # one of its own is no truth to hold it to
+            yield from (finding for finding in found if not isinstance(finding, Skipped))
+            if any(isinstance(finding, Failure) for finding in found):
+                return  # the other subsets of this sample would say the same again
+            right = right or subset
+
+    failed = False
+    for finding in each_sample(name, subject, each):
+        failed = failed or isinstance(finding, Failure)
+        yield finding
+    if looked or failed:
+        yield from (Note(reason) for reason in refused)
+    else:
+        yield Skipped("; ".join(refused) or "there is nothing to differentiate")
+
+
+def refuses(error: Exception) -> bool:
+    """Whether an exception says that there is no such derivative, on purpose."""
+    said = isinstance(error, RuntimeError) and any(words in str(error) for words in REFUSALS)
+    return (said and not raised_within(error)) or isinstance(error, NotImplementedError)

@@ -1,0 +1,173 @@
+"""The results are right: every kernel and the call itself, against the reference, in every dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.checking.compare_results import compared
+from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.numerics.truth import Measure
+from opsmith.checking.output.replay import result_replay
+from opsmith.checking.properties.kernels.sizes import kernel_sizes, taken_though_refused
+from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.cases import NARROW, WIDE, Case, cases, short
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject import Subject, missing_device
+from opsmith.core.kernels import Kernel, Rejected, choose
+
+NAME = "forward"
+NO_DTYPE = ("not implemented for", "unsupported ScalarType")
+"""What torch says where a kernel has no code for a dtype, and where NumPy has no such dtype."""
+
+
+def run(subject: Subject) -> Findings:
+    """Run every kernel and the call on every sample, in every dtype, on every device."""
+    for kernel in subject.specification.kernels:
+        reason = missing_device(kernel.device)
+        if reason is not None:
+            yield Note(f"the kernel for {kernel.device}, {kernel.where}, did not run: {reason}")
+    yield from _narrowed(subject)
+    ran: set[Kernel] = set()
+    more = replace(subject, samples=(*subject.samples, *kernel_sizes(subject)))
+    yield from each_sample(NAME, more, partial(_sample, ran=ran))
+    yield from taken_though_refused(NAME, subject)
+    yield from _idle(subject, ran)
+
+
+def _sample(subject: Subject, sample: Sample, ran: set[Kernel]) -> Findings:
+    reference = partial(subject.reference, sample)
+    measure = Measure.of(reference, sample.at(), subject.generator(), has_truth=subject.has_truth)
+    for case in cases(subject, sample, measure, (*WIDE, *NARROW)):
+        if isinstance(case, Note):
+            yield case
+            continue
+        if any(bound and bound.truth.numel() and not bound.judged.any() for bound in case.truth.bounds):
+            words = "the reference itself loses more than half of its digits"
+            yield Note(f"{sample} says nothing in {short(case.dtype)}, in which {words}")
+        wrong: set[Kernel] = set()
+        for kernel in subject.kernels_on(case.device):
+            if isinstance(kernel.consider(case.sample.flattening.pack(case.flat())), Rejected):
+                continue
+            ran.add(kernel)
+            for failure in _kernel(case, kernel):
+                wrong.add(kernel)
+                yield failure
+        yield from _call(case, wrong)
+
+
+def _kernel(case: Case, kernel: Kernel) -> Findings:
+    subject = case.subject
+    try:
+        results = subject.kernel(case.sample, case.flat(), kernel.function)
+    except Exception as error:
+        refuse_own(error)
+        yield raised(NAME, subject, error, str(case))
+        return
+    every = range(len(subject.every(case.sample)))
+    yield from _compare(case, results, every, f"the kernel for {kernel.device}", kernel.where)
+
+
+def _call(case: Case, wrong: set[Kernel]) -> Findings:
+    """The call as users make it; if it runs a kernel that is wrong, it would only say so again."""
+    subject, flat = case.subject, case.flat()
+    chosen = choose(subject.specification.kernels, case.sample.flattening.pack(flat))[0]
+    if chosen is not None and chosen.kernel in wrong:
+        return
+    try:
+        results = subject.call(case.sample, flat)
+    except (RuntimeError, TypeError) as error:
+        refuse_own(error)
+        specification = subject.specification
+        ours = specification.own is None and specification.adopted is None
+        if ours or case.dtype in WIDE or not _lacks_dtype(error):
+            yield raised(NAME, subject, error, str(case))
+            return
+        what = "the operator's own kernel" if specification.adopted is None else "the class's forward"
+        words = f"{what} does not run in it: {first_line(error)}"
+        yield Note(f"{short(case.dtype)} was left out on {case.device.type}: {words}")
+        return
+    visible = subject.places(case.sample)
+    yield from _compare(case, results, visible, "the operator", subject.specification.where)
+
+
+def _narrowed(subject: Subject) -> Findings:
+    """Results in another dtype than all that came in: half of the digits of float64, silently.
+
+    A reference says which dtype is meant, and so does a class that was declared to compute in float32.
+    """
+    adopted = subject.specification.adopted
+    if not (subject.own_code or subject.foreign) or (adopted is not None and "float32" in adopted.kinds):
+        return
+    for sample in subject.samples:
+        if not sample.inexact:
+            continue
+        try:
+            with torch.no_grad():
+                results: Sequence[Tensor | None] = subject.call(sample, sample.at(torch.float64))
+        except Exception as error:
+            refuse_own(error)
+            continue  # it may take one dtype alone, and what it raises is told
+        for got, position in zip(results, subject.places(sample), strict=True):
+            if got is None or got.dtype not in (torch.float32, torch.complex64, *NARROW):
+                continue
+            name, mine = subject.every(sample)[position].name, str(got.dtype)
+            message = (
+                f"`{name}` is {mine} for arguments in torch.float64, and has half of their digits; make it "
+                "in the dtype of the arguments, or cast it back"
+            )
+            evidence = {"sample": str(sample), "got": mine, "expected": "torch.float64"}
+            yield Failure(NAME, name, "dtype", message, subject.specification.where, evidence)
+
+
+def _lacks_dtype(error: Exception) -> bool:
+    """Whether torch says that a kernel has no code for a dtype, rather than that its code fails in it."""
+    if isinstance(error, errors.OpsmithError):
+        return False
+    return isinstance(error, NotImplementedError) or any(words in str(error) for words in NO_DTYPE)
+
+
+def _compare(
+    case: Case, results: Sequence[Tensor | None], positions: Sequence[int], what: str, where: str
+) -> Findings:
+    """Hold results to the truth, with a script that shows where they are wrong."""
+    yield from compared(NAME, case, results, positions, what, where, partial(_replay, case))
+
+
+def _replay(case: Case, position: int) -> str | None:
+    """The call against the reference, which a hidden result does not show in."""
+    visible = case.subject.places(case.sample)
+    if position not in visible:
+        return None
+    expected = case.truth.right[position]
+    return result_replay(case.subject, case.sample, case.flat(), visible.index(position), expected, NAME)
+
+
+def _idle(subject: Subject, ran: set[Kernel]) -> Findings:
+    """A kernel that could run here and takes no sample is a claim that nothing has looked at."""
+    for kernel in subject.specification.kernels:
+        if kernel in ran or missing_device(kernel.device) is not None:
+            continue
+        device = torch.device(kernel.device)
+        calls = [sample.flattening.pack(sample.at(device=device)) for sample in subject.samples]
+        verdicts = [kernel.consider(values) for values in calls]
+        reasons = sorted({verdict.reason for verdict in verdicts if isinstance(verdict, Rejected)})
+        yield Failure(
+            NAME,
+            None,
+            "not-exercised",
+            f"the kernel for {kernel.device} takes none of the samples ({'; '.join(reasons)}): "
+            "add a sample that it takes",
+            kernel.where,
+        )
+
+
+FORWARD = Property(
+    NAME, "the results are those of the reference, in every dtype, from every kernel", run, varied=True
+)

@@ -1,0 +1,390 @@
+"""Forward mode is right: tangents against finite differences, and against the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from opsmith.checking.causes import UNKNOWN
+from opsmith.checking.diagnosis import Observation, diagnose
+from opsmith.checking.numerics.autodiff import vjp
+from opsmith.checking.numerics.compare import alike
+from opsmith.checking.numerics.directional import Line, Packed, coordinates
+from opsmith.checking.numerics.finite_differences import Along, derivative_along, numerical_gradient
+from opsmith.checking.numerics.noise import Noise, noise_of
+from opsmith.checking.properties.numeric.differentiable import each_subset, results_with_gradient, rule_place
+from opsmith.checking.properties.numeric.second_order import DIRECTIONS, SHARE, Numbers
+from opsmith.checking.property import Findings, Note, Property, Skipped
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.cases import named
+from opsmith.checking.samples.layouts import incoming
+from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.subject import Subject
+from opsmith.core.formula import Formula
+
+NAME = "forward_mode"
+
+
+def run(subject: Subject) -> Findings:
+    """Take the tangents of every sample, by all inputs together and by each alone."""
+    yield from each_subset(NAME, subject, _look)
+
+
+def _look(subject: Subject, sample: Sample, places: tuple[int, ...], right: tuple[int, ...]) -> Findings:
+    for device in subject.devices_with(torch.float64):
+        tangents = Tangents(subject, sample, places, device)
+        if not any(weight is not None for weight in tangents.weights[0]):
+            continue
+        if right:
+            yield from _against_all(tangents, Tangents(subject, sample, right, device))
+            continue
+        got = tangents.by_dual_numbers(tangents.direction)
+        found = [*_against_differences(tangents, got)]
+        yield from found
+        if not any(isinstance(each, Failure) for each in found) and subject.specification.tangents.rules:
+            yield from _second_order(tangents)
+
+
+def _against_all(tangents: Tangents, together: Tangents) -> Findings:
+    """The tangents by one input alone, beside those where every input has one, and the others' are zero."""
+    subject, sample = tangents.subject, tangents.sample
+    pieces = together.direction.split(together.packed.sizes)
+    (place,) = tangents.places
+    alone = pieces[together.places.index(place)]
+    masked = [piece if p == place else 0 * piece for p, piece in zip(together.places, pieces, strict=True)]
+    expected = together.by_dual_numbers(torch.cat(masked))
+    for result, mine, right in zip(
+        subject.results(sample), tangents.by_dual_numbers(alone), expected, strict=True
+    ):
+        like = mine if right is None else right
+        if like is None:
+            continue
+        got, other = (torch.zeros_like(like) if each is None else each for each in (mine, right))
+        if alike(got, other, AGREE):
+            continue
+        label = sample.labels[place]
+        message = (
+            f"the tangent of `{result.name}` by `{label}` is another one where `{label}` alone has a tangent "
+            f"than where every input has one: they differ by {float((got - other).abs().max()):.3g}"
+        )
+        where = _rule(subject) or rule_place(subject, sample.names[place])
+        evidence = {"sample": named(sample, torch.float64, tangents.device)}
+        yield Failure(NAME, label, "forward-mode", message, where, evidence)
+        return
+
+
+def _against_differences(tangents: Tangents, got: Sequence[Tensor | None]) -> Findings:
+    if not tangents.packed.row.numel():
+        yield Skipped(f"{tangents.sample.brief} has no floating tensor with elements")
+        return
+    for result, value, tangent in zip(
+        tangents.subject.results(tangents.sample), tangents.results, got, strict=True
+    ):
+        if tangent is not None and tangent.is_complex() and not value.is_complex():
+            yield _complex(tangents, result.name, tangent, value)
+            return
+    untold = 0
+    for weights in tangents.weights:
+        numbers = tangents.numerically(weights, tangents.direction)
+        mine = weighed(got, weights)
+        if numbers is None:
+            untold += not _as_reverse(tangents, got, weights)
+        elif not abs(mine - numbers.value) <= numbers.error:
+            if _is_rounding(tangents, got, weights, abs(mine - numbers.value) - numbers.error):
+                yield Note(ROUNDED)
+                continue
+            yield from _alone(tangents) or [_failure(tangents, got, mine, numbers.value)]
+            return
+    if untold:
+        words = (
+            f"finite differences cannot tell the tangents of {tangents.sample.brief}, where forward and "
+            "reverse mode differ, as they may at a kink"
+        )
+        yield Note(words) if untold < len(tangents.weights) else Skipped(words)
+
+
+def _complex(tangents: Tangents, name: str, tangent: Tensor, value: Tensor) -> Failure:
+    subject, sample = tangents.subject, tangents.sample
+    names = ", ".join(sample.labels[place] for place in tangents.places)
+    message = (
+        f"the tangent of `{name}` by `{names}` is {tangent.dtype}, and `{name}` is {value.dtype}: return its "
+        "real part"
+    )
+    where = _rule(subject) or rule_place(subject, sample.names[tangents.places[0]])
+    return Failure(
+        NAME, names, "dtype", message, where, {"sample": named(sample, torch.float64, tangents.device)}
+    )
+
+
+ROUNDED = (
+    "the tangents and differences of the forward differ by rounding to float32, as where the backward has a "
+    "constant in float64 and the forward the same in float32"
+)
+
+
+def _is_rounding(
+    tangents: Tangents, got: Sequence[Tensor | None], weights: Sequence[Tensor | None], off: float
+) -> bool:
+    """Whether tangents and a forward that its author never meant for autograd differ by such rounding.
+
+    Tangents that are numbers of float32 are another matter: they were computed in it.
+    """
+    pairs = [(t, w) for t, w in zip(got, weights, strict=True) if t is not None and w is not None]
+    rounded = all(
+        torch.equal(t.to(NARROWER[t.dtype]).to(t.dtype), t) for t, _ in pairs if t.dtype in NARROWER
+    )
+    if not tangents.subject.own_code or rounded:
+        return False
+    terms = sum(float((coordinates(t).double() * coordinates(w).double()).abs().sum()) for t, w in pairs)
+    return off <= 2 * torch.finfo(torch.float32).eps * terms
+
+
+NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+
+
+def _alone(tangents: Tangents) -> list[Failure]:
+    """The failures of each input alone, which say more than that of all together."""
+    if len(tangents.places) == 1:
+        return []
+    ones = [replace(tangents, places=(place,)) for place in tangents.places]
+    found = [each for one in ones for each in _against_differences(one, one.by_dual_numbers(one.direction))]
+    return [each for each in found if isinstance(each, Failure)]
+
+
+def _as_reverse(tangents: Tangents, got: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> bool:
+    """Whether the weighed tangents are what the gradients give: u (J v) is (u J) v."""
+    subject, sample = tangents.subject, tangents.sample
+    flat = list(tangents.packed.values)
+    found = vjp(lambda values: subject.call(sample, values), flat, tangents.places, weights)
+    steps = tangents.packed.unpacked(tangents.direction)
+    gradients = found or [None] * len(tangents.places)
+    reverse = weighed(gradients, [steps[place] for place in tangents.places])
+    forward = weighed(got, weights)
+    return abs(reverse - forward) <= AGREE * max(abs(reverse), abs(forward))
+
+
+AGREE = 1e-6
+"""How far forward and reverse mode may differ, as a part of either: both are exact but for rounding."""
+
+
+def _failure(tangents: Tangents, got: Sequence[Tensor | None], mine: float, right: float) -> Failure:
+    subject, sample = tangents.subject, tangents.sample
+    names = ", ".join(sample.labels[place] for place in tangents.places)
+    evidence: dict[str, Any] = {"sample": named(sample, torch.float64, tangents.device)}
+    reverse = all(_reverse_is(tangents, weights) for weights in tangents.weights)
+    evidence["reverse mode"] = "right" if reverse else "wrong as well"
+    shown = f"the weighed sum of all is {mine:.6g} where {right:.6g} is right"
+    name, cause = "", UNKNOWN
+    for position, result in enumerate(subject.results(sample)):
+        if tangents.weights[0][position] is None:
+            continue
+        expected = tangents.element_by_element(position, tangents.direction)
+        tangent = got[position]
+        found = torch.zeros_like(expected) if tangent is None else tangent.cpu().to(expected.dtype)
+        off = (found - expected).abs()
+        if not off.numel() or float(off.max()) <= ROUGH * float(expected.abs().max()):
+            continue
+        place = off.argmax()
+        index = [int(i) for i in torch.unravel_index(place, off.shape)] if off.dim() else []
+        looks = diagnose(Observation(tangent, expected, what="it"))
+        name, cause = f" of `{result.name}`", looks.cause
+        at = f"at {index} " if index else ""
+        value, truth = found.reshape(-1)[place].item(), expected.reshape(-1)[place].item()
+        shown = f"{at}it is {value:.6g} where {truth:.6g} is right"
+        shown += f"; {looks.reason}" if looks.reason else ""
+        evidence.update({"index": index, "got": value, "expected": truth, "looks like": cause})
+        break
+    said = "; reverse mode is right" if reverse else ""
+    message = f"the tangent{name} by `{names}` differs from finite differences: {shown}{said}"
+    where = _rule(subject) or rule_place(subject, sample.names[tangents.places[0]])
+    return Failure(NAME, names, "forward-mode" if reverse else cause, message, where, evidence)
+
+
+ROUGH = 1e-4
+"""What counts as wrong in one element, beside the largest: these differences have no error bound."""
+
+
+def _reverse_is(tangents: Tangents, weights: Sequence[Tensor | None]) -> bool:
+    """Whether the gradients are what finite differences say, along the same direction."""
+    numbers = tangents.numerically(weights, tangents.direction)
+    if numbers is None:
+        return False
+    flat = list(tangents.packed.values)
+    found = vjp(lambda v: tangents.subject.call(tangents.sample, v), flat, tangents.places, weights)
+    steps = tangents.packed.unpacked(tangents.direction)
+    reverse = weighed(found or [None] * len(tangents.places), [steps[place] for place in tangents.places])
+    return abs(reverse - numbers.value) <= numbers.error
+
+
+def _rule(subject: Subject) -> str | None:
+    formulas = [rule for rule in subject.specification.tangents.rules.values() if isinstance(rule, Formula)]
+    return formulas[0].where if formulas else None
+
+
+def _second_order(tangents: Tangents) -> Findings:
+    """The derivative of what the tangent formulas give, by autograd and by finite differences of it."""
+    subject, sample, packed = tangents.subject, tangents.sample, tangents.packed
+    weights = tangents.weights[0]
+    with torch.enable_grad():
+        leaves = [
+            value.detach().clone().requires_grad_() if place in tangents.places else value
+            for place, value in enumerate(packed.values)
+        ]
+        inputs = [leaves[place] for place in tangents.places]
+        found = tangents.by_dual_numbers(tangents.direction, leaves)
+        pairs = [
+            (tangent, weight)
+            for tangent, weight in zip(found, weights, strict=True)
+            if tangent is not None and weight is not None and tangent.requires_grad
+        ]
+    got: Sequence[Tensor | None] = [None] * len(inputs)
+    if pairs:
+        outputs, grads = zip(*pairs, strict=True)
+        got = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
+
+    def function(flat: Sequence[Any]) -> list[Tensor]:
+        again = tangents.by_dual_numbers(tangents.direction, packed.unpacked(flat[0]))
+        return [
+            torch.zeros_like(result) if tangent is None else tangent
+            for tangent, result in zip(again, tangents.results, strict=True)
+        ]
+
+    numbers = numerical_gradient(
+        function,
+        [packed.row],
+        0,
+        weights,
+        elements=max(1, subject.effort.moved(sample.elements) // SHARE),
+        directions=DIRECTIONS,
+        generator=subject.generator(),
+    )
+    worst = Numbers(packed, numbers).judge(dict(zip(tangents.places, got, strict=True)))
+    if worst is None:
+        return
+    place, difference = worst
+    label = sample.labels[place]
+    yield Failure(
+        NAME,
+        label,
+        "forward-mode",
+        f"the derivative of the tangent by `{label}` is not what finite differences of the tangent say: "
+        f"{difference}; something that the tangent formula uses is hidden from autograd",
+        _rule(subject) or subject.specification.where,
+        {"sample": named(sample, torch.float64, tangents.device), **difference.evidence()},
+    )
+
+
+FORWARD_MODE = Property(NAME, "forward-mode derivatives are right", run)
+
+
+@dataclass(frozen=True)
+class Tangents:
+    """Forward mode by some inputs of a sample, in float64.
+
+    Args:
+        subject: What is under check.
+        sample: The sample.
+        places: The inputs that have tangents.
+        device: Where to run.
+    """
+
+    subject: Subject
+    sample: Sample
+    places: tuple[int, ...]
+    device: torch.device
+
+    @cached_property
+    def packed(self) -> Packed:
+        """The inputs, those with tangents in a row."""
+        return Packed(self.sample.at(torch.float64, self.device), self.places)
+
+    @cached_property
+    def results(self) -> list[Any]:
+        """What the operator returns."""
+        with torch.no_grad():
+            return self.subject.call(self.sample, self.sample.at(torch.float64, self.device))
+
+    @cached_property
+    def weights(self) -> list[list[Tensor | None]]:
+        """Random weights of the results that have tangents, several times."""
+        generator = self.subject.generator(2)
+        open_ = results_with_gradient(self.subject, self.sample, self.results)
+        return [
+            [incoming(r, generator) if o else None for r, o in zip(self.results, open_, strict=True)]
+            for _ in range(1 if self.subject.effort.name == "quick" else 2)
+        ]
+
+    @cached_property
+    def direction(self) -> Tensor:
+        """A random move of the row: each number by about its own size."""
+        line, generator = self.line(self.weights[0]), self.subject.generator()
+        part = torch.rand(self.packed.row.shape, generator=generator, dtype=torch.float64) + 0.5
+        return line.direction(generator) * part
+
+    def line(self, weights: Sequence[Tensor | None]) -> Line:
+        """The results as they move with the inputs."""
+        return Line(
+            lambda flat: self.subject.call(self.sample, self.packed.unpacked(flat[0])),
+            [self.packed.row],
+            0,
+            weights,
+        )
+
+    def by_dual_numbers(self, direction: Tensor, values: Sequence[Any] | None = None) -> list[Tensor | None]:
+        """The tangents of the results along a direction of the row; None where forward mode has none.
+
+        Args:
+            direction: How each number of the row moves.
+            values: The inputs, if not those of the sample.
+        """
+        steps = self.packed.unpacked(direction)
+        flat = list(self.packed.values if values is None else values)
+        # torch's own operators without forward mode say so of inputs that require a gradient, and of others
+        # they silently return zeros.
+        with torch.enable_grad(), quiet(), forward_ad.dual_level():
+            for place in self.places:
+                value = flat[place] if values is not None else flat[place].detach().requires_grad_().clone()
+                flat[place] = forward_ad.make_dual(value, steps[place].to(value.device).contiguous())
+            results = self.subject.call(self.sample, flat)
+            found = [forward_ad.unpack_dual(r).tangent if is_inexact(r) else None for r in results]
+        return found if values is not None else [None if each is None else each.detach() for each in found]
+
+    def numerically(self, weights: Sequence[Tensor | None], direction: Tensor) -> Along | None:
+        """The derivative of the weighed results along a direction, by differences; None if it is not told."""
+        line = self.line(weights)
+        return derivative_along(line, self.noise(line), direction)
+
+    def noise(self, line: Line) -> Noise:
+        """The noise of the weighed results."""
+        return noise_of(line, self.subject.generator())
+
+    def element_by_element(self, position: int, direction: Tensor) -> Tensor:
+        """The tangent of one result, by differences: less exact, and of every element."""
+        result = self.results[position]
+        one = torch.ones_like(result.real if result.is_complex() else result)
+        alone: list[Tensor | None] = [None] * len(self.results)
+        alone[position] = torch.complex(one, one) if result.is_complex() else one
+        line = self.line(alone)
+        step = self.noise(line).step
+        coarse, fine = (
+            (line.along(direction, h) - line.along(direction, -h)) / (2 * h) for h in (step, step / 2)
+        )
+        found = (4 * fine - coarse) / 3
+        shaped = torch.view_as_complex(found.view(-1, 2)) if result.is_complex() else found
+        return shaped.view(result.shape)
+
+
+def weighed(results: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> float:
+    """The real inner product of tensors and their weights; None counts as zeros."""
+    return sum(
+        float(coordinates(result).double() @ coordinates(weight).double())
+        for result, weight in zip(results, weights, strict=True)
+        if result is not None and weight is not None
+    )

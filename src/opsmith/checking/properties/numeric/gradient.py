@@ -1,0 +1,287 @@
+"""The gradients are right: against autograd through the reference, and against finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.numerics.autodiff import vjp
+from opsmith.checking.numerics.cancellation import only_rounding
+from opsmith.checking.numerics.finite_differences import NumericalGradient
+from opsmith.checking.numerics.truth import Measure
+from opsmith.checking.properties.numeric.differentiable import (
+    Differentiated,
+    adopted_takes,
+    differentiated,
+    given_instead,
+    lacks_floats,
+    nothing_to_differentiate,
+    promises_gradients,
+    rule_place,
+)
+from opsmith.checking.properties.numeric.gradient_truth import RightGradient
+from opsmith.checking.properties.numeric.gradient_verdict import Attempt, conclude, reference_failure
+from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.cases import WIDE, Case, cases
+from opsmith.checking.samples.grad_outputs import Probe, probes
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject import Subject
+from opsmith.core.formula import Formula
+
+NAME = "gradient"
+
+CLOSELY = 1
+"""On how many samples a quick check moves every element, where random directions do for the others."""
+
+
+@dataclass
+class Seen:
+    """What one run has looked at so far.
+
+    Args:
+        differentiated: Inputs that were differentiated by.
+        refused: Inputs that have no gradient to check, and why.
+        instead: Inputs with a formula, and what a sample gave instead of floating numbers.
+        failed: Whether anything was wrong.
+        wrong: Inputs whose gradient is wrong on a sample of the author's: one of derived ones says no more.
+        right: For each input the author's samples on which its gradient is right.
+        borne_out: Whether finite differences bear out autograd through the reference on every sample so far.
+        looked: How many samples were looked at.
+        told: Whether anything said what the gradient is, in one element of one sample at least.
+    """
+
+    differentiated: set[str] = field(default_factory=set)
+    refused: dict[str, str] = field(default_factory=dict)
+    instead: dict[str, str] = field(default_factory=dict)
+    failed: bool = False
+    borne_out: bool = True
+    looked: int = 0
+    told: bool = False
+    wrong: set[str] = field(default_factory=set)
+    right: dict[str, list[str]] = field(default_factory=dict)
+
+
+def run(subject: Subject) -> Findings:
+    """Differentiate every sample by each input alone and by all together.
+
+    Where there is verifiably nothing to differentiate (no result requires a gradient, though every floating
+    input does), the property holds, and a note says so.
+    """
+    if subject.specification.gradients.surrogate:
+        yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
+        return
+    seen = Seen()
+    for finding in [*each_sample(NAME, subject, partial(_sample, seen=seen))]:
+        seen.failed = seen.failed or isinstance(finding, Failure)
+        yield _told_apart(finding, seen)
+    for name, given in seen.instead.items():
+        if name in seen.differentiated:
+            continue
+        if adopted_takes(subject, given):
+            yield Note(f"no sample differentiates `{name}`, which is {given}")
+            continue
+        seen.failed = True
+        message = (
+            f"no sample differentiates `{name}`, so nothing has looked at its gradient formula: expected a "
+            f"floating tensor in at least one sample, got {given}"
+        )
+        yield Failure(NAME, name, "not-exercised", message, rule_place(subject, name))
+    if seen.differentiated and not seen.failed and not seen.told:
+        yield Skipped(WITHOUT_ELEMENTS if lacks_floats(subject) else UNTOLD)
+    elif seen.differentiated or seen.failed:
+        yield from (Note(reason) for reason in seen.refused.values())
+    elif seen.refused:
+        yield Skipped("; ".join(seen.refused.values()))
+    elif not (promises_gradients(subject) and lacks_floats(subject)) and nothing_to_differentiate(subject):
+        yield Note("nothing to differentiate: no result requires a gradient in any sample")
+    else:
+        yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
+
+
+WITHOUT_ELEMENTS = "no sample has a floating tensor with elements: its gradient was looked at nowhere"
+
+UNTOLD = (
+    "finite differences tell no element of a gradient in any sample, and nothing else says what it is: give "
+    "samples at which the results move smoothly"
+)
+
+
+def _told_apart(finding: Finding, seen: Seen) -> Finding:
+    """A failure with the samples on which there is none: what they have in common may be the reason."""
+    if not isinstance(finding, Failure) or finding.input not in seen.right:
+        return finding
+    return replace(finding, evidence={**finding.evidence, "right on": ", ".join(seen.right[finding.input])})
+
+
+def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
+    inputs = differentiated(subject, sample)
+    if sample.origin:
+        inputs = replace(inputs, places=tuple(p for p in inputs.places if sample.labels[p] not in seen.wrong))
+    seen.refused.update(inputs.refused)
+    for name, given in given_instead(subject, sample).items():
+        seen.instead[name] = given
+        if given != "None" and not sample.origin:
+            yield Note(f"sample {sample.position} does not differentiate `{name}`, which is {given}")
+    if not inputs.places:
+        return
+    seen.differentiated.update(sample.names[place] for place in inputs.places)
+    right = RightGradient(
+        subject,
+        sample,
+        inputs.places,
+        borne_out=bool(sample.origin) and seen.borne_out,
+        glanced=subject.effort.name == "quick" and seen.looked >= CLOSELY,
+    )
+    seen.looked += 1
+    with torch.no_grad():
+        results = subject.call(sample, sample.at(torch.float64))
+    tried = probes(subject, sample, results)
+    if not sample.origin:
+        yield from _about_reference(right, tried[-1])
+        seen.borne_out &= all(right.trusted(place, tried[-1]) for place in right.places)
+    attempts: list[Attempt] = []
+    for probe in tried:
+        for found in _with_probe(right, inputs, probe):
+            if isinstance(found, Attempt):
+                attempts.append(found)
+            else:
+                yield found
+    seen.told = seen.told or any(right.tells(place, probe) for probe in tried for place in inputs.places)
+    wrong: set[str] = set()
+    for finding in conclude(NAME, right, attempts):
+        if isinstance(finding, Failure) and finding.input:
+            wrong.update(finding.input.split(", "))
+        yield finding
+    raising = [attempt.subset for attempt in attempts if attempt.error is not None]
+    wrong.update(sample.labels[place] for subset in raising if len(subset) == 1 for place in subset)
+    seen.wrong |= wrong
+    wrong.update(sample.labels[place] for subset in raising for place in subset)
+    for label in {sample.labels[place] for place in inputs.places} - wrong if not sample.origin else ():
+        seen.right.setdefault(label, []).append(str(sample))
+
+
+def _about_reference(right: RightGradient, probe: Probe) -> Findings:
+    """Say where finite differences alone decide, and where the reference of an operator is what is wrong."""
+    subject, sample = right.subject, right.sample
+    specification = subject.specification
+    if specification.opaque:
+        return
+    if not right.followed:
+        yield Note(FORWARD_NOT_FOLLOWED if subject.own_code else NOT_FOLLOWED)
+        return
+    for place in right.places:
+        if right.trusted(place, probe):
+            continue
+        if subject.own_code:
+            yield Note(FORWARD_IS_NO_TRUTH)
+        elif isinstance(specification.gradients.rules.get(sample.names[place]), Formula):
+            yield reference_failure(NAME, right, place, probe)
+
+
+NOT_FOLLOWED = (
+    "the reference was left out: autograd does not follow it, so finite differences alone decide; if it is "
+    "not made of torch operations, declare it with `opaque=True`"
+)
+
+FORWARD_NOT_FOLLOWED = (
+    "autograd through the forward was left out, since it does not go through it: finite differences decide"
+)
+
+FORWARD_IS_NO_TRUTH = (
+    "autograd through the forward was left out: finite differences of it say otherwise; a forward that "
+    "rounds to float32 on the way, or detaches something, does this"
+)
+
+
+def _with_probe(right: RightGradient, inputs: Differentiated, probe: Probe) -> Iterator[Attempt | Note]:
+    """Differentiate by every choice of inputs, in every dtype, on every device, for one incoming gradient."""
+    subject = right.subject
+    believed = {place: right.trusted(place, probe) for place in inputs.places}
+    known: dict[tuple[torch.dtype, torch.device], dict[bool, Case]] = {}
+    for by_reference in sorted(set(believed.values())):
+        if not by_reference and not subject.has_truth:
+            continue  # in other dtypes it computes something else, and nothing says what
+        for case in _cases(right, probe, by_reference=by_reference):
+            if isinstance(case, Note):
+                yield case
+            else:
+                known.setdefault((case.dtype, case.device), {})[by_reference] = case
+    for device in subject.devices_with(torch.float64):
+        known.setdefault((torch.float64, device), {})
+    for (dtype, device), given in known.items():
+        for subset in inputs.subsets(subject.effort):
+            grads = probe.at(dtype, device)
+            flat = right.sample.at(dtype, device)
+            try:
+                found = vjp(partial(subject.call, right.sample), flat, subset, grads) or [None] * len(subset)
+            except Exception as error:
+                refuse_own(error)
+                yield Attempt(subset[0], subset, probe, dtype, device, error=error)
+                continue
+            for place, got in zip(subset, found, strict=True):
+                judged_by = given.get(believed[place])
+                attempt = Attempt(place, subset, probe, dtype, device, got)
+                yield _judged(right, attempt, judged_by, believed[place])
+
+
+def _cases(right: RightGradient, probe: Probe, *, by_reference: bool) -> list[Case | Note]:
+    subject, sample = right.subject, right.sample
+    count = len(sample.flat)
+    function = right.by_reference if by_reference else right.by_itself
+    values = [*sample.at(torch.float64), *probe.grads]
+    measure = Measure.of(
+        lambda given: function(given[:count], given[count:]),
+        values,
+        subject.generator(),
+        has_truth=subject.has_truth,
+    )
+
+    def arguments(dtype: torch.dtype, device: torch.device) -> list[Any]:
+        return [*sample.at(dtype, device), *probe.at(dtype, device)]
+
+    return cases(subject, sample, measure, WIDE, arguments)
+
+
+def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed: bool) -> Attempt:
+    """A gradient beside the right one: autograd's where that is believed, else that of finite differences."""
+    place = attempt.place
+    like = right.sample.at(attempt.dtype, attempt.device)[place]
+    mine = torch.zeros_like(like) if attempt.got is None else attempt.got
+    if not believed and attempt.dtype == torch.float64:
+        numerical = right.numerical(place, attempt.probe)
+        return replace(attempt, difference=numerical.judge(mine.cpu()), expected=numerical.known)
+    if case is None:
+        return attempt
+    position = right.places.index(place)
+    expected = case.truth.right[position]
+    assert expected is not None
+    difference = case.truth.judge(position, mine)
+    if difference is not None:  # at a kink, what lies between its sides is as right
+        between = _between(right.numerical(place, attempt.probe), mine.cpu(), expected.cpu())
+        either = torch.where(between.to(mine.device), expected.to(mine), mine)
+        difference = case.truth.judge(position, either)
+    bound = case.truth.bounds[position]
+    if difference is not None and believed and bound is not None:
+        given = (attempt.subset, attempt.probe, mine, bound, difference)
+        difference = None if only_rounding(right, place, *given) else difference
+    return replace(attempt, difference=difference, expected=expected)
+
+
+def _between(numerical: NumericalGradient, mine: Tensor, expected: Tensor) -> Tensor:
+    """Elements at a kink that are as right as what is expected there: none outside of both of its sides."""
+    kinks = numerical.kinks & mine.isfinite()
+    if not bool(kinks.any()):
+        return kinks
+    return kinks & ~numerical.wrong(torch.where(kinks, mine.to(expected.dtype), expected))
+
+
+GRADIENT = Property(
+    NAME, "the gradient of every input is right, whatever inputs require one", run, varied=True
+)

@@ -1,0 +1,314 @@
+"""Backwards that were run, and what they say together of each input: one failure, with its cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.causes import first_of
+from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
+from opsmith.checking.diagnosis.observer import Observer
+from opsmith.checking.exceptions import named_by
+from opsmith.checking.numerics.cancellation import only_in_backward
+from opsmith.checking.numerics.compare import Difference, peak
+from opsmith.checking.output.replay import gradient_replay
+from opsmith.checking.properties.behaviour.state import result_by_need
+from opsmith.checking.properties.numeric.differentiable import rule_place
+from opsmith.checking.properties.numeric.gradient_truth import RightGradient, by_differences
+from opsmith.checking.property import Findings, Note, innermost, raised
+from opsmith.checking.report import Failure, ordered
+from opsmith.checking.samples.cases import named, short
+from opsmith.checking.samples.grad_outputs import Probe
+from opsmith.core.formula import Formula
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One backward, and the gradient of one input from it.
+
+    Args:
+        place: The input.
+        subset: The inputs that required a gradient.
+        probe: What came in.
+        dtype: dtype of the inputs.
+        device: Where they lay.
+        got: The gradient; None where there was none.
+        expected: The right one.
+        difference: Where they differ; None where they do not.
+        error: What was raised.
+    """
+
+    place: int
+    subset: tuple[int, ...]
+    probe: Probe
+    dtype: torch.dtype
+    device: torch.device
+    got: Tensor | None = None
+    expected: Tensor | None = None
+    difference: Difference | None = None
+    error: Exception | None = None
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it is not what it should be."""
+        return self.difference is not None or self.error is not None
+
+
+def conclude(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Findings:
+    """One failure for each input whose gradient is wrong in any attempt.
+
+    Args:
+        check: Name of the property.
+        right: The right gradients.
+        attempts: Every backward that was run on the sample.
+    """
+    errors: dict[tuple[str, str, str], list[Attempt]] = {}
+    for attempt in attempts:
+        if attempt.error is not None:  # two lines may raise in the same words
+            said = innermost(attempt.error, right.subject.specification.where)
+            key = (type(attempt.error).__name__, str(attempt.error), said)
+            errors.setdefault(key, []).append(attempt)
+    for group in errors.values():
+        yield _raised(check, right, group, attempts)
+    for place in right.places:
+        mine = [each for each in attempts if each.place == place and each.error is None]
+        if any(each.wrong for each in mine):
+            failure = _wrong(check, right, mine)
+            yield _rounding(right, mine, failure) if _is_rounding(right, mine, failure.cause) else failure
+        elif not right.borne_out and any(right.glance(place, probe).kinks.any() for probe in _probes(mine)):
+            label = right.sample.labels[place]
+            yield Note(
+                f"the gradient of `{label}` has a kink in {right.sample.brief}: whatever lies between its "
+                "one-sided derivatives is right there"
+            )
+        if not any(each.wrong for each in mine):
+            yield from _untold(right, place, _probes(mine))
+
+
+def _untold(right: RightGradient, place: int, probes: Sequence[Probe]) -> Findings:
+    """What finite differences do not tell of a gradient, where nothing else decides whether it is right."""
+    for probe in probes:
+        if not right.trusted(place, probe):
+            words = right.numerical(place, probe).untold(right.sample.labels[place])
+            if words is not None:
+                yield Note(f"{words}; in {right.sample.brief} nothing looked at them")
+                return
+
+
+ROUNDED = (
+    "the backward and autograd through the forward differ by rounding to float32, as where one of them has a "
+    "constant in float32 and the other in float64"
+)
+
+
+def _is_rounding(right: RightGradient, attempts: Sequence[Attempt], cause: str) -> bool:
+    """Whether a backward and its forward, which its author never meant for autograd, differ by such rounding.
+
+    A backward that computes in float32 returns numbers of float32: that is another cause.
+    """
+    if not right.subject.own_code or cause == "precision":
+        return False
+    wrong = [each for each in attempts if each.wrong]
+    return all(each.dtype == torch.float64 and _near(each) for each in wrong)
+
+
+def _rounding(right: RightGradient, attempts: Sequence[Attempt], failure: Failure) -> Failure | Note:
+    """It is the backward's fault where it alone mixes in fewer digits; else nobody knows whose it is."""
+    shown = min((each for each in attempts if each.wrong), key=_plainness)
+    operation = only_in_backward(right.subject, right.sample, shown.subset, shown.probe)
+    if operation is None:
+        return Note(ROUNDED)
+    message = (
+        f"the gradient of `{failure.input}` loses digits: {shown.difference}; in the backward {operation}, "
+        "where everything else, and all of the forward, has the digits of float64"
+    )
+    evidence = {**failure.evidence, "operation": operation}
+    return replace(failure, cause="precision", message=message, evidence=evidence)
+
+
+def _near(attempt: Attempt) -> bool:
+    if attempt.got is None or attempt.expected is None or not attempt.got.isfinite().all():
+        return False
+    told = attempt.expected.isfinite()
+    off = (attempt.got.to(attempt.expected) - attempt.expected)[told]
+    return peak(off) <= 2 * torch.finfo(torch.float32).eps * peak(attempt.expected)
+
+
+def _probes(attempts: Sequence[Attempt]) -> list[Probe]:
+    return list({each.probe.name: each.probe for each in attempts}.values())
+
+
+def _raised(
+    check: str, right: RightGradient, group: Sequence[Attempt], attempts: Sequence[Attempt]
+) -> Failure:
+    """The failure for an exception in the backward, which says for which choice of inputs it comes."""
+    sample, first = right.sample, group[0]
+    assert first.error is not None
+    known = named_by(first.error)
+    tensors = [place for place, value in enumerate(sample.flat) if isinstance(value, Tensor)]
+    if known.position is not None and known.position < len(tensors):
+        label = sample.labels[tensors[known.position]]
+    else:
+        label = ", ".join(sample.labels[place] for place in first.subset)
+    where = named(sample, first.dtype, first.device)
+    failure = raised(check, right.subject, first.error, where, label)
+    failure = replace(failure, dtypes=_dtypes(group))
+    alike = _alike(first, attempts)
+    fine = [*dict.fromkeys(each.subset for each in alike if not each.wrong)]
+    if failure.cause != "raises" or not fine:
+        return failure
+    raising = [*dict.fromkeys(each.subset for each in _alike(first, group))]
+    reason = f"it raises when {_needing(right, raising)}, and is right when {_needing(right, fine)}"
+    return replace(
+        failure,
+        message=f"{failure.message}; {reason}",
+        evidence={**failure.evidence, "also fits": {"input-needs-grad": reason}},
+        replay=_script(right, first, None),
+    )
+
+
+def _dtypes(attempts: Iterable[Attempt]) -> tuple[str, ...]:
+    return ordered(short(each.dtype) for each in attempts)
+
+
+def _alike(shown: Attempt, attempts: Sequence[Attempt]) -> list[Attempt]:
+    """The attempts with the same incoming gradient, dtype and device."""
+    wanted = (shown.probe, shown.dtype, shown.device)
+    return [each for each in attempts if (each.probe, each.dtype, each.device) == wanted]
+
+
+def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Failure:
+    """The failure for a gradient that is not the right one."""
+    subject, sample = right.subject, right.sample
+    shown = min((each for each in attempts if each.wrong), key=_plainness)
+    assert shown.difference is not None
+    label, name = sample.labels[shown.place], sample.names[shown.place]
+    found = _diagnosis(right, shown, attempts)
+    evidence = {
+        "sample": named(sample, shown.dtype, shown.device),
+        "incoming gradient": shown.probe.name,
+        **shown.difference.evidence(),
+        **found.evidence,
+    }
+    if found.also_fits:
+        evidence["also fits"] = dict(found.also_fits)
+    message = f"the gradient of `{label}` is wrong: {shown.difference}"
+    message += f"; {found.reason}" if found.reason else ""
+    derived = not isinstance(subject.specification.gradients.rules.get(name), Formula)
+    if derived and not subject.specification.opaque and not right.trusted(shown.place, shown.probe):
+        message += f". {HIDES}"
+    return Failure(
+        check,
+        label,
+        found.cause,
+        message,
+        rule_place(subject, name),
+        evidence,
+        _script(right, shown, _to_show(shown)),
+        dtypes=_dtypes(each for each in attempts if each.wrong),
+    )
+
+
+def reference_failure(check: str, right: RightGradient, place: int, probe: Probe) -> Failure:
+    """The failure for a reference whose derivative is not what autograd through it gives.
+
+    Args:
+        check: Name of the property.
+        right: The right gradients.
+        place: The input.
+        probe: What came in.
+    """
+    sample, numerical = right.sample, right.numerical(place, probe)
+    got = right.through_reference(place, probe)
+    difference = numerical.judge(got)
+    found = diagnose(Observation(got, numerical.known))
+    label = sample.labels[place]
+    reason = f": {found.reason}" if found.reason else ""
+    return Failure(
+        check,
+        label,
+        found.cause,
+        f"autograd through the reference gives another gradient of `{label}` than finite differences of it: "
+        f"{difference}{reason}. {HIDES}",
+        right.subject.specification.where,
+        {"sample": named(sample, torch.float64, torch.device("cpu")), "incoming gradient": probe.name},
+    )
+
+
+HIDES = "The reference hides a dependence from autograd (`.detach()`, `no_grad`, `.data`, a cast)"
+
+
+def _plainness(attempt: Attempt) -> tuple[bool, bool, int]:
+    """The order in which wrong attempts are shown: float64, everything coming in, few inputs."""
+    alone = " alone" in attempt.probe.name
+    return (attempt.dtype != torch.float64, alone, len(attempt.subset))
+
+
+def _script(right: RightGradient, shown: Attempt, expected: Tensor | None) -> str | None:
+    """A few lines that run one backward again, beside that of the reference or beside the right gradient."""
+    flat, grads = (each.at(shown.dtype, shown.device) for each in (right.sample, shown.probe))
+    subject, sample = right.subject, right.sample
+    return gradient_replay(subject, sample, flat, shown.place, grads, expected, subset=shown.subset)
+
+
+def _to_show(shown: Attempt) -> Tensor | None:
+    """The right gradient for a replay, in which what nobody can tell is as it came."""
+    if shown.expected is None or shown.got is None:
+        return shown.expected
+    return torch.where(shown.expected.isnan(), shown.got.to(shown.expected), shown.expected)
+
+
+def _diagnosis(right: RightGradient, shown: Attempt, attempts: Sequence[Attempt]) -> Diagnosis:
+    alike = _alike(shown, attempts)
+    wrong = [each.subset for each in alike if each.wrong]
+    fine = [each.subset for each in alike if not each.wrong]
+    found = diagnose(_observed(right, shown))
+    changed = result_by_need(right.subject, right.sample, shown.subset, shown.dtype, shown.device)
+    if changed is not None:
+        reason = f"it is the gradient of another result, when {_needing(right, [shown.subset])}: {changed}"
+        return Diagnosis("input-needs-grad", reason, evidence=found.evidence)
+    if fine:
+        reason = f"it is wrong when {_needing(right, wrong)}, and right when {_needing(right, fine)}"
+        also = {found.cause: found.reason, **found.also_fits}
+        cause = first_of({"input-needs-grad", *(name for name in also if name in EARLIER)})
+        if cause == "input-needs-grad":
+            return Diagnosis(cause, reason, {k: v for k, v in also.items() if k != "unknown"}, found.evidence)
+    if shown.dtype != torch.float64:
+        words = f"in float64 it is right, and in {short(shown.dtype)} it is not"
+        reason = f"{found.reason}; {words}" if found.reason else words
+        return Diagnosis(found.cause, reason, found.also_fits, found.evidence)
+    return found
+
+
+def _observed(right: RightGradient, shown: Attempt) -> Observation:
+    """A wrong gradient as the diagnosis looks at it, with a way to see it on fresh inputs."""
+    subject, sample = right.subject, right.sample
+    by_reference = right.trusted(shown.place, shown.probe)
+    observer = Observer(
+        subject,
+        sample,
+        shown.place,
+        shown.subset,
+        None if by_reference else partial(by_differences, subject),
+        dtype=shown.dtype,
+        device=shown.device,
+    )
+    return observer.observe(sample.at(torch.float64), shown.probe.at(torch.float64, torch.device("cpu")))
+
+
+EARLIER = ("nondeterministic", "stale-state")
+"""Causes that explain better than the choice of inputs why one run is right and another wrong."""
+
+
+def _needing(right: RightGradient, subsets: Sequence[tuple[int, ...]]) -> str:
+    labels = right.sample.labels
+    words = [" and ".join(f"`{labels[place]}`" for place in subset) for subset in subsets]
+    alone = [
+        f"{word} alone" if len(subset) == 1 else word for word, subset in zip(words, subsets, strict=True)
+    ]
+    verb = "requires" if len(subsets) == 1 and len(subsets[0]) == 1 else "require"
+    return f"{', or '.join(alone)} {verb} a gradient"

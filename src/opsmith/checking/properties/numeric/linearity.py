@@ -1,0 +1,176 @@
+"""A backward is linear in what comes in: torch adds up gradients before and after an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.numerics.autodiff import vjp
+from opsmith.checking.numerics.compare import Difference, off_linear
+from opsmith.checking.numerics.directional import coordinates
+from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
+from opsmith.checking.property import Findings, Property, Skipped, each_sample
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.grad_outputs import plain_probe
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject import Subject
+
+NAME = "linearity"
+
+
+def run(subject: Subject) -> Findings:
+    """Hold the gradient of every input to a u + b v, and to small and large ones."""
+    if subject.specification.gradients.surrogate:
+        yield Skipped("the gradients are surrogates; the property `surrogate` holds them to linearity")
+    elif not subject.linear:
+        yield Skipped("it is declared not to be linear in the incoming gradient")
+    else:
+        compared: list[bool] = []
+        yield from each_sample(NAME, subject, partial(_sample, compared=compared))
+        if not any(compared):
+            yield NOT_COMPARED if compared else Skipped("there is nothing to differentiate")
+
+
+NOT_COMPARED = Skipped("no backward gives numbers to compare: `gradient` says what is wrong, if anything is")
+
+
+def _sample(subject: Subject, sample: Sample, compared: list[bool]) -> Findings:
+    """Look at every input, and add to `compared` for each whether it has something to compare."""
+    places = differentiated(subject, sample).places
+    if not places:
+        return
+    with torch.no_grad():
+        results = subject.call(sample, sample.at(torch.float64))
+    first = list(plain_probe(subject, sample, results).grads)
+    for place in places:
+        found = _linear(subject, sample, place, first)
+        compared.append(found is not NOT_COMPARED)
+        if isinstance(found, Failure):
+            yield found
+
+
+def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failure | Skipped | None:
+    def backward(grads: Grads) -> Tensor | None:
+        found = vjp(partial(subject.call, sample), sample.at(torch.float64), (place,), grads)
+        return found[0] if found else None
+
+    generator = subject.generator(1)
+    second = [
+        None if each is None else torch.randn(each.shape, generator=generator, dtype=each.dtype)
+        for each in first
+    ]
+    try:
+        u, v = backward(first), backward(second)
+    except Exception as error:
+        refuse_own(error)
+        return NOT_COMPARED  # `gradient` says so
+    if u is None or v is None or not u.numel() or not bool((u.isfinite() & v.isfinite()).all()):
+        return NOT_COMPARED  # so it does of what is missing or no number
+    label = sample.labels[place]
+    where = rule_place(subject, sample.names[place])
+    evidence: dict[str, Any] = {"sample": f"{sample} in float64"}
+    if torch.equal(u, v) and bool(u.any()):
+        message = (
+            f"the gradient of `{label}` is the same, to the bit, for two incoming gradients that have "
+            "nothing in common: multiply by what comes in"
+        )
+        return Failure(NAME, label, "ignores-grad-output", message, where, evidence)
+    found = departure(backward, Known(first, u), Known(second, v))
+    if found is None:
+        return None
+    words, difference = found
+    message = f"the gradient of `{label}` is not linear in the incoming one: for {words}, {difference}; {WHY}"
+    return Failure(NAME, label, "nonlinear-grad", message, where, {**evidence, **difference.evidence()})
+
+
+LINEARITY = Property(NAME, "the gradient is linear in the incoming one, and depends on it", run, varied=True)
+
+
+FACTORS = (0.75, -1.5)
+SCALES = (2.0**-10, 2.0**10)
+"""Small and large gradients too: a backward that clips is linear in the middle. Powers of two, since
+rounding to any format is then the same, and the tolerance can be small."""
+
+NARROW = (2.0**-2, 2.0**2)
+"""Of a backward that computes in float16, whose range ends soon: at 65504, and digits are lost below 6e-5."""
+
+SUMMED = 2.0**-6
+"""What a sum may be off: a backward that computes in bfloat16 rounds by 2**-9. What is not additive, such as
+a size or a largest element, misses by much more."""
+
+SCALED = torch.finfo(torch.float64).eps ** 0.25
+"""What a multiple may be off: a nearly singular backward loses no more than three quarters of its digits."""
+
+WHY = "torch adds up gradients before and after an operator, and takes each backward to be linear"
+
+Grads = list[Tensor | None]
+Backward = Callable[[Grads], Tensor | None]
+
+
+@dataclass(frozen=True)
+class Known:
+    """Incoming gradients, and what a backward gives for them.
+
+    Args:
+        grads: One for each result, in float64; None where none comes in.
+        gradient: What it gives, by one input.
+    """
+
+    grads: Grads
+    gradient: Tensor
+
+
+def departure(backward: Backward, first: Known, second: Known) -> tuple[str, Difference] | None:
+    """For what a backward is not linear, in words, and by how much; None where it is.
+
+    Args:
+        backward: Gives the gradient by one input; None stands for zeros.
+        first: One answer of it.
+        second: Another one.
+
+    Example:
+        >>> grads = torch.tensor([1.1, -2.0]), torch.tensor([0.5, 4.0])
+        >>> clipped = lambda some: some[0].clamp(-9, 9)
+        >>> known = [Known([each], clipped([each])) for each in grads]
+        >>> departure(clipped, *known)[0]
+        '1024 times an incoming gradient'
+    """
+    for words, grads, expected, size, tolerated in _combined(first, second):
+        given = backward(grads)
+        got = torch.zeros_like(expected) if given is None else given
+        difference = off_linear(got, expected, size, tolerated)
+        if difference is not None:
+            return words, difference
+    return None
+
+
+def _combined(first: Known, second: Known) -> Sequence[tuple[str, Grads, Tensor, float, float]]:
+    """Incoming gradients made of others; what the gradient must be, its terms' size, what it may be off."""
+    a, b = FACTORS
+    u, v = first.gradient, second.gradient
+    largest, other = (float(each.abs().max()) if each.numel() else 0.0 for each in (u, v))
+    mixed = [
+        None if x is None or y is None else a * x + b * y
+        for x, y in zip(first.grads, second.grads, strict=True)
+    ]
+    words = f"{a} u + ({b}) v, where those of u and of v are known"
+    found = [(words, mixed, a * u + b * v, abs(a) * largest + abs(b) * other, SUMMED)]
+    scales, tolerated = (NARROW, SUMMED) if _in_float16(u) else (SCALES, SCALED)
+    for scale in scales:
+        scaled = [None if each is None else scale * each for each in first.grads]
+        found.append((f"{scale:g} times an incoming gradient", scaled, scale * u, scale * largest, tolerated))
+    nothing = [None if each is None else torch.zeros_like(each) for each in first.grads]
+    found.append(("an incoming gradient of zeros", nothing, torch.zeros_like(u), largest, SCALED))
+    return found
+
+
+def _in_float16(gradient: Tensor) -> bool:
+    """Whether float16 holds each number of a gradient: one of more digits has others, too."""
+    numbers = coordinates(gradient)
+    return torch.equal(numbers.half().to(numbers.dtype), numbers)

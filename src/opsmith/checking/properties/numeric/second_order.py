@@ -1,0 +1,332 @@
+"""Second order is right: the derivatives of the gradients, against finite differences of the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.checking.numerics.autodiff import vjp, with_gradient
+from opsmith.checking.numerics.compare import Difference, alike
+from opsmith.checking.numerics.directional import Packed, coordinates
+from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
+from opsmith.checking.properties.numeric.differentiable import each_subset, rule_place
+from opsmith.checking.property import Findings, Note, Property, Skipped
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.cases import named
+from opsmith.checking.samples.grad_outputs import plain_probe
+from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.subject import Subject
+
+NAME = "second_order"
+
+
+def run(subject: Subject) -> Findings:
+    """Differentiate the gradients of every sample, by all inputs together and by each alone."""
+    adopted = subject.specification.adopted
+    if subject.apply is not None and adopted is not None and adopted.once_differentiable:
+        yield Skipped(
+            "its backward is marked with `once_differentiable`: torch refuses to differentiate it again"
+        )
+        return
+    yield from each_subset(NAME, subject, _look)
+
+
+def _look(subject: Subject, sample: Sample, places: tuple[int, ...], right: tuple[int, ...]) -> Findings:
+    for device in subject.devices_with(torch.float64):
+        gradients = Gradients(subject, sample, places, device)
+        try:
+            if right:
+                yield from _against_all(gradients, Gradients(subject, sample, right, device))
+            else:
+                yield from _against_differences(gradients)
+        except errors.GraphCutError as error:
+            evidence = {"sample": named(sample, torch.float64, device)}
+            yield Failure(NAME, error.argument, "second-order", str(error), error.where, evidence)
+            return
+
+
+def _against_differences(gradients: Gradients) -> Findings:
+    weights = gradients.weights()
+    found = gradients.differentiated(weights)
+    if not all(bool(each.isfinite().all()) for each in gradients(gradients.values)):
+        yield Skipped(f"{gradients.sample.brief} was left out: the gradient itself is infinite or nan there")
+        return
+    numbers = gradients.numerically(weights)
+    if not numbers.found.tells:
+        yield Skipped(f"finite differences of the gradient tell nothing in {gradients.sample.brief}")
+    for by in numbers.kinked():
+        yield Note(
+            f"the gradient has a kink in {gradients.sample.brief}, by `{gradients.label(by)}`: whatever lies "
+            "between its one-sided derivatives is right there"
+        )
+    if numbers.judge(found) is None:
+        return
+    for position, place in enumerate(gradients.places):
+        alone = [weight if at == position else None for at, weight in enumerate(weights)]
+        found = gradients.differentiated(alone)
+        worst = gradients.numerically(alone).judge(found)
+        if worst is not None:
+            yield _failure(gradients, place, _verdicts(gradients, alone, found), *worst)
+
+
+RIGHT, MISSING, WRONG = "right", "missing", "wrong"
+
+
+def _verdicts(
+    gradients: Gradients, weights: Sequence[Tensor | None], found: dict[int, Tensor | None]
+) -> dict[int, str]:
+    """For each place, whether the derivative of one gradient by it is right."""
+    verdicts: dict[int, str] = {}
+    for by in gradients.by:
+        right = gradients.only(by).numerically(weights).judge(found) is None
+        mine = found[by]
+        missing = mine is None or not mine.any()
+        verdicts[by] = RIGHT if right else MISSING if missing else WRONG
+    return verdicts
+
+
+def _failure(
+    gradients: Gradients, place: int, verdicts: dict[int, str], by: int, difference: Difference
+) -> Failure:
+    subject, sample = gradients.subject, gradients.sample
+    label = sample.labels[place]
+    evidence: dict[str, Any] = {"sample": named(sample, torch.float64, gradients.device)}
+    evidence.update({f"by {gradients.label(each)}": verdict for each, verdict in verdicts.items()})
+    missing = [gradients.label(each) for each, verdict in verdicts.items() if verdict == MISSING]
+    wrong = [gradients.label(each) for each, verdict in verdicts.items() if verdict == WRONG]
+    if len(missing) == len(verdicts):
+        what = "the gradient of it cannot be differentiated again at all, as if it were a constant"
+    elif missing:
+        what = f"it lacks what flows through {_listed(missing)}"
+    else:
+        what = (
+            f"what its gradient gives when it is differentiated by {_listed(wrong or [gradients.label(by)])} "
+            "differs from finite differences of it"
+        )
+    shown = f"by `{gradients.label(by)}`, {difference}"
+    return Failure(
+        NAME,
+        label,
+        "second-order",
+        f"the second order by `{label}` is wrong: {what} ({shown}). {CUT}",
+        rule_place(subject, sample.names[place]),
+        {**evidence, **difference.evidence()},
+    )
+
+
+CUT = (
+    "Something that the gradient depends on is hidden from autograd, as by `.detach()`, `.data`, NumPy, "
+    "`no_grad`, or a value that the forward computed and kept, on `ctx` or by `save_for_backward`, and that "
+    "is no result of it: compute it again in the backward; or what is used has a wrong backward of its own"
+)
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return " and ".join(f"`{label}`" for label in labels)
+
+
+def _against_all(gradients: Gradients, together: Gradients) -> Findings:
+    """The derivatives of one gradient alone, beside those of it where every input requires one."""
+    (place,) = gradients.places
+    weights = together.weights()
+    kept = [weight if at == place else None for at, weight in zip(together.places, weights, strict=True)]
+    expected = together.differentiated(kept)
+    got = gradients.differentiated([weights[together.places.index(place)]])
+    for by in gradients.by:
+        mine, right = got[by], expected[by]
+        like = gradients.values[by]
+        mine, right = (torch.zeros_like(like) if each is None else each for each in (mine, right))
+        both = mine.isnan() & right.isnan()  # as where a sample has nan
+        mine, right = mine.masked_fill(both, 0), right.masked_fill(both, 0)
+        if alike(mine, right, torch.finfo(torch.float64).eps ** 0.5):
+            continue
+        subject, sample = gradients.subject, gradients.sample
+        label = sample.labels[place]
+        message = (
+            f"the second order by `{label}` is another one where `{label}` alone requires a gradient than "
+            f"where every input does: they differ by {float((mine - right).abs().max()):.3g}, by "
+            f"`{gradients.label(by)}`"
+        )
+        evidence = {"sample": named(sample, torch.float64, gradients.device)}
+        yield Failure(
+            NAME, label, "second-order", message, rule_place(subject, sample.names[place]), evidence
+        )
+        return
+
+
+SECOND_ORDER = Property(NAME, "the gradients can be differentiated again, and are right", run)
+
+
+SHARE = 64
+DIRECTIONS = 3
+"""A backward is dearer than a call, and what is wrong in second order is seldom one element: what part of the
+elements that `effort` names are moved one at a time, and how many random directions stand for the others."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients by some inputs of a sample, to be differentiated again.
+
+    Args:
+        subject: What is under check.
+        sample: The sample.
+        places: The inputs that require a gradient.
+        device: Where to run.
+        chosen: The one place of `values` to differentiate by, if not by every one.
+    """
+
+    subject: Subject
+    sample: Sample
+    places: tuple[int, ...]
+    device: torch.device
+    chosen: int | None = None
+
+    @cached_property
+    def values(self) -> list[Any]:
+        """The inputs, and after them the incoming gradients, in float64."""
+        flat = self.sample.at(torch.float64, self.device)
+        with torch.no_grad():
+            results = self.subject.call(self.sample, self.sample.at(torch.float64))
+        return [*flat, *plain_probe(self.subject, self.sample, results).at(torch.float64, self.device)]
+
+    @cached_property
+    def by(self) -> tuple[int, ...]:
+        """What to differentiate the gradients by: places among `values`, of inputs and incoming gradients."""
+        if self.chosen is not None:
+            return (self.chosen,)
+        count = len(self.sample.flat)
+        return (*self.places, *(p for p in range(count, len(self.values)) if self.values[p] is not None))
+
+    def only(self, by: int) -> Gradients:
+        """The same, to be differentiated by one place alone."""
+        return replace(self, chosen=by)
+
+    def label(self, place: int) -> str:
+        """How messages call what stands at a place of `values`."""
+        count = len(self.sample.flat)
+        if place < count:
+            return self.sample.labels[place]
+        return self.subject.results(self.sample)[place - count].gradient_name()
+
+    def weights(self) -> list[Tensor]:
+        """A random direction for each gradient, in which it is differentiated."""
+        generator = self.subject.generator(1)
+        wide = {True: torch.complex128, False: torch.float64}
+        return [
+            torch.randn(value.shape, generator=generator, dtype=wide[value.is_complex()]).to(self.device)
+            for value in (self.values[place] for place in self.places)
+        ]
+
+    def __call__(self, values: Sequence[Any]) -> list[Tensor]:
+        """The gradients, as numbers; zeros where there is none."""
+        count = len(self.sample.flat)
+        found = vjp(self._call, values[:count], self.places, values[count:]) or [None] * len(self.places)
+        return [
+            torch.zeros_like(values[place]) if gradient is None else gradient.detach()
+            for place, gradient in zip(self.places, found, strict=True)
+        ]
+
+    def differentiated(self, weights: Sequence[Tensor | None]) -> dict[int, Tensor | None]:
+        """The derivatives of the gradients, times their weights, by autograd.
+
+        Args:
+            weights: One for each gradient; None for one that is left out.
+
+        Returns:
+            For each place of `by`, the derivative; None where autograd has none.
+        """
+        count = len(self.sample.flat)
+        with torch.enable_grad():
+            leaves = [
+                value.detach().requires_grad_(place in self.by) if is_inexact(value) else value
+                for place, value in enumerate(self.values)
+            ]
+            copies = [value.clone() if is_inexact(value) else value for value in leaves]
+            pairs = [
+                (result, grad)
+                for result, grad in zip(self._call(copies[:count]), copies[count:], strict=True)
+                if grad is not None and with_gradient(result)
+            ]
+            if not pairs:
+                return dict.fromkeys(self.by)
+            results, grads = zip(*pairs, strict=True)
+            inputs = [leaves[place] for place in self.places]
+            gradients: list[Tensor | None] = [  # torch's types leave the None out
+                *torch.autograd.grad(results, inputs, grads, create_graph=True, allow_unused=True)
+            ]
+            again = [
+                (gradient, weight)
+                for gradient, weight in zip(gradients, weights, strict=True)
+                if weight is not None and gradient is not None and gradient.requires_grad
+            ]
+        if not again:
+            return dict.fromkeys(self.by)
+        first, second = zip(*again, strict=True)
+        inputs = [leaves[place] for place in self.by]
+        found = torch.autograd.grad(first, inputs, second, allow_unused=True, retain_graph=True)
+        if any(each is None for each in found):
+            # What `once_differentiable` refuses, it refuses in `backward()` alone: asked for some inputs,
+            # torch does not come by its refusal, and finds them unused.
+            torch.autograd.backward(first, second)
+        return dict(zip(self.by, found, strict=True))
+
+    def numerically(self, weights: Sequence[Tensor | None]) -> Numbers:
+        """The same by finite differences of the gradients."""
+        packed = Packed(self.values, self.by)
+        found = numerical_gradient(
+            lambda flat: self(packed.unpacked(flat[0])),
+            [packed.row],
+            0,
+            weights,
+            elements=max(1, self.subject.effort.moved(self.sample.elements) // SHARE),
+            directions=DIRECTIONS,
+            generator=self.subject.generator(),
+        )
+        return Numbers(packed, found)
+
+    def _call(self, flat: Sequence[Any]) -> list[Any]:
+        return self.subject.call(self.sample, flat)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What finite differences say of a function, by several places together.
+
+    Args:
+        packed: The places.
+        found: The derivative by all of them in a row.
+    """
+
+    packed: Packed
+    found: NumericalGradient
+
+    def judge(self, got: Mapping[int, Tensor | None]) -> tuple[int, Difference] | None:
+        """The place where autograd's derivatives differ most from these, and how; None where they agree."""
+        pieces = [got[place] for place in self.packed.places]
+        row = [
+            torch.zeros(size, dtype=torch.float64) if piece is None else coordinates(piece).cpu().double()
+            for piece, size in zip(pieces, self.packed.sizes, strict=True)
+        ]
+        difference = self.found.judge(torch.cat(row))
+        if difference is None or not difference.index:
+            return None if difference is None else (self.packed.places[0], difference)
+        place, position = self.packed.place_of(difference.index[0])
+        return place, replace(difference, index=self._index(place, position))
+
+    def _index(self, place: int, position: int) -> tuple[int, ...]:
+        value = self.packed.values[place]
+        at = position // 2 if value.is_complex() else position
+        return (
+            tuple(int(i) for i in torch.unravel_index(torch.tensor(at), value.shape)) if value.dim() else ()
+        )
+
+    def kinked(self) -> tuple[int, ...]:
+        """The places by which there is a kink."""
+        pieces = self.found.kinks.split(self.packed.sizes)
+        return tuple(p for p, piece in zip(self.packed.places, pieces, strict=True) if piece.any())

@@ -1,0 +1,175 @@
+"""Surrogate gradients keep what can be asked of them: form, linearity, and the stated stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.causes import CAUSES, UNKNOWN
+from opsmith.checking.diagnosis import explain_difference
+from opsmith.checking.numerics.autodiff import vjp
+from opsmith.checking.numerics.compare import form_fault
+from opsmith.checking.numerics.truth import Measure
+from opsmith.checking.properties.numeric.differentiable import (
+    adopted_takes,
+    differentiated,
+    given_instead,
+    rule_place,
+)
+from opsmith.checking.properties.numeric.linearity import WHY, Known, departure
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.cases import WIDE, Case, cases
+from opsmith.checking.samples.grad_outputs import Probe, plain_probe
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject import CPU, Subject
+
+NAME = "surrogate"
+
+
+def run(subject: Subject) -> Findings:
+    """Hold the surrogate gradients of every sample to what their author promises by calling them that."""
+    if not subject.specification.gradients.surrogate:
+        yield Skipped("the operator has no surrogate gradients")
+        return
+    seen: set[str] = set()
+    instead: dict[str, str] = {}
+    failed = False
+    for finding in each_sample(NAME, subject, partial(_sample, seen=seen, instead=instead)):
+        failed = failed or isinstance(finding, Failure)
+        yield finding
+    for name, given in instead.items():
+        if name not in seen and adopted_takes(subject, given):
+            yield Note(f"no sample differentiates `{name}`, which is {given}")
+        elif name not in seen:
+            failed = True
+            message = (
+                f"no sample differentiates `{name}`, so nothing has looked at its surrogate gradient: "
+                f"expected a floating tensor in at least one sample, got {given}"
+            )
+            yield Failure(NAME, name, "not-exercised", message, rule_place(subject, name))
+    if not seen and not failed:
+        yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
+
+
+def _sample(subject: Subject, sample: Sample, seen: set[str], instead: dict[str, str]) -> Findings:
+    places = differentiated(subject, sample).places
+    instead.update(given_instead(subject, sample))
+    seen.update(sample.names[place] for place in places)
+    if not places:
+        return
+    results = subject.call(sample, sample.at(torch.float64))
+    plain = plain_probe(subject, sample, results)
+    for place in places:
+        gradient = partial(_gradient, subject, sample, place)
+        yield from _form(subject, sample, place, gradient, plain)
+        if subject.linear:
+            yield from _linear(subject, sample, place, gradient, plain)
+        else:
+            yield Note("linearity in the incoming gradient was left out: it is declared not to be linear")
+    if subject.specification.gradients.stand_in is not None:
+        yield from _stand_in(subject, sample, places, plain)
+
+
+def _gradient(
+    subject: Subject,
+    sample: Sample,
+    place: int,
+    grads: Sequence[Tensor | None],
+    dtype: torch.dtype = torch.float64,
+    device: torch.device = CPU,
+) -> Tensor | None:
+    found = vjp(partial(subject.call, sample), sample.at(dtype, device), (place,), grads)
+    return found[0] if found else None
+
+
+def _form(subject: Subject, sample: Sample, place: int, gradient: Any, probe: Probe) -> Findings:
+    for dtype in WIDE:
+        for device in subject.devices_with(dtype):
+            got = gradient(probe.at(dtype, device), dtype, device)
+            like = sample.at(dtype, device)[place]
+            if got is None:
+                yield _failure(subject, sample, place, "missing-gradient", "there is none (None)", {})
+                return
+            fault = form_fault(got, like, strides=False)
+            if fault is not None:
+                aspect, mine, right = fault
+                what = f"it has the {aspect} {mine}, and the input {right}"
+                cause = aspect if aspect in CAUSES else UNKNOWN
+                yield _failure(subject, sample, place, cause, what, {"got": mine, "expected": right})
+                return
+
+
+def _linear(subject: Subject, sample: Sample, place: int, gradient: Any, probe: Probe) -> Findings:
+    """Backward is linear in what comes in, or sums of losses and accumulated gradients go wrong."""
+    first = probe.at(torch.float64, CPU)
+    second = [None if grad is None else grad.flip(tuple(range(grad.dim()))) + 0.5 for grad in first]
+    u, v = gradient(first), gradient(second)
+    if u is None or v is None:
+        return
+    found = departure(gradient, Known(first, u), Known(second, v))
+    if found is not None:
+        words, difference = found
+        what = f"for {words}, {difference}; {WHY}"
+        yield _failure(subject, sample, place, "nonlinear-grad", what, difference.evidence())
+
+
+def _stand_in(subject: Subject, sample: Sample, places: tuple[int, ...], probe: Probe) -> Findings:
+    stand_in = subject.specification.gradients.stand_in
+    count = len(sample.flat)
+
+    def right(values: list[Any]) -> list[Tensor]:
+        flat, grads = values[:count], values[count:]
+        found = vjp(subject.plain(sample, stand_in), flat, places, grads) or [None] * len(places)
+        return [
+            torch.zeros_like(flat[place]) if gradient is None else gradient
+            for place, gradient in zip(places, found, strict=True)
+        ]
+
+    values = [*sample.at(torch.float64), *probe.grads]
+    measure = Measure.of(right, values, subject.generator(), has_truth=not subject.specification.random)
+
+    def arguments(dtype: torch.dtype, device: torch.device) -> list[Any]:
+        return [*sample.at(dtype, device), *probe.at(dtype, device)]
+
+    for case in cases(subject, sample, measure, WIDE, arguments):
+        if isinstance(case, Note):
+            yield case
+            continue
+        for position, place in enumerate(places):
+            yield from _as_stand_in(case, place, position, probe)
+
+
+def _as_stand_in(case: Case, place: int, position: int, probe: Probe) -> Findings:
+    subject, sample = case.subject, case.sample
+    got = _gradient(subject, sample, place, probe.at(case.dtype, case.device), case.dtype, case.device)
+    right = case.truth.right[position]
+    if got is None or right is None:
+        return
+    difference = case.truth.judge(position, got)
+    if difference is not None:
+        looks, reason = explain_difference(got.cpu(), right)
+        what = f"it is not that of the stand-in: {difference}" + (f"; {reason}" if reason else "")
+        yield _failure(subject, sample, place, looks, what, difference.evidence())
+
+
+def _failure(
+    subject: Subject, sample: Sample, place: int, cause: str, what: str, evidence: dict[str, Any]
+) -> Failure:
+    label = sample.labels[place]
+    message = f"the surrogate gradient of `{label}` is wrong: {what}"
+    return Failure(
+        NAME,
+        label,
+        cause,
+        message,
+        rule_place(subject, sample.names[place]),
+        {"sample": str(sample), **evidence},
+    )
+
+
+SURROGATE = Property(NAME, "surrogate gradients are linear, and those of their stand-in", run)

@@ -1,0 +1,395 @@
+"""Results and gradients are right at special values: zeros, infinities, nan, tiny, large, and boundaries.
+
+Held: results are nan where nan or infinities go in and the reference gives nan, and finite and the same where
+the reference's are; gradients are finite where the reference's are, and the same, or what lies between the
+one-sided derivatives. Not held: gradients where something infinite or nan goes in or comes out, what the
+reference itself gives as infinite or nan for finite numbers, and what the operator rejects by an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.numerics.autodiff import vjp
+from opsmith.checking.numerics.compare import same_bits
+from opsmith.checking.numerics.finite_differences import numerical_gradient
+from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
+from opsmith.checking.properties.numeric.values_trial import Trial, differs, lost
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.cases import named
+from opsmith.checking.samples.grad_outputs import plain_probe
+from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.samples.special_values import Group, boundaries, groups, placed
+from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.subject import CPU, Subject
+
+NAME = "values"
+ORDINARY = 4
+ORDINARY_VALUES = Group("ordinary values", ())
+SAMPLES = {"quick": 1, "default": 2, "thorough": 1000}
+"""How many of the author's samples are tried, those first that have elements."""
+
+
+@dataclass
+class Seen:
+    """What one run has looked at so far.
+
+    Args:
+        samples: How many samples.
+        wrong: Inputs with which something is known to be wrong: other values say no more.
+    """
+
+    samples: int = 0
+    wrong: set[str] = field(default_factory=set)
+
+
+def run(subject: Subject) -> Findings:
+    """Put special values into every input of some samples, one input at a time."""
+    if subject.draws:
+        yield Skipped("it draws random numbers: what it gives at a value is another thing each time")
+        return
+    seen = Seen()
+    yield from each_sample(NAME, subject, partial(_sample, seen=seen))
+    if not seen.samples:
+        yield Skipped("no sample has a floating tensor with elements")
+
+
+def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
+    usable = [place for place in sample.inexact if sample.flat[place].numel()]
+    if sample.origin or not usable or seen.samples >= SAMPLES[subject.effort.name]:
+        return
+    seen.samples += 1
+    surrogate = subject.specification.gradients.surrogate
+    open_: tuple[int, ...] = () if surrogate else differentiated(subject, sample).places
+    dtypes: list[torch.dtype] = []
+    for dtype in (torch.float64,) if subject.single_precision else (torch.float64, torch.float32):
+        failures = [*_ordinary(subject, sample, usable[0], open_, dtype)]
+        if not any(
+            failure.input in {result.name for result in subject.results(sample)} for failure in failures
+        ):
+            dtypes.append(dtype)
+        yield from (failure for failure in failures if failure.cause == "nan")
+        wrong = {failure.input for failure in failures}
+        for label in sorted(label for label in wrong if label):
+            yield Note(
+                f"`{label}` was left out in {sample.brief}: it is wrong at the sample's own values already"
+            )
+        open_ = tuple(place for place in open_ if sample.labels[place] not in wrong)
+    for place in usable:
+        try:
+            found = _boundaries(subject, sample, place) if place in open_ else []
+        except Exception as error:
+            refuse_own(error)
+            found = []  # what it rejects, or cannot differentiate, other properties report
+        for dtype in dtypes:
+            for group in groups(dtype, found):
+                yield from _group(subject, sample, place, open_, group, dtype, seen)
+
+
+def _ordinary(
+    subject: Subject, sample: Sample, place: int, open_: Sequence[int], dtype: torch.dtype
+) -> Iterator[Failure]:
+    """What is wrong at the sample's own values; the digits of gradients are held in float64."""
+    flat = sample.at(dtype)
+    place = open_[0] if open_ else place
+    some = {at: float(value.real) for at, value in enumerate(flat[place].reshape(-1)[:ORDINARY])}
+    trial = Trial(subject, sample, place, flat, some, ORDINARY_VALUES, dtype)
+    held = open_ if dtype == torch.float64 else ()
+    yield from (finding for finding in _trial(trial, held) if isinstance(finding, Failure))
+
+
+def _boundaries(subject: Subject, sample: Sample, place: int) -> list[float]:
+    """Where the gradient of one element, or what it adds to the results, jumps."""
+    flat = sample.at(torch.float64)
+    position = flat[place].numel() // 2
+    with torch.no_grad():
+        grads = plain_probe(subject, sample, subject.call(sample, flat)).grads
+
+    def derivative(value: float) -> float:
+        moved = flat[place].clone(memory_format=torch.contiguous_format)
+        moved.view(-1)[position] = value
+        values = [moved if at == place else each for at, each in enumerate(flat)]
+        found = vjp(partial(subject.call, sample), values, (place,), grads)
+        if found is None or found[0] is None:
+            return 0.0
+        return float(found[0].reshape(-1)[position].real)
+
+    return boundaries(derivative)
+
+
+def _group(
+    subject: Subject,
+    sample: Sample,
+    place: int,
+    open_: Sequence[int],
+    group: Group,
+    dtype: torch.dtype,
+    seen: Seen,
+) -> Findings:
+    label = sample.labels[place]
+    generator = subject.generator()
+    for other, where in placed(sample.at(dtype)[place], group, generator):
+        if label in seen.wrong:
+            return
+        flat = [other if at == place else value for at, value in enumerate(sample.at(dtype))]
+        trial = Trial(subject, sample, place, flat, where, group, dtype)
+        for finding in _trial(trial, open_):
+            if isinstance(finding, Failure):
+                seen.wrong.add(label)
+            yield finding
+
+
+def _trial(trial: Trial, open_: Sequence[int]) -> Findings:
+    subject, sample = trial.subject, trial.sample
+    given = trial.fresh()
+    try:
+        with torch.no_grad(), quiet():
+            got = subject.call(sample, given)
+    except errors.MutationError as error:
+        yield raised(NAME, subject, error, named(sample, trial.dtype, CPU), trial.label)
+        return
+    except Exception as error:
+        refuse_own(error)
+        yield Note(f"the operator rejects `{trial.label}` with {trial.group.name} in it ({trial.listed})")
+        return
+    yield from _written(trial, given)
+    if not subject.foreign and not subject.own_code:
+        wrong = [*_results(trial, got)]
+        yield from wrong
+        if wrong:
+            return
+    if trial.group.finite and open_:
+        yield from _gradients(trial, got, open_)
+
+
+def _written(trial: Trial, given: Sequence[Any]) -> Findings:
+    """A write into an argument that only such values bring about; of any other, `effects` tells."""
+    subject, sample = trial.subject, trial.sample
+    for place in sample.inexact:
+        if same_bits(given[place], trial.flat[place]):
+            continue
+        ordinary = sample.at(trial.dtype)
+        with torch.no_grad(), quiet():
+            subject.call(sample, ordinary)
+        if not same_bits(ordinary[place], sample.at(trial.dtype)[place]):
+            return
+        label, values = sample.labels[place], trial.listed
+        message = (
+            f"it writes into `{label}` where `{trial.label}` has {trial.group.name} in it ({values}), and at "
+            "ordinary values it does not: write into a clone"
+        )
+        evidence = {"sample": named(sample, trial.dtype, CPU), "at": values}
+        yield Failure(NAME, label, "mutates-input", message, subject.specification.where, evidence)
+
+
+def _results(trial: Trial, got: Sequence[Any]) -> Findings:
+    subject, sample = trial.subject, trial.sample
+    try:
+        with torch.no_grad(), quiet():
+            right = subject.plain(sample)(trial.fresh())
+            beside = [subject.plain(sample)(values) for values in trial.nudged()]
+    except Exception as error:
+        refuse_own(error)
+        return  # the reference rejects what the operator takes: there is nothing to hold it to
+    every = zip(subject.results(sample), got, right, *beside, strict=True)
+    for result, mine, theirs, above, below in every:
+        if not is_inexact(mine) or not is_inexact(theirs) or mine.shape != theirs.shape:
+            continue
+        if above.shape != theirs.shape or below.shape != theirs.shape:
+            continue  # it is another form that moves, and no number
+        spread = torch.maximum((above - theirs).abs(), (below - theirs).abs()).nan_to_num(torch.inf)
+        given = trial.flat[trial.place]
+        wrong = differs(mine, theirs, spread, hold_nan=not bool(given.isfinite().all()))
+        if given.isnan().any():  # nan may spread further than in the reference, but not be hidden
+            wrong &= theirs.isnan()
+        if wrong.any():
+            yield _failure(trial, result.name, mine, theirs, wrong, f"`{result.name}` is wrong", None)
+            return
+
+
+def _gradients(trial: Trial, results: Sequence[Any], open_: Sequence[int]) -> Findings:
+    subject, sample = trial.subject, trial.sample
+    if not all(bool(each.isfinite().all()) for each in results if is_inexact(each)):
+        return
+    with torch.no_grad():
+        probe = plain_probe(subject, sample, subject.call(sample, sample.at(torch.float64)))
+    grads = probe.at(trial.dtype, CPU)
+    try:
+        with quiet():
+            found = vjp(partial(subject.call, sample), trial.fresh(), open_, grads)
+    except Exception as error:
+        refuse_own(error)
+        return  # the property `gradient` reports what a backward raises
+    mine = found or [None] * len(open_)
+    rights = _by_reference(trial, open_, grads)
+    for place, gradient, right in zip(open_, mine, rights, strict=True):
+        got = torch.zeros_like(trial.flat[place]) if gradient is None else gradient
+        suspects = _suspects(trial, place, got, right)
+        if suspects:
+            yield from _judged(trial, place, got, right, suspects, grads)
+
+
+def _by_reference(
+    trial: Trial, open_: Sequence[int], grads: Sequence[Tensor | None]
+) -> list[tuple[Tensor, Tensor] | None]:
+    """For each place autograd's gradient through the reference, and how far it moves with its inputs."""
+    subject, sample = trial.subject, trial.sample
+    if subject.foreign or subject.specification.opaque:
+        return [None] * len(open_)
+    try:
+        with quiet():
+            first, above, below = (
+                vjp(subject.plain(sample), values, open_, grads)
+                for values in (trial.fresh(), *trial.nudged())
+            )
+    except Exception as error:
+        refuse_own(error)
+        return [None] * len(open_)  # as where the reference has no gradient there
+    if first is None or above is None or below is None:
+        return [None] * len(open_)
+    answers: list[tuple[Tensor, Tensor] | None] = []
+    for place, *three in zip(open_, first, above, below, strict=True):
+        right, one, other = (torch.zeros_like(trial.flat[place]) if g is None else g for g in three)
+        spread = torch.maximum((one - right).abs(), (other - right).abs()).nan_to_num(torch.inf, torch.inf)
+        answers.append((right, spread))
+    return answers
+
+
+MOST_SUSPECTS = 8
+
+
+def _suspects(trial: Trial, place: int, got: Tensor, right: tuple[Tensor, Tensor] | None) -> list[int]:
+    """Positions of a gradient to judge by differences: where it is not the reference's; at the values."""
+    if got.shape != trial.flat[place].shape:
+        return []
+    if right is None:
+        odd = ~got.isfinite().reshape(-1)
+        special = list(trial.where) if place == trial.place and trial.dtype == torch.float64 else []
+    else:
+        odd = differs(got, *right, hold_nan=False).reshape(-1)
+        if trial.subject.own_code:  # nobody meant its forward for autograd, whose nan says nothing
+            odd |= ~(got.isfinite() | right[0].isfinite()).reshape(-1)
+        if trial.dtype != torch.float64:  # digits are held in float64
+            odd &= ~got.isfinite().reshape(-1)
+        special = []
+    if trial.group.everywhere:
+        odd, special = odd & ~got.isfinite().reshape(-1), []
+    return [*dict.fromkeys([*odd.nonzero().flatten().tolist(), *special])][:MOST_SUSPECTS]
+
+
+def _judged(
+    trial: Trial,
+    place: int,
+    got: Tensor,
+    right: tuple[Tensor, Tensor] | None,
+    suspects: Sequence[int],
+    grads: Sequence[Tensor | None],
+) -> Findings:
+    """Let differences decide: at a kink, what lies between the one-sided derivatives is right."""
+    subject, sample = trial.subject, trial.sample
+    label = sample.labels[place]
+    flat = [replica(value, torch.float64) for value in trial.fresh()]
+    wide = [replica(grad, torch.float64) for grad in grads]
+    double = 2 if got.is_complex() else 1
+    function = partial(subject.call, sample) if right is None else subject.plain(sample)
+    with quiet():
+        numbers = numerical_gradient(
+            function,
+            flat,
+            place,
+            wide,
+            generator=subject.generator(),
+            only=[double * at + axis for at in suspects for axis in range(double)],
+        )
+    wrong = torch.zeros(got.numel(), dtype=torch.bool)
+    if right is None:
+        wrong[list(suspects)] = numbers.wrong(got).reshape(-1)[list(suspects)]
+    else:
+        told = numbers.told.any(-1) if got.is_complex() else numbers.told
+        disagrees = numbers.wrong(got)
+        bears_out = told & ~numbers.wrong(right[0])
+        for at in suspects:
+            known = bool(told.reshape(-1)[at] | numbers.kinks.reshape(-1)[at])
+            nan = bool(right[0].reshape(-1)[at].isfinite() & ~got.reshape(-1)[at].isfinite())
+            wrong[at] = disagrees.reshape(-1)[at] if known else nan
+            wrong[at] |= nan & bears_out.reshape(-1)[at]
+    if wrong.any() and trial.dtype == torch.float64:
+        right_ones = numbers.values if right is None else right[0]
+        near = (got - right_ones.to(got)).abs() <= lost(trial, place, grads)
+        wrong &= ~near.reshape(-1)
+    if wrong.any():
+        expected = numbers.values.to(got.dtype)
+        if right is not None:
+            expected = torch.where(right[0].isfinite(), right[0], expected)
+        what = f"the gradient of `{label}` is wrong"
+        yield _failure(trial, label, got, expected, wrong.view(got.shape), what, place)
+        return
+    edges = (numbers.kinks | ~numbers.known.isfinite()).reshape(-1)
+    odd = next((at for at in suspects if bool(edges[at])), None)
+    if right is not None and odd is not None:
+        yield Note(
+            f"the gradient of `{label}` at {_value(trial, place, odd)} is {_number(got, odd)}, and "
+            f"autograd's through the reference {_number(right[0], odd)}: it is a kink or an edge, where both "
+            "are as good"
+        )
+
+
+def _failure(
+    trial: Trial, name: str, got: Tensor, expected: Tensor, wrong: Tensor, what: str, place: int | None
+) -> Failure:
+    subject, sample = trial.subject, trial.sample
+    places = wrong.reshape(-1).nonzero().flatten().tolist()
+    at = places[0]
+    index = [int(i) for i in torch.unravel_index(torch.tensor(at), wrong.shape)] if wrong.dim() else []
+    nan = not bool(got.reshape(-1)[at].isfinite())
+    elementwise = place in (None, trial.place) and wrong.shape == trial.flat[trial.place].shape
+    special = [_shown(trial.where[p]) for p in places if p in trial.where]
+    values = ", ".join(f"{_shown(v)} at {p}" for p, v in trial.where.items())
+    if trial.group.everywhere:
+        condition = f"{trial.filled} of `{trial.label}` is {trial.listed}"
+        values = f"{trial.listed} in {trial.filled} of it"
+    elif elementwise and special:
+        condition = f"`{trial.label}` is {' or '.join(dict.fromkeys(special))}"
+    else:
+        condition = f"`{trial.label}` holds {' or '.join(_shown(value) for value in trial.where.values())}"
+    place_words = f"at {index} " if index else ""
+    numbers = f"it is {_number(got, at)} where {_number(expected, at)} is right"
+    message = f"{what} where {condition}: {place_words}{numbers}"
+    cause = "nan" if nan else "region" if place is not None else "kernel-mismatch"
+    evidence = {
+        "sample": named(sample, trial.dtype, CPU),
+        "values": values,
+        "index": index,
+        "got": got.reshape(-1)[at].item(),
+        "expected": expected.reshape(-1)[at].item(),
+        "wrong elements": f"{int(wrong.sum())} of {wrong.numel()}",
+    }
+    where = subject.runs_at(trial.flat) if place is None else rule_place(subject, sample.names[place])
+    return Failure(NAME, name, cause, message, where, evidence)
+
+
+def _value(trial: Trial, place: int, at: int) -> str:
+    return f"`{trial.sample.labels[place]}` = {_number(trial.flat[place], at)}"
+
+
+def _number(tensor: Tensor, at: int) -> str:
+    value = tensor.detach().reshape(-1)[at].item()
+    return f"{value:.6g}"
+
+
+def _shown(value: complex) -> str:
+    return f"{value:.6g}"
+
+
+VALUES = Property(
+    NAME, "results and gradients are right at zero, infinities, nan, and other special values", run
+)

@@ -1,0 +1,258 @@
+"""Several incoming gradients at once give what each gives alone: a backward under `vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.calls import called
+from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.numerics.autodiff import vjp, with_gradient
+from opsmith.checking.properties.numeric.differentiable import (
+    differentiated,
+    results_with_gradient,
+    rule_place,
+)
+from opsmith.checking.properties.torch.mapping import SIZE, Loop, OneByOne, map_over
+from opsmith.checking.property import (
+    Findings,
+    Note,
+    Property,
+    Skipped,
+    each_sample,
+    first_line,
+)
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.batches import own_dtype, replicas, side_by_side, working_dtype
+from opsmith.checking.samples.layouts import incoming
+from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.subject import Subject
+from opsmith.core.calls import tensors_in
+
+NAME = "batched_gradients"
+
+
+def run(subject: Subject) -> Findings:
+    """Differentiate every sample with a batch of incoming gradients, and with each of them alone."""
+    compared: list[str] = []
+    refused: dict[str, None] = {}
+    failed = False
+
+    def look(subject: Subject, sample: Sample) -> Findings:
+        if subject.effort.name == "quick" and sample.position:
+            return
+        yield from _sample(subject, sample, compared, refused)
+
+    for finding in each_sample(NAME, subject, look):
+        failed = failed or isinstance(finding, Failure)
+        yield finding
+    if compared or failed:
+        yield from (Note(reason) for reason in refused)
+    else:
+        yield Skipped("; ".join(refused) or "there is nothing to differentiate")
+
+
+def _sample(subject: Subject, sample: Sample, compared: list[str], refused: dict[str, None]) -> Findings:
+    places = differentiated(subject, sample).places
+    if not places:
+        return
+    dtype = working_dtype(subject, sample)
+    flat = sample.at(dtype)
+    call = partial(subject.call, sample)
+    results = called(call, flat, places)[1]
+    open_ = [is_inexact(each) and each.requires_grad for each in results]
+    generator = subject.generator()
+    grads = [
+        [incoming(each, generator) if o else None for each, o in zip(results, open_, strict=True)]
+        for _ in range(SIZE)
+    ]
+    if not any(open_):
+        return
+    count = len(flat)
+    rows = [[*flat, *each] for each in grads]
+    differing = [count + at for at, o in enumerate(open_) if o]
+    loop = Loop(
+        partial(gradients_of, call, places, count),
+        rows,
+        differing,
+        generator,
+        subject.has_truth,
+        dtype or own_dtype(sample),
+    )
+    batch = [torch.stack(tensors_in([row[at] for row in grads])) for at, o in enumerate(open_) if o]
+    wrong: set[str] = set()
+    for words, together in _ways(call, flat, places, batch):
+        try:
+            with quiet():
+                found = together()
+        except Exception as error:
+            refuse_own(error)
+            refused[f"{words} is refused: {type(error).__name__}: {first_line(error)}"] = None
+            return  # what `vmap` refuses, as `grad.data`, can kill the process by `is_grads_batched`
+        compared.append(words)
+        for position, (place, got) in enumerate(zip(places, found, strict=True)):
+            label = sample.labels[place]
+            fault = loop.fault(position, got)
+            if fault is None or label in wrong:
+                continue
+            wrong.add(label)
+            yield Failure(
+                NAME,
+                label,
+                fault.cause,
+                f"{words}, the gradient of `{label}` is not what each incoming gradient gives alone: {fault}",
+                rule_place(subject, sample.names[place]),
+                {"sample": str(sample), "incoming gradients": SIZE, **fault.evidence()},
+            )
+
+
+def _ways(
+    call: Callable[..., Any], flat: Sequence[Any], places: Sequence[int], batch: Sequence[Tensor]
+) -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
+    """What takes several incoming gradients at once: its words, and the gradients that it gives."""
+
+    def graph() -> tuple[list[Tensor], list[Tensor]]:
+        leaves, results = called(call, flat, places)
+        return [each for each in results if with_gradient(each)], [leaves[at] for at in places]
+
+    def batched() -> list[Tensor]:
+        results, inputs = graph()
+        found: Sequence[Tensor | None] = torch.autograd.grad(
+            results, inputs, [*batch], allow_unused=True, is_grads_batched=True
+        )
+        return _without_none(found, inputs)
+
+    def mapped() -> list[Tensor]:
+        results, inputs = graph()
+        used: list[bool] = []
+
+        def one(*grads: Tensor) -> tuple[Tensor, ...]:
+            found = list(torch.autograd.grad(results, inputs, grads, allow_unused=True))
+            used[:] = [bool(tensors_in([each])) for each in found]
+            return tuple(tensors_in(found))
+
+        found = iter(torch.func.vmap(one)(*batch))
+        return _without_none([next(found) if each else None for each in used], inputs)
+
+    yield "with `vmap` over a backward", mapped
+    yield "with `is_grads_batched=True`", batched
+
+
+def _without_none(found: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor]:
+    return [
+        torch.zeros(SIZE, *each.shape, dtype=each.dtype, device=each.device) if gradient is None else gradient
+        for gradient, each in zip(found, inputs, strict=True)
+    ]
+
+
+BATCHED_GRADIENTS = Property(NAME, "several incoming gradients at once give what each gives alone", run)
+
+
+@dataclass(frozen=True)
+class Differentiation:
+    """Some examples with incoming gradients, to be differentiated.
+
+    Args:
+        subject: What is under check.
+        sample: The sample.
+        places: The arguments to differentiate by.
+        rows: The flat arguments of each example.
+        dims: For each argument that has a batch, its dimension.
+    """
+
+    subject: Subject
+    sample: Sample
+    places: Sequence[int]
+    rows: Sequence[list[Any]]
+    dims: Mapping[int, int]
+
+    @cached_property
+    def with_grads(self) -> list[list[Any]]:
+        """The flat arguments of each example, and behind them a gradient for each result."""
+        generator = self.subject.generator()
+        answers = []
+        for row in self.rows:
+            results = self.subject.call(self.sample, replicas(row))
+            open_ = results_with_gradient(self.subject, self.sample, results)
+            grads = [incoming(r, generator) if o else None for r, o in zip(results, open_, strict=True)]
+            answers.append([*row, *grads])
+        return answers
+
+    @property
+    def count(self) -> int:
+        """How many flat arguments there are, before the gradients."""
+        return len(self.sample.flat)
+
+    @cached_property
+    def every_dim(self) -> dict[int, int]:
+        """The dimensions of all batches, those of incoming gradients too."""
+        grads = enumerate(self.with_grads[0][self.count :], self.count)
+        return {**self.dims, **{place: 0 for place, grad in grads if grad is not None}}
+
+    @cached_property
+    def batch(self) -> list[Any]:
+        """The flat arguments of the whole batch, and the incoming gradients."""
+        return side_by_side(self.with_grads, self.every_dim)
+
+    def one(self, function: Callable[..., Any]) -> OneByOne:
+        """The gradients of one example, from its flat arguments and incoming gradients."""
+        return partial(gradients_of, function, self.places, self.count)
+
+    def by_examples(self) -> list[Tensor | None]:
+        """The gradients of every example: `vmap` over `torch.func.vjp`."""
+        return map_over(self._pulled, self.batch, self.every_dim)
+
+    def _pulled(self, flat: list[Any]) -> list[Tensor]:
+        pull = torch.func.vjp(partial(self._followed, flat), *(flat[place] for place in self.places))[1]
+        return list(pull(tuple(grad for grad in flat[self.count :] if grad is not None)))
+
+    def _followed(self, flat: Sequence[Any], *given: Tensor) -> tuple[Tensor, ...]:
+        """The results that a gradient can come in for, as a function of some arguments."""
+        values = list(flat[: self.count])
+        for place, value in zip(self.places, given, strict=True):
+            values[place] = value
+        results = self.subject.call(self.sample, values)
+        pairs = zip(results, flat[self.count :], strict=True)
+        return tuple(result for result, grad in pairs if grad is not None)
+
+    def through(self) -> list[Tensor | None]:
+        """The gradients of the whole batch, by a backward through `vmap`; the batch comes first."""
+
+        def mapped(flat: Sequence[Any]) -> list[Any]:
+            return map_over(partial(self.subject.call, self.sample), flat, self.dims)
+
+        found = gradients_of(mapped, self.places, self.count, self.batch)
+        return [
+            gradient.movedim(self.dims[place], 0) if place in self.dims else gradient
+            for place, gradient in zip(self.places, found, strict=True)
+        ]
+
+    @cached_property
+    def summed(self) -> frozenset[int]:
+        """Which of the gradients of a whole batch are sums over its examples."""
+        return frozenset(at for at, place in enumerate(self.places) if place not in self.dims)
+
+
+def gradients_of(
+    function: Callable[..., Any], places: Sequence[int], count: int, values: Sequence[Any]
+) -> list[Tensor]:
+    """The gradients by some arguments, zeros where autograd has none.
+
+    Args:
+        function: Takes flat arguments.
+        places: The arguments to differentiate by.
+        count: How many flat arguments there are.
+        values: Flat arguments, and behind them a gradient for each result.
+    """
+    flat, grads = values[:count], values[count:]
+    found = vjp(function, flat, places, grads) or [None] * len(places)
+    return [
+        torch.zeros_like(flat[place]) if gradient is None else gradient
+        for place, gradient in zip(places, found, strict=True)
+    ]

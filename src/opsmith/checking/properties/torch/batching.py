@@ -1,0 +1,125 @@
+"""`batching=` is true: one call for a batch gives what a call for each example gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.causes import CAUSES
+from opsmith.checking.numerics.compare import Difference, form_fault, off_gradcheck, unequal
+from opsmith.checking.properties.torch.mapping import map_over
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.batches import drawn
+from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.subject import Subject
+from opsmith.core.batching import ELEMENTWISE, leads
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.whole_batch import whole_batch
+
+NAME = "batching"
+SIZE = 3
+
+
+def run(subject: Subject) -> Findings:
+    """Compute a batch made of every sample by one call, and each of its examples alone."""
+    if subject.specification.batching is None:
+        yield Skipped("it declares no `batching=`")
+    elif subject.draws:
+        yield Skipped("it draws random numbers, which one call draws in another order than many")
+    else:
+        yield from each_sample(NAME, subject, _sample)
+
+
+def _sample(subject: Subject, sample: Sample) -> Findings:
+    generator = subject.generator()
+    for places in _batched(subject.specification, sample):
+        flat = sample.at(torch.float64)
+        columns = {place: drawn(flat[place], SIZE, generator) for place in places}
+        rows = [[columns[p][i] if p in columns else v for p, v in enumerate(flat)] for i in range(SIZE)]
+        batch = [torch.stack(columns[p]) if p in columns else v for p, v in enumerate(flat)]
+        dims = [0 if place in columns else None for place in range(len(batch))]
+        alone = zip(*(subject.reference(sample, row) for row in rows), strict=True)
+        expected = [None if column[0] is None else torch.stack(column) for column in alone]
+        whole = whole_batch(subject.specification, sample.flattening, batch, dims, SIZE, "error")
+        if whole is not None:
+            names = [each.name for each in subject.every(sample)]
+            found = whole.restore(subject.reference(sample, whole.flat), names)
+            yield from _compare(subject, sample, places, found, expected, range(len(expected)))
+        if subject.specification.opaque and not capabilities.on("torch_func"):
+            yield Note("`vmap` was left out: of an opaque operator it needs the capability `torch_func`")
+            continue
+        visible = subject.places(sample)
+        over = dict.fromkeys(columns, 0)
+        mapped = [each for each in map_over(partial(subject.call, sample), batch, over) if each is not None]
+        there = [place for place in visible if expected[place] is not None]
+        yield from _compare(subject, sample, places, mapped, [expected[p] for p in there], there)
+
+
+def _batched(specification: Specification, sample: Sample) -> Iterator[tuple[int, ...]]:
+    """Which arguments to batch: all that can be, together and each alone."""
+    batching, shapes = specification.batching, specification.shapes
+    places = tuple(
+        place
+        for place, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True))
+        if isinstance(value, Tensor)
+        and (
+            batching == ELEMENTWISE
+            or (shapes is not None and batching is not None and leads(batching, shapes, name))
+        )
+    )
+    yield places
+    if len(places) > 1:
+        yield from ((place,) for place in places)
+
+
+def _compare(
+    subject: Subject,
+    sample: Sample,
+    places: Sequence[int],
+    found: Sequence[Tensor | None],
+    expected: Sequence[Tensor | None],
+    positions: Sequence[int],
+) -> Findings:
+    batched = ", ".join(f"`{sample.labels[place]}`" for place in places)
+    claim = f"batching={subject.specification.batching!r}"
+    for got, right, position in zip(found, expected, positions, strict=True):
+        if got is None or right is None:
+            continue
+        name = subject.every(sample)[position].name
+        failed = partial(Failure, NAME, name, where=subject.specification.where)
+        evidence: dict[str, Any] = {"sample": f"{sample} in float64", "batched": batched}
+        fault = form_fault(got, right, strides=False)
+        if fault is not None:
+            aspect, mine, theirs = fault
+            message = (
+                f"with {claim}, one call for a batch of {batched} returns `{name}` with the {aspect} {mine}, "
+                f"and calls for each example with {theirs}"
+            )
+            yield failed(
+                cause=aspect if aspect in CAUSES else "kernel-mismatch",
+                message=message,
+                evidence={**evidence, "got": mine, "expected": theirs},
+            )
+            continue
+        difference = _difference(got, right)
+        if difference is not None:
+            message = (
+                f"{claim} is not so: in a batch of {batched}, `{name}` is not what each example gives alone: "
+                f"{difference}"
+            )
+            yield failed(
+                cause="kernel-mismatch", message=message, evidence={**evidence, **difference.evidence()}
+            )
+
+
+def _difference(got: Tensor, right: Tensor) -> Difference | None:
+    return off_gradcheck(got, right) if is_inexact(right) else unequal(got, right)
+
+
+BATCHING = Property(NAME, "one call for a batch gives what each example gives alone", run)

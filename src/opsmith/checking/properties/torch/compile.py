@@ -1,0 +1,238 @@
+"""Compiled code gives what the operator gives: static and dynamic, forward and backward, in one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.properties.torch.compiled_calls import (
+    FOLLOWED,
+    Grads,
+    Ran,
+    faults,
+    grads_for,
+    other_sizes,
+    reason_of,
+    refused,
+    run_step,
+    step_of,
+)
+from opsmith.checking.properties.torch.mapping import Fault
+from opsmith.checking.property import Findings, Note, Property, Skipped, raised
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.subject import Subject
+
+NAME = "compile"
+
+Flats = list[tuple[Sample, list[Any]]]
+
+
+def run(subject: Subject) -> Findings:
+    """Compile one function that calls the operator on all samples; run it forward and backward."""
+    if not subject.effort.compiled:
+        yield Skipped(f"the effort is `{subject.effort.name}`, which compiles nothing")
+        return
+    flats: Flats = []
+    for sample in subject.samples:
+        if sample.origin:
+            continue
+        if any(isinstance(value, torch.Generator) for value in sample.flat):
+            yield Note("a sample with a generator was left out: torch does not compile a call with one")
+            continue
+        try:
+            subject.call(sample, sample.at())
+        except Exception as error:
+            refuse_own(error)
+            yield raised(NAME, subject, error, str(sample))
+            continue
+        flats.append((sample, sample.at()))
+    if not flats:
+        yield Skipped("no sample can be compiled")
+        return
+    ran = False
+    for backend in ("aot_eager", "inductor") if subject.effort.name == "thorough" else ("aot_eager",):
+        for dynamic in (False, True):
+            trial = Trial(subject, backend, dynamic)
+            yield from trial.compare(_resizable(subject, flats) if dynamic else flats)
+            ran = ran or trial.ran
+            if trial.failed:
+                return  # what is known to be wrong needs no second message
+    if not ran:
+        yield Skipped("nothing of it could be compiled")
+
+
+def _resizable(subject: Subject, flats: Flats) -> Flats:
+    """What is compiled for any size: one sample that comes in other sizes; all for thorough effort."""
+    if subject.effort.name == "thorough":
+        return flats
+    return [row for row in flats if other_sizes(subject, row[0]) is not None][:1] or flats[:1]
+
+
+class Trial:
+    """One way to compile, and whether it went well.
+
+    Args:
+        subject: What is under check.
+        backend: Name of torch's backend.
+        dynamic: Whether sizes are symbols.
+    """
+
+    def __init__(self, subject: Subject, backend: str, dynamic: bool) -> None:
+        self.subject, self.backend, self.dynamic = subject, backend, dynamic
+        self.ran = self.failed = False
+
+    def __str__(self) -> str:
+        sizes = "dynamic=True" if self.dynamic else "dynamic=False"
+        return f"torch.compile(..., {sizes}, backend={self.backend!r})"
+
+    def compare(self, flats: Flats) -> Findings:
+        """Compile all samples together; where that does not go, each alone, to tell which it is."""
+        try:
+            eager, grads = self._eager(flats)
+        except Exception as error:
+            refuse_own(error)
+            words = f"it was left out, since it raises without `torch.compile`: {reason_of(error)}"
+            yield Note(f"{words}: see `gradient`")
+            return
+        step = self._compiled(fullgraph=True)
+        try:
+            with quiet():
+                found = run_step(self.subject, step, flats, grads)
+        except Exception as error:
+            refuse_own(error)
+            if len(flats) > 1 and not _breaks(error):
+                for one in flats:
+                    yield from self.compare([one])
+                return
+            yield from self._again(flats, eager, grads, error)
+            return
+        self.ran = True
+        yield from self._judged(flats, eager, found, grads)
+        if self.dynamic and not self.failed:
+            yield from self._resized(step, flats)
+
+    def _eager(self, flats: Flats) -> tuple[list[Ran], Grads]:
+        grads = grads_for(self.subject, run_step(self.subject, step_of(self.subject), flats))
+        return run_step(self.subject, step_of(self.subject), flats, grads), grads
+
+    def _compiled(self, *, fullgraph: bool) -> Any:
+        step = step_of(self.subject)
+        return torch.compile(step, backend=self.backend, dynamic=self.dynamic, fullgraph=fullgraph)
+
+    def _again(self, flats: Flats, eager: Sequence[Ran], grads: Grads, error: Exception) -> Findings:
+        """What does not compile whole: in pieces where it breaks the graph; else a refusal, or a fault."""
+        if _breaks(error):
+            yield Note(f"it breaks the graph: {reason_of(error)}")
+            try:
+                with quiet():
+                    found = run_step(self.subject, self._compiled(fullgraph=False), flats, grads)
+            except Exception as other:
+                refuse_own(other)
+                yield from self._refused(flats, other)
+                return
+            self.ran = True
+            yield from self._judged(flats, eager, found, grads)
+        else:
+            yield from self._refused(flats, error)
+
+    def _refused(self, flats: Flats, error: Exception) -> Findings:
+        reason = refused(self.subject, error)
+        samples = ", ".join(f"sample {sample.position}" for sample, _ in flats)
+        if reason is not None:
+            yield Note(f"{samples} of it cannot be compiled: {reason}")
+            return
+        self.failed = True
+        yield Failure(
+            NAME,
+            None,
+            "raises",
+            f"{self} raises where a call does not: {type(error).__name__}: {reason_of(error)}",
+            self.subject.specification.where,
+            {"sample": str(flats[0][0]), "exception": type(error).__name__},
+        )
+
+    def _judged(
+        self,
+        flats: Flats,
+        eager: Sequence[Ran],
+        found: Sequence[Ran],
+        grads: Grads,
+    ) -> Findings:
+        rows = zip(flats, eager, found, grads, strict=True)
+        for (sample, flat), right, got, given in rows:
+            for name, what, fault in faults(self.subject, sample, flat, right, got, given):
+                if fault.aspect == "graph" and (fault.got == FOLLOWED or self.subject.torch_operator is None):
+                    yield Note(f"compiled, {what} {fault.got}; without, it {fault.expected}")
+                    continue
+                self.failed = True
+                yield Failure(
+                    NAME,
+                    name,
+                    cause_of(fault),
+                    f"compiled by {self}, {what} is another than without: {fault}",
+                    self.subject.specification.where,
+                    {"sample": str(sample), **fault.evidence()},
+                )
+
+    def _resized(self, step: Any, flats: Flats) -> Findings:
+        """The same code on other sizes: it must give what a call gives, and need not be compiled anew."""
+        others: Flats = []
+        for sample, flat in flats:
+            other = other_sizes(self.subject, sample)
+            others.append((sample, flat) if other is None else (other, other.at()))
+        if all(other is sample for (other, _), (sample, _) in zip(others, flats, strict=True)):
+            return
+        try:
+            eager, grads = self._eager(others)
+        except Exception as error:
+            refuse_own(error)
+            return  # `forward` and `gradient` look at these inputs, too
+        try:
+            with quiet(), torch.compiler.set_stance("fail_on_recompile"):
+                found = run_step(self.subject, step, others, grads)
+        except Exception as error:
+            refuse_own(error)
+            if "recompile" not in str(error):
+                yield from self._refused(others, error)
+                return
+            why = _why_anew(error)
+            if why is not None:
+                yield Note(f"with dynamic=True it is compiled anew for other sizes: {why}")
+            try:
+                with quiet():
+                    found = run_step(self.subject, step, others, grads)
+            except Exception as other_error:
+                refuse_own(other_error)
+                yield from self._refused(others, other_error)
+                return
+        yield from self._judged(others, eager, found, grads)
+
+
+def cause_of(fault: Fault) -> str:
+    """The word for what is wrong with a result or gradient of compiled code."""
+    return "missing-gradient" if fault.aspect == "graph" else fault.cause
+
+
+def _breaks(error: BaseException) -> bool:
+    """Whether it is dynamo that says that it cannot trace something, and not the operator that raises."""
+    return type(error).__name__ in ("Unsupported", "UserError", "ArgsMismatchError")
+
+
+def _why_anew(error: BaseException) -> str | None:
+    """The guard that did not hold; None where that is not about sizes."""
+    text = str(error)
+    if "duck sizing" in text or "stride mismatch" in text:  # sizes that were equal, or a layout, by chance
+        return None
+    return next(
+        (line.strip(" -") for line in text.splitlines() if line.strip().startswith("- ")), reason_of(error)
+    )
+
+
+COMPILE = Property(
+    NAME, "compiled code gives what the operator gives, forward and backward", run, apart=True, varied=True
+)

@@ -1,0 +1,346 @@
+"""Calls of an operator as one plain function of tensors, which can be compiled, and one run of it."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from opsmith import errors
+from opsmith.checking.calls import called
+from opsmith.checking.numerics.autodiff import dense, with_gradient
+from opsmith.checking.properties.numeric.differentiable import differentiated
+from opsmith.checking.properties.torch.batched_gradients import gradients_of
+from opsmith.checking.properties.torch.mapping import Fault, Loop, OneByOne
+from opsmith.checking.samples.batches import own_dtype
+from opsmith.checking.samples.layouts import incoming
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.subject import Subject
+
+Grads = Sequence[Sequence[Tensor | None]]
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one call gave.
+
+    Args:
+        results: Its results, detached.
+        followed: Which of them autograd followed.
+        gradients: The gradients by the differentiated arguments, zeros where autograd has none.
+    """
+
+    results: tuple[Tensor, ...]
+    followed: tuple[bool, ...]
+    gradients: tuple[Tensor, ...]
+
+    def like(self, results: tuple[Tensor, ...]) -> Ran:
+        """Other results of the same call, of which nothing is known of autograd."""
+        return Ran(results, self.followed, ())
+
+
+def step_of(subject: Subject) -> Callable[[Any], Any]:
+    """A function that makes several calls: it takes their arguments, and returns what each returns.
+
+    Its code is new each time: torch compiles one code a few times only, for whatever it is called with.
+    """
+    adopted = subject.specification.adopted
+    if subject.apply is not None and adopted is not None:
+        target: Any = adopted.function_class
+
+        def step(calls: Any) -> Any:
+            return [target.apply(*args) for args, _ in calls]
+
+    else:
+        target = subject.torch_operator if subject.foreign else subject.operator
+
+        def step(calls: Any) -> Any:
+            return [target(*args, **kwargs) for args, kwargs in calls]
+
+    code = step.__code__.replace(co_name=f"step_{next(_numbers)}")
+    return types.FunctionType(code, step.__globals__, code.co_name, None, step.__closure__)
+
+
+def call_of(subject: Subject, sample: Sample, flat: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of one call, as `step_of` makes it."""
+    schema, values = sample.flattening.schema, sample.flattening.pack(flat)
+    adopted = subject.specification.adopted
+    if subject.apply is not None and adopted is not None:
+        return tuple(adopted.spread(values)), {}
+    args, kwargs = schema.dispatched(values) if subject.foreign else schema.split(values)
+    return tuple(args), dict(kwargs)
+
+
+def places_of(subject: Subject, sample: Sample) -> tuple[int, ...]:
+    """The arguments that a sample is differentiated by."""
+    return differentiated(subject, sample).places
+
+
+def run_step(
+    subject: Subject,
+    step: Callable[[Any], Any],
+    flats: Sequence[tuple[Sample, Sequence[Any]]],
+    grads: Grads | None = None,
+) -> list[Ran]:
+    """Run a step, and a backward through all that it gives.
+
+    Args:
+        subject: What is under check.
+        step: As of `step_of`, compiled or not.
+        flats: Each sample, and the flat arguments to call it with.
+        grads: For each call the gradient of each result, None for one that is not followed; no backward is
+            run by default.
+    """
+    lengths = [len(flat) for _, flat in flats]
+    every = [value for _, flat in flats for value in flat]
+    places = [
+        sum(lengths[:at]) + place
+        for at, (sample, _) in enumerate(flats)
+        for place in places_of(subject, sample)
+    ]
+
+    def call(given: list[Any]) -> Any:
+        rows = _apart(given, lengths)
+        return step([call_of(subject, sample, row) for (sample, _), row in zip(flats, rows, strict=True)])
+
+    with subject.seeded():
+        found, returned = called(call, every, places)
+    leaves = _apart(found, lengths)
+    answers = []
+    results = [tuple(tensors_inside(each)) for each in returned]
+    followed = [tuple(map(with_gradient, each)) for each in results]
+    wanted = [
+        [flat[place] for place in places_of(subject, s)] for (s, _), flat in zip(flats, leaves, strict=True)
+    ]
+    gradients = _backward(results, wanted, grads) if grads is not None else [()] * len(results)
+    for each, follows, mine in zip(results, followed, gradients, strict=True):
+        answers.append(Ran(tuple(value.detach() for value in each), follows, tuple(mine)))
+    return answers
+
+
+def _apart(values: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
+    """Values in rows of these lengths."""
+    rest = iter(values)
+    return [list(itertools.islice(rest, length)) for length in lengths]
+
+
+def _backward(
+    results: Sequence[Sequence[Tensor]], wanted: Sequence[Sequence[Tensor]], grads: Grads
+) -> list[list[Tensor]]:
+    """One backward through all calls, whose gradients are given out to each."""
+    pairs = [
+        (value, grad)
+        for each, given in zip(results, grads, strict=True)
+        for value, grad in zip(each, given, strict=False)
+        if grad is not None and with_gradient(value)
+    ]
+    inputs = [value for each in wanted for value in each]
+    if not pairs or not inputs:
+        return [[] for _ in results]
+    every = torch.autograd.grad(
+        [value for value, _ in pairs], inputs, [grad for _, grad in pairs], allow_unused=True
+    )
+    found = iter(dense(every))
+    return [
+        [torch.zeros_like(value) if grad is None else grad for value, grad in zip(each, found, strict=False)]
+        for each in wanted
+    ]
+
+
+def grads_for(subject: Subject, runs: Sequence[Ran]) -> Grads:
+    """Random gradients for the results of each call; None for those that are not followed."""
+    generator = subject.generator()
+    return [
+        [
+            incoming(value, generator) if followed else None
+            for value, followed in zip(ran.results, ran.followed, strict=True)
+        ]
+        for ran in runs
+    ]
+
+
+def tensors_inside(value: Any) -> Iterator[Tensor]:
+    """The tensors in what a call returns, however they lie."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_inside(each)
+
+
+def names_of(subject: Subject, sample: Sample, flat: Sequence[Any]) -> list[str]:
+    """The names of the results that are tensors, in the order in which a step gives them."""
+    with torch.no_grad():
+        values = subject.call(sample, flat)
+    pairs = zip(subject.results(sample), values, strict=True)
+    return [result.name for result, value in pairs if isinstance(value, Tensor)]
+
+
+def other_sizes(subject: Subject, sample: Sample) -> Sample | None:
+    """An input that was derived from a sample and has other sizes than it, none of them 0 or 1."""
+    for other in subject.samples:
+        if other.origin.startswith(f"sample {sample.position} ") and _resized(sample, other):
+            return other
+    return None
+
+
+def _resized(sample: Sample, other: Sample) -> bool:
+    if other.flattening.lengths != sample.flattening.lengths or len(other.flat) != len(sample.flat):
+        return False
+    changed = False
+    for one, two in zip(sample.flat, other.flat, strict=True):
+        if not isinstance(one, Tensor) or not isinstance(two, Tensor):
+            if type(one) is not type(two) or (not isinstance(one, Tensor) and one != two):
+                return False
+            continue
+        if one.dim() != two.dim() or one.dtype != two.dtype:
+            return False
+        for before, after in zip(one.shape, two.shape, strict=True):
+            if before != after and min(before, after) < 2:
+                return False  # 0 and 1 are always compiled for themselves
+            changed = changed or before != after
+    return changed
+
+
+FOLLOWED = "is followed by autograd"
+
+
+def faults(
+    subject: Subject, sample: Sample, flat: Sequence[Any], eager: Ran, found: Ran, grads: Sequence[Any]
+) -> Iterator[tuple[str, str, Fault]]:
+    """What is wrong with one call: the name of a result or argument, how messages call it, and the fault.
+
+    Args:
+        subject: What is under check.
+        sample: The sample.
+        flat: Its flat arguments.
+        eager: What the operator itself gives.
+        found: What is to be held to it.
+        grads: The gradient of each result, None for one that is not followed.
+    """
+    names = names_of(subject, sample, flat)
+    if len(found.results) != len(eager.results):
+        counts = str(len(found.results)), str(len(eager.results))
+        yield names[0] if names else "result", "the number of results", Fault("count", *counts)
+        return
+    draws = subject.draws
+    ours = subject.apply is None and not subject.specification.opaque
+    plain = partial(_tensors, subject.plain(sample)) if ours else None
+    call = partial(_tensors, partial(subject.call, sample))
+    results = _loop(subject, sample, call, flat, plain)
+    for position, (name, got, right) in enumerate(zip(names, found.results, eager.results, strict=True)):
+        fault = _form(got, right) if draws else results.fault(position, got.unsqueeze(0))
+        if fault is not None:
+            yield name, f"`{name}`", fault
+        elif found.followed[position] != eager.followed[position]:
+            words = FOLLOWED, "is not followed by autograd"
+            mine, theirs = words if found.followed[position] else reversed(words)
+            yield name, f"`{name}`", Fault("graph", mine, theirs)
+    if draws or not found.gradients or found.followed != eager.followed:
+        return
+    places = places_of(subject, sample)
+    one = partial(gradients_of, call, places, len(flat))
+    surrogate = subject.specification.gradients.surrogate
+    instead = None if plain is None or surrogate else partial(gradients_of, plain, places, len(flat))
+    gradients = _loop(subject, sample, one, [*flat, *grads], instead)
+    for position, (place, got) in enumerate(zip(places, found.gradients, strict=False)):
+        fault = gradients.fault(position, got.unsqueeze(0))
+        if fault is not None:
+            label = sample.labels[place]
+            yield label, f"the gradient of `{label}`", fault
+
+
+def _tensors(function: Callable[..., Any], flat: Sequence[Any]) -> list[Any]:
+    """The results that are tensors."""
+    return [each for each in function(flat) if each is not None]
+
+
+def _loop(
+    subject: Subject, sample: Sample, function: OneByOne, flat: Sequence[Any], instead: OneByOne | None
+) -> Loop:
+    """A loop over one example alone: what holds for a batch of one."""
+    dtype, truth = own_dtype(sample), subject.has_truth
+    return Loop(function, [[*flat]], (), subject.generator(), truth, dtype, instead=instead)
+
+
+def _form(got: Any, right: Any) -> Fault | None:
+    for aspect in ("shape", "dtype"):
+        if getattr(got, aspect) != getattr(right, aspect):
+            return Fault(aspect, str(getattr(got, aspect)), str(getattr(right, aspect)))
+    return None
+
+
+def refused(subject: Subject, error: BaseException) -> str | None:
+    """Why torch, or opsmith, does not take it; None where it should."""
+    for each in chain(error):
+        if isinstance(each, errors.MissingFakeError):
+            return f"there is no fake kernel: {each.mend}"
+        if isinstance(each, errors.TransformError) or "TransformError" in str(each):
+            return reason_of(each)
+        if type(each).__name__ in ("InternalTorchDynamoError", "InvalidCxxCompiler", "NotImplementedError"):
+            return f"{type(each).__name__}: {reason_of(each)}"
+    if _of_symbol(error):  # a whole number that is given may be any, where sizes may
+        return f"it does not take a symbol for a whole number: {reason_of(error)}"
+    own = subject.specification.own
+    if subject.foreign and (own is None or not own.fake):
+        return f"there is no fake kernel: {reason_of(error)}"
+    if subject.torch_operator is None:  # torch promises to compile few of the classes that people write
+        return f"{type(error).__name__}: {reason_of(error)}"
+    return None
+
+
+def _of_symbol(error: BaseException) -> bool:
+    """Whether it is about a symbol; a schema names their type too, in an error about anything."""
+    return any("SymInt" in line and "::" not in line for line in str(error).splitlines())
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that led to it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def reason_of(error: BaseException) -> str:
+    """The lines of an error of torch that say what it is about."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("Explanation: ")]
+    return " ".join([lines[0], *told[:1]]) if lines else type(error).__name__
+
+
+def load_compiler() -> float:
+    """Have torch load what the properties need of it, and return how many seconds that took.
+
+    Fake tensors, modes and `torch.func.vjp` load torch's compiler, a backward of given gradients what it
+    computes sizes with, and forward mode its rules: a second or two for the first operator of a process that
+    are no property's, and nothing for those that follow.
+
+    Example:
+        >>> _ = load_compiler()
+        >>> load_compiler() < 1
+        True
+    """
+    start, before = time.perf_counter(), len(sys.modules)
+    with quiet(), forward_ad.dual_level():
+        torch.compiler.disable(_nothing)
+        forward_ad.make_dual(torch.zeros(1), torch.ones(1))
+    if len(sys.modules) > before:
+        gc.collect()  # else the first property would have to look through all that was loaded
+    return time.perf_counter() - start
+
+
+def _nothing() -> None:
+    """What is never compiled."""

@@ -1,0 +1,200 @@
+"""An exported program calls the operator, and gives what it gives: for these sizes, and for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.properties.torch.compiled_calls import (
+    call_of,
+    faults,
+    other_sizes,
+    reason_of,
+    refused,
+    run_step,
+    step_of,
+    tensors_inside,
+)
+from opsmith.checking.property import Findings, Note, Property, Skipped
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.subject import Subject
+
+NAME = "export"
+
+Flats = list[tuple[Sample, list[Any]]]
+
+
+class Calls(torch.nn.Module):
+    """A model that calls an operator several times: the tensors are its inputs, the rest it knows.
+
+    Args:
+        subject: What is called.
+        flats: Each sample, and the flat arguments to call it with.
+    """
+
+    def __init__(self, subject: Subject, flats: Flats) -> None:
+        super().__init__()
+        self.step: Callable[[Any], Any] = step_of(subject)
+        self.calls = [call_of(subject, sample, flat) for sample, flat in flats]
+
+    def forward(self, *given: Tensor) -> Any:
+        """What each call returns."""
+        rest = iter(given)
+        return self.step([(_filled(args, rest), _filled(kwargs, rest)) for args, kwargs in self.calls])
+
+
+def _filled(value: Any, given: Any) -> Any:
+    """Arguments, with the tensors among them replaced, in their order."""
+    if isinstance(value, Tensor):
+        return next(given)
+    if isinstance(value, list | tuple):
+        return type(value)([_filled(each, given) for each in value])
+    if isinstance(value, dict):
+        return {name: _filled(each, given) for name, each in value.items()}
+    return value
+
+
+def _inputs(subject: Subject, flats: Flats) -> tuple[Tensor, ...]:
+    """The tensors of several calls, as `Calls` takes them."""
+    calls = [call_of(subject, sample, flat) for sample, flat in flats]
+    return tuple(
+        tensor
+        for args, kwargs in calls
+        for value in (*args, *kwargs.values())
+        for tensor in tensors_inside(value)
+    )
+
+
+def run(subject: Subject) -> Findings:
+    """Export one model that calls the operator on all samples, and one that takes other sizes."""
+    if not subject.effort.compiled:
+        yield Skipped(f"the effort is `{subject.effort.name}`, which compiles nothing")
+        return
+    flats: Flats = []
+    for sample in subject.samples:
+        if sample.origin or not any(isinstance(value, Tensor) for value in sample.flat):
+            continue
+        if any(isinstance(value, torch.Generator) for value in sample.flat):
+            yield Note("a sample with a generator was left out: no exported program takes one")
+            continue
+        try:
+            subject.call(sample, sample.at())
+        except Exception as error:
+            refuse_own(error)
+            yield Note(f"{sample} was left out, since it raises without `torch.export`: {reason_of(error)}")
+            continue
+        flats.append((sample, sample.at()))
+    ran: list[str] = []
+    if flats:
+        yield from _static(subject, flats, ran)
+        yield from _dynamic(subject, flats, ran)
+    if not ran:
+        yield Skipped("nothing of it could be exported" if flats else "no sample can be exported")
+
+
+def _static(subject: Subject, flats: Flats, ran: list[str]) -> Findings:
+    try:
+        with quiet(), torch.no_grad():
+            program = torch.export.export(Calls(subject, flats), _inputs(subject, flats), strict=False)
+    except Exception as error:
+        refuse_own(error)
+        if len(flats) > 1:  # which of them it is
+            for one in flats:
+                yield from _static(subject, [one], ran)
+            return
+        yield from _refused(subject, flats, error)
+        return
+    ran.append("static")
+    yield from _node(subject, program, len(flats))
+    yield from _compared(subject, program, flats)
+
+
+def _dynamic(subject: Subject, flats: Flats, ran: list[str]) -> Findings:
+    """Export a sample whose sizes are seen to vary, and run the program on other sizes."""
+    pairs = [(row, other_sizes(subject, row[0])) for row in flats]
+    for (sample, flat), other in [(row, other) for row, other in pairs if other is not None][:1]:
+        assert other is not None
+        others = [(other, other.at())]
+        inputs, resized = _inputs(subject, [(sample, flat)]), _inputs(subject, others)
+        dims = tuple(
+            {
+                dim: torch.export.Dim.AUTO
+                for dim, sizes in enumerate(zip(one.shape, two.shape, strict=True))
+                if sizes[0] != sizes[1]
+            }
+            for one, two in zip(inputs, resized, strict=True)
+        )
+        try:
+            with quiet(), torch.no_grad():
+                program = torch.export.export(
+                    Calls(subject, [(sample, flat)]), inputs, dynamic_shapes=(dims,), strict=False
+                )
+        except Exception as error:
+            refuse_own(error)
+            yield from _refused(subject, [(sample, flat)], error)
+            return
+        ran.append("dynamic")
+        try:
+            yield from _compared(subject, program, others)
+        except Exception as error:
+            refuse_own(error)
+            yield Note(f"exported with dynamic sizes, it takes no others: {reason_of(error)}")
+
+
+def _node(subject: Subject, program: Any, calls: int) -> Findings:
+    """The operator itself must be in the program, for others to give it another implementation."""
+    if subject.torch_operator is None or subject.specification.inline:
+        return
+    name = str(subject.torch_operator)
+    targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    if targets.count(name) >= calls:
+        return
+    others = ", ".join(dict.fromkeys(targets)) or "nothing"
+    message = f"the exported program calls `{name}` {targets.count(name)} times of {calls}, and {others}"
+    yield Failure(NAME, None, "unknown", message, subject.specification.where, {"targets": others})
+
+
+def _compared(subject: Subject, program: Any, flats: Flats) -> Findings:
+    """Hold what a program gives to what the operator gives."""
+    eager = run_step(subject, step_of(subject), flats)
+    module = program.module()
+    inputs = _inputs(subject, flats)
+    with quiet(), subject.seeded(), torch.no_grad():
+        returned = module(*inputs)
+    for (sample, flat), right, each in zip(flats, eager, returned, strict=True):
+        got = right.like(tuple(tensors_inside(each)))
+        for name, what, fault in faults(subject, sample, flat, right, got, ()):
+            yield Failure(
+                NAME,
+                name,
+                fault.cause,
+                f"in an exported program, {what} is another than without: {fault}",
+                subject.specification.where,
+                {"sample": str(sample), **fault.evidence()},
+            )
+
+
+def _refused(subject: Subject, flats: Sequence[tuple[Sample, Any]], error: Exception) -> Findings:
+    reason = refused(subject, error)
+    sample = flats[0][0]
+    if reason is not None:
+        yield Note(f"sample {sample.position} cannot be exported: {reason}")
+        return
+    yield Failure(
+        NAME,
+        None,
+        "raises",
+        f"torch.export.export(..., strict=False) raises where a call does not: {type(error).__name__}: "
+        f"{reason_of(error)}",
+        subject.specification.where,
+        {"sample": str(sample), "exception": type(error).__name__},
+    )
+
+
+EXPORT = Property(NAME, "an exported program calls it, and gives what it gives", run, apart=True, varied=True)

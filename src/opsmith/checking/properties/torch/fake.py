@@ -1,0 +1,290 @@
+"""The fake kernel tells the form of the real results: tracing, compiling and exporting build on it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.checking.exceptions import WrongCountError, WrongFormError, refuse_own
+from opsmith.checking.numerics.compare import form_fault
+from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.cases import NARROW, WIDE, named, short
+from opsmith.checking.samples.sample import Sample, replica
+from opsmith.checking.samples.variations import form_of
+from opsmith.checking.subject import Subject
+from opsmith.core.location import where
+from opsmith.torch_library import capabilities
+
+NAME = "fake"
+
+
+def run(subject: Subject) -> Findings:
+    """Compare the form on fake tensors with the real one: in each dtype, transposed, at symbolic sizes."""
+    forms: set[tuple[Any, ...]] = set()
+
+    def look(subject: Subject, sample: Sample) -> Findings:
+        form = form_of(sample)
+        if not sample.origin or form not in forms:  # other numbers alone are as good as none here
+            yield from _sample(subject, sample)
+        forms.add(form)
+
+    yield from each_sample(NAME, subject, look)
+
+
+SYMBOLIC = {"quick": 0, "default": 1, "thorough": 60}
+"""How many samples are run at symbolic sizes."""
+
+
+def _sample(subject: Subject, sample: Sample) -> Findings:
+    for what, case, flat in _cases(subject, sample):
+        try:
+            results = subject.call(sample, flat)
+        except Exception as error:
+            refuse_own(error)
+            yield Note(f"{what} was left out, since it does not run there: {first_line(error)}")
+            continue
+        found = [*compare_fake(NAME, subject, sample, flat, results, case)]
+        yield from found
+        if any(isinstance(finding, Failure) for finding in found):
+            return  # what is known to be wrong needs no second message
+    if sample.position < SYMBOLIC[subject.effort.name]:
+        flat = sample.at()
+        try:
+            results = subject.call(sample, flat)
+        except Exception as error:
+            refuse_own(error)
+            return  # said above
+        yield from compare_symbolic(NAME, subject, sample, flat, results, str(sample))
+
+
+def _cases(subject: Subject, sample: Sample) -> Iterator[tuple[str, str, list[Any]]]:
+    """Arguments to try: what they are, the whole case in words, and the arguments themselves.
+
+    A form depends on dtypes much as in every other sample: all of them are tried in the first one alone.
+    """
+    every = subject.effort.name == "thorough" or not sample.position
+    for device in subject.devices:
+        for dtype in _dtypes(subject) if sample.inexact and every else ():
+            if sample.takes(dtype):
+                yield short(dtype), named(sample, dtype, device), sample.at(dtype, device)
+        if not (sample.inexact and every):
+            yield str(sample), f"{sample} on {device.type}", sample.at(device=device)
+    if sample.origin or (sample.position > 1 and not every):
+        return
+    flat = [_turned(value) for value in sample.at()]
+    yield f"{sample} transposed in memory", f"{sample}, transposed in memory", flat
+
+
+def _dtypes(subject: Subject) -> tuple[torch.dtype, ...]:
+    if subject.single_precision:
+        return (torch.float32,)
+    return (torch.float32, torch.bfloat16) if subject.effort.name == "quick" else (*WIDE, *NARROW)
+
+
+def _turned(value: Any) -> Any:
+    """The same numbers, in another order in memory."""
+    if not isinstance(value, Tensor) or value.dim() < 2:
+        return value
+    return value.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+FAKE = Property(NAME, "the fake kernel tells the form of the real results", run, varied=True)
+
+
+def compare_fake(
+    check: str,
+    subject: Subject,
+    sample: Sample,
+    flat: Sequence[Any],
+    results: Sequence[Tensor | None],
+    case: str,
+) -> Findings:
+    """Run the operator on fake tensors; hold shape, dtype, stride and device to those of the real results.
+
+    Args:
+        check: Name of the property that asks.
+        subject: What is under check.
+        sample: The sample.
+        flat: Its arguments.
+        results: What the operator returned for them.
+        case: Sample, dtype and device, in words.
+    """
+    place = fake_place(subject)
+    on_meta = not capabilities.on("fake_tensors")  # there, no device is told
+    mode = capabilities.fake_mode()
+    faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
+    try:
+        with _silent(), mode:
+            fakes = subject.call(sample, faked)
+    except (WrongCountError, WrongFormError) as error:
+        message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
+        yield Failure(check, error.result, "fake-mismatch", message, place, {"sample": case})
+        return
+    except Exception as error:
+        refuse_own(error)
+        if on_meta and "not an accelerator" in str(error):  # torch, of a generator for this device
+            yield Note("the fake kernel was left out: it makes a generator, and the device `meta` has none")
+            return
+        reason = _no_fake(subject, error)
+        if reason is not None:
+            yield Note(reason)
+            return
+        failure = raised(check, subject, error, case)
+        message = f"on fake tensors, where there is a form and no data, it raises {failure.message}"
+        yield replace(failure, cause="fake-mismatch", message=message)
+        return
+    for fake, real, result in zip(fakes, results, subject.results(sample), strict=True):
+        if real is None and fake is None:
+            continue
+        if real is None or fake is None:
+            words = "None" if fake is None else "a tensor"
+            yield Failure(
+                check,
+                result.name,
+                "fake-mismatch",
+                f"on fake tensors `{result.name}` is {words}, and on real ones it is not",
+                place,
+                {"sample": case},
+            )
+            continue
+        fault = form_fault(fake, real.to("meta") if on_meta else real, strides=True)
+        if fault is None:
+            continue
+        aspect, mine, right = fault
+        if aspect == "stride" and _by_torch(subject, sample, flat, result.name, real):
+            yield Note(
+                f"torch tells other strides of `{result.name}` on fake tensors: {mine}, and {right} really"
+            )
+            continue
+        yield Failure(
+            check,
+            result.name,
+            "fake-mismatch",
+            f"the fake kernel gives `{result.name}` the {aspect} {mine}, and the real one {right}: "
+            "code compiled for the one would be wrong for the other",
+            place,
+            {"sample": case, "fake": mine, "real": right},
+        )
+
+
+def _by_torch(subject: Subject, sample: Sample, flat: Sequence[Any], name: str, real: Tensor) -> bool:
+    """Whether it is torch that tells other strides on fake tensors, of what the operator is made of."""
+    specification = subject.specification
+    if subject.torch_operator is None:
+        return True
+    if specification.fake is not None or subject.foreign or specification.own is not None:
+        return False
+    names = [each.name for each in subject.results(sample)]
+    alone = subject.plain(sample)([replica(value) for value in flat])[names.index(name)]
+    return form_fault(alone, real, strides=True) is None
+
+
+def compare_symbolic(
+    check: str,
+    subject: Subject,
+    sample: Sample,
+    flat: Sequence[Any],
+    results: Sequence[Tensor | None],
+    case: str,
+) -> Findings:
+    """Run the operator on fake tensors whose sizes are symbols; hold sizes of results to the real ones.
+
+    An operator that fixes a size, or does not run on symbols, is right, and compiled anew for each size: a
+    note says so.
+
+    Args:
+        check: Name of the property that asks.
+        subject: What is under check.
+        sample: The sample.
+        flat: Its arguments.
+        results: What the operator returned for them.
+        case: Sample, dtype and device, in words.
+    """
+    mode = capabilities.symbolic_mode()
+    if mode is None:
+        yield Note("sizes that are symbols were left out: they need the capability `fake_tensors`")
+        return
+    faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
+    try:
+        with _silent(), mode:
+            fakes = subject.call(sample, faked)
+    except Exception as error:
+        refuse_own(error)
+        yield Note(
+            f"it does not run where sizes are symbols, so that code is compiled for each size: "
+            f"{type(error).__name__}: {first_line(error)}"
+        )
+        return
+    for fake, real, result in zip(fakes, results, subject.results(sample), strict=True):
+        if real is None or fake is None:
+            continue
+        sizes = [mode.size(size) for size in fake.shape]
+        known = len(sizes) == real.dim() and all(
+            size is None or size == right for size, right in zip(sizes, real.shape, strict=True)
+        )
+        if not known:
+            yield Failure(
+                check,
+                result.name,
+                "fake-mismatch",
+                f"where sizes are symbols, as in code that is compiled for any size, `{result.name}` has the "
+                f"shape {sizes}, and really {list(real.shape)}",
+                fake_place(subject),
+                {"sample": case, "fake": str(sizes), "real": str(list(real.shape))},
+            )
+    for label, fake in zip(sample.labels, faked, strict=True):
+        if not isinstance(fake, Tensor):
+            continue
+        fixed = [place for place, size in enumerate(fake.shape) if mode.fixed(size)]
+        if fixed:
+            dimensions = ", ".join(f"{place}" for place in fixed)
+            yield Note(
+                f"it fixes the size of `{label}` in dimension {dimensions}: code is compiled anew for each "
+                "other size"
+            )
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """A region in which torch does not log what it then raises."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def fake_place(subject: Subject) -> str:
+    """Where the fake kernel is written; or what it is derived from."""
+    specification = subject.specification
+    own = specification.own is not None and specification.own.fake
+    return "its own fake kernel" if own else where(specification.fake or specification.reference)
+
+
+def _no_fake(subject: Subject, error: Exception) -> str | None:
+    """Why it has no form on fake tensors, where it promises none."""
+    if isinstance(error, errors.MissingFakeError):
+        return f"the fake kernel was left out, since there is none: {error.mend}"
+    if isinstance(error, errors.TransformError):
+        return f"it is refused on fake tensors: {first_line(error)}"
+    own = subject.specification.own
+    if subject.foreign and (own is None or not own.fake):
+        return (
+            "the fake kernel was left out, since there is none: `torch.library.register_fake` gives it one; "
+            f"without, {type(error).__name__}: {first_line(error)}"
+        )
+    if subject.torch_operator is None:
+        return (
+            "its forward does not run on fake tensors, where there is a form and no data, so that it cannot "
+            f"be traced: {type(error).__name__}: {first_line(error)}"
+        )
+    return None

@@ -1,0 +1,314 @@
+"""Ways to batch the arguments of a sample, and a call under `torch.func.vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.exceptions import stated
+from opsmith.checking.numerics.compare import Difference, form_fault, unequal
+from opsmith.checking.numerics.truth import Measure, Truth
+from opsmith.checking.property import first_line
+from opsmith.checking.samples.batches import side_by_side
+from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.subject import Subject
+from opsmith.core.calls import tensors_in
+from opsmith.core.location import where
+
+SIZE = 3
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to batch the arguments of a sample.
+
+    Args:
+        dims: For each argument that has a batch, its dimension.
+        out_dim: Where the batch lies in the results.
+        size: How many examples there are.
+        labels: How messages call the tensors among the arguments, by place.
+    """
+
+    dims: Mapping[int, int]
+    labels: Mapping[int, str]
+    out_dim: int = 0
+    size: int = SIZE
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{label}: {self.dims.get(place)}" for place, label in self.labels.items())
+        out = f", out_dims={self.out_dim}" if self.out_dim else ""
+        count = f"a batch of {self.size}" if self.size else "an empty batch"
+        return f"in_dims=({given}){out}, {count}"
+
+
+def ways(sample: Sample, *, every: bool) -> Iterator[Way]:
+    """The ways in which a sample is batched: all arguments, each alone, in first, last and mixed dimensions.
+
+    Args:
+        sample: The sample.
+        every: Whether to yield all of them; else, those that differ most.
+    """
+    labels = {
+        place: sample.labels[place] for place, value in enumerate(sample.flat) if isinstance(value, Tensor)
+    }
+    places = tuple(labels)
+    second = {place: min(1, sample.flat[place].dim()) for place in places}
+    yield Way(dict.fromkeys(places, 0), labels)
+    yield Way(dict.fromkeys(places, -1), labels, out_dim=-1)
+    if len(places) > 1:
+        yield from (Way({place: 0}, labels) for place in (places if every else places[-1:]))
+    if not every:
+        return
+    yield Way(second, labels)
+    if len(places) > 1:
+        mixed = {place: -1 if at % 2 else 0 for at, place in enumerate(places)}
+        yield Way(mixed, labels)
+    yield Way(dict.fromkeys(places, 0), labels, size=1)
+
+
+def map_over(
+    function: Any, batch: Sequence[Any], dims: Mapping[int, int], out_dim: int = 0, randomness: str = "error"
+) -> list[Tensor | None]:
+    """The results of a function under `vmap`, the batch in the first dimension; None where it gave None.
+
+    Args:
+        function: Takes flat arguments, returns results.
+        batch: Flat arguments.
+        dims: For each argument that has a batch, its dimension.
+        out_dim: Where `vmap` is to put the batch.
+        randomness: As of `vmap`.
+    """
+    tensors = [place for place, value in enumerate(batch) if isinstance(value, Tensor)]
+    there: list[bool] = []
+
+    def call(*given: Tensor) -> tuple[Tensor, ...]:
+        flat = list(batch)
+        for place, value in zip(tensors, given, strict=True):
+            flat[place] = value
+        results = list(function(flat))
+        there[:] = [result is not None for result in results]
+        return tuple(tensors_in(results))
+
+    over = torch.func.vmap(call, tuple(dims.get(place) for place in tensors), out_dim, randomness)
+    found = iter(over(*(batch[place] for place in tensors)))
+    return [next(found).movedim(out_dim, 0) if is_there else None for is_there in there]
+
+
+def rule_words(subject: Subject) -> str:
+    """What computes a batch, in words."""
+    specification = subject.specification
+    if specification.adopted is not None and subject.apply is not None:
+        if specification.adopted.vmap is not None:
+            return "its own rule for `vmap`"
+        return "the rule for `vmap` that torch derives from its forward"
+    if specification.own is not None:
+        return "its own rule for `vmap`" if specification.own.vmap else "`vmap`"
+    if specification.batching is not None:
+        return f"the rule for `vmap` that batching={specification.batching!r} makes"
+    return "the rule for `vmap` that follows from the reference"
+
+
+def own_rule(subject: Subject) -> bool:
+    """Whether its author wrote what computes a batch, or says that one call serves a batch."""
+    specification = subject.specification
+    if specification.adopted is not None and specification.adopted.vmap is not None:
+        return True
+    own = specification.own
+    return specification.batching is not None or (own is not None and own.vmap)
+
+
+def rule_place(subject: Subject) -> str:
+    """`file:line` of what computes a batch."""
+    adopted = subject.specification.adopted
+    if adopted is not None and adopted.vmap is not None:
+        return where(adopted.vmap)
+    return subject.specification.where
+
+
+def refusal(subject: Subject, error: Exception, *, empty: bool) -> str | None:
+    """Why `vmap` is not to be had, where torch or the author says so; None for a fault.
+
+    Args:
+        subject: What is under check.
+        error: What was raised.
+        empty: Whether a tensor has no elements, which not all of torch's own rules bear.
+    """
+    if isinstance(error, NotImplementedError):
+        return first_line(error)
+    # The words below are torch's only where torch says them.
+    if _inside_own_rule(subject, error) or stated(error):
+        return None
+    text = str(error)
+    if any(words in text for words in _REFUSALS) or (empty and not own_rule(subject)):
+        return f"{type(error).__name__}: {first_line(error)}"
+    return None
+
+
+def _inside_own_rule(subject: Subject, error: Exception) -> bool:
+    """Whether an exception passed through the author's own rule for `vmap`."""
+    adopted = subject.specification.adopted
+    code = getattr(getattr(adopted, "vmap", None), "__code__", None)
+    trace = error.__traceback__
+    while trace is not None:
+        if code is not None and trace.tb_frame.f_code is code:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+_REFUSALS = (
+    "In order to use an autograd.Function with functorch transforms",
+    "does not have vmap support",
+    "Batching rule not implemented",
+    "vmap: It looks like you're",
+    "vmap: inplace",
+    "vmap: aten::",
+    "accessing the data under vmap transform is not allowed",
+    "Cannot access data pointer of Tensor that doesn't have storage",
+    "data-dependent control flow",
+    "not supported with functorch",
+    "not supported under functorch",
+    "We do not support",
+    "not yet support",
+    "in randomness error mode",
+    "does not work with functorch",
+    "not compatible with functorch",
+)
+"""What torch says where it has no rule."""
+
+
+OneByOne = Callable[[list[Any]], Sequence[Tensor | None]]
+"""From the flat arguments of one example to its results."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What the examples give, one after the other.
+
+    Args:
+        function: Takes one example.
+        rows: The flat arguments of each example.
+        places: The arguments in which they differ.
+        generator: Source of what measures rounding.
+        has_truth: Whether a run in float64 is a better answer than one in the dtype itself.
+        dtype: dtype of floating arguments.
+        summed: Positions of results that are added up over the examples, and not stacked.
+        instead: What may compute a batch in the place of the function, and round as it does: the reference,
+            where the function runs a kernel.
+    """
+
+    function: OneByOne
+    rows: Sequence[list[Any]]
+    places: Sequence[int]
+    generator: torch.Generator
+    has_truth: bool
+    dtype: torch.dtype
+    summed: frozenset[int] = frozenset()
+    instead: OneByOne | None = None
+
+    @cached_property
+    def expected(self) -> list[Tensor | None]:
+        """The right results of the whole batch."""
+        return self._together(self.function, self._batch)
+
+    @cached_property
+    def _batch(self) -> list[Any]:
+        return side_by_side(self.rows, dict.fromkeys(self.places, 0))
+
+    def _together(self, function: OneByOne, batch: Sequence[Any]) -> list[Tensor | None]:
+        each = [
+            function(
+                [value[row].clone() if place in self.places else value for place, value in enumerate(batch)]
+            )
+            for row in range(len(self.rows))
+        ]
+        return [self._joined(position, column) for position, column in enumerate(zip(*each, strict=True))]
+
+    def _joined(self, position: int, column: Sequence[Tensor | None]) -> Tensor | None:
+        there = [each for each in column if each is not None]
+        if not there:
+            return None
+        stacked = torch.stack(there)
+        return stacked.sum(0) if position in self.summed else stacked
+
+    def fault(self, position: int, got: Tensor | None) -> Fault | None:
+        """What is wrong with a result; None where it is right, to rounding."""
+        right = self.expected[position]
+        if got is None and right is None:
+            return None
+        if got is None or right is None:
+            mine, theirs = ("None" if each is None else "a tensor" for each in (got, right))
+            return Fault("missing", mine, theirs)
+        form = form_fault(got, right, strides=False)
+        if form is not None:
+            return Fault(*form)
+        if unequal(got, right) is None or _near(got, right):
+            return None
+        found = [truth.judge(position, got.detach()) for truth in self._truths]
+        difference = next(iter(found))
+        return None if difference is None or None in found else Fault("value", difference=difference)
+
+    @cached_property
+    def _truths(self) -> list[Truth]:
+        """The right results with their bounds: measured only where something is not equal bit by bit."""
+        truths = []
+        for function in (self.function, self.instead):
+            if function is None:
+                continue
+            together = partial(self._together, function)
+            measure = Measure.of(together, self._batch, self.generator, has_truth=self.has_truth)
+            truths.append(measure.truth(self._batch, self.dtype))
+        return truths
+
+
+NEAR = 4
+"""Roundings of its largest element that a tensor may be off without its conditioning being measured: the same
+operations on a whole batch add up in another order, and little more."""
+
+
+def _near(got: Tensor, right: Tensor) -> bool:
+    """Whether no element is further off than a few roundings of the largest."""
+    if not is_inexact(right) or not right.numel() or not bool(right.isfinite().all()):
+        return False
+    return bool((got - right).abs().max() <= NEAR * torch.finfo(right.dtype).eps * right.abs().max())
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with one result of a batch.
+
+    Args:
+        aspect: `shape`, `dtype`, `device`, `missing` or `value`; of compiled code also `count`, of results,
+            and `graph`, whether autograd follows one; where numbers are drawn, `result`.
+        got: The form that came.
+        expected: The form that is right.
+        difference: Where the values differ.
+    """
+
+    aspect: str
+    got: str = ""
+    expected: str = ""
+    difference: Difference | None = None
+
+    @property
+    def cause(self) -> str:
+        """The word for it."""
+        return self.aspect if self.aspect in ("shape", "dtype") else "kernel-mismatch"
+
+    def __str__(self) -> str:
+        if self.difference is not None:
+            return f"{self.difference}"
+        if self.aspect == "missing":
+            return f"it is {self.got}, where {self.expected} is right"
+        return f"it has the {self.aspect} {self.got}, where {self.expected} is right"
+
+    def evidence(self) -> dict[str, Any]:
+        """What a report keeps of it."""
+        if self.difference is not None:
+            return self.difference.evidence()
+        return {"got": self.got, "expected": self.expected}

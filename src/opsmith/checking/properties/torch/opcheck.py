@@ -1,0 +1,157 @@
+"""torch takes the operator for one of its own: `torch.library.opcheck`, test by test."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.checking.causes import UNKNOWN
+from opsmith.checking.numerics.autodiff import vjp
+from opsmith.checking.numerics.compare import Kept
+from opsmith.checking.properties.numeric.differentiable import differentiated
+from opsmith.checking.properties.torch.compiled_calls import chain
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.subject import Subject
+
+NAME = "opcheck"
+
+TESTS = {
+    "test_schema": "its schema says truly what it writes and returns",
+    "test_autograd_registration": "its gradients are registered where torch looks for them",
+    "test_faketensor": "its fake kernel agrees with the real one",
+    "test_aot_dispatch_dynamic": "results and gradients are the same when traced with dynamic shapes",
+}
+"""opcheck's tests, and what each promises."""
+
+TRACED = ("test_aot_dispatch_dynamic",)
+"""Tests that trace it, and compare two runs on the same arguments."""
+
+ON_FAKES = ("test_faketensor", *TRACED)
+"""Tests that need a fake kernel."""
+
+SAID = {
+    r"Argument (\w+) is not defined as mutable but was mutated": "mutates-input",
+    r"Argument (\w+) is not defined to alias output but was aliasing": "aliases-input",
+}
+"""What test_schema says, and the cause that it then is."""
+
+
+def run(subject: Subject) -> Findings:
+    """Run each test of opcheck on every sample."""
+    if subject.torch_operator is None:
+        yield Skipped("it is a class, and no operator that torch knows: `opsmith.adopt` makes it one")
+        return
+    if not subject.effort.compiled:
+        yield Note(f"{TRACED[0]} was left out: the effort is `{subject.effort.name}`, which compiles nothing")
+    yield from each_sample(NAME, subject, _sample)
+
+
+def _sample(subject: Subject, sample: Sample) -> Findings:
+    own = subject.specification.own
+    thorough = subject.effort.name == "thorough"
+    for test, promise in TESTS.items():
+        if test in TRACED and (not subject.effort.compiled or (sample.position and not thorough)):
+            continue  # `compile` traces every sample
+        if test in TRACED and any(isinstance(value, torch.Generator) for value in sample.flat):
+            yield Note(f"{test} was left out for a sample with a generator, which it would draw from twice")
+            continue
+        if test in ON_FAKES and subject.foreign and (own is None or not own.fake):
+            yield Note(
+                f"{test} was left out, since there is no fake kernel: write `torch.library.register_fake`"
+            )
+            continue
+        error = _opcheck(subject, sample, test)
+        if error is None:
+            continue
+        missing = _missing_fake(error)
+        if missing is not None:
+            yield Note(f"{test} was left out, since there is no fake kernel: {missing.mend}")
+            continue
+        if test in TRACED and _compares(error) and _has_nan(subject, sample):
+            yield Note(
+                f"{test} was left out for a sample with nan in its results or gradients, which equals nothing"
+            )
+            continue
+        cause, input = _cause(test, error)
+        if cause == "mutates-input" and not _written(subject, sample):
+            # torch 2.13 says so of its own `x * x.conj()`, in the calls that an operator is made of.
+            yield Note(
+                f"{test} takes a call inside for a write into `{input}`; no argument has changed by a bit"
+            )
+            continue
+        yield Failure(
+            NAME,
+            input,
+            cause,
+            f"opcheck's {test} fails ({promise}): {error}",
+            subject.specification.where,
+            {"sample": str(sample), "test": test, "exception": type(error).__name__},
+        )
+
+
+def _cause(test: str, error: BaseException) -> tuple[str, str | None]:
+    """What is wrong, by what opcheck says of it, and of which argument."""
+    if test == "test_faketensor":
+        return "fake-mismatch", None
+    for words, cause in SAID.items():
+        found = re.search(words, str(error))
+        if found:
+            return cause, found[1]
+    return (UNKNOWN if _compares(error) or isinstance(error, AssertionError) else "raises"), None
+
+
+def _compares(error: BaseException) -> bool:
+    """Whether it says that numbers differ, and not that something was raised."""
+    return "are different in eager-mode PyTorch" in str(error)
+
+
+def _has_nan(subject: Subject, sample: Sample) -> bool:
+    places = differentiated(subject, sample).places
+    results = [r.detach() if is_inexact(r) else None for r in subject.call(sample, sample.at())]
+    grads = [None if result is None else torch.ones_like(result) for result in results]
+    found = vjp(lambda flat: subject.call(sample, flat), sample.at(), places, grads) if places else None
+    return any(bool(each.isnan().any()) for each in [*results, *(found or [])] if each is not None)
+
+
+def _opcheck(subject: Subject, sample: Sample, test: str) -> BaseException | None:
+    flat = sample.at()
+    for place in differentiated(subject, sample).places:
+        flat[place].requires_grad_()
+    args, kwargs = sample.flattening.schema.dispatched(sample.flattening.pack(flat))
+    with subject.seeded(), quiet():
+        found: dict[str, Any] = torch.library.opcheck(
+            subject.torch_operator, tuple(args), kwargs, test_utils=test, raise_exception=False
+        )
+    answer = found[test]
+    return answer if isinstance(answer, BaseException) else None
+
+
+def _written(subject: Subject, sample: Sample) -> bool:
+    """Whether a call, or then its backward, changes a bit of an argument."""
+    flat = sample.at()
+    kept = [Kept.of(value) for value in flat if isinstance(value, torch.Tensor)]
+    with subject.seeded(), torch.no_grad():
+        subject.call(sample, flat)
+    if any(each.written() is not None for each in kept):
+        return True
+    for place in differentiated(subject, sample).places:
+        flat[place].requires_grad_()
+    with subject.seeded():
+        results = [each for each in subject.call(sample, flat) if each is not None and each.requires_grad]
+        if results:
+            torch.autograd.backward(results, [torch.ones_like(each) for each in results])
+    return any(each.written() is not None for each in kept)
+
+
+def _missing_fake(error: BaseException) -> errors.MissingFakeError | None:
+    """The error of an opaque operator without a fake kernel, wherever torch has wrapped it."""
+    return next((each for each in chain(error) if isinstance(each, errors.MissingFakeError)), None)
+
+
+OPCHECK = Property(NAME, "torch's own opcheck accepts the operator", run, apart=True)

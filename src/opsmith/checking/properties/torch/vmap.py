@@ -1,0 +1,372 @@
+"""`torch.func.vmap` gives what a loop gives: results and gradients, wherever the batch lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.properties.numeric.differentiable import differentiated
+from opsmith.checking.properties.torch.batched_gradients import Differentiation
+from opsmith.checking.properties.torch.mapping import (
+    SIZE,
+    Fault,
+    Loop,
+    OneByOne,
+    Way,
+    map_over,
+    own_rule,
+    refusal,
+    rule_place,
+    rule_words,
+    ways,
+)
+from opsmith.checking.property import (
+    Finding,
+    Findings,
+    Note,
+    Property,
+    Skipped,
+    each_sample,
+    first_line,
+    raised,
+)
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.batches import (
+    batch_of,
+    own_dtype,
+    replicas,
+    side_by_side,
+    without_examples,
+    working_dtype,
+)
+from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.subject import Subject, drawing_operations
+
+NAME = "vmap"
+
+OUTER = 2
+"""Examples of the outer `vmap`, where one lies in the other."""
+
+Mapped = Generator[Finding, None, list[Tensor | None] | None]
+
+
+@dataclass
+class Seen:
+    """What one run has found so far.
+
+    Args:
+        refused: Why `vmap` is not to be had, each reason once.
+        mapped: Whether anything was compared.
+        wrong: Names of results and inputs that are known to be wrong.
+        plain: Whether it is right for slices of a batch, without `vmap`.
+    """
+
+    refused: dict[str, None] = field(default_factory=dict)
+    mapped: bool = False
+    wrong: set[str] = field(default_factory=set)
+    plain: bool = True
+
+
+def run(subject: Subject) -> Findings:
+    """Map every sample in several ways, and compare with calls for each example."""
+    own = subject.specification.own
+    if subject.foreign and (own is None or not own.vmap):
+        yield Skipped(
+            "it has no rule for `vmap`: torch calls it for each example; `register_vmap` gives it one"
+        )
+        return
+    seen = Seen()
+    failed = False
+
+    def look(subject: Subject, sample: Sample) -> Findings:
+        yield from _sample(subject, sample, seen)
+
+    for finding in each_sample(NAME, subject, look):
+        failed = failed or isinstance(finding, Failure)
+        yield finding
+    if seen.mapped or failed:
+        yield from (Note(f"a part of it is refused: {reason}") for reason in seen.refused)
+    elif seen.refused:
+        yield Skipped("; ".join(seen.refused))
+    else:
+        yield Skipped("no sample has a tensor to batch")
+
+
+def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
+    if not any(isinstance(value, Tensor) for value in sample.flat):
+        return
+    if any(isinstance(value, torch.Generator) for value in sample.flat):
+        yield Note("a sample with a generator was left out: nothing says how it serves a batch")
+        return
+    every = subject.effort.name == "thorough" or (subject.effort.name == "default" and not sample.position)
+    trial = Trial(subject, sample, seen)
+    chosen = [*ways(sample, every=every)]
+    if subject.draws or drawing_operations(subject, sample):
+        yield from trial.drawing(chosen[0])
+        return
+    for way in chosen:
+        yield from trial.results(way)
+    if seen.wrong or not seen.mapped or not seen.plain:
+        return
+    places = differentiated(subject, sample).places
+    for way in chosen if every else chosen[:1]:
+        yield from trial.gradients(way, places)
+    if every:
+        yield from trial.nested(chosen[0])
+        yield from trial.without_examples(chosen[0])
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A sample that is mapped in several ways.
+
+    Args:
+        subject: What is under check.
+        sample: The sample.
+        seen: What the run has found so far.
+    """
+
+    subject: Subject
+    sample: Sample
+    seen: Seen
+    loops: dict[tuple[Any, ...], Loop] = field(default_factory=dict)
+
+    @cached_property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype that it is mapped in."""
+        return working_dtype(self.subject, self.sample)
+
+    def call(self, flat: Sequence[Any]) -> list[Any]:
+        """The results of one example."""
+        return self.subject.call(self.sample, flat)
+
+    @cached_property
+    def reference(self) -> OneByOne | None:
+        """The reference, which computes a batch of an operator of ours; None where the operator does."""
+        if self.subject.apply is not None or self.subject.specification.opaque:
+            return None
+        return self.subject.plain(self.sample)
+
+    def loop(self, places: Sequence[int], size: int) -> Loop:
+        """Examples that differ in some arguments, and what each gives: the same ones each time."""
+        key = (*sorted(places), size)
+        if key not in self.loops:
+            rows = batch_of(self.subject, self.sample, sorted(places), size, self.dtype)
+            self.loops[key] = self._loop(self.call, rows, places, instead=self.reference)
+        return self.loops[key]
+
+    def _loop(
+        self,
+        function: OneByOne,
+        rows: Sequence[list[Any]],
+        places: Sequence[int],
+        summed: frozenset[int] = frozenset(),
+        instead: OneByOne | None = None,
+    ) -> Loop:
+        dtype = self.dtype or own_dtype(self.sample)
+        subject = self.subject
+        return Loop(
+            function, rows, tuple(places), subject.generator(), subject.has_truth, dtype, summed, instead
+        )
+
+    def results(self, way: Way) -> Findings:
+        """Map the sample in one way; hold every result to the loop's."""
+        loop = self.loop(tuple(way.dims), way.size)
+        batch = side_by_side(loop.rows, way.dims)
+        found = yield from self._tried(way, lambda: map_over(self.call, batch, way.dims, way.out_dim))
+        for position, got in enumerate(found or ()):
+            name = self.subject.results(self.sample)[position].name
+            fault = loop.fault(position, got)
+            if fault is None or name in self.seen.wrong:
+                continue
+            if self._wrong_for_slices(loop, way, position):
+                self.seen.plain = False
+                yield Note(
+                    f"{way} was left out: a call for one example alone is wrong as well, where its arguments "
+                    "are slices of larger tensors"
+                )
+                continue
+            self.seen.wrong.add(name)
+            yield self._failure(way, name, f"`{name}`", fault)
+
+    def _wrong_for_slices(self, loop: Loop, way: Way, position: int) -> bool:
+        """Whether it is wrong without `vmap` too, for slices of the batch, which are not contiguous."""
+        batch = side_by_side(loop.rows, way.dims)
+        try:
+            each = [
+                self.call(
+                    [
+                        value.select(way.dims[place], row) if place in way.dims else value
+                        for place, value in enumerate(batch)
+                    ]
+                )[position]
+                for row in range(way.size)
+            ]
+            shapes = {None if one is None else one.shape for one in each}
+            return len(shapes) > 1 or None in shapes or loop.fault(position, torch.stack(each)) is not None
+        except Exception as error:
+            refuse_own(error)
+            return True  # then it does not even run, and for the same reason
+
+    def gradients(self, way: Way, places: Sequence[int]) -> Findings:
+        """Hold the gradients of every example, and of the whole batch, to the loop's."""
+        rows = self.loop(tuple(way.dims), way.size).rows
+        given = Differentiation(self.subject, self.sample, places, rows, way.dims)
+        if not places or given.every_dim == way.dims:
+            return
+        surrogate = self.subject.specification.gradients.surrogate
+        one = given.one(self.call)
+        instead = None if surrogate or self.reference is None else given.one(self.reference)
+        kinds = (
+            ("`vmap` of the gradient of", given.by_examples, frozenset[int]()),
+            ("a backward through `vmap`, the gradient of", given.through, given.summed),
+        )
+        for words, call, summed in kinds:
+            key = ("gradients", *sorted(given.every_dim), *sorted(summed), way.size)
+            if key not in self.loops:
+                differing = tuple(given.every_dim)
+                self.loops[key] = self._loop(one, given.with_grads, differing, summed, instead)
+            loop = self.loops[key]
+            found = yield from self._tried(way, call)
+            for position, got in enumerate(found or ()):
+                label = self.sample.labels[places[position]]
+                fault = loop.fault(position, got)
+                if fault is not None and label not in self.seen.wrong:
+                    self.seen.wrong.add(label)
+                    yield self._failure(way, label, f"{words} `{label}`", fault)
+
+    def nested(self, way: Way) -> Findings:
+        """One `vmap` inside of another, with the batches in different dimensions."""
+        loop = self.loop(tuple(way.dims), OUTER * SIZE)
+        last = dict.fromkeys(way.dims, -1)
+        inner = [side_by_side(loop.rows[at * SIZE : (at + 1) * SIZE], last) for at in range(OUTER)]
+        batch = side_by_side(inner, way.dims)
+        found = yield from self._tried(
+            way, lambda: map_over(lambda flat: map_over(self.call, flat, last), batch, way.dims)
+        )
+        for position, got in enumerate(found or ()):
+            name = self.subject.results(self.sample)[position].name
+            fault = loop.fault(position, None if got is None else got.flatten(0, 1))
+            if fault is not None:
+                yield self._failure(way, name, f"under one `vmap` inside of another, `{name}`", fault)
+
+    def without_examples(self, way: Way) -> Findings:
+        """Map a batch of no examples, where that is accepted."""
+        none = Way(way.dims, way.labels, size=0)
+        flat = self.sample.at(self.dtype)
+        expected = self.call(replicas(flat))
+        try:
+            with quiet():
+                found = map_over(self.call, without_examples(flat, none.dims), none.dims)
+        except Exception as error:
+            refuse_own(error)
+            yield Note(f"a batch of no examples is refused: {type(error).__name__}: {first_line(error)}")
+            return
+        for result, got, one in zip(self.subject.results(self.sample), found, expected, strict=True):
+            if got is None or one is None or list(got.shape) == [0, *one.shape]:
+                continue
+            fault = Fault("shape", str(list(got.shape)), str([0, *one.shape]))
+            if own_rule(self.subject) and not self._torch_loses_form(none, flat):
+                yield self._failure(none, result.name, f"`{result.name}`", fault)
+            else:
+                yield Note(f"for a batch of no examples, torch's rules do not keep the form: {fault}")
+
+    def _torch_loses_form(self, way: Way, flat: Sequence[Any]) -> bool:
+        """Whether `vmap` of the reference, as the plain function that it is, gives another form as well."""
+        if self.reference is None:
+            return False
+        try:
+            with quiet():
+                found = map_over(self.reference, without_examples(flat, way.dims), way.dims)
+        except Exception as error:
+            refuse_own(error)
+            return False  # then it is refused, and no form is lost
+        pairs = zip(found, self.reference([*flat]), strict=True)
+        return any(g is not None and o is not None and list(g.shape) != [0, *o.shape] for g, o in pairs)
+
+    def drawing(self, way: Way) -> Findings:
+        """Hold an operator that draws to the form, and to equal results where `vmap` is told `same`."""
+        flat = self.sample.at()
+        expected = self.call(replicas(flat))
+        batch = side_by_side([flat] * SIZE, way.dims)
+        for randomness in ("same", "different"):
+            call = partial(map_over, self.call, batch, way.dims, 0, randomness)
+            found = yield from self._tried(way, call)
+            described = self.subject.results(self.sample)
+            for result, got, one in zip(described, found or (), expected, strict=False):
+                if got is None or one is None:
+                    continue
+                if got.shape != (SIZE, *one.shape):
+                    fault = Fault("shape", str(list(got.shape)), str([SIZE, *one.shape]))
+                    yield self._failure(way, result.name, f"`{result.name}`", fault)
+                elif randomness == "same" and not all(_same(got[0], each) for each in got):
+                    fault = Fault("result", "another one for equal examples", "the same one")
+                    yield self._failure(way, result.name, f"with randomness='same', `{result.name}`", fault)
+
+    def _tried(self, way: Way, call: Callable[[], list[Tensor | None]]) -> Mapped:
+        """What a call under `vmap` gives; None where it is refused, or raises, which is told."""
+        try:
+            with quiet():
+                found = call()
+        except Exception as error:
+            refuse_own(error)
+            empty = any(isinstance(value, Tensor) and not value.numel() for value in self.sample.flat)
+            reason = refusal(self.subject, error, empty=empty)
+            if reason is None and self._reference_refused(way):
+                reason = f"of the reference, which raises {type(error).__name__}: {first_line(error)}"
+            if reason is not None:
+                self.seen.refused[reason] = None
+            elif "raises" not in self.seen.wrong:
+                self.seen.wrong.add("raises")
+                failure = raised(NAME, self.subject, error, str(self.sample))
+                yield Failure(
+                    NAME,
+                    failure.input,
+                    failure.cause,
+                    f"{rule_words(self.subject)} raises where calls for each example do not: "
+                    f"{failure.message}",
+                    rule_place(self.subject),
+                    {**failure.evidence, "mapped over": str(way)},
+                )
+            return None
+        self.seen.mapped = True
+        return found
+
+    def _reference_refused(self, way: Way) -> bool:
+        """Whether `vmap` of the reference, as the plain function that it is, raises as well."""
+        if self.reference is None or own_rule(self.subject):
+            return False
+        rows = self.loop(tuple(way.dims), way.size).rows
+        try:
+            with quiet():
+                map_over(self.reference, side_by_side(rows, way.dims), way.dims)
+        except Exception as error:
+            refuse_own(error)
+            return True  # that is the question
+        return False
+
+    def _failure(self, way: Way, name: str, what: str, fault: Fault) -> Failure:
+        dtype = str(self.dtype or own_dtype(self.sample)).removeprefix("torch.")
+        return Failure(
+            NAME,
+            name,
+            fault.cause,
+            f"{rule_words(self.subject)} is wrong: {what} is not what a loop over the examples gives: "
+            f"{fault}",
+            rule_place(self.subject),
+            {"sample": f"{self.sample} in {dtype}", "mapped over": str(way), **fault.evidence()},
+        )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.nan_to_num(), other.nan_to_num()) if is_inexact(one) else torch.equal(one, other)
+
+
+VMAP = Property(NAME, "a batch under torch.func.vmap gives what a loop gives, wherever it lies", run)

@@ -1,0 +1,200 @@
+"""Cases: one sample in one dtype on one device, and the tensors that no sample may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.checking.exceptions import Overlooking, refuse_own
+from opsmith.checking.numerics.truth import Measure, Truth
+from opsmith.checking.property import Note, first_line
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject import Subject
+from opsmith.torch_library.effects import foreign_kind
+
+WIDE = (torch.float64, torch.float32)
+"""Every operator is checked in these; in narrower dtypes only where its reference runs in them."""
+
+NARROW = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A sample in a dtype on a device, and what is right there.
+
+    Args:
+        subject: What is under check.
+        sample: The sample.
+        dtype: dtype of its floating tensors.
+        device: Where its tensors lie.
+        truth: The right results.
+    """
+
+    subject: Subject
+    sample: Sample
+    dtype: torch.dtype
+    device: torch.device
+    truth: Truth
+
+    def flat(self) -> list[Any]:
+        """The flat arguments, fresh."""
+        return self.sample.at(self.dtype, self.device)
+
+    def __str__(self) -> str:
+        return named(self.sample, self.dtype, self.device)
+
+
+def named(sample: Sample, dtype: torch.dtype, device: torch.device) -> str:
+    """A sample, dtype and device in words."""
+    dtype_words = f" in {short(dtype)}" if sample.inexact else ""
+    return f"{sample}{dtype_words} on {device.type}"
+
+
+def cases(
+    subject: Subject,
+    sample: Sample,
+    measure: Measure,
+    dtypes: tuple[torch.dtype, ...],
+    arguments: Callable[[torch.dtype, torch.device], list[Any]] | None = None,
+) -> list[Case | Note]:
+    """The cases that a sample makes, and a note for each that cannot be made.
+
+    Args:
+        subject: What is under check.
+        sample: The sample.
+        measure: What gives the truth.
+        dtypes: dtypes of floating tensors; a sample without any makes one case.
+        arguments: Arguments of what is measured; those of the sample by default.
+    """
+    found: list[Case | Note] = []
+    if subject.single_precision:
+        found.append(Note("dtypes other than float32 were left out: that is what it computes in"))
+        dtypes = (torch.float32,)
+    for dtype in dtypes if sample.inexact else dtypes[:1]:
+        for device in subject.devices:
+            found.append(_case(subject, sample, measure, dtype, device, arguments or sample.at))
+    return found
+
+
+def _case(
+    subject: Subject,
+    sample: Sample,
+    measure: Measure,
+    dtype: torch.dtype,
+    device: torch.device,
+    arguments: Callable[[torch.dtype, torch.device], list[Any]],
+) -> Case | Note:
+    if not sample.takes(dtype):
+        return Note(f"{short(dtype)} was left out where a sample is complex: it has no complex form")
+    try:
+        flat = arguments(dtype, device)
+    except (RuntimeError, TypeError) as error:
+        return Note(
+            f"{short(dtype)} was left out on {device.type}, which does not have it: {first_line(error)}"
+        )
+    try:
+        return Case(subject, sample, dtype, device, measure.truth(flat, dtype))
+    except (RuntimeError, TypeError) as error:
+        refuse_own(error)
+        if dtype in WIDE:
+            raise
+        return Note(f"{short(dtype)} was left out: the reference does not run in it: {first_line(error)}")
+
+
+def short(dtype: torch.dtype) -> str:
+    """A dtype in a message."""
+    return str(dtype).removeprefix("torch.")
+
+
+COMPUTED = frozenset(
+    {
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    }
+)
+"""Dtypes that torch computes in. Floats of 8 bits, and complex numbers of 32, it does little but store."""
+
+COMPARED = COMPUTED | {torch.uint16, torch.uint32, torch.uint64}
+"""Those that it can tell to be equal or not, which is all that is asked of whole numbers in results."""
+
+
+def refuse_unfit(
+    position: int, labels: Sequence[str], values: Sequence[Any], operator: str, place: str
+) -> None:
+    """Refuse a sample that cannot be checked on.
+
+    Args:
+        position: Which of the samples it is.
+        labels: Names of its arguments.
+        values: The arguments.
+        operator: What messages call the operator.
+        place: Where the samples were given.
+
+    Raises:
+        SampleError: If a tensor holds no numbers, or is no strided dense one.
+
+    Example:
+        >>> import torch
+        >>> refuse_unfit(0, ["x"], [torch.ones(2)], "demo::twice", "")
+    """
+    for label, value in zip(labels, values, strict=True):
+        found = _unfit(value, COMPUTED) if isinstance(value, Tensor) else None
+        if found is not None:
+            got, mend = found
+            raise errors.SampleError(
+                f"`{label}` of sample {position} is no tensor to check on",
+                operator=operator,
+                argument=label,
+                expected="a strided dense tensor that holds numbers",
+                got=got,
+                where=place,
+                mend=mend.format(label),
+            )
+
+
+def refuse_unfit_results(subject: Subject) -> None:
+    """Refuse an operator of which a sample's results cannot be checked.
+
+    Raises:
+        SampleError: If a result holds no numbers, or is no strided dense tensor.
+
+    Example:
+        >>> import opsmith.ops
+        >>> from opsmith.checking.effort import EFFORTS
+        >>> from opsmith.checking.subject_kinds import subject_of
+        >>> refuse_unfit_results(subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"]))
+    """
+    for sample in subject.samples:
+        results: Sequence[Any] = ()
+        with Overlooking(), torch.no_grad():  # the properties report what it raises
+            results = subject.reference(sample, sample.at())
+        for value in results:
+            found = _unfit(value, COMPARED) if isinstance(value, Tensor) else None
+            if found is not None:
+                got, mend = found
+                raise errors.SampleError(
+                    f"a result for {sample.brief} is no tensor to check",
+                    operator=subject.name,
+                    expected="a strided dense tensor that holds numbers",
+                    got=got,
+                    where=subject.specification.where,
+                    mend=mend.format("result"),
+                )
+
+
+def _unfit(value: Tensor, dtypes: frozenset[torch.dtype]) -> tuple[str, str] | None:
+    """What a tensor is that check cannot take, and what to give instead; None for one that it takes."""
+    foreign = foreign_kind(value)
+    if foreign is not None:
+        return foreign.name, f"give `{foreign.mend}`"
+    if value.is_meta:
+        return "a tensor on the device `meta`, which holds no numbers", "make `{}` on the CPU"
+    if value.dtype not in dtypes:
+        wide = "complex64" if value.is_complex() else "float32" if value.is_floating_point() else "int64"
+        return f"a tensor of {value.dtype}, in which torch computes little", f"give `{{}}.to(torch.{wide})`"
+    return None

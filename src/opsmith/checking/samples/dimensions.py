@@ -1,0 +1,345 @@
+"""Which sizes of a sample go together: what `shapes=` declares, or what the samples show.
+
+Sizes that are equal wherever they stand side by side form a symbol: they are only ever changed together, and
+with them the integer arguments that follow them. Fewer symbols than there really are make duller inputs;
+more would make wrong ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.subject import Subject
+from opsmith.core.calls import tensors_in
+from opsmith.core.shapes import ANY, Shapes
+
+
+@dataclass(frozen=True, order=True)
+class Spot:
+    """Where a size stands: in a dimension of a tensor, or in an integer argument.
+
+    Args:
+        place: Which of the flat arguments.
+        index: Dimension of the tensor, or position in a list of integers; 0 for an integer by itself.
+        number: Whether it is an integer argument.
+    """
+
+    place: int
+    index: int
+    number: bool = False
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """Sizes of a sample that are changed together.
+
+    Args:
+        name: How messages call it: `x.shape[0]`, or the letter that the author gave it.
+        size: What it is in the sample.
+        spots: Where it stands.
+        varies: Whether the samples, or the author, show that it may be another.
+    """
+
+    name: str
+    size: int
+    spots: tuple[Spot, ...]
+    varies: bool
+
+    @property
+    def doubled(self) -> bool:
+        """Whether a tensor has it twice, as a square matrix has."""
+        places = [spot.place for spot in self.spots if not spot.number]
+        return len(places) > len(set(places))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a sample.
+
+    Args:
+        sample: The sample.
+        symbols: Those that can be changed.
+        formulas: Sizes that follow from symbols, where the author wrote expressions.
+    """
+
+    sample: Sample
+    symbols: tuple[Symbol, ...]
+    formulas: Mapping[Spot, Callable[[Mapping[str, int]], int | None]]
+
+    @cached_property
+    def by_name(self) -> dict[str, int]:
+        """What each symbol is in the sample."""
+        return {symbol.name: symbol.size for symbol in self.symbols}
+
+    def changed(self, to: Mapping[str, int]) -> tuple[dict[int, list[int]], dict[int, Any]] | None:
+        """The new shapes and the new integers, by place; None where no size comes out.
+
+        Args:
+            to: New sizes of some symbols, by name.
+        """
+        shapes = {
+            place: list(value.shape)
+            for place, value in enumerate(self.sample.flat)
+            if isinstance(value, Tensor)
+        }
+        numbers: dict[int, Any] = {}
+        for symbol in self.symbols:
+            if symbol.name not in to:
+                continue
+            for spot in symbol.spots:
+                if not spot.number:
+                    shapes[spot.place][spot.index] = to[symbol.name]
+                    continue
+                value = numbers.get(spot.place, self.sample.flat[spot.place])
+                numbers[spot.place] = _with_item(value, spot.index, to[symbol.name])
+        letters = {**self.by_name, **to}
+        for spot, formula in self.formulas.items():
+            size = formula(letters)
+            if size is None:
+                return None
+            shapes[spot.place][spot.index] = size
+        return shapes, numbers
+
+
+def sizes_of(subject: Subject, sample: Sample) -> Sizes:
+    """The sizes of a sample: as declared, else as its samples show them."""
+    shapes = subject.specification.shapes
+    if shapes is None:
+        return Sizes(sample, _shown(subject, sample), {})
+    return _declared(shapes, sample)
+
+
+def _with_item(value: Any, index: int, size: int) -> Any:
+    if not isinstance(value, list | tuple):
+        return size
+    return type(value)(size if at == index else item for at, item in enumerate(value))
+
+
+def _declared(shapes: Shapes, sample: Sample) -> Sizes:
+    spots: dict[str, list[Spot]] = {}
+    formulas: dict[Spot, Any] = {}
+    sizes, _ = shapes.bind(sample.flattening.schema, sample.flattening.pack(sample.flat))
+    for place, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
+        if name in shapes.integers and isinstance(value, int):
+            spots.setdefault(name, []).append(Spot(place, 0, number=True))
+        dims = shapes.arguments.get(name)
+        if dims is None or not isinstance(value, Tensor):
+            continue
+        start = value.dim() - len(dims.sizes)
+        for lead in range(start):
+            spots.setdefault(f"...[{lead - start}]", []).append(Spot(place, lead))
+        for index, (size, code) in enumerate(zip(dims.sizes, dims.expressions, strict=True)):
+            if code is not None:
+                formulas[Spot(place, start + index)] = _formula(code)
+            elif size != ANY:
+                spots.setdefault(size, []).append(Spot(place, start + index))
+    symbols = tuple(
+        Symbol(name, _size_at(sample, where[0]), tuple(where), True)
+        for name, where in spots.items()
+        if name in sizes or name.startswith("...")
+    )
+    return Sizes(sample, symbols, formulas)
+
+
+def _formula(code: Any) -> Callable[[Mapping[str, int]], int | None]:
+    def size(letters: Mapping[str, int]) -> int | None:
+        try:
+            value = eval(code, {"__builtins__": {}}, dict(letters))
+        except (ZeroDivisionError, NameError):
+            return None
+        return value if isinstance(value, int) and value >= 0 else None
+
+    return size
+
+
+def _shown(subject: Subject, sample: Sample) -> tuple[Symbol, ...]:
+    """Symbols from equal sizes, in this sample and in every other one that has the same tensors."""
+    mine = _spots(sample)
+    others = [_by_label(each) for each in subject.samples if each.position != sample.position]
+    ranks = _ranks(sample)
+    known = {spot: [each.get(_label(sample, spot, ranks)) for each in others] for spot in mine}
+    parents = {spot: spot for spot in mine}
+
+    def root(spot: Spot) -> Spot:
+        return spot if parents[spot] == spot else root(parents[spot])
+
+    for first, second in combinations(sorted(mine), 2):
+        if mine[first] == mine[second] and _together(mine[first], known, first, second):
+            parents[root(second)] = root(first)
+    groups: dict[Spot, list[Spot]] = {}
+    for spot in sorted(mine):
+        groups.setdefault(root(spot), []).append(spot)
+    found: list[Symbol] = []
+    for spots in groups.values():
+        tensors = [spot for spot in spots if not spot.number]
+        if not tensors:
+            continue
+        size = mine[tensors[0]]
+        varies = any(theirs not in (None, size) for spot in tensors for theirs in known[spot])
+        name = f"{sample.labels[tensors[0].place]}.shape[{tensors[0].index}]"
+        found.append(Symbol(name, size, tuple(spots), varies))
+    return tuple(found)
+
+
+def _together(size: int, known: Mapping[Spot, Sequence[int | None]], first: Spot, second: Spot) -> bool:
+    """Whether two equal sizes are equal in every other sample that has both."""
+    pairs = [(a, b) for a, b in zip(known[first], known[second], strict=True) if None not in (a, b)]
+    if any(a != b for a, b in pairs):
+        return False
+    # Small integers equal a size by chance; one that follows it where it changes does not.
+    return not (first.number or second.number) or len({size, *(a for a, _ in pairs)}) > 1
+
+
+def _spots(sample: Sample) -> dict[Spot, int]:
+    """Every size and every integer of a sample."""
+    found: dict[Spot, int] = {}
+    for place, value in enumerate(sample.flat):
+        if isinstance(value, Tensor):
+            found.update({Spot(place, index): size for index, size in enumerate(value.shape)})
+        elif isinstance(value, int) and not isinstance(value, bool):
+            found[Spot(place, 0, number=True)] = value
+        elif isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
+            found.update({Spot(place, index, number=True): item for index, item in enumerate(value)})
+    return found
+
+
+def _size_at(sample: Sample, spot: Spot) -> int:
+    value = sample.flat[spot.place]
+    return int(value if spot.number else value.shape[spot.index])
+
+
+def _ranks(sample: Sample) -> list[int | None]:
+    return [value.dim() if isinstance(value, Tensor) else None for value in sample.flat]
+
+
+def _label(sample: Sample, spot: Spot, ranks: Sequence[int | None]) -> tuple[Any, ...]:
+    return sample.labels[spot.place], ranks[spot.place], spot.index, spot.number
+
+
+def _by_label(sample: Sample) -> dict[tuple[Any, ...], int]:
+    ranks = _ranks(sample)
+    return {_label(sample, spot, ranks): size for spot, size in _spots(sample).items()}
+
+
+def free(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
+    """Whether a part of a dimension gives a part of the results, so that its size may be any."""
+    if symbol.size < 2 or symbol.doubled or any(spot.number for spot in symbol.spots) or subject.draws:
+        return False
+    dimensions = {spot.place: spot.index for spot in symbol.spots}
+    # Suppressed, since what it raises for a part says that the size does mean something.
+    with Overlooking(), torch.no_grad():
+        whole = subject.reference(sizes.sample, sizes.sample.at(torch.float64))
+        return all(
+            _is_part(
+                whole,
+                subject.reference(
+                    sizes.sample, _part(sizes.sample.at(torch.float64), dimensions, start, length)
+                ),
+                symbol.size,
+                start,
+                length,
+            )
+            for start, length in ((0, symbol.size - 1), (symbol.size - 1, 1))
+        )
+    return False
+
+
+def _part(flat: list[object], dimensions: dict[int, int], start: int, length: int) -> list[object]:
+    return [
+        value.narrow(dimensions[place], start, length).clone()
+        if isinstance(value, Tensor) and place in dimensions
+        else value
+        for place, value in enumerate(flat)
+    ]
+
+
+def _is_part(
+    whole: Sequence[Tensor | None], part: Sequence[Tensor | None], size: int, start: int, length: int
+) -> bool:
+    pairs = zip(whole, part, strict=False)
+    return len(whole) == len(part) and all(
+        _one_is_part(one, other, size, start, length) for one, other in pairs
+    )
+
+
+def _one_is_part(whole: Tensor | None, part: Tensor | None, size: int, start: int, length: int) -> bool:
+    if whole is None or part is None:
+        return whole is part
+    if whole.dim() != part.dim() or whole.dtype != part.dtype:
+        return False
+    changed = [at for at, (a, b) in enumerate(zip(whole.shape, part.shape, strict=True)) if a != b]
+    if len(changed) != 1 or whole.shape[changed[0]] != size:
+        return False
+    expected = whole.narrow(changed[0], start, length)
+    if not is_inexact(whole):
+        return torch.equal(expected, part)
+    return torch.allclose(expected, part, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+def broadcasts(subject: Subject, sample: Sample) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Places of arguments, each with a shape that broadcasts to what it had.
+
+    Only for an operator whose results have the shape that its arguments broadcast to, in every sample: others
+    may accept a size of 1 and mean something else. And only what a sample shows of an argument: a dimension
+    of 1 beside a larger one, fewer dimensions than the result has, none at all.
+    """
+    if not all(_pointwise(subject, each) for each in subject.samples):
+        return
+    for place, (label, value) in enumerate(zip(sample.labels, sample.flat, strict=True)):
+        if not isinstance(value, Tensor) or not value.numel():
+            continue
+        shown = [(own.shape, whole) for own, whole in _forms(subject.samples, label)]
+        ranks = {len(own) for own, _ in shown}
+        if any(len(own) < len(whole) for own, whole in shown) and len(ranks) > 1:
+            for dropped in range(1, value.dim() + 1):
+                yield place, tuple(value.shape[dropped:])
+        if any(_stretched(own, whole) for own, whole in shown):
+            for at, size in enumerate(value.shape):
+                if size > 1:
+                    yield place, (*value.shape[:at], 1, *value.shape[at + 1 :])
+    tensors = [place for place, value in enumerate(sample.flat) if isinstance(value, Tensor)]
+    if len(tensors) == 1:
+        (place,) = tensors
+        ranks = {own.dim() for own, _ in _forms(subject.samples, sample.labels[place])}
+        if len(ranks) > 1 and sample.flat[place].dim():
+            yield place, ()
+
+
+def _forms(samples: Sequence[Sample], label: str) -> list[tuple[Tensor, tuple[int, ...]]]:
+    """An argument of each sample that has it, with the shape that all arguments broadcast to."""
+    return [
+        (value, _whole(sample))
+        for sample in samples
+        for name, value in zip(sample.labels, sample.flat, strict=True)
+        if name == label and isinstance(value, Tensor)
+    ]
+
+
+def _stretched(own: Sequence[int], whole: Sequence[int]) -> bool:
+    return any(mine == 1 and full > 1 for mine, full in zip(reversed(own), reversed(whole), strict=False))
+
+
+def _whole(sample: Sample) -> tuple[int, ...]:
+    return tuple(torch.broadcast_shapes(*(value.shape for value in tensors_in(list(sample.flat)))))
+
+
+def _pointwise(subject: Subject, sample: Sample) -> bool:
+    """Whether every result has the shape that all arguments broadcast to."""
+    try:
+        whole = _whole(sample)
+    except RuntimeError:  # they do not broadcast
+        return False
+    # Suppressed, since the properties report what it raises for the author's own sample.
+    with Overlooking(), torch.no_grad():
+        results = subject.reference(sample, sample.at())
+        return all(tuple(result.shape) == whole for result in tensors_in(list(results)))
+    return False

@@ -1,0 +1,301 @@
+"""What can be changed about a sample, kind by kind, as far as the samples show that it may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.samples.dimensions import Sizes, Symbol, broadcasts, free, sizes_of
+from opsmith.checking.samples.generate_like import LARGER, SMALLER, factors, like
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject import Subject
+from opsmith.core.schema import REQUIRED, Argument
+
+
+@dataclass(frozen=True)
+class Change:
+    """A sample with something changed.
+
+    Args:
+        of: The sample that it comes from.
+        what: What is changed, in words that follow `sample 0 with`.
+        flat: The changed arguments.
+        fresh_numbers: Whether it is a new input though all its shapes are known.
+        silent: Whether it is a mere try, so that no one needs to know that it was rejected.
+        without: The size that is 0 in it, where that alone is changed.
+    """
+
+    of: Sample
+    what: str
+    flat: tuple[Any, ...]
+    fresh_numbers: bool = False
+    silent: bool = False
+    without: Symbol | None = None
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, in words."""
+        return f"sample {self.of.position} with {self.what}"
+
+    def sample(self, position: int) -> Sample:
+        """The sample that it makes."""
+        return replace(self.of, position=position, flat=self.flat, origin=self.origin)
+
+
+Kind = Callable[[Subject, Sample, torch.Generator], Iterator[Change]]
+
+PRIMES = (5, 7, 3, 11, 13)
+LARGE_SIZES = (33, 129, 65)
+"""Odd, and one more than what kernels like to take at once."""
+
+
+def _sizes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
+    """All sizes that may vary at once, no two the same; then one alone."""
+    sizes = sizes_of(subject, sample)
+    varied = [symbol for symbol in sizes.symbols if varies(subject, sizes, symbol)]
+    several = {symbol.name: PRIMES[at % len(PRIMES)] for at, symbol in enumerate(varied)}
+    if len(varied) > 1:
+        yield from resized(sizes, several, generator, silent=True)
+    for symbol in varied:
+        yield from resized(sizes, {symbol.name: 7}, generator, silent=len(varied) > 1)
+
+
+def _ones(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
+    """One size that may vary at 1."""
+    sizes = sizes_of(subject, sample)
+    for symbol in sizes.symbols:
+        if varies(subject, sizes, symbol):
+            yield from resized(sizes, {symbol.name: 1}, generator, silent=True)
+
+
+def _large_sizes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
+    sizes = sizes_of(subject, sample)
+    for symbol in sizes.symbols:
+        if varies(subject, sizes, symbol):
+            first = sample.position % len(LARGE_SIZES)
+            for size in (*LARGE_SIZES[first:], *LARGE_SIZES[:first]):
+                yield from resized(sizes, {symbol.name: size}, generator, silent=True)
+
+
+def _empties(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
+    """Each size alone at 0."""
+    sizes = sizes_of(subject, sample)
+    for symbol in sizes.symbols:
+        for change in resized(sizes, {symbol.name: 0}, generator):
+            yield replace(change, without=symbol)
+
+
+def varies(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
+    """Whether a size may be another: samples or the author show it, or each place stands for itself."""
+    return symbol.varies or free(subject, sizes, symbol)
+
+
+def resized(
+    sizes: Sizes,
+    to: Mapping[str, int],
+    generator: torch.Generator,
+    *,
+    silent: bool = False,
+    most: float = math.inf,
+) -> Iterator[Change]:
+    """The sample at other sizes; whole numbers that point into a dimension still do.
+
+    Args:
+        sizes: Its sizes.
+        to: New ones, by the names of the symbols.
+        generator: Source of new numbers.
+        silent: As of `Change`.
+        most: Nothing is made that would have more elements: many sizes at once are more than memory holds.
+    """
+    sample = sizes.sample
+    if all(sizes.by_name[name] == size for name, size in to.items()):
+        return
+    changed = sizes.changed(to)
+    if changed is None:
+        return
+    shapes, numbers = changed
+    if sum(math.prod(shapes[at]) for at, value in enumerate(sample.flat) if isinstance(value, Tensor)) > most:
+        return
+    flat = list(sample.flat)
+    for place, value in enumerate(flat):
+        if not isinstance(value, Tensor):
+            flat[place] = numbers.get(place, value)
+            continue
+        kept = shapes[place] == list(value.shape)
+        made = value if kept else like(value, shapes[place], generator)
+        for name, size in to.items():
+            made = _pointing(value, made, sizes.by_name[name], size)
+        flat[place] = made
+    words = ", ".join(f"`{name}` at {size} where it had {sizes.by_name[name]}" for name, size in to.items())
+    yield Change(sample, words, tuple(flat), silent=silent)
+
+
+def _pointing(given: Tensor, made: Tensor, had: int, size: int) -> Tensor:
+    """Whole numbers below a size that has become smaller; offsets that end at one that is another now."""
+    whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+    if not whole or not given.numel() or not made.numel() or not size or int(given.min()) < 0:
+        return made
+    ends = given.dim() == 1 and len(given) > 1 and int(given[-1]) == had and bool((given.diff() >= 0).all())
+    if ends:
+        made = made.clamp(max=size).clone()
+        made[-1] = size
+        return made
+    return made % size if int(given.max()) < had and size < had else made
+
+
+def _values(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
+    """Other numbers such as those given."""
+    if not any(isinstance(value, Tensor) and value.numel() for value in sample.flat):
+        return
+    for _ in range(2):
+        flat = [
+            like(value, value.shape, generator) if isinstance(value, Tensor) else value
+            for value in sample.flat
+        ]
+        yield Change(sample, "other numbers", tuple(_ordered(sample, flat)), fresh_numbers=True)
+
+
+def _ordered(sample: Sample, flat: list[Any]) -> list[Any]:
+    """Where one tensor lies below another everywhere, as bounds do, it stays there."""
+    real = [
+        place
+        for place in sample.inexact
+        if not sample.flat[place].is_complex() and sample.flat[place].numel() > 2
+    ]
+    for low in real:
+        for high in real:
+            below, above = sample.flat[low], sample.flat[high]
+            if low != high and below.shape == above.shape and bool((below < above).all()):
+                flat[low], flat[high] = (
+                    torch.minimum(flat[low], flat[high]),
+                    torch.maximum(flat[low], flat[high]),
+                )
+    return flat
+
+
+def _magnitudes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
+    """All tensors larger, then all smaller, where nothing ties them to their range."""
+    for factor in (LARGER, SMALLER):
+        loose = [place for place in sample.inexact if factor in factors(sample.flat[place])]
+        if not loose:
+            continue
+        flat = [value * factor if place in loose else value for place, value in enumerate(sample.flat)]
+        names = " and ".join(f"`{sample.labels[place]}`" for place in loose)
+        yield Change(sample, f"{names} times {factor:g}", tuple(flat), fresh_numbers=True)
+
+
+def _numbers(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
+    """Arguments that are no tensors, as other samples or the default have them, or with few values at all."""
+    schema = sample.flattening.schema
+    tied = {
+        spot.place for symbol in sizes_of(subject, sample).symbols for spot in symbol.spots if spot.number
+    }
+    for place, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
+        argument = schema.by_name[name]
+        if argument.kind.is_tensor or place in tied or isinstance(value, torch.Generator):
+            continue
+        for other in _others(subject, argument, value):
+            flat = tuple(other if at == place else each for at, each in enumerate(sample.flat))
+            few = isinstance(value, bool | Enum)
+            yield Change(sample, f"`{name}={other!r}` where it had {value!r}", flat, silent=not few)
+
+
+def _others(subject: Subject, argument: Argument, value: Any) -> list[Any]:
+    shown = [
+        sample.flat[sample.names.index(argument.name)]
+        for sample in subject.samples
+        if argument.name in sample.names
+    ]
+    if argument.default is not REQUIRED:
+        shown.append(argument.default)
+    if isinstance(value, bool):
+        shown.append(not value)
+    elif isinstance(value, Enum):
+        shown.extend(type(value))
+    elif isinstance(value, str):
+        shown.extend(argument.kind.base.members)
+    found: list[Any] = []
+    for other in shown:
+        if repr(other) != repr(value) and repr(other) not in map(repr, found):
+            found.append(other)
+    return found
+
+
+def _optional(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
+    """Optional tensors left out; and given, in the form that another sample shows."""
+    schema = sample.flattening.schema
+    sizes = sizes_of(subject, sample)
+    for place, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
+        kind = schema.by_name[name].kind
+        if not kind.is_tensor or not kind.optional or kind.sequence:
+            continue
+        if isinstance(value, Tensor):
+            flat = tuple(None if at == place else each for at, each in enumerate(sample.flat))
+            yield Change(sample, f"`{name}=None`", flat)
+            continue
+        for other in subject.samples:
+            given = other.flat[other.names.index(name)] if name in other.names else None
+            if not isinstance(given, Tensor):
+                continue
+            shape = _shape_here(subject, sizes, other, name)
+            if shape is not None:
+                made = like(given, shape, generator)
+                flat = tuple(made if at == place else each for at, each in enumerate(sample.flat))
+                yield Change(sample, f"`{name}` as sample {other.position} has it", flat)
+                break
+
+
+def _shape_here(subject: Subject, sizes: Sizes, other: Sample, name: str) -> list[int] | None:
+    """The shape that an argument of another sample has here; None where nothing here says a size of it."""
+    theirs = sizes_of(subject, other)
+    place = other.names.index(name)
+    here = {
+        (sizes.sample.labels[spot.place], spot.index, spot.number): symbol.size
+        for symbol in sizes.symbols
+        for spot in symbol.spots
+    }
+    shape: list[int] = []
+    for index in range(other.flat[place].dim()):
+        symbol = next((each for each in theirs.symbols if _stands(each, place, index)), None)
+        known = [
+            here[label]
+            for spot in (symbol.spots if symbol else ())
+            if (label := (other.labels[spot.place], spot.index, spot.number)) in here
+        ]
+        if not known:
+            return None
+        shape.append(known[0])
+    return shape
+
+
+def _stands(symbol: Symbol, place: int, index: int) -> bool:
+    return any((spot.place, spot.index, spot.number) == (place, index, False) for spot in symbol.spots)
+
+
+def _broadcasts(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
+    for place, shape in broadcasts(subject, sample):
+        value = sample.flat[place]
+        made = like(value, shape, generator)
+        flat = tuple(made if at == place else each for at, each in enumerate(sample.flat))
+        words = f"`{sample.labels[place]}` of the shape {list(shape)} where it had {list(value.shape)}"
+        yield Change(sample, words, flat, silent=True)
+
+
+KINDS: tuple[Kind, ...] = (
+    _sizes,
+    _empties,
+    _values,
+    _numbers,
+    _optional,
+    _ones,
+    _broadcasts,
+    _magnitudes,
+    _large_sizes,
+)
+"""Every kind of change, the most telling first."""

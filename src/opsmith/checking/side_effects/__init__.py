@@ -1,0 +1,1 @@
+"""Side effects: state that an operator reaches, changes, shares, or keeps alive."""

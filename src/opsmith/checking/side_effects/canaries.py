@@ -1,0 +1,146 @@
+"""Tensors that lie inside of larger buffers, so that a write past their end is seen."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.build.cpp.dispatching import fill_new_memory
+from opsmith.checking.numerics.compare import unequal, written_words
+from opsmith.checking.side_effects.global_settings import FILL, changed_settings, settings
+
+MARGIN = 64
+"""Elements before and after: as many bytes as any vector unit asks to be aligned by, or a multiple."""
+
+PATTERN = 0x5A
+"""Each byte of the margins: a number like any other in every dtype, and one that nobody writes by chance."""
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A tensor in a buffer of its own, with margins.
+
+    Args:
+        tensor: The tensor; not a view of anything, as far as autograd knows.
+        buffer: Every byte of the buffer.
+        before: A copy of them.
+        owned: Which bytes are elements of the tensor.
+    """
+
+    tensor: Tensor
+    buffer: Tensor
+    before: Tensor
+    owned: Tensor
+
+    @classmethod
+    def of(cls, value: Tensor, *, sliced: bool = False) -> Guarded:
+        """A tensor of the same values.
+
+        Args:
+            value: The values; its strides are kept.
+            sliced: Take strides twice as long instead, so that something lies between the elements.
+        """
+        plain = value.detach().resolve_conj().resolve_neg()
+        shape, step = plain.shape, 2 if sliced else 1
+        strides = [step * stride for stride in plain.stride()]
+        span = 1 + sum((n - 1) * stride for n, stride in zip(shape, plain.stride(), strict=True))
+        span = span if plain.numel() else 0
+        item = plain.element_size()
+        buffer = torch.full(((step * span + 2 * MARGIN) * item,), PATTERN, dtype=torch.uint8)
+        buffer = buffer.to(plain.device)
+        # Copied as it lies in memory: only so do expanded and overlapping tensors keep their strides.
+        lying = plain.as_strided((span,), (1,), plain.storage_offset())
+        buffer.view(plain.dtype)[MARGIN : MARGIN + step * span : step] = lying
+        tensor = torch.empty(0, dtype=plain.dtype, device=plain.device)
+        tensor.set_(buffer.untyped_storage(), MARGIN, tuple(shape), tuple(strides))
+        owned = torch.zeros(step * span + 2 * MARGIN, dtype=torch.bool, device=plain.device)
+        if span:
+            owned.as_strided((span,), (step,), MARGIN)[_offsets(plain)] = True
+        return cls(tensor, buffer, buffer.clone(), owned.repeat_interleave(item))
+
+    def written(self) -> tuple[str, bool] | None:
+        """What was written since, in words, and whether it lies outside of the tensor."""
+        changed = self.buffer != self.before
+        if not bool(changed.any()):
+            return None
+        if not bool((changed & self.owned).any()):
+            return self._outside(changed), True
+        tensor = self.tensor.detach()
+        then = self.before.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), MARGIN)
+        return written_words(unequal(tensor, then)), False
+
+    def _outside(self, changed: Tensor) -> str:
+        """Where the bytes lie that changed, in elements from the tensor's first one or past its last."""
+        item = self.tensor.element_size()
+        places = (changed.nonzero().flatten() // item).unique() - MARGIN
+        first, count = int(places[0]), len(places)
+        last = int(self.owned.nonzero()[-1]) // item - MARGIN if bool(self.owned.any()) else -1
+        if first < 0:
+            where = f"{-first} before its first one"
+        elif first > last:
+            where = f"{first - last} past its last one"
+        else:
+            where = "between its own"
+        return f"{count} element{'s' * (count != 1)}, the first of them {where}"
+
+
+def _offsets(plain: Tensor) -> Tensor:
+    """Where in memory the elements of a tensor lie, from its first one."""
+    offsets = torch.zeros((), dtype=torch.int64, device=plain.device)
+    for size, stride in zip(plain.shape, plain.stride(), strict=True):
+        offsets = offsets.unsqueeze(-1) + stride * torch.arange(size, device=plain.device)
+    return offsets.flatten()
+
+
+def guarded(flat: list[Any], *, sliced: bool = False) -> tuple[list[Any], list[Guarded | None]]:
+    """Flat arguments or gradients with every tensor guarded, and the guards in their places.
+
+    Example:
+        >>> (x,), (guard,) = guarded([torch.ones(2)])
+        >>> x.as_strided((3,), (1,)).zero_()
+        tensor([0., 0., 0.])
+        >>> guard.written()
+        ('at [0] it is 0 where 1 is right; 2 of 2 elements are wrong', False)
+    """
+    guards = [Guarded.of(each, sliced=sliced) if isinstance(each, Tensor) else None for each in flat]
+    return [each if guard is None else guard.tensor for each, guard in zip(flat, guards, strict=True)], guards
+
+
+COPIES = 4
+"""Buffers of each size that are left to the allocators: a call may ask for several."""
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """A region in which all new memory is filled: with nan, or the largest whole number."""
+    before, filled = settings(), fill_new_memory(True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of operations that have no deterministic algorithm
+        torch.set_deterministic_debug_mode("warn")  # its longer name imports the compiler, for seconds
+        setattr(torch.utils.deterministic, FILL, True)
+        try:
+            yield
+        finally:
+            changed_settings(before)
+            fill_new_memory(filled)
+
+
+def dirty(tensors: Iterable[Any], byte: int) -> None:
+    """Leave used memory of the tensors' sizes to the allocators, NumPy's too, which torch cannot fill."""
+    sizes = {
+        (each.numel() * each.element_size(), each.device) for each in tensors if isinstance(each, Tensor)
+    }
+    for size, device in sizes:
+        used = [torch.full((size,), byte, dtype=torch.uint8, device=device) for _ in range(COPIES)]
+        del used
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            arrays = [numpy.full(size, byte, dtype="uint8") for _ in range(COPIES)]
+            del arrays

@@ -1,0 +1,321 @@
+"""Kinds of subjects: operators, `autograd.Function` classes and operators of torch.library."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.adopting.functions import adopt_function
+from opsmith.adopting.matching import described
+from opsmith.adopting.registered import is_operator, overload_of
+from opsmith.adopting.sampling import Samples, class_samples
+from opsmith.adopting.signature import forward_signature
+from opsmith.checking.effort import Effort
+from opsmith.checking.exceptions import calls_operator, refuse_own
+from opsmith.checking.processes.fork import announce
+from opsmith.checking.property import raised_at
+from opsmith.checking.report import Outcome
+from opsmith.checking.samples.cases import refuse_unfit
+from opsmith.checking.samples.sample import Sample, sample_named
+from opsmith.checking.subject import Subject
+from opsmith.core.calls import Call, shown
+from opsmith.core.location import where
+from opsmith.core.operator import Operator
+from opsmith.core.samples import Make, samples_of
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.adopted.forward import returned_by
+from opsmith.torch_library.foreign import own_of
+
+GivenSamples = Callable[..., Iterable[Any]] | Iterable[Any] | None
+
+
+def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -> Subject:
+    """The subject of a check.
+
+    Args:
+        checked: An operator of ours, an `autograd.Function` class, or an operator of torch.library.
+        samples: As of `check`.
+        seed: Seed of everything random.
+        effort: How much to look at.
+
+    Raises:
+        UsageError: If it is none of these.
+        MissingSamplesError: If there are no samples.
+        SampleError: If a sample does not fit.
+        ForwardRaisedError: If the forward of a class raises on every sample.
+    """
+    if isinstance(checked, type) and issubclass(checked, torch.autograd.Function):
+        with _drawing(seed) as make:
+            operator = as_operator(checked, samples, make)
+        calls = _drawn(operator.specification, None, seed, checked.__qualname__)
+        adopted = operator.specification.adopted
+        assert adopted is not None
+        # A class of the oldest kind has no `apply` that runs; adopted, it has.
+        apply = None if adopted.takes_self else _apply_of(checked, operator.specification)
+        return _subject(operator.specification, calls, seed, effort, operator, apply, checked.__qualname__)
+    if isinstance(checked, Operator):
+        calls = _drawn(checked.specification, samples, seed)
+        return _subject(checked.specification, calls, seed, effort, checked, None, None)
+    if is_operator(checked):
+        specification, call = as_specification(checked)
+        calls = _drawn(specification, samples, seed)
+        return _subject(specification, calls, seed, effort, None, call, specification.name)
+    raise _no_subject(checked)
+
+
+def _no_subject(checked: Any) -> errors.UsageError:
+    kind = (
+        getattr(checked, "__self__", None) if getattr(checked, "__name__", "") == "apply" else type(checked)
+    )
+    if isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
+        mend = f"pass the class, `{kind.__name__}`"
+    else:
+        mend = 'declare it first, with `@opsmith.operator("mylib::name")`'
+    return errors.UsageError(
+        "only an operator (of opsmith or of torch.library), or an `autograd.Function` class, can be checked",
+        expected="an operator, `torch.ops.mylib.name`, or a class derived from torch.autograd.Function",
+        got=shown(checked),
+        mend=mend,
+    )
+
+
+def _apply_of(function_class: Any, specification: Specification) -> Callable[..., Any]:
+    """A class's own `apply`, called as the operator would be."""
+    adopted = specification.adopted
+    assert adopted is not None
+
+    @calls_operator
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        return function_class.apply(*adopted.spread(specification.schema.call_values(args, kwargs)))
+
+    return apply
+
+
+def _subject(
+    specification: Specification,
+    calls: Sequence[Call],
+    seed: int,
+    effort: Effort,
+    operator: Operator[..., Any] | None,
+    apply: Callable[..., Any] | None,
+    shown_as: str | None,
+) -> Subject:
+    if not calls:
+        raise errors.MissingSamplesError(
+            "there are no samples to check it on",
+            operator=specification.name,
+            where=specification.where,
+            mend=_mend(specification, operator),
+        )
+    own = tuple(Sample.of(position, call, specification.schema) for position, call in enumerate(calls))
+    for each in own:
+        refuse_unfit(each.position, each.labels, each.flat, shown_as or specification.name, GIVEN)
+    return Subject(specification, own, seed, effort, operator, apply, shown_as)
+
+
+def _mend(specification: Specification, operator: Operator[..., Any] | None) -> str:
+    if operator is None:
+        names = specification.schema.names
+        listed = f"({', '.join(names)}{',' * (len(names) == 1)})"
+        path = specification.name.replace("::", ".")
+        return f"call `opsmith.check(torch.ops.{path}, samples=[{listed}])`"
+    if specification.adopted is not None:
+        return (
+            "give them where it is adopted, `adopt(..., samples=lambda: [(x, weight)])`, or call "
+            "`check(..., samples=[(x, weight)])`"
+        )
+    return (
+        f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples of "
+        "arguments, or call `check(..., samples=[(x, weight)])`"
+    )
+
+
+GIVEN = "the samples given to `check`"
+
+
+def _drawn(
+    specification: Specification, samples: GivenSamples, seed: int, name: str | None = None
+) -> list[Call]:
+    """The samples' calls."""
+    source = specification.samples if samples is None else samples
+    if source is None:
+        return []
+    with _drawing(seed) as make:
+        return samples_of(source, make, specification.schema, name or specification.name, GIVEN)
+
+
+@contextmanager
+def _drawing(seed: int) -> Iterator[Make]:
+    """A region in which samples are the same for the same seed, though an author may draw past `make`."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield Make(generator=torch.Generator().manual_seed(seed))
+
+
+NAMESPACE = "checked"
+
+
+class ForwardRaisedError(Exception):
+    """A class's forward raises on every sample, so that nothing tells what it returns.
+
+    Args:
+        outcome: What is to be reported of it.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+def as_operator(
+    function_class: type[torch.autograd.Function], samples: Samples, make: Make
+) -> Operator[..., Any]:
+    """The operator that a class is checked as; checking the class again replaces it.
+
+    Args:
+        function_class: The class.
+        samples: Tuples of arguments as `apply` takes them, or a function that returns them.
+        make: What makes tensors for such a function.
+
+    Raises:
+        MissingSamplesError: If there are none.
+        SampleError: If one does not fit forward.
+        ForwardRaisedError: If forward has to be run to know what it returns, and raises.
+        UsageError, ParameterKindError, ...: As of `opsmith.adopt`.
+    """
+    name = throwaway_name(NAMESPACE, function_class)
+    called = function_class.__qualname__
+    try:
+        given = class_samples(samples, function_class, called, "check")
+        read = [] if given is None else given.values(make)
+        if given is None or not read:
+            raise errors.MissingSamplesError(
+                f"there are no samples to check `{called}` on",
+                operator=called,
+                where=where(function_class.forward),
+                mend=f"call `opsmith.check({called}, samples=[(x, 2.0)])`; `opsmith adopt FILE` guesses some",
+            )
+        for position, values in enumerate(read):
+            refuse_unfit(position, labels_of(function_class, values), values, called, given.place)
+        return adopt_function(
+            function_class,
+            name,
+            reference=None,
+            samples=replace(given, source=[tuple(values) for values in read]),
+            signature=None,
+            kind="true",
+            opaque=False,
+            module=__name__,
+            run=_returned,
+        )
+    except errors.OpsmithError as error:
+        if error.operator != name:
+            raise
+        raise _about(error, called) from error
+
+
+def _returned(
+    function_class: type[torch.autograd.Function], samples: Sequence[Sequence[Any]]
+) -> tuple[int, Any]:
+    """The first sample on which forward runs, and what it returns.
+
+    Raises:
+        ForwardRaisedError: With what it raises on the first, if it raises on each.
+    """
+    first: tuple[str, BaseException] | None = None
+    for position, values in enumerate(samples):
+        named = sample_named(position, labels_of(function_class, values), values)
+        announce(partial(str, named))
+        try:
+            return position, returned_by(function_class, values)
+        except BaseException as error:
+            refuse_own(error)
+            first = first or (named, error)
+    assert first is not None
+    failure = raised_at("forward", where(function_class.forward), first[1], first[0])
+    raise ForwardRaisedError(Outcome("forward", "failed", failures=(failure,))) from first[1]
+
+
+def labels_of(function_class: type[torch.autograd.Function], values: Sequence[Any]) -> list[str]:
+    """What forward calls each of the values that it is given; those of `*xs` are `xs[0]`, `xs[1]`, ..."""
+    parameters = list(forward_signature(function_class).parameters.values())[: len(values)]
+    if parameters and parameters[-1].kind is inspect.Parameter.VAR_POSITIONAL:
+        rest = len(values) - len(parameters) + 1
+        names = [each.name for each in parameters[:-1]]
+        return [*names, *(f"{parameters[-1].name}[{place}]" for place in range(rest))]
+    return [each.name for each in parameters]
+
+
+def _about(error: errors.OpsmithError, operator: str) -> errors.OpsmithError:
+    """The same error, about what the user knows by this name."""
+    return type(error)(
+        error.problem,
+        operator=operator,
+        argument=error.argument,
+        expected=error.expected,
+        got=error.got,
+        where=error.where,
+        mend=error.mend,
+    )
+
+
+def throwaway_name(namespace: str, function_class: type) -> str:
+    """An operator's name for a class that is adopted for a while, the same each time.
+
+    Example:
+        >>> throwaway_name("checked", torch.autograd.Function)
+        'checked::torch_autograd_function_Function_85d5be5a'
+    """
+    full = f"{function_class.__module__}.{function_class.__qualname__}"
+    plain = re.sub(r"\W+", "_", full, flags=re.ASCII).strip("_")
+    return f"{namespace}::{plain}_{zlib.crc32(full.encode()):08x}"
+
+
+def as_specification(operator: Any) -> tuple[Specification, Callable[..., Any]]:
+    """A specification in which the operator stands for its own reference, and what calls it.
+
+    Args:
+        operator: `torch.ops.ns.name`, one of its overloads, or a `torch.library.custom_op`.
+
+    Raises:
+        UsageError: If it has several overloads, or is one of torch's own.
+        UnsupportedTypeError: If its schema has types that opsmith does not know.
+    """
+    overload = overload_of(operator)
+    signature = capabilities.signature_of(overload)
+    schema = described(signature)
+
+    @calls_operator
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given, named = schema.dispatched(schema.call_values(args, kwargs))
+        return overload(*given, **named)
+
+    specification = Specification(
+        name=signature.name,
+        reference=call,
+        schema=schema,
+        module=__name__,
+        qualname=signature.name,
+        where=_where(overload),
+        opaque=True,
+        random=torch.Tag.nondeterministic_seeded in overload.tags,
+        inline=False,
+        own=own_of(overload),
+    )
+    return specification, call
+
+
+def _where(overload: Any) -> str:
+    """`file:line` of what computes it, where that is Python; else its name."""
+    parts = capabilities.custom_parts(overload)
+    return str(overload) if parts is None else where(parts.function)
