@@ -113,7 +113,7 @@ def _by_us(entry: Planted | Sound, effort: str, seed: int) -> tuple[str, bool, s
     if isinstance(entry, Planted):
         complaint = report.verdict() if report.failures else ""
         return complaint, rightly_named(entry, report), told(entry, report)
-    ours = [f"{each.check}/{each.input}/{each.cause}" for each in report.failures] or [report.verdict()]
+    ours = [f"{each.property}/{each.input}/{each.cause}" for each in report.failures] or [report.verdict()]
     return "" if report.passed else report.verdict(), False, f"{entry.name}: opsmith {', '.join(ours)}"
 
 

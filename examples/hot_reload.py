@@ -38,7 +38,7 @@ def main() -> None:
     print("wrong:    ", session["softsign"](x).tolist())  # without the absolute value
     run(CELL.replace("(1 + x[i])", "(1 + std::fabs(x[i]))"))
     softsign = session["softsign"]
-    print("mended:   ", softsign(x).tolist())
+    print("fixed:   ", softsign(x).tolist())
     torch.testing.assert_close(softsign(x), softsign.reference(x))
 
     file = Path(tempfile.mkdtemp()) / "softsign.cpp"

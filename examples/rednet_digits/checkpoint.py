@@ -40,21 +40,21 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         with zipfile.ZipFile(path) as archive:  # torch itself does not compare the checksums
             damaged = archive.testzip()
         if damaged is not None:
-            raise CheckpointError(f"{path} is damaged: the checksum of {damaged} is another one; {MEND}")
+            raise CheckpointError(f"{path} is damaged: the checksum of {damaged} is another one; {HINT}")
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}; start without --resume") from None
     except CheckpointError:
         raise
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}; {MEND}") from error
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; {HINT}") from error
     except pickle.UnpicklingError:  # whole, by its checksums, but of classes that no checkpoint here has
         loaded = None
     except Exception as error:  # of zipfile, decompressors, pickle and torch each has errors of its own
         why = str(error).partition("\n")[0]
-        raise CheckpointError(f"{path} is damaged: {why}; {MEND}") from error
+        raise CheckpointError(f"{path} is damaged: {why}; {HINT}") from error
     if not _is_checkpoint(loaded):
-        raise CheckpointError(f"{path} is no checkpoint of this example ({FORMAT!r}); {MEND}")
+        raise CheckpointError(f"{path} is no checkpoint of this example ({FORMAT!r}); {HINT}")
     return loaded["configuration"], loaded["state"]
 
 
@@ -66,7 +66,7 @@ def _is_checkpoint(loaded: Any) -> bool:
     )
 
 
-MEND = "move it away and start without --resume, or name another folder with --out"
+HINT = "move it away and start without --resume, or name another folder with --out"
 
 
 def refuse_other(path: Path, written: dict[str, Any], configuration: Configuration) -> None:
@@ -99,5 +99,5 @@ def restore(path: Path, training: Training, state: dict[str, Any]) -> None:
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         why = " ".join(str(error).split())
         raise CheckpointError(
-            f"{path} does not fit what this code trains: {type(error).__name__}: {why[:LONGEST]}; {MEND}"
+            f"{path} does not fit what this code trains: {type(error).__name__}: {why[:LONGEST]}; {HINT}"
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from opsmith import errors
 from opsmith.core.answers import non_differentiable, not_implemented, zero
 from opsmith.core.faces import connect_face
 from opsmith.core.operator import Operator
@@ -11,9 +12,9 @@ from opsmith.core.samples import Make
 from opsmith.declaring import declared_operators, find_operator, operator
 
 if TYPE_CHECKING:
-    pass
-    pass
-    pass
+    from opsmith import init as init
+    from opsmith import modules as modules
+    from opsmith import ops as ops
     from opsmith.adopting import adopt
     from opsmith.benchmarking import Benchmark, benchmark
     from opsmith.checking import Report, check

@@ -29,7 +29,7 @@ def conservative() -> bool:
             f"the environment variable {CONSERVATIVE} has a value that means nothing",
             expected="1 for on, 0 for off",
             got=repr(said),
-            mend=f"set {CONSERVATIVE}=1, or unset it",
+            hint=f"set {CONSERVATIVE}=1, or unset it",
         )
     return said == "1"
 

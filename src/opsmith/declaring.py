@@ -96,7 +96,7 @@ def operator(
         >>> twice(torch.ones(2)), torch.ops.demo.twice(torch.ones(2))
         (tensor([2., 2.]), tensor([2., 2.]))
     """
-    check_name(name, mend='write `@opsmith.operator("mylib::linear")`')
+    check_name(name, hint='write `@opsmith.operator("mylib::linear")`')
     for flag, value, allowed in (
         ("opaque", opaque, (False, True)),
         ("random", random, (False, True)),
@@ -109,7 +109,7 @@ def operator(
                 argument=flag,
                 expected=" or ".join(map(repr, allowed)),
                 got=repr(value),
-                mend=f"write `{flag}=True`, or leave it out",
+                hint=f"write `{flag}=True`, or leave it out",
             )
     if autocast not in get_args(Autocast):
         raise errors.UsageError(
@@ -118,7 +118,7 @@ def operator(
             argument="autocast",
             expected=", ".join(f"`{rule}`" for rule in get_args(Autocast)),
             got=repr(autocast),
-            mend='leave it out, or write `autocast="lower"`',
+            hint='leave it out, or write `autocast="lower"`',
         )
 
     def declare(reference: Callable[P, Any]) -> Operator[P, Any]:
@@ -167,7 +167,7 @@ def declare_specified(
                 "the name is taken by an operator that was declared, and not adopted",
                 operator=specification.name,
                 where=known.specification.where,
-                mend="choose another name for the one that is adopted",
+                hint="choose another name for the one that is adopted",
             )
         known.redeclare(specification)
         return known
@@ -181,18 +181,18 @@ def declare_specified(
     return handle
 
 
-def check_name(name: Any, *, mend: str) -> None:
+def check_name(name: Any, *, hint: str) -> None:
     """Refuse what is no operator's name.
 
     Raises:
-        NameFormatError: With this mend.
+        NameFormatError: With this hint.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or _reserved(name):
         raise errors.NameFormatError(
             "an operator's name is `namespace::name`",
             expected="two identifiers with `::` between them",
             got=where(name) if callable(name) else repr(name),
-            mend=mend,
+            hint=hint,
         )
 
 
@@ -223,14 +223,14 @@ def find_operator(name: str, module: str | None = None) -> Operator[..., Any]:
                 operator=name,
                 expected=f"a module `{module}`",
                 got=str(error),
-                mend=f"install what holds `{module}`, or put it where Python looks for modules",
+                hint=f"install what holds `{module}`, or put it where Python looks for modules",
             ) from error
     if name not in _declared:
         raise errors.OperatorNotFoundError(
             "no operator of this name is declared",
             operator=name,
             got=f"module `{module}`, which does not declare it" if module else None,
-            mend="import the module that declares it first",
+            hint="import the module that declares it first",
         )
     return _declared[name]
 
@@ -256,7 +256,7 @@ def _refuse_other_place(old: Specification, new: Specification) -> None:
             operator=new.name,
             got=f"{new.module}.{new.qualname}, {new.where}",
             where=old.where,
-            mend="choose another name; the namespace is best the name of your package",
+            hint="choose another name; the namespace is best the name of your package",
         )
 
 
@@ -271,5 +271,5 @@ def _refuse_taken(specification: Specification) -> None:
                 f"torch already has an operator `{name}`, which opsmith did not declare",
                 operator=specification.name,
                 where=specification.where,
-                mend="choose another name; the namespace is best the name of your package",
+                hint="choose another name; the namespace is best the name of your package",
             )

@@ -1,7 +1,7 @@
 """Every error that opsmith raises: one class per failure, one form for the message.
 
 A message names the operator, says what is wrong, and then, line by line, the argument, what was expected,
-what came, where the operator (or formula) was written, and the mend.
+what came, where the operator (or formula) was written, and the hint.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class OpsmithError(Exception):
         expected: What would have been right.
         got: What came instead.
         where: `file:line` of the declaration or formula at fault.
-        mend: What to write instead.
+        hint: What to write instead.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class OpsmithError(Exception):
         expected: str | None = None,
         got: str | None = None,
         where: str | None = None,
-        mend: str | None = None,
+        hint: str | None = None,
     ) -> None:
         self.problem = problem
         self.operator = operator
@@ -111,9 +111,9 @@ class OpsmithError(Exception):
         self.expected = expected
         self.got = got
         self.where = where
-        self.mend = mend
+        self.hint = hint
         lines = [f"{operator}: {problem}" if operator else problem]
-        details = {"argument": argument, "expected": expected, "got": got, "where": where, "mend": mend}
+        details = {"argument": argument, "expected": expected, "got": got, "where": where, "hint": hint}
         lines += [f"  {label}: {text}" for label, text in details.items() if text is not None]
         super().__init__("\n".join(lines))
 

@@ -143,5 +143,5 @@ def assert_refused(entry: Entry, use: str, call: Callable[[], Any]) -> None:
     told = refusal(caught.value)
     assert any(name in told for name in names.split("|")), told
     assert words in told, told
-    assert "mend: " in told, told
+    assert "hint: " in told, told
     assert f"corpus::{entry.name}" in told, told

@@ -95,7 +95,7 @@ def test_what_it_lacked(kind: str) -> None:
     made = LACKING[kind]()
     operator = made.operator
     _, tangent = quietly(lambda: F.jvp(operator, (x,), (x,)))
-    assert tangent.tolist() == torch.zeros_like(x).tolist(), "torch has become honest: mend the documents"
+    assert tangent.tolist() == torch.zeros_like(x).tolist(), "torch has become honest: fix the documents"
     if kind == "custom":
         with pytest.raises(RuntimeError, match="no autograd formula was registered"):
             backward(operator)
@@ -346,7 +346,7 @@ def test_check_finds_a_wrong_kernel() -> None:
     operator, _ = defined("(Tensor x, float by=2.) -> Tensor", wrong_kernel)
     handle = opsmith.adopt(operator, reference=sine, samples=lambda make: [(make(64) * 3,)])
     report = opsmith.check(handle, only=["forward"])
-    assert [failure.check for failure in report.failures] == ["forward"]
+    assert [failure.property for failure in report.failures] == ["forward"]
     assert "from the operator is wrong" in report.failures[0].message
 
 
@@ -354,7 +354,7 @@ def test_check_finds_a_wrong_gradient_of_its_own() -> None:
     made = custom()
     made.operator.register_autograd(lambda ctx, grad: (grad, None))
     report = opsmith.check(adopted(made, samples=samples), only=["gradient"])
-    assert {failure.check for failure in report.failures} == {"gradient"}
+    assert {failure.property for failure in report.failures} == {"gradient"}
 
 
 def test_check_finds_a_wrong_fake_kernel_of_its_own() -> None:

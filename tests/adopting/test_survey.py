@@ -271,5 +271,5 @@ class EndlessBackward(torch.autograd.Function):
 def test_a_guess_that_needs_no_gradient_is_no_way_around_a_backward_that_raises() -> None:
     """Whole numbers run through the forward, and a plain number gives no tensor: neither says why."""
     with pytest.raises(errors.MissingSamplesError) as raised:
-        guessed_samples(EndlessBackward, name="EndlessBackward", mend="")
+        guessed_samples(EndlessBackward, name="EndlessBackward", hint="")
     assert "the one that came furthest ended in RecursionError" in str(raised.value)

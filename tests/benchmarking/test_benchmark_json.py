@@ -126,7 +126,7 @@ def test_other_json_and_other_text_are_refused(text: str, got: str) -> None:
     with pytest.raises(errors.BenchmarkFormatError) as raised:
         Benchmark.from_json(text)
     assert (raised.value.got or "").startswith(got)
-    assert "`opsmith benchmark --json`" in (raised.value.mend or "")
+    assert "`opsmith benchmark --json`" in (raised.value.hint or "")
 
 
 def test_another_version_is_refused() -> None:

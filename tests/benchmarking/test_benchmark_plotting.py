@@ -185,4 +185,4 @@ def test_without_matplotlib_it_says_how_to_install_it(monkeypatch: pytest.Monkey
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(errors.MissingExtraError, match="need the package `matplotlib`") as raised:
         __import__("opsmith.benchmarking.plotting")
-    assert "pip install '.[benchmark]'" in (raised.value.mend or "")
+    assert "pip install '.[benchmark]'" in (raised.value.hint or "")

@@ -221,7 +221,7 @@ def test_an_operator_that_fails_its_check_is_not_benchmarked() -> None:
     assert raised.value.operator == wrong.name
     assert (raised.value.got or "").splitlines()[0].startswith("FAILED: gradient")
     assert "gradient of `x`: sign" in (raised.value.got or "")
-    assert raised.value.mend == "see `opsmith check`, mend it, and measure then"
+    assert raised.value.hint == "see `opsmith check`, fix it, and measure then"
 
 
 def test_one_without_samples_of_its_own_is_checked_on_the_smallest_given(
@@ -261,7 +261,7 @@ def test_gradients_that_could_not_be_checked_are_not_timed(measure: Measure) -> 
 def test_a_reference_that_raises_at_a_size_is_told(measure: Measure) -> None:
     with pytest.raises(errors.SampleError, match=r"its reference raises RuntimeError at x \[3\]") as raised:
         measure(unshaped, samples=[(torch.ones(3), torch.ones(2, 4))])
-    assert "give calls that it takes" in (raised.value.mend or "")
+    assert "give calls that it takes" in (raised.value.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_bad_arguments_are_refused(
     with pytest.raises(errors.UsageError) as raised:
         measure(gate, **options)
     assert (raised.value.problem, raised.value.argument) == (problem, argument)
-    assert raised.value.mend
+    assert raised.value.hint
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -306,7 +306,7 @@ def test_without_a_gpu_none_is_timed(measure: Measure) -> None:
 def test_what_is_no_operator_is_refused(given: Any) -> None:
     with pytest.raises(errors.UsageError, match="only an operator of opsmith can be benchmarked") as raised:
         opsmith.benchmark(given)
-    assert "opsmith.adopt" in (raised.value.mend or "")
+    assert "opsmith.adopt" in (raised.value.hint or "")
 
 
 def test_arguments_by_keyword_reach_everyone(measure: Measure) -> None:

@@ -162,9 +162,9 @@ def test_sizes_that_do_not_fit_the_function_are_refused() -> None:
 def test_without_samples_it_says_how_to_give_them() -> None:
     with pytest.raises(errors.MissingSamplesError, match="there are no samples to measure it on") as raised:
         found(bare)
-    assert raised.value.mend is not None
-    assert "@bare.samples" in raised.value.mend
-    assert "benchmark(..., samples=[(x, weight)])" in raised.value.mend
+    assert raised.value.hint is not None
+    assert "@bare.samples" in raised.value.hint
+    assert "benchmark(..., samples=[(x, weight)])" in raised.value.hint
 
 
 def test_tensors_that_have_no_floating_dtype_are_told_with_theirs() -> None:

@@ -115,7 +115,7 @@ def test_without_rich_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch)
         errors.MissingExtraError, match="benchmarks in colour need the package `rich`"
     ) as raised:
         __import__("opsmith.benchmarking.rendering")
-    assert "pip install '.[cli]'" in (raised.value.mend or "")
+    assert "pip install '.[cli]'" in (raised.value.hint or "")
 
 
 def test_units() -> None:

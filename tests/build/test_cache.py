@@ -175,7 +175,7 @@ def test_where_nothing_can_be_written_it_says_so(directory: Path, monkeypatch: p
         "  expected: room in the cache, or in the directory for temporary files",
         "  got: in the cache: [Errno 28] No space left on device; "
         "for temporary files: [Errno 28] No space left on device",
-        "  mend: make room, or set OPSMITH_CACHE to a directory that can be written",
+        "  hint: make room, or set OPSMITH_CACHE to a directory that can be written",
     ]
 
 
@@ -223,7 +223,7 @@ def test_a_directory_that_others_can_write_into_is_refused(directory: Path, mode
         "the cache of built kernels is in a directory that is not this user's alone",
         "  expected: a directory that this user owns, and that nobody else can write into",
         f"  got: {directory}: its mode is {mode:o}, so others can write into it",
-        f"  mend: run `chmod go-w {directory}` if it is yours, "
+        f"  hint: run `chmod go-w {directory}` if it is yours, "
         "or set OPSMITH_CACHE to a directory of your own",
     ]
     for call in (Cache(directory).entries, Cache(directory).clear):

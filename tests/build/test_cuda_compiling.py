@@ -325,7 +325,7 @@ def test_an_nvrtc_that_is_not_whole() -> None:
         "NVRTC fails: nvrtcCompileProgram returns NVRTC_ERROR_BUILTIN_OPERATION_FAILURE",
         "  expected: an NVRTC that is whole, and of one version with what lies beside it",
         "  got: /here/libnvrtc.so.13",
-        "  mend: install it again: `pip install --force-reinstall nvidia-cuda-nvrtc`",
+        "  hint: install it again: `pip install --force-reinstall nvidia-cuda-nvrtc`",
     ]
 
 

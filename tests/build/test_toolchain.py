@@ -61,7 +61,7 @@ def test_one_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         find_toolchain().run(["x.cpp"], tmp_path)
     assert str(caught.value).splitlines()[0] == "the C++ compiler does not run"
     assert f"got: {path}: " in str(caught.value)
-    assert f"mend: see that `{path} --version` works" in str(caught.value)
+    assert f"hint: see that `{path} --version` works" in str(caught.value)
 
 
 def test_one_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_the_runtime_that_no_compiler_takes(tmp_path: Path, monkeypatch: pytest.
         "the C++ compiler does not compile opsmith's own library",
         "  expected: a compiler of C++17, as g++ 9 or clang 10",
         "  got: no C++17 here",
-        "  mend: name another compiler in CXX",
+        "  hint: name another compiler in CXX",
     ]
 
 

@@ -17,7 +17,7 @@ class Mutant:
 
     Args:
         build: Makes it.
-        check: The property that must find it.
+        property: The property that must find it.
         cause: The word for it.
         input: The argument or result at fault.
         says: Words of the message.
@@ -25,7 +25,7 @@ class Mutant:
     """
 
     build: Build
-    check: str
+    property: str
     cause: str
     input: str | None
     says: str

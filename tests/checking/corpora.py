@@ -56,12 +56,12 @@ def corpus_of(entry: Planted | Sound) -> str:
 def rightly_named(fault: Planted, report: Report) -> bool:
     """Whether the first thing that a report says is what is wrong.
 
-    A reader mends what stands first; what follows from it comes last in a report, and does not count.
+    A reader fixes what stands first; what follows from it comes last in a report, and does not count.
     """
     return bool(report.failures) and report.failures[0].cause in (fault.cause, *fault.also)
 
 
 def told(fault: Planted, report: Report) -> str:
     """A line that says what was expected of a report, and what it said."""
-    said = [f"{each.check}/{each.input}/{each.cause}" for each in report.failures if each.follows is None]
+    said = [f"{each.property}/{each.input}/{each.cause}" for each in report.failures if each.follows is None]
     return f"{fault.name}: expected {fault.cause} of {fault.input}, got {', '.join(said) or 'nothing'}"

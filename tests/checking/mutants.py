@@ -12,7 +12,7 @@ import opsmith
 @dataclass(frozen=True)
 class Wrong:
     operator: Any
-    check: str
+    property: str
     cause: str
     input: str | None
     says: str

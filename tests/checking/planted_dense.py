@@ -145,7 +145,7 @@ def inverse_without_minus() -> Any:
 
 @planted("solve", "unknown", input="right", also=("transposed",))
 def solve_with_the_matrix_itself() -> Any:
-    """The transpose is inside of the formula, where no rearranging of the result mends it."""
+    """The transpose is inside of the formula, where no rearranging of the result fixes it."""
 
     class Solve(right.Solve):
         @staticmethod

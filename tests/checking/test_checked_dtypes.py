@@ -88,5 +88,5 @@ def test_what_is_no_report_is_told(text: str, expected: str, got: str) -> None:
         read_reports(text)
     assert str(raised.value) == (
         f"this is no report of a check\n  expected: {expected}\n  got: {got}\n"
-        "  mend: give what `opsmith check --json` printed, or `report.to_json()` gave"
+        "  hint: give what `opsmith check --json` printed, or `report.to_json()` gave"
     )

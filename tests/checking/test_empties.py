@@ -180,7 +180,7 @@ def rows() -> Tensor:
 def test_a_batch_of_none_that_fails_is_a_fault_and_told_once(effort: Any) -> None:
     report = opsmith.check(RowSoftmax, samples=[(rows(),), (rows() * 2,)], only=["forward"], effort=effort)
     (failure,) = report.failures
-    assert (failure.check, failure.input, failure.cause) == ("forward", "x", "empty")
+    assert (failure.property, failure.input, failure.cause) == ("forward", "x", "empty")
     assert "where `x` has the shape [0, 4]: RuntimeError: stack expects a non-empty" in failure.message
     assert failure.where is not None
     assert failure.where.startswith(f"{__file__}:")

@@ -205,7 +205,7 @@ def test_a_forward_that_rounds_is_no_truth_for_a_backward_that_finite_difference
     assert report.passed
     assert "differ by rounding to float32" in " ".join(outcome(report, "gradient").notes)
     wrong = opsmith.check(Rounded, samples=[(matrix(),)], only=FAST)
-    assert {failure.check for failure in wrong.failures} == {"gradient"}
+    assert {failure.property for failure in wrong.failures} == {"gradient"}
 
 
 def test_tangents_differ_from_a_forward_that_rounds_by_no_more_than_its_rounding() -> None:
@@ -255,7 +255,7 @@ class DecayOfItsDtype(Decay):
 
 def test_a_backward_that_alone_has_a_constant_of_float32_loses_digits() -> None:
     failures = opsmith.check(Decay, samples=[(matrix().double(),)], only=FAST).failures
-    assert [(each.check, each.input, each.cause) for each in failures] == [("gradient", "x", "precision")]
+    assert [(each.property, each.input, each.cause) for each in failures] == [("gradient", "x", "precision")]
     (failure,) = failures
     assert "in the backward aten.mul.Tensor takes float32 beside float64" in failure.message
     assert opsmith.check(DecayOfItsDtype, samples=[(matrix().double(),)], only=FAST).passed
@@ -438,7 +438,7 @@ def test_a_class_may_draw_in_its_forward_and_not_again_in_its_backward() -> None
     assert right.passed, right
     assert 'kind="stochastic"' in " ".join(outcome(right, "randomness").notes)
     wrong = opsmith.check(DropoutDrawnAgain, samples=[(matrix(), 0.5)], effort="quick").failures[0]
-    assert (wrong.check, wrong.cause) == ("randomness", "nondeterministic")
+    assert (wrong.property, wrong.cause) == ("randomness", "nondeterministic")
     assert "save what the forward drew" in wrong.message
     assert wrong.where.startswith(__file__)
 
@@ -459,7 +459,7 @@ class Flipped(Function):
 def test_a_failure_names_the_samples_on_which_there_is_none() -> None:
     report = opsmith.check(Flipped, samples=[(matrix(), 2.0), (matrix(), -2.0)], effort="quick")
     failure = report.failures[0]
-    assert (failure.check, failure.cause) == ("gradient", "sign")
+    assert (failure.property, failure.cause) == ("gradient", "sign")
     assert failure.evidence["right on"] == "sample 0 (x [3, 4], factor=2.0)"
 
 

@@ -59,7 +59,7 @@ def run(work: Any, limit_s: float = 60.0) -> Failure:
     assert (outcome.property, outcome.status) == ("forward", "failed")
     assert outcome.seconds > 0
     (failure,) = outcome.failures
-    assert (failure.check, failure.cause) == ("forward", "raises")
+    assert (failure.property, failure.cause) == ("forward", "raises")
     return failure
 
 

@@ -8,7 +8,7 @@ from mutants import WRONG
 
 import opsmith
 
-NAMES = [name for name, wrong in WRONG.items() if wrong.check == "layouts"]
+NAMES = [name for name, wrong in WRONG.items() if wrong.property == "layouts"]
 MODULES = (wrong_gradients, wrong_layouts, wrong_surrogates)
 
 

@@ -42,7 +42,7 @@ ALSO: dict[str, set[Reason]] = {
 def others(wrong: Wrong, report: opsmith.Report) -> set[Reason]:
     """What a report finds beside a fault: another cause, or argument, that follows from nothing."""
     return {
-        (failure.check, failure.cause, failure.input)
+        (failure.property, failure.cause, failure.input)
         for failure in report.failures
         if failure.follows is None
         and (failure.cause != wrong.cause or (wrong.input and failure.input and wrong.input != failure.input))
@@ -50,7 +50,9 @@ def others(wrong: Wrong, report: opsmith.Report) -> set[Reason]:
 
 
 def report_on(name: str) -> opsmith.Report:
-    effort: Level = "default" if WRONG[name].check == "layouts" else "quick"  # which tries some layouts alone
+    effort: Level = (
+        "default" if WRONG[name].property == "layouts" else "quick"
+    )  # which tries some layouts alone
     return opsmith.check(WRONG[name].operator, skip=["integration"], effort=effort)
 
 
@@ -59,9 +61,9 @@ def report_on(name: str) -> opsmith.Report:
 def test_a_wrong_operator_is_rejected(name: str) -> None:
     wrong = WRONG[name]
     report = report_on(name)
-    found = {(failure.check, failure.cause, failure.input): failure for failure in report.failures}
-    assert (wrong.check, wrong.cause, wrong.input) in found, str(report)
-    failure = found[wrong.check, wrong.cause, wrong.input]
+    found = {(failure.property, failure.cause, failure.input): failure for failure in report.failures}
+    assert (wrong.property, wrong.cause, wrong.input) in found, str(report)
+    failure = found[wrong.property, wrong.cause, wrong.input]
     assert wrong.says in failure.message
     assert failure.follows in (None, "gradient")
     assert failure.where is not None
@@ -115,7 +117,7 @@ def test_a_right_operator_passes(name: str) -> None:
 )
 def test_opcheck_rejects_a_wrong_operator(name: str, test: str, cause: str, says: str) -> None:
     (failure,) = opsmith.check(WRONG[name].operator, only=["opcheck"]).failures
-    assert (failure.check, failure.cause) == ("opcheck", cause)
+    assert (failure.property, failure.cause) == ("opcheck", cause)
     assert failure.message.startswith(f"opcheck's test_{test} fails (")
     assert says in failure.message
 

@@ -41,7 +41,7 @@ def test_what_raises_says_for_which_inputs(samples: Any, effort: Any) -> None:
     x, weight, second = report.failures
     both = "is right when `x` and `weight` require a gradient"
     for failure, name, line in (x, "x", "by_x = grad @"), (weight, "weight", "by_weight = grad.mT @"):
-        assert (failure.check, failure.input, failure.cause) == ("gradient", name, "raises")
+        assert (failure.property, failure.input, failure.cause) == ("gradient", name, "raises")
         words = f"it raises when `{name}` alone requires a gradient, and {both}"
         assert failure.message.startswith("TypeError: unsupported operand")
         assert failure.message.endswith(f"; {words}")
@@ -55,4 +55,4 @@ def test_what_raises_says_for_which_inputs(samples: Any, effort: Any) -> None:
         assert "samples" not in failure.replay
         with pytest.raises(TypeError, match="unsupported operand"):
             exec(failure.replay, {"__name__": "replay"})
-    assert (second.check, second.follows) == ("second_order", "gradient")
+    assert (second.property, second.follows) == ("second_order", "gradient")

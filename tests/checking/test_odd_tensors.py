@@ -72,7 +72,7 @@ def test_a_quantised_gradient_is_refused_by_name() -> None:
         "a gradient comes back that is no strided dense tensor",
         "  expected: torch.strided",
         "  got: a quantised tensor",
-        "  mend: return `gradient.dequantize()`",
+        "  hint: return `gradient.dequantize()`",
     ]
 
 
@@ -99,7 +99,7 @@ class ComplexTangent(Sine):
 
 def test_a_complex_tangent_of_a_real_result_is_told() -> None:
     (failure,) = checked(ComplexTangent).failures
-    assert (failure.check, failure.input, failure.cause) == ("forward_mode", "x", "dtype")
+    assert (failure.property, failure.input, failure.cause) == ("forward_mode", "x", "dtype")
     words = "is torch.complex128, and `result` is torch.float64: return its real part"
     assert failure.message == f"the tangent of `result` by `x` {words}"
 
@@ -112,7 +112,7 @@ class SparseBatch(Sine):
 
 def test_a_sparse_batch_is_told() -> None:
     (failure,) = checked(SparseBatch).failures
-    assert failure.check == "vmap"
+    assert failure.property == "vmap"
     assert "torch.sparse_coo" in failure.message
 
 

@@ -67,7 +67,7 @@ def test_a_page_says_all_that_the_report_says() -> None:
         "index [2, 0]",
         "also fits swapped-inputs error 4e-16",
         "import torch boom(first, second)",
-        "effects of x: raises, which follows from gradient: mend that first",
+        "effects of x: raises, which follows from gradient: fix that first",
         "transposed: Two of its dimensions are swapped. Decided by: With two dimensions swapped back it is "
         "the right one, on every fresh input.",
         "torch 2.13.0; python 3.11",
@@ -77,12 +77,12 @@ def test_a_page_says_all_that_the_report_says() -> None:
 
 
 def test_several_operators_are_in_one_page_with_a_list_of_them() -> None:
-    unchecked = [("demo::bare", "demo::bare: there are no samples\n  mend: give some")]
+    unchecked = [("demo::bare", "demo::bare: there are no samples\n  hint: give some")]
     read = Reader(page([REPORT, GOOD], unchecked))
     assert "opsmith check: 3 operators" in read.text
     assert "1 passed, 1 not passed, 1 could not be checked" in read.text
     assert "demo::fine ✓ passed" in read.text
-    assert "demo::bare: there are no samples mend: give some" in read.text
+    assert "demo::bare: there are no samples hint: give some" in read.text
     assert "nav" in read.tags()
     assert "nav" not in Reader(page([GOOD])).tags()
     assert "opsmith check: demo::fine" in Reader(page([GOOD])).text
@@ -170,5 +170,5 @@ def test_without_jinja2_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
     assert str(raised.value).splitlines() == [
         "a page needs the package `jinja2`",
         "  got: no module named 'jinja2'",
-        "  mend: pip install '.[page]' in a checkout of opsmith; or `report.to_json()`, which needs nothing",
+        "  hint: pip install '.[page]' in a checkout of opsmith; or `report.to_json()`, which needs nothing",
     ]

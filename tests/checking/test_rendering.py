@@ -108,5 +108,5 @@ def test_without_rich_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     assert str(raised.value).splitlines() == [
         "reports in colour need the package `rich`",
         "  got: no module named 'rich'",
-        "  mend: pip install '.[cli]' in a checkout of opsmith; or print(report), which needs nothing",
+        "  hint: pip install '.[cli]' in a checkout of opsmith; or print(report), which needs nothing",
     ]

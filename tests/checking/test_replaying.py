@@ -37,7 +37,7 @@ AGAIN = ("fake_shape", "wrong_at_one", "not_elementwise")
 
 def failures_of(name: str, **options: Any) -> list[opsmith.Failure]:
     wrong = WRONG[name]
-    report = opsmith.check(wrong.operator, effort="quick", only=[wrong.check], **options)
+    report = opsmith.check(wrong.operator, effort="quick", only=[wrong.property], **options)
     return [failure for failure in report.failures if failure.follows is None]
 
 
@@ -60,7 +60,7 @@ def test_lines_show_the_cause(name: str) -> None:
 def test_where_no_lines_do_the_property_runs_again(name: str) -> None:
     (failure,) = failures_of(name)
     assert failure.replay is not None
-    assert f'only=["{WRONG[name].check}"], seed=0, effort="quick"' in failure.replay
+    assert f'only=["{WRONG[name].property}"], seed=0, effort="quick"' in failure.replay
     with pytest.raises(AssertionError):
         run(failure.replay)
 

@@ -117,7 +117,7 @@ def test_json_holds_everything_and_is_json() -> None:
     )
     made = Report("demo::op", outcomes, seed=7, environment={"torch": "2"})
     read = json.loads(made.to_json())
-    assert read["schema"] == 2
+    assert read["schema"] == 3
     assert (read["operator"], read["passed"], read["seed"]) == ("demo::op", False, 7)
     assert read["environment"] == {"torch": "2"}
     assert read["outcomes"][1] == {
@@ -133,7 +133,7 @@ def test_json_holds_everything_and_is_json() -> None:
     }
     assert read["outcomes"][0]["failures"] == [
         {
-            "check": "forward",
+            "property": "forward",
             "input": None,
             "cause": "unknown",
             "message": "m",

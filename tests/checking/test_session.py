@@ -81,7 +81,7 @@ def test_an_unknown_property_is_an_error_that_lists_them(chosen: dict[str, list[
 def test_what_is_no_name_of_a_property_is_an_error(chosen: dict[str, Any]) -> None:
     with pytest.raises(errors.UsageError, match="`only` and `skip` take names of properties") as raised:
         opsmith.check(cube, samples=[(torch.ones(2),)], **chosen)
-    assert 'mend: call `check(operator, only=["forward", "gradient"])`' in str(raised.value)
+    assert 'hint: call `check(operator, only=["forward", "gradient"])`' in str(raised.value)
 
 
 @pytest.mark.parametrize("seed", ["1", 1.5, True, None, 2**32, -(2**32) - 1])
@@ -104,7 +104,7 @@ def test_hooks_on_saved_tensors_are_no_place_for_a_check() -> None:
             "a check was begun among hooks on saved tensors",
             "  expected: none: torch refuses them under `vmap` and `torch.func`",
             "  got: hooks, of `saved_tensors_hooks` or `save_on_cpu`",
-            "  mend: call `check` outside of the `with`",
+            "  hint: call `check` outside of the `with`",
         ]
     with graph.disable_saved_tensors_hooks("the caller has none either"):
         assert opsmith.check(cube, samples=[(torch.rand(3),)], only=FAST).passed
@@ -115,7 +115,7 @@ def test_a_check_sees_gradients_in_any_mode_of_its_caller() -> None:
     for mode in (torch.inference_mode, torch.no_grad):
         with mode():
             assert opsmith.check(cube, **options).passed_as_asked
-            assert [each.check for each in opsmith.check(half, **options).failures] == ["gradient"]
+            assert [each.property for each in opsmith.check(half, **options).failures] == ["gradient"]
             assert not torch.is_grad_enabled()
         assert torch.is_grad_enabled()
 

@@ -49,5 +49,5 @@ def test_a_right_one_passes(effort: Any) -> None:
 
 def test_a_wrong_one_is_found() -> None:
     failure = opsmith.check(DoubledRows, samples=samples(), effort="quick").failures[0]
-    assert (failure.check, failure.input, failure.cause) == ("gradient", "table", "scale")
+    assert (failure.property, failure.input, failure.cause) == ("gradient", "table", "scale")
     assert "it is the right one times 2" in failure.message

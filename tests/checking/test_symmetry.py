@@ -112,7 +112,7 @@ def test_a_reference_that_reads_one_triangle_hides_nothing(formula: Any) -> None
 )
 def test_a_wrong_one_is_found(wrong: Any, check: str, cause: str) -> None:
     failure = opsmith.check(wrong, samples=given(), only=SMOOTH, effort="quick").failures[0]
-    assert (failure.check, failure.input, failure.cause) == (check, "a", cause)
+    assert (failure.property, failure.input, failure.cause) == (check, "a", cause)
 
 
 class Lowered(Function):

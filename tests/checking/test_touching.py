@@ -43,9 +43,9 @@ def failures_of(built: tuple[Any, Any], **options: Any) -> tuple[opsmith.Report,
 def test_it_is_found_and_named(name: str) -> None:
     mutant = MUTANTS[name]
     report, failures = failures_of(mutant.build())
-    found = {(failure.check, failure.cause, failure.input): failure for failure in failures}
-    assert (mutant.check, mutant.cause, mutant.input) in found, str(report)
-    failure = found[mutant.check, mutant.cause, mutant.input]
+    found = {(failure.property, failure.cause, failure.input): failure for failure in failures}
+    assert (mutant.property, mutant.cause, mutant.input) in found, str(report)
+    failure = found[mutant.property, mutant.cause, mutant.input]
     assert mutant.says in failure.message
     assert failure.where is not None
     assert failure.where.rpartition(":")[0] in {str(module.__file__) for module in MODULES}
@@ -120,7 +120,7 @@ def test_a_result_that_asks_whether_a_gradient_is_needed_is_what_is_wrong_with_i
 
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(5))
     report = opsmith.check(SoftStep, samples=[(x,)], only=["gradient", "state"], effort="quick")
-    causes = [(each.check, each.input, each.cause) for each in report.failures]
+    causes = [(each.property, each.input, each.cause) for each in report.failures]
     assert causes == [("gradient", "x", "input-needs-grad"), ("state", "x", "input-needs-grad")]
     assert "the gradient of another result, when `x` alone requires a gradient" in report.failures[0].message
 

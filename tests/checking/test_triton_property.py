@@ -86,7 +86,7 @@ def test_a_wrong_kernel_is_found(function: Any, cause: str) -> None:
     outcome = outcome_of(row_sums(function.fn.__name__, function))
     assert outcome.status == "failed"
     [failure, *_] = [each for each in outcome.failures if each.cause == cause]
-    assert failure.check == "triton"
+    assert failure.property == "triton"
     assert "from the kernel in Triton, interpreted," in failure.message
     assert failure.where == f"{__file__}:{function.fn.__code__.co_firstlineno}"
 

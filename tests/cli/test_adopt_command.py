@@ -171,7 +171,7 @@ def test_a_file_that_cannot_be_looked_at_has_status_2(
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith("opsmith: ")
     assert says in done.stderr
-    assert "mend: " in done.stderr
+    assert "hint: " in done.stderr
 
 
 def test_a_name_that_is_not_there_has_status_2(opsmith: Run, write: Write) -> None:

@@ -69,7 +69,7 @@ def test_everything_is_listed(opsmith: Run) -> None:
     assert list(entries(done)) == NAMES
     assert entries(done)["torch"]["found"] == torch.__version__
     for entry in read["entries"]:
-        assert (entry["mend"] is None) == (entry["found"] is not None)
+        assert (entry["hint"] is None) == (entry["found"] is not None)
 
 
 def test_a_terminal_sees_that_it_is_at_work(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +93,8 @@ def test_the_table_says_that_it_works(opsmith: Run) -> None:
 def test_a_bare_machine_works_and_is_told_the_commands(opsmith: Run) -> None:
     done = opsmith("doctor", "--json")
     assert done.exit_code == 0
-    mends = {name: entry["mend"] for name, entry in entries(done).items() if entry["mend"]}
-    assert list(mends) == NAMES[4:]
+    hints = {name: entry["hint"] for name, entry in entries(done).items() if entry["hint"]}
+    assert list(hints) == NAMES[4:]
     for name, command in {
         "NVRTC": "pip install nvidia-cuda-nvrtc",
         "Triton": "pip install '.[triton]' in a checkout of opsmith",
@@ -104,7 +104,7 @@ def test_a_bare_machine_works_and_is_told_the_commands(opsmith: Run) -> None:
         "pygraphviz": "pip install '.[draw]' in a checkout of opsmith",
         "scikit-learn": "pip install '.[tour]' in a checkout of opsmith",
     }.items():
-        assert mends[name].startswith(command)
+        assert hints[name].startswith(command)
     shown = " ".join(opsmith("doctor").stdout.split())
     assert "What is missing, or off, is only needed for what stands beside it." in shown
 
@@ -123,7 +123,7 @@ def test_the_compiler_is_installed_as_the_system_does(
     opsmith: Run, monkeypatch: pytest.MonkeyPatch, system: str, command: str
 ) -> None:
     monkeypatch.setattr("platform.system", lambda: system)
-    assert entries(opsmith("doctor", "--json"))["C++ compiler"]["mend"].startswith(command)
+    assert entries(opsmith("doctor", "--json"))["C++ compiler"]["hint"].startswith(command)
 
 
 @pytest.mark.usefixtures("bare")
@@ -141,8 +141,8 @@ def test_the_gpu_advice_follows_from_the_torch_that_is_here(
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", None)
     found = entries(opsmith("doctor", "--json"))
-    assert found["GPU"]["mend"].startswith(gpu)
-    assert found["NVRTC"]["mend"] == nvrtc
+    assert found["GPU"]["hint"].startswith(gpu)
+    assert found["NVRTC"]["hint"] == nvrtc
 
 
 def test_an_old_torch_is_status_1(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +150,8 @@ def test_an_old_torch_is_status_1(opsmith: Run, monkeypatch: pytest.MonkeyPatch)
     done = opsmith("doctor", "--json")
     assert done.exit_code == 1
     assert json.loads(done.stdout)["works"] is False
-    assert entries(done)["torch"]["mend"] == "pip install --upgrade 'torch>=2.11' (this is 2.4.1+cpu)"
-    assert "does not work here: mend what is marked in red" in opsmith("doctor").stdout
+    assert entries(done)["torch"]["hint"] == "pip install --upgrade 'torch>=2.11' (this is 2.4.1+cpu)"
+    assert "does not work here: fix what is marked in red" in opsmith("doctor").stdout
 
 
 def test_nothing_missing_is_said(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_without_what_is_required_it_is_status_1(opsmith: Run, monkeypatch: pyte
     assert (done.exit_code, read["works"]) == (1, False)
     assert read["capabilities"][0]["why"] == "AssertionError: a kernel below autograd was recorded"
     shown = " ".join(opsmith("doctor").stdout.split())
-    assert "does not work here: mend what is marked in red" in shown
+    assert "does not work here: fix what is marked in red" in shown
 
 
 def test_a_version_is_the_line_that_has_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ def test_what_cannot_be_drawn(
     done = opsmith("draw", f"{file}:{name}", "-o", str(path))
     assert (done.exit_code, done.stdout) == (status, "")
     assert words in done.stderr
-    assert "mend:" in done.stderr or name == "missing"
+    assert "hint:" in done.stderr or name == "missing"
     assert "Traceback" not in done.stderr
     assert not path.exists()
 

@@ -200,7 +200,7 @@ def test_a_page_that_cannot_be_written_loses_no_report(opsmith: Run, write: Writ
         "opsmith: the page cannot be written to `/dev/full`\n"
         "  expected: a file in a folder that is there, and can be written to\n"
         "  got: No space left on device\n"
-        "  mend: name another file; what was found is printed above\n"
+        "  hint: name another file; what was found is printed above\n"
     )
 
 

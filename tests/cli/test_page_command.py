@@ -89,7 +89,7 @@ def test_a_file_about_others_is_refused(
         f"opsmith: `{file}` has no {what} of what the pages are about",
         f"  expected: one of `{space}::right`",
         "  got: `others::one`",
-        "  mend: name the file that has it, or leave it out",
+        "  hint: name the file that has it, or leave it out",
     ]
 
 
@@ -106,7 +106,7 @@ def test_a_file_that_cannot_be_read_is_told_with_what_writes_it(
         f"opsmith: `{tmp_path}/no` cannot be read",
         f"  expected: what `{command} FILE` writes",
         "  got: No such file or directory",
-        f"  mend: make it first: `{command} {tmp_path}/no`",
+        f"  hint: make it first: `{command} {tmp_path}/no`",
     ]
 
 

@@ -177,7 +177,7 @@ def test_wrong_values(arguments: Any, argument: str, expected: str, got: str, op
 def test_a_message_shows_the_call_as_the_handle_takes_it(operator: Operator) -> None:
     with pytest.raises(errors.ArgumentError) as caught:
         operator(torch.ones(2), mode="SUM")
-    assert str(caught.value.mend) == (
+    assert str(caught.value.hint) == (
         f"call it as {operator.specification.short_name}(x: Tensor, settings: Settings = "
         "Settings(range=Range(low=0.0, high=1.0), mode=<Mode.MEAN: 'mean'>, size=2), pair: tuple[int, str] = "
         "(1, 'a'), *, mode: Mode = <Mode.SUM: 'sum'>, word: Literal['one', 'two'] = 'one')"
@@ -209,7 +209,7 @@ def test_names_that_clash(name: str) -> None:
     with pytest.raises(errors.ReservedNameError) as caught:
         opsmith.operator(name)(clashing)
     assert "`pair_1` and `pair` both become `pair_1` in the operator's schema" in str(caught.value)
-    assert "mend: rename `pair_1` or `pair`" in str(caught.value)
+    assert "hint: rename `pair_1` or `pair`" in str(caught.value)
 
 
 def test_a_default_that_no_schema_can_hold(name: str) -> None:
@@ -241,5 +241,5 @@ def test_a_dataclass_that_changes_what_it_is_made_of(name: str) -> None:
         "  expected: size=2",
         "  got: Restless(size=3)",
         f"  where: {inspect.getsourcefile(Restless)}:{first}",
-        "  mend: let it leave alone what it has made, or compute it in a property",
+        "  hint: let it leave alone what it has made, or compute it in a property",
     ]

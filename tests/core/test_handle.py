@@ -141,12 +141,12 @@ def test_unpickling_says_what_to_import(tmp_path: Path, monkeypatch: pytest.Monk
     told = load(tmp_path)
     assert "OperatorNotFoundError: handle_emptied::twice: no operator of this name is declared\n" in told
     assert "got: module `emptied_module`, which does not declare it" in told
-    assert "mend: import the module that declares it first" in told
+    assert "hint: import the module that declares it first" in told
     module.unlink()
     told = load(tmp_path)
     assert "the module that declared this operator cannot be found" in told
     assert "got: No module named 'emptied_module'" in told
-    assert "mend: install what holds `emptied_module`, or put it where Python looks for modules" in told
+    assert "hint: install what holds `emptied_module`, or put it where Python looks for modules" in told
 
 
 def load(folder: Path) -> str:

@@ -19,8 +19,8 @@ from torch.testing import assert_close
 import opsmith
 from opsmith import errors
 from opsmith.core import schema as schemas
+from opsmith.core.annotations import kind_of
 from opsmith.core.encoded import OBJECT
-from opsmith.core.hints import kind_of
 from opsmith.core.kinds import Kind
 from opsmith.core.tokens import LIMIT, TRACED, Tokens, Unknown, object_of, token_of
 
@@ -78,7 +78,7 @@ def test_schema(operator: Operator, name: str) -> None:
     assert (
         str(operator.torch_operator._schema) == f"{name}(Tensor x, int? function, int? extra=None) -> Tensor"
     )
-    assert operator.specification.schema.by_name["function"].kind.hint() == "object | None"
+    assert operator.specification.schema.by_name["function"].kind.annotation() == "object | None"
 
 
 @pytest.mark.parametrize("kind", FUNCTIONS)

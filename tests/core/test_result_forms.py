@@ -170,7 +170,7 @@ def test_the_check_rejects_a_wrong_formula(form: str, name: str) -> None:
         )
     operator.samples(lambda make: [(make(3), 3)])
     failures = opsmith.check(operator, effort="quick").failures
-    assert {failure.check for failure in failures} >= {"gradient"}
+    assert {failure.property for failure in failures} >= {"gradient"}
 
 
 @pytest.mark.parametrize("presence", [True, False])
@@ -179,7 +179,7 @@ def test_the_check_rejects_a_kernel_with_other_results(presence: bool, name: str
     operator.kernel("cpu", lambda x, n: (x**2, x**3 if presence else None))
     operator.samples(lambda make: [(make(3), 0 if presence else 1)])
     first = opsmith.check(operator, effort="quick").failures[0]
-    assert (first.check, first.input, first.cause) == ("forward", "result1", "kernel-mismatch")
+    assert (first.property, first.input, first.cause) == ("forward", "result1", "kernel-mismatch")
 
 
 @pytest.mark.compile
@@ -293,7 +293,7 @@ def test_a_whole_batch_of_lists(name: str) -> None:
         assert_close(found, (x * 2, x.exp(), x * 3)[: 2 + three])
     operator.samples(lambda make: [(make(3), True), (make(2, 3), False)])
     (found,) = opsmith.check(operator, effort="quick").failures
-    assert (found.check, found.cause) == ("effects", "side-effect"), "that both() appends to `seen`"
+    assert (found.property, found.cause) == ("effects", "side-effect"), "that both() appends to `seen`"
     operator = opsmith.operator(f"{name}_led", shapes="x: B M -> B M, B M", batching="B")(both)
     operator.kernel("cpu", both)
     seen.clear()
@@ -352,18 +352,18 @@ def test_two_items_that_share_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hint", "mend"),
+    ("annotation", "hint"),
     [
         (Sequence[Tensor], "write `-> list[Tensor]` where their number varies"),
         (tuple[Tensor, list[Tensor | None]], "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"),
     ],
     ids=str,
 )
-def test_refused_results(hint: Any, mend: str, name: str) -> None:
+def test_refused_results(annotation: Any, hint: str, name: str) -> None:
     def reference(x: Tensor) -> Any:
         return x
 
-    reference.__annotations__["return"] = hint
+    reference.__annotations__["return"] = annotation
     with pytest.raises(errors.UnsupportedTypeError) as caught:
         opsmith.operator(name)(reference)
-    assert caught.value.mend == mend
+    assert caught.value.hint == hint

@@ -139,7 +139,7 @@ def test_without_the_dispatcher_there_is_one_error() -> None:
         "opsmith cannot work with torch 2.99.0: compute below autograd, see writes, replace an operator",
         "  expected: torch 2.11 or 2.13, which opsmith is tested with",
         "  got: AttributeError: module 'torch._C' has no attribute '_AutoDispatchBelowAutograd'",
-        "  mend: pip install 'torch==2.13.*'; `opsmith doctor` lists what works here",
+        "  hint: pip install 'torch==2.13.*'; `opsmith doctor` lists what works here",
     ]
 
 
@@ -180,7 +180,7 @@ def test_a_strange_value_of_the_variable_is_refused() -> None:
         "the environment variable OPSMITH_CONSERVATIVE has a value that means nothing",
         "  expected: 1 for on, 0 for off",
         "  got: 'yes'",
-        "  mend: set OPSMITH_CONSERVATIVE=1, or unset it",
+        "  hint: set OPSMITH_CONSERVATIVE=1, or unset it",
     ]
     assert run("import opsmith", OPSMITH_CONSERVATIVE="yes").returncode == 0, "it is not read at import"
 

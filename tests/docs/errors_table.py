@@ -18,20 +18,20 @@ def names() -> list[str]:
     return sorted(set(errors.__all__) - {"OpsmithError"})
 
 
-def mends(text: str) -> dict[str, str]:
-    """The mend in the message of each section that has one."""
+def hints(text: str) -> dict[str, str]:
+    """The hint in the message of each section that has one."""
     found: dict[str, str] = {}
     for block in python_blocks(text):
-        mend = re.search(r"^  mend: (.*)$", block.expected, re.MULTILINE)
-        if mend and block.expected.startswith(f"{block.heading}: "):
-            found[block.heading] = mend[1].replace("|", "\\|")
+        hint = re.search(r"^  hint: (.*)$", block.expected, re.MULTILINE)
+        if hint and block.expected.startswith(f"{block.heading}: "):
+            found[block.heading] = hint[1].replace("|", "\\|")
     return found
 
 
 def table(text: str) -> str:
     """The table for a page with these sections."""
-    given = mends(text)
-    rows = ["| class | when | mend, in the example below |", "|---|---|---|"]
+    given = hints(text)
+    rows = ["| class | when | hint, in the example below |", "|---|---|---|"]
     for name in names():
         when = (getattr(errors, name).__doc__ or "").strip().splitlines()[0]
         rows.append(f"| [`{name}`](#{name.lower()}) | {when} | {given.get(name, '')} |")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from doc_pages import python_blocks
-from errors_table import ERRORS_PAGE, mends, names, with_table
+from errors_table import ERRORS_PAGE, hints, names, with_table
 
 PAGE = ERRORS_PAGE.read_text(encoding="utf-8")
 
@@ -21,7 +21,7 @@ def test_a_class_has_a_section_with_its_message(name: str) -> None:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_message_says_what_to_write_instead(name: str) -> None:
-    assert mends(PAGE).get(name)
+    assert hints(PAGE).get(name)
 
 
 def test_no_section_is_left_over() -> None:

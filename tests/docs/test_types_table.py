@@ -40,7 +40,7 @@ def _code(cell: str) -> str:
 
 
 ROWS = [tuple(map(_code, row)) for row in _rows(_SECTION, 4)]
-REFUSED = [(_code(hint), mend) for hint, mend in _rows(_SECTION, 2)]
+REFUSED = [(_code(annotation), hint) for annotation, hint in _rows(_SECTION, 2)]
 RESULTS = [(_code(row[0]), _code(row[1])) for row in _rows(_RESULTS, 4)]
 _SINGLE: dict[str, Any] = {
     "Tensor": torch.ones(1),
@@ -65,21 +65,21 @@ _SINGLE: dict[str, Any] = {
 }
 
 
-def _value(hint: str) -> Any:
-    if hint in _SINGLE:
-        return _SINGLE[hint]
-    if " | tuple[" in hint:
-        return _SINGLE[hint.partition(" | ")[0]]
-    item = re.split(r"\[|, | \| |\]", hint)[1]
+def _value(annotation: str) -> Any:
+    if annotation in _SINGLE:
+        return _SINGLE[annotation]
+    if " | tuple[" in annotation:
+        return _SINGLE[annotation.partition(" | ")[0]]
+    item = re.split(r"\[|, | \| |\]", annotation)[1]
     return [_SINGLE[item]] * 2
 
 
-def _declared(hint: Any, received: list[Any]) -> opsmith.Operator[..., Any]:
+def _declared(annotation: Any, received: list[Any]) -> opsmith.Operator[..., Any]:
     def reference(x: Tensor, argument: Any) -> Tensor:
         received.append(argument)
         return x.clone()
 
-    reference.__annotations__ |= {"x": Tensor, "argument": hint, "return": Tensor}
+    reference.__annotations__ |= {"x": Tensor, "argument": annotation, "return": Tensor}
     return opsmith.operator("documented::argument")(reference)
 
 
@@ -92,13 +92,13 @@ def test_the_tables_are_found() -> None:
 @pytest.mark.parametrize("optional", [False, True], ids=["given", "optional"])
 def test_a_row_is_true(row: tuple[str, ...], optional: bool) -> None:
     text, schema, kind, wrong = row
-    hint = eval(text, _NAMES)
+    annotation = eval(text, _NAMES)
     received: list[Any] = []
     if optional and " " in schema:
         with pytest.raises(errors.UnsupportedTypeError, match="take its parts as arguments of their own"):
-            _declared(hint | None, received)
+            _declared(annotation | None, received)
         return
-    operator = _declared(typing.Optional[hint] if optional else hint, received)  # noqa: UP045
+    operator = _declared(typing.Optional[annotation] if optional else annotation, received)  # noqa: UP045
     if " " in schema:
         assert operator.specification.schema.text("f") == f"f(Tensor x, {schema}) -> Tensor"
     else:
@@ -115,15 +115,15 @@ def test_a_row_is_true(row: tuple[str, ...], optional: bool) -> None:
         assert received[-1] is None
 
 
-@pytest.mark.parametrize(("hint", "mend"), REFUSED, ids=[hint for hint, _ in REFUSED])
-def test_a_refused_hint_has_this_mend(hint: str, mend: str) -> None:
+@pytest.mark.parametrize(("annotation", "hint"), REFUSED, ids=[annotation for annotation, _ in REFUSED])
+def test_a_refused_hint_has_this_hint(annotation: str, hint: str) -> None:
     with pytest.raises(errors.UnsupportedTypeError) as caught:
-        _declared(eval(hint, _NAMES), [])
-    assert caught.value.mend == mend
+        _declared(eval(annotation, _NAMES), [])
+    assert caught.value.hint == hint
 
 
-@pytest.mark.parametrize(("hint", "schema"), RESULTS, ids=[hint for hint, _ in RESULTS])
-def test_a_row_of_results_is_true(hint: str, schema: str) -> None:
+@pytest.mark.parametrize(("annotation", "schema"), RESULTS, ids=[annotation for annotation, _ in RESULTS])
+def test_a_row_of_results_is_true(annotation: str, schema: str) -> None:
     seen: list[Any] = []
 
     def reference(x: Tensor) -> Any:
@@ -136,12 +136,12 @@ def test_a_row_of_results_is_true(hint: str, schema: str) -> None:
         seen.append((grad, result))
         return sum(grad) if isinstance(grad, list) else grad
 
-    reference.__annotations__ |= {"x": Tensor, "return": eval(hint, _NAMES)}
+    reference.__annotations__ |= {"x": Tensor, "return": eval(annotation, _NAMES)}
     operator = opsmith.operator("documented::result")(reference).gradients(x=formula)
     assert operator.specification.schema.text("f") == f"f(Tensor x) -> {schema}"
     returned = operator(torch.ones(1, requires_grad=True))
     (returned[0] if isinstance(returned, list) else returned).backward()
     assert [type(each) for each in seen[0]] == [type(returned), type(returned)]
-    if "None" in hint:
-        nothing.__annotations__ |= {"x": Tensor, "return": eval(hint, _NAMES)}
+    if "None" in annotation:
+        nothing.__annotations__ |= {"x": Tensor, "return": eval(annotation, _NAMES)}
         assert opsmith.operator("documented::none")(nothing)(torch.ones(1, requires_grad=True)) is None

@@ -40,7 +40,7 @@ UNWRITABLE = """no file can be written to `{path}`
   argument: path
   expected: a file in a folder that is there, and can be written to
   got: {got}
-  mend: {mend}"""
+  hint: {hint}"""
 
 CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = {
     "no graph": (
@@ -51,7 +51,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]]
   argument: given
   expected: a tensor with a `grad_fn`
   got: [2] float32, requires_grad=False
-  mend: call `requires_grad_()` on an input before the computation, and leave `torch.no_grad()` and \
+  hint: call `requires_grad_()` on an input before the computation, and leave `torch.no_grad()` and \
 `detach()` out""",
     ),
     "leaf": (
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]]
   argument: w
   expected: a tensor with a `grad_fn`
   got: [2] float32, requires_grad=True
-  mend: draw what is computed from it""",
+  hint: draw what is computed from it""",
     ),
     "training without a graph": (
         torch.nn.Flatten,
@@ -72,7 +72,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]]
   argument: output
   expected: a tensor with a `grad_fn`
   got: [2, 2] float32, requires_grad=False
-  mend: call `requires_grad_()` on an input before the computation, and leave `torch.no_grad()` and \
+  hint: call `requires_grad_()` on an input before the computation, and leave `torch.no_grad()` and \
 `detach()` out""",
     ),
     "freed": (
@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]]
         """the graph was freed: what `ExpBackward0` kept for the backward is gone
   expected: a graph that no `backward()` has run through
   got: one whose saved tensors were freed
-  mend: draw before `backward()`, or call `backward(retain_graph=True)`; `memory=False` draws the nodes \
+  hint: draw before `backward()`, or call `backward(retain_graph=True)`; `memory=False` draws the nodes \
 alone""",
     ),
     "nothing to draw": (
@@ -93,7 +93,7 @@ alone""",
   argument: subject
   expected: a tensor, a tuple or dict of tensors, a module, a function or an operator
   got: int
-  mend: draw what a loss or an output hangs on: `opsmith.draw(loss, "graph.svg")`""",
+  hint: draw what a loss or an output hangs on: `opsmith.draw(loss, "graph.svg")`""",
     ),
     "no tensors": (
         list,
@@ -103,7 +103,7 @@ alone""",
   argument: subject
   expected: a tensor, a tuple or dict of tensors, a module, a function or an operator
   got: list
-  mend: draw what a loss or an output hangs on: `opsmith.draw(loss, "graph.svg")`""",
+  hint: draw what a loss or an output hangs on: `opsmith.draw(loss, "graph.svg")`""",
     ),
     "Function": (
         lambda: Square,
@@ -113,7 +113,7 @@ alone""",
   argument: subject
   expected: a tensor, a tuple or dict of tensors, a module, a function or an operator
   got: the class `Square`
-  mend: adopt it, `opsmith.adopt(...)`, or draw a tensor that it has computed""",
+  hint: adopt it, `opsmith.adopt(...)`, or draw a tensor that it has computed""",
     ),
     "a class of modules": (
         lambda: torch.nn.Linear,
@@ -123,7 +123,7 @@ alone""",
   argument: subject
   expected: a tensor, a tuple or dict of tensors, a module, a function or an operator
   got: the class `Linear`
-  mend: make one, and draw that: `opsmith.draw(Linear(...), path, inputs=...)`""",
+  hint: make one, and draw that: `opsmith.draw(Linear(...), path, inputs=...)`""",
     ),
     "inputs of tensors": (
         lambda: leaf() * 2,
@@ -133,7 +133,7 @@ alone""",
   argument: inputs
   expected: a module, a function or an operator to call
   got: Tensor
-  mend: leave it out, or draw what computes them""",
+  hint: leave it out, or draw what computes them""",
     ),
     "keyword arguments of tensors": (
         lambda: leaf() * 2,
@@ -143,7 +143,7 @@ alone""",
   argument: kwargs
   expected: a module, a function or an operator to call
   got: Tensor
-  mend: leave it out, or draw what computes them""",
+  hint: leave it out, or draw what computes them""",
     ),
     "training of tensors": (
         lambda: leaf() * 2,
@@ -153,7 +153,7 @@ alone""",
   argument: training
   expected: a module, a function or an operator to call
   got: Tensor
-  mend: leave it out, or draw what computes them""",
+  hint: leave it out, or draw what computes them""",
     ),
     "training of an operator": (
         lambda: plain,
@@ -162,7 +162,7 @@ alone""",
         """drawn::plain: an operator is drawn with its gradient formulas, and has no training graph
   argument: training
   expected: a module or a function
-  mend: leave `training` out, or draw a function that calls it""",
+  hint: leave `training` out, or draw a function that calls it""",
     ),
     "no inputs": (
         network,
@@ -172,7 +172,7 @@ alone""",
   argument: inputs
   expected: what `forward(x: 'Tensor') -> 'dict[str, Tensor]'` takes
   got: nothing
-  mend: write `inputs=(x, y)`, or `inputs={"x": x}` by name""",
+  hint: write `inputs=(x, y)`, or `inputs={"x": x}` by name""",
     ),
     "no tensor returned": (
         lambda: lambda x: 3,
@@ -180,7 +180,7 @@ alone""",
         errors.UsageError,
         """`<lambda>` returns no tensor
   expected: a tensor, or tuples, lists and dicts of tensors
-  mend: return what is to be drawn""",
+  hint: return what is to be drawn""",
     ),
     "inputs of an operator": (
         lambda: plain,
@@ -188,7 +188,7 @@ alone""",
         errors.UsageError,
         """drawn::plain: `inputs` are no call of the operator: it takes 1 positional argument and 2 were given
   argument: inputs
-  mend: give `inputs=` what plain(Tensor x) -> Tensor takes""",
+  hint: give `inputs=` what plain(Tensor x) -> Tensor takes""",
     ),
     "names": (
         lambda: leaf() * 2,
@@ -198,7 +198,7 @@ alone""",
   argument: names
   expected: a module, or a dict from names to tensors and modules
   got: int
-  mend: write `names=model`, or `names={"x": x, "model": model}`""",
+  hint: write `names=model`, or `names={"x": x, "model": model}`""",
     ),
     "depth": (
         lambda: leaf() * 2,
@@ -208,7 +208,7 @@ alone""",
   argument: depth
   expected: 0 or more, or None
   got: -1
-  mend: leave it out, and as much is unfolded as can be looked at""",
+  hint: leave it out, and as much is unfolded as can be looked at""",
     ),
     "a lazy module": (
         lambda: torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d()),
@@ -218,7 +218,7 @@ alone""",
   argument: subject
   expected: a module whose parameters and buffers are there
   got: 6 uninitialized tensors
-  mend: call it once on its inputs before it is drawn: that gives a lazy module its shapes""",
+  hint: call it once on its inputs before it is drawn: that gives a lazy module its shapes""",
     ),
 }
 
@@ -241,7 +241,7 @@ def test_an_operator_without_samples(operator: Any, has: str, tmp_path: Path) ->
     with pytest.raises(errors.MissingSamplesError) as caught:
         opsmith.draw(operator, tmp_path / "graph.svg")
     assert has in caught.value.problem
-    assert caught.value.mend == (
+    assert caught.value.hint == (
         f"write `@{operator.specification.short_name}.samples` over a function of `make` that yields tuples "
         "of arguments, or give `inputs=`"
     )
@@ -257,14 +257,14 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     there = tmp_path / "there.svg"
     there.mkdir()
     gone = tmp_path / "gone" / "a.svg"
-    assert said(there) == UNWRITABLE.format(path=there, got="a folder", mend="name a file in it, `graph.svg`")
+    assert said(there) == UNWRITABLE.format(path=there, got="a folder", hint="name a file in it, `graph.svg`")
     assert said(gone) == UNWRITABLE.format(
-        path=gone, got=f"there is no folder `{gone.parent}`", mend="make the folder first"
+        path=gone, got=f"there is no folder `{gone.parent}`", hint="make the folder first"
     )
     assert said("a\0.svg") == UNWRITABLE.format(
-        path="'a\\x00.svg'", got="a name with a null character", mend="name another file"
+        path="'a\\x00.svg'", got="a name with a null character", hint="name another file"
     )
-    assert said(3) == UNWRITABLE.format(path="3", got="int", mend="give the name of a file, `graph.svg`")
+    assert said(3) == UNWRITABLE.format(path="3", got="int", hint="give the name of a file, `graph.svg`")
 
 
 def test_a_folder_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def test_a_folder_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("opsmith.drawing.request.os.access", lambda *_: False)  # root may write anywhere
     with pytest.raises(errors.UsageError) as caught:
         opsmith.draw(leaf() * 2, path)
-    assert str(caught.value) == UNWRITABLE.format(path=path, got="it is read-only", mend="name another file")
+    assert str(caught.value) == UNWRITABLE.format(path=path, got="it is read-only", hint="name another file")
 
 
 def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,12 +284,12 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(errors.UsageError) as caught:
         opsmith.draw(leaf() * 2, path)
     assert str(caught.value) == UNWRITABLE.format(
-        path=path, got="No space left on device", mend="name another file"
+        path=path, got="No space left on device", hint="name another file"
     )
 
 
-@pytest.mark.parametrize(("name", "mend"), [("graph.xyz", "graph.svg"), ("graph", "graph.svg")])
-def test_a_format_that_is_none(name: str, mend: str) -> None:
+@pytest.mark.parametrize(("name", "hint"), [("graph.xyz", "graph.svg"), ("graph", "graph.svg")])
+def test_a_format_that_is_none(name: str, hint: str) -> None:
     with pytest.raises(errors.UsageError) as caught:
         opsmith.draw(leaf() * 2, name)
     assert str(caught.value) == (
@@ -297,7 +297,7 @@ def test_a_format_that_is_none(name: str, mend: str) -> None:
         "  argument: path\n"
         "  expected: a name that ends in .svg, .png, .pdf, .dot, .gv, .html, .htm, .json\n"
         f"  got: `{name}`\n"
-        f"  mend: write `{mend}`"
+        f"  hint: write `{hint}`"
     )
 
 

@@ -66,7 +66,7 @@ def test_no_operator(subject: Any, shown: str, says: Any) -> None:
           argument: subject
           expected: a class derived from torch.autograd.Function, or `torch.ops.ns.name`
           got: {shown}
-          mend: give the class, not its `apply`; declare a function with `@opsmith.operator("mylib::name")`
+          hint: give the class, not its `apply`; declare a function with `@opsmith.operator("mylib::name")`
         """,
     ):
         opsmith.adopt(subject, reference=same)
@@ -79,7 +79,7 @@ def test_a_function_and_a_namespace_are_no_operators() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "shown", "mend"),
+    ("given", "shown", "hint"),
     [
         ({"name": "mine::name"}, "'mine::name'", "leave it out"),
         ({"signature": "x"}, "'x'", "leave it out"),
@@ -91,7 +91,7 @@ def test_a_function_and_a_namespace_are_no_operators() -> None:
     ],
     ids=["name", "signature", "kind"],
 )
-def test_what_is_for_classes(given: dict[str, str], shown: str, mend: str, define: Define, says: Any) -> None:
+def test_what_is_for_classes(given: dict[str, str], shown: str, hint: str, define: Define, says: Any) -> None:
     (argument,) = given
     operator = define("classes(Tensor x) -> Tensor")
     args = (given["name"],) if argument == "name" else ()
@@ -102,7 +102,7 @@ def test_what_is_for_classes(given: dict[str, str], shown: str, mend: str, defin
         theirs::classes: `{argument}` says nothing about an operator that was registered elsewhere
           argument: {argument}
           got: {shown}
-          mend: {mend}
+          hint: {hint}
         """,
     ):
         opsmith.adopt(operator, *args, reference=same, **rest)  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ def test_no_reference(define: Define, says: Any) -> None:
           argument: reference
           expected: a function with type hints that computes the same in plain PyTorch
           got: None
-          mend: write `opsmith.adopt(torch.ops.theirs.alone, reference=f)`
+          hint: write `opsmith.adopt(torch.ops.theirs.alone, reference=f)`
         """,
     ):
         opsmith.adopt(define("alone(Tensor x) -> Tensor"))
@@ -131,7 +131,7 @@ def test_several_overloads(define: Define, says: Any) -> None:
         theirs::over: it has several overloads
           expected: one of them
           got: `default`, `scaled`
-          mend: `torch.ops.theirs.over.default` or `torch.ops.theirs.over.scaled`
+          hint: `torch.ops.theirs.over.default` or `torch.ops.theirs.over.scaled`
         """,
     ):
         opsmith.adopt(operator, reference=same)
@@ -139,7 +139,7 @@ def test_several_overloads(define: Define, says: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "key", "problem", "mend"),
+    ("schema", "key", "problem", "hint"),
     [
         (
             "writes(Tensor(a!) x) -> Tensor",
@@ -168,14 +168,14 @@ def test_several_overloads(define: Define, says: Any) -> None:
     ],
     ids=["writes", "views", "composed", "empty"],
 )
-def test_nothing_to_adopt(schema: str, key: str, problem: str, mend: str, define: Define, says: Any) -> None:
+def test_nothing_to_adopt(schema: str, key: str, problem: str, hint: str, define: Define, says: Any) -> None:
     operator = define(schema, key)
     with says(
         errors.UsageError,
         f"""
         theirs::{schema.partition("(")[0]}: {problem}
           got: theirs::{schema}
-          mend: {mend}
+          hint: {hint}
         """,
     ):
         opsmith.adopt(operator, reference=same)
@@ -187,7 +187,7 @@ def test_one_of_torch_s_own(says: Any) -> None:
         """
         aten::sin: it is one of torch's own, whose gradients and kernels are torch's
           got: aten::sin(Tensor self) -> Tensor
-          mend: declare one of your own that calls it
+          hint: declare one of your own that calls it
         """,
     ):
         opsmith.adopt(torch.ops.aten.sin.default, reference=same)
@@ -206,7 +206,7 @@ def test_one_of_ours(suffix: str, returned: str, name: str, says: Any) -> None:
         f"""
         {name}{suffix}: it is declared with opsmith, and has everything
           got: {name}{suffix}(Tensor x) -> {returned}
-          mend: use the handle that `@opsmith.operator` made
+          hint: use the handle that `@opsmith.operator` made
         """,
     ):
         opsmith.adopt(getattr(torch.ops.messages, f"{name.partition('::')[2]}{suffix}"), reference=same)
@@ -220,7 +220,7 @@ def test_declaring_a_name_that_is_adopted(define: Define, place: Place, says: An
         theirs::taken: the name is taken by `{__name__}.same`
           got: {__name__}.same, {place(same)}
           where: {place(same)}
-          mend: choose another name; the namespace is best the name of your package
+          hint: choose another name; the namespace is best the name of your package
         """,
     ):
         opsmith.operator("theirs::taken")(same)
@@ -241,7 +241,7 @@ def test_captured_parameter(define: Define, place: Place, says: Any) -> None:
           expected: a function of its arguments alone
           got: Tensor
           where: {place(capturing)}
-          mend: make it an argument, `weight: Tensor`, or use `weight.detach()` made outside
+          hint: make it an argument, `weight: Tensor`, or use `weight.detach()` made outside
         """,
     ):
         opsmith.adopt(operator, reference=capturing)
@@ -402,7 +402,7 @@ SIGNATURES = {
 
 @pytest.mark.parametrize("case", MISMATCHES)
 def test_reference_that_does_not_fit(case: str, define: Define, place: Place, says: Any) -> None:
-    schema, reference, problem, argument, mend = MISMATCHES[case]
+    schema, reference, problem, argument, hint = MISMATCHES[case]
     operator = define(schema)
     at = f"  argument: {argument}\n          " if argument else "  "
     with says(
@@ -412,14 +412,14 @@ def test_reference_that_does_not_fit(case: str, define: Define, place: Place, sa
         {at}expected: theirs::{schema}
           got: {SIGNATURES[reference]}
           where: {place(reference)}
-          mend: {mend}
+          hint: {hint}
         """,
     ):
         opsmith.adopt(operator, reference=reference)
 
 
 @pytest.mark.parametrize(
-    ("schema", "problem", "argument", "got", "mend"),
+    ("schema", "problem", "argument", "got", "hint"),
     [
         (
             "streams(Tensor x, Stream s) -> Tensor",
@@ -446,7 +446,7 @@ def test_reference_that_does_not_fit(case: str, define: Define, place: Place, sa
     ids=["argument", "int", "list"],
 )
 def test_types_that_are_not_known(
-    schema: str, problem: str, argument: str, got: str, mend: str, define: Define, says: Any
+    schema: str, problem: str, argument: str, got: str, hint: str, define: Define, says: Any
 ) -> None:
     operator = define(schema)
     with says(
@@ -455,7 +455,7 @@ def test_types_that_are_not_known(
         theirs::{schema.partition("(")[0]}: {problem}
           argument: {argument}
           got: {got}theirs::{schema}
-          mend: {mend}
+          hint: {hint}
         """,
     ):
         opsmith.adopt(operator, reference=two if argument == "s" else same)
@@ -468,7 +468,7 @@ def test_a_kernel_beside_its_own(define: Define, place: Place, says: Any) -> Non
         f"""
         theirs::kernels: it was adopted, and has kernels of its own, which stays in force
           where: {place(same)}
-          mend: register it with `torch.library.impl`
+          hint: register it with `torch.library.impl`
         """,
     ):
         adopted.kernel("cpu", torch.clone)
@@ -483,7 +483,7 @@ def test_a_fake_kernel_beside_its_own(define: Define, library: Any, place: Place
         f"""
         theirs::fakes: it was adopted, and has a fake kernel of its own, which stays in force
           where: {place(same)}
-          mend: mend that one
+          hint: fix that one
         """,
     ):
         adopted.fake(torch.empty_like)
@@ -512,7 +512,7 @@ def test_without_the_capability(form: Callable[[Any], Any], define: Define, says
         errors.UnsupportedTorchError,
         """
         theirs::off: it was registered elsewhere, and to adopt it needs the capability `registered`, which is off
-          mend: `opsmith doctor` says why; declare an operator of your own, with this one as a kernel
+          hint: `opsmith doctor` says why; declare an operator of your own, with this one as a kernel
         """,  # noqa: E501
     ):
         public.overloads_of(subject)

@@ -33,7 +33,7 @@ def test_gradient_for_an_unknown_input(name: str, place: Place, says: Any) -> No
           argument: wieght
           expected: one of `x`, `weight`
           where: {place(scaled)}
-          mend: name the gradient after the argument of the reference
+          hint: name the gradient after the argument of the reference
         """,
     ):
         operator.gradients(wieght=lambda grad: grad)
@@ -48,7 +48,7 @@ def test_joint_gradient_for_an_unknown_input(name: str, place: Place, says: Any)
           argument: y
           expected: one of `x`, `weight`
           where: {place(scaled)}
-          mend: name the gradient after the argument of the reference
+          hint: name the gradient after the argument of the reference
         """,
     ):
 
@@ -67,7 +67,7 @@ def test_gradient_for_an_input_that_is_no_tensor(name: str, place: Place, says: 
           expected: one of `x`, `weight`
           got: float
           where: {place(scaled)}
-          mend: leave `by` out: only tensors have gradients
+          hint: leave `by` out: only tensors have gradients
         """,
     ):
         operator.gradients(by=lambda grad, x: (grad * x).sum())
@@ -77,7 +77,7 @@ ONE_RESULT = "one of `x`, `weight`, `by`, `result`, `grad`"
 
 
 @pytest.mark.parametrize(
-    ("formula", "unknown", "mend"),
+    ("formula", "unknown", "hint"),
     [
         pytest.param(
             lambda grad_output: grad_output,
@@ -98,7 +98,7 @@ ONE_RESULT = "one of `x`, `weight`, `by`, `result`, `grad`"
     ],
 )
 def test_formula_with_an_unknown_parameter(
-    formula: Any, unknown: str, mend: str, name: str, place: Place, says: Any
+    formula: Any, unknown: str, hint: str, name: str, place: Place, says: Any
 ) -> None:
     operator = opsmith.operator(name)(scaled)
     with says(
@@ -108,7 +108,7 @@ def test_formula_with_an_unknown_parameter(
           argument: {unknown}
           expected: {ONE_RESULT}
           where: {place(formula)}
-          mend: {mend}
+          hint: {hint}
         """,
     ):
         operator.gradients(x=formula)
@@ -126,7 +126,7 @@ def test_formula_that_asks_for_the_one_gradient_of_two_results(name: str, place:
           argument: grad
           expected: one of `x`, `result0`, `result1`, `grad_result0`, `grad_result1`
           where: {place(formula)}
-          mend: with several results each has its own: `grad_result0`, `grad_result1`
+          hint: with several results each has its own: `grad_result0`, `grad_result1`
         """,
     ):
         operator.gradients(x=formula)
@@ -144,7 +144,7 @@ def test_joint_formula_with_an_unknown_parameter(name: str, place: Place, says: 
           argument: needed
           expected: {ONE_RESULT}, `grads_needed`
           where: {place(joint)}
-          mend: did you mean `grads_needed`?
+          hint: did you mean `grads_needed`?
         """,
     ):
         operator.gradients(joint)
@@ -178,7 +178,7 @@ def test_formula_whose_parameters_name_nothing(
         {name}: {problem}
           expected: parameters from `x`, `weight`, `by`, `result`, `grad`
           where: {place(formula)}
-          mend: name each thing that the formula uses
+          hint: name each thing that the formula uses
         """,
     ):
         operator.gradients(x=formula)
@@ -193,7 +193,7 @@ def test_formula_with_a_default(name: str, place: Place, says: Any) -> None:
         {name}: the gradient of `x` gives its parameter `by` a default, which would hide what it needs
           argument: by
           where: {place(formula)}
-          mend: close over the value instead: write the formula inside a function that has it
+          hint: close over the value instead: write the formula inside a function that has it
         """,
     ):
         operator.gradients(x=formula)
@@ -207,21 +207,21 @@ def test_formula_without_a_signature(name: str, says: Any) -> None:
         {name}: the gradient of `x` has no signature that could be read
           expected: parameters from `x`, `weight`, `by`, `result`, `grad`
           got: neg
-          mend: write a function around it: `lambda grad: ...`
+          hint: write a function around it: `lambda grad: ...`
         """,
     ):
         operator.gradients(x=torch.neg)
 
 
 @pytest.mark.parametrize(
-    ("rule", "mend"),
+    ("rule", "hint"),
     [
         pytest.param(None, "write `x=lambda grad: ...` or `opsmith.zero`", id="none"),
         pytest.param(0, "write `x=lambda grad: ...` or `opsmith.zero`", id="zero"),
         pytest.param("grad * weight", "write `x=lambda grad: ...`", id="str"),
     ],
 )
-def test_formula_that_is_no_function(rule: Any, mend: str, name: str, place: Place, says: Any) -> None:
+def test_formula_that_is_no_function(rule: Any, hint: str, name: str, place: Place, says: Any) -> None:
     operator = opsmith.operator(name)(scaled)
     with says(
         errors.FormulaError,
@@ -231,7 +231,7 @@ def test_formula_that_is_no_function(rule: Any, mend: str, name: str, place: Pla
           expected: a function, or opsmith.zero, .non_differentiable or .not_implemented(...)
           got: {rule!r}
           where: {place(scaled)}
-          mend: {mend}
+          hint: {hint}
         """,
     ):
         operator.gradients(x=rule)
@@ -249,7 +249,7 @@ def test_stand_in_with_other_arguments(name: str, place: Place, says: Any) -> No
           expected: a function of `x`, `weight`, `by`
           got: soft(x: 'Tensor') -> 'Tensor'
           where: {place(soft)}
-          mend: write `def f(x, weight, by): ...`, even if it uses only some
+          hint: write `def f(x, weight, by): ...`, even if it uses only some
         """,
     ):
         operator.surrogate_gradients(soft)
@@ -267,7 +267,7 @@ def test_true_and_surrogate_gradients(surrogate_first: bool, name: str, place: P
         {name}: true and surrogate gradients are declared for one operator
           got: {second.__name__}(...)
           where: {place(scaled)}
-          mend: keep one of them; declare the operator again to change your mind
+          hint: keep one of them; declare the operator again to change your mind
         """,
     ):
         second(weight=lambda grad: grad)
@@ -282,7 +282,7 @@ def test_kernel_for_an_unknown_device(device: str, name: str, says: Any) -> None
         {name}: a kernel is declared for a device type that torch does not know
           expected: a device type such as `cpu`, `cuda` or `mps`, without an index
           got: {device!r}
-          mend: write `op.kernel('cpu', ...)` or `op.kernel('cuda', ...)`
+          hint: write `op.kernel('cpu', ...)` or `op.kernel('cuda', ...)`
         """,
     ):
         operator.kernel(device, scaled)
@@ -323,7 +323,7 @@ def test_sample_that_does_not_fit(
         f"{name}: sample 0 does not fit the signature: {problem}",
         *(f"  {detail}" for detail in details),
         f"  where: {place(samples)}",
-        "  mend: yield the arguments as a call of the operator would give them",
+        "  hint: yield the arguments as a call of the operator would give them",
     ]
     with says(errors.SampleError, "\n".join(lines)):
         samples_of(samples, Make(), operator.specification.schema, name)
@@ -340,7 +340,7 @@ def test_sample_that_is_no_call(name: str, place: Place, says: Any) -> None:
         {name}: sample 0 is neither a tuple of arguments nor `make.call(...)`
           got: dict {{'x': 1}}
           where: {place(samples)}
-          mend: yield `(x, weight)` or `make.call(x, weight, stride=2)`
+          hint: yield `(x, weight)` or `make.call(x, weight, stride=2)`
         """,
     ):
         samples_of(samples, Make(), operator.specification.schema, name)
@@ -351,7 +351,7 @@ def test_operator_that_is_not_declared(says: Any) -> None:
         errors.OperatorNotFoundError,
         """
         messages::nobody: no operator of this name is declared
-          mend: import the module that declares it first
+          hint: import the module that declares it first
         """,
     ):
         opsmith.find_operator("messages::nobody")
@@ -363,7 +363,7 @@ def test_operator_that_its_module_does_not_declare(says: Any) -> None:
         """
         messages::nobody: no operator of this name is declared
           got: module `json`, which does not declare it
-          mend: import the module that declares it first
+          hint: import the module that declares it first
         """,
     ):
         opsmith.find_operator("messages::nobody", "json")
@@ -389,7 +389,7 @@ def test_what_is_attached_is_no_function(attach: Any, what: str, name: str, says
         {name}: {what} is not a function
           expected: a function of `x`, `by`
           got: int 3
-          mend: write `def f(x, by): ...`
+          hint: write `def f(x, by): ...`
         """,
     ):
         attach(operator, 3)
@@ -409,7 +409,7 @@ def test_kernel_that_takes_other_arguments(name: str, place: Place, says: Any) -
           expected: a function of `x`, `by`
           got: fast(x)
           where: {place(fast)}
-          mend: write `def f(x, by): ...`, even if it uses only some
+          hint: write `def f(x, by): ...`, even if it uses only some
         """,
     ):
         opsmith.operator(name)(scaled).kernel("cpu", fast)
@@ -437,7 +437,7 @@ def test_samples_that_are_no_function(name: str, place: Place, says: Any) -> Non
           expected: a function of `make`
           got: int 3
           where: {place(scaled)}
-          mend: write `@op.samples` over `def _(make): yield make(2, 3), ...`
+          hint: write `@op.samples` over `def _(make): yield make(2, 3), ...`
         """,
     ):
         operator.samples(3)
@@ -455,7 +455,7 @@ def test_kernel_for_no_dtype(name: str, dtypes: Any, says: Any) -> None:
           argument: dtypes
           expected: a list of torch.dtype, with one at least
           got: {dtypes!r}
-          mend: write `dtypes=[torch.float32, torch.float64]`
+          hint: write `dtypes=[torch.float32, torch.float64]`
         """,
     ):
         opsmith.operator(name)(scaled).kernel("cpu", scaled, dtypes=dtypes)
@@ -494,7 +494,7 @@ def test_gradients_in_two_ways_at_once(
           expected: one joint formula, or names of inputs, or `name=formula` for each input
           got: {got}
           where: {place(product)}
-          mend: call `gradients` once for each way
+          hint: call `gradients` once for each way
         """,
     ):
         operator.gradients(*args, **kwargs)
@@ -508,7 +508,7 @@ def test_operator_of_a_module_that_is_not_there(says: Any) -> None:
         messages::nobody: the module that declared this operator cannot be found
           expected: a module `no_such_package.operators`
           got: No module named 'no_such_package'
-          mend: install what holds `no_such_package.operators`, or put it where Python looks for modules
+          hint: install what holds `no_such_package.operators`, or put it where Python looks for modules
         """,
     ):
         opsmith.find_operator("messages::nobody", "no_such_package.operators")

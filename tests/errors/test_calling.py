@@ -105,7 +105,7 @@ def test_arguments_that_do_not_fit(
         f"{name}: {problem}",
         *(f"  {detail}" for detail in details),
         f"  where: {place(scaled)}",
-        f"  mend: {CALL.format(short=name.partition('::')[2])}",
+        f"  hint: {CALL.format(short=name.partition('::')[2])}",
     ]
     with says(errors.ArgumentError, "\n".join(lines)):
         operator(*args, **kwargs)
@@ -128,7 +128,7 @@ def test_tensor_where_torch_would_take_it_for_a_number(
           expected: float
           got: Tensor of torch.float32, shape []
           where: {place(scaled)}
-          mend: {CALL.format(short=name.partition("::")[2])}
+          hint: {CALL.format(short=name.partition("::")[2])}
         """,
     ):
         operator(torch.ones(2), value)  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ def test_pair_of_the_wrong_length_or_type(
           expected: {expected}
           got: {got}
           where: {place(pooled)}
-          mend: call it as {short}(Tensor x, int[2] size=2, float[2] scale=1.0) -> Tensor
+          hint: call it as {short}(Tensor x, int[2] size=2, float[2] scale=1.0) -> Tensor
         """,
     ):
         operator(torch.ones(2), **kwargs)
@@ -189,7 +189,7 @@ def test_list_of_tensors_with_something_else(xs: Any, got: str, name: str, place
           expected: list[Tensor]
           got: {got}
           where: {place(total)}
-          mend: call it as {name.partition("::")[2]}(Tensor[] xs) -> Tensor
+          hint: call it as {name.partition("::")[2]}(Tensor[] xs) -> Tensor
         """,
     ):
         operator(xs)
@@ -205,7 +205,7 @@ def test_long_values_are_cut_short(name: str, place: Place, says: Any) -> None:
           expected: float
           got: str '{"a" * 56}...
           where: {place(scaled)}
-          mend: {CALL.format(short=name.partition("::")[2])}
+          hint: {CALL.format(short=name.partition("::")[2])}
         """,
     ):
         operator(torch.ones(2), "a" * 100)  # type: ignore[arg-type]
@@ -224,7 +224,7 @@ PADDED = "call it with `torch.nested.to_padded_tensor(x, 0.0)`"
 
 
 @pytest.mark.parametrize(
-    ("make", "got", "mend"),
+    ("make", "got", "hint"),
     [
         pytest.param(lambda: torch.eye(2).to_sparse(), "torch.sparse_coo", DENSE, id="coo"),
         pytest.param(lambda: torch.eye(2).to_sparse_csr(), "torch.sparse_csr", DENSE, id="csr"),
@@ -237,7 +237,7 @@ PADDED = "call it with `torch.nested.to_padded_tensor(x, 0.0)`"
 @pytest.mark.filterwarnings("ignore:.*(Sparse|sparse|quantize|nested|Quantized).*")
 @pytest.mark.parametrize("gradients", ["ordinary", "formula"])
 def test_tensor_that_is_not_strided_and_dense(
-    make: Any, got: str, mend: str, gradients: str, name: str, place: Place, says: Any
+    make: Any, got: str, hint: str, gradients: str, name: str, place: Place, says: Any
 ) -> None:
     operator = opsmith.operator(name)(scaled)
     if gradients == "formula":
@@ -250,7 +250,7 @@ def test_tensor_that_is_not_strided_and_dense(
           expected: torch.strided
           got: {got}
           where: {place(scaled)}
-          mend: {mend}
+          hint: {hint}
         """,
     ):
         operator(make())
@@ -266,7 +266,7 @@ def test_sparse_tensor_in_a_list(name: str, place: Place, says: Any) -> None:
           expected: torch.strided
           got: torch.sparse_coo
           where: {place(total)}
-          mend: call it with `x.to_dense()`
+          hint: call it with `x.to_dense()`
         """,
     ):
         operator([torch.eye(2), torch.eye(2).to_sparse()])
@@ -310,7 +310,7 @@ def test_reference_that_writes_into_its_input(
         {name}: an operator must not write into its inputs
           argument: x
           where: {place(reference)}
-          mend: work on a copy: `x = x.clone()` before the first in-place operation
+          hint: work on a copy: `x = x.clone()` before the first in-place operation
         """,
     ):
         operator(x)
@@ -324,7 +324,7 @@ def test_kernel_that_writes_into_its_input(name: str, place: Place, says: Any) -
         {name}: an operator must not write into its inputs
           argument: x
           where: {place(writes_as_kernel)}
-          mend: work on a copy: `x = x.clone()` before the first in-place operation
+          hint: work on a copy: `x = x.clone()` before the first in-place operation
         """,
     ):
         operator(torch.ones(2))
@@ -355,7 +355,7 @@ def test_reference_that_returns_its_input_or_a_view(
           argument: x
           expected: a new tensor
           where: {place(reference)}
-          mend: return a copy: `.clone()`
+          hint: return a copy: `.clone()`
         """,
     ):
         operator(torch.ones(2, requires_grad=differentiated))
@@ -373,7 +373,7 @@ def test_reference_that_returns_an_item_of_its_list(name: str, place: Place, say
           argument: xs[0]
           expected: a new tensor
           where: {place(first)}
-          mend: return a copy: `.clone()`
+          hint: return a copy: `.clone()`
         """,
     ):
         operator([torch.ones(2), torch.ones(2)])
@@ -392,7 +392,7 @@ def test_results_that_share_memory(name: str, place: Place, says: Any) -> None:
           argument: tail
           expected: a new tensor
           where: {place(split)}
-          mend: return a copy of one of them: `.clone()`
+          hint: return a copy of one of them: `.clone()`
         """,
     ):
         operator(torch.ones(2))
@@ -418,7 +418,7 @@ def test_wrong_number_of_results(reference: Any, got: str, name: str, place: Pla
           expected: a tuple of 2 tensors
           got: {got}
           where: {place(reference)}
-          mend: return what the type hint says, or change the type hint
+          hint: return what the type hint says, or change the type hint
         """,
     ):
         operator(torch.ones(2))
@@ -442,9 +442,9 @@ def both(x: Tensor) -> Tensor:
     ids=["array", "none", "tuple"],
 )
 def test_result_that_is_no_tensor(reference: Any, got: str, name: str, place: Place, says: Any) -> None:
-    mend = "convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`"
+    hint = "convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`"
     if got == "None":
-        mend = "annotate it as `Tensor | None`"
+        hint = "annotate it as `Tensor | None`"
     operator = opsmith.operator(name)(reference)
     with says(
         errors.ResultTypeError,
@@ -454,7 +454,7 @@ def test_result_that_is_no_tensor(reference: Any, got: str, name: str, place: Pl
           expected: Tensor
           got: {got}
           where: {place(reference)}
-          mend: {mend}
+          hint: {hint}
         """,
     ):
         operator(torch.ones(2))
@@ -473,7 +473,7 @@ def test_sparse_result(name: str, place: Place, says: Any) -> None:
           expected: torch.strided
           got: torch.sparse_coo
           where: {place(sparse)}
-          mend: return `result.to_dense()`
+          hint: return `result.to_dense()`
         """,
     ):
         operator(torch.eye(2))
@@ -497,7 +497,7 @@ def test_global_tensor_that_requires_a_gradient(gradient: bool, name: str, place
           expected: a function of its arguments alone
           got: Tensor
           where: {place(uses_a_global)}
-          mend: make it an argument, `captured_weight: Tensor`, or use `captured_weight.detach()` made outside
+          hint: make it an argument, `captured_weight: Tensor`, or use `captured_weight.detach()` made outside
         """,
     ):
         operator(torch.ones(2, requires_grad=gradient))

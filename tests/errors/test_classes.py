@@ -87,15 +87,15 @@ def test_form_of_a_message() -> None:
         expected="a",
         got="b",
         where="file.py:3",
-        mend="write a",
+        hint="write a",
     )
     assert str(error) == (
-        "demo::op: it is wrong\n  argument: x\n  expected: a\n  got: b\n  where: file.py:3\n  mend: write a"
+        "demo::op: it is wrong\n  argument: x\n  expected: a\n  got: b\n  where: file.py:3\n  hint: write a"
     )
     assert (error.problem, error.operator, error.argument) == ("it is wrong", "demo::op", "x")
-    assert (error.expected, error.got, error.where, error.mend) == ("a", "b", "file.py:3", "write a")
+    assert (error.expected, error.got, error.where, error.hint) == ("a", "b", "file.py:3", "write a")
 
 
 def test_lines_that_say_nothing_are_left_out() -> None:
     assert str(errors.UsageError("it is wrong")) == "it is wrong"
-    assert str(errors.UsageError("it is wrong", mend="write a")) == "it is wrong\n  mend: write a"
+    assert str(errors.UsageError("it is wrong", hint="write a")) == "it is wrong\n  hint: write a"

@@ -46,7 +46,7 @@ def test_bad_name(bad: str, says: Any) -> None:
         an operator's name is `namespace::name`
           expected: two identifiers with `::` between them
           got: {bad!r}
-          mend: write `@opsmith.operator("mylib::linear")`
+          hint: write `@opsmith.operator("mylib::linear")`
         """,
     ):
         opsmith.operator(bad)
@@ -59,7 +59,7 @@ def test_decorator_without_a_name(place: Place, says: Any) -> None:
         an operator's name is `namespace::name`
           expected: two identifiers with `::` between them
           got: {place(identity)}
-          mend: write `@opsmith.operator("mylib::linear")`
+          hint: write `@opsmith.operator("mylib::linear")`
         """,
     ):
         opsmith.operator(identity)  # type: ignore[call-overload]
@@ -72,7 +72,7 @@ def test_name_of_the_wrong_type(says: Any) -> None:
         an operator's name is `namespace::name`
           expected: two identifiers with `::` between them
           got: 3
-          mend: write `@opsmith.operator("mylib::linear")`
+          hint: write `@opsmith.operator("mylib::linear")`
         """,
     ):
         opsmith.operator(3)  # type: ignore[call-overload]
@@ -88,7 +88,7 @@ def test_name_taken_by_another_module(name: str, place: Place, says: Any) -> Non
         {name}: the name is taken by `{__name__}.identity`
           got: elsewhere.other, elsewhere.py:1
           where: {place(identity)}
-          mend: choose another name; the namespace is best the name of your package
+          hint: choose another name; the namespace is best the name of your package
         """,
     ):
         opsmith.operator(name)(elsewhere["other"])
@@ -105,7 +105,7 @@ def test_name_taken_by_another_function_of_the_module(name: str, place: Place, s
         {name}: the name is taken by `{__name__}.identity`
           got: {__name__}.{other.__qualname__}, {place(other)}
           where: {place(identity)}
-          mend: choose another name; the namespace is best the name of your package
+          hint: choose another name; the namespace is best the name of your package
         """,
     ):
         opsmith.operator(name)(other)
@@ -119,7 +119,7 @@ def test_name_taken_outside_opsmith(name: str, place: Place, says: Any) -> None:
         f"""
         {name}: torch already has an operator `{name}`, which opsmith did not declare
           where: {place(identity)}
-          mend: choose another name; the namespace is best the name of your package
+          hint: choose another name; the namespace is best the name of your package
         """,
     ):
         opsmith.operator(name)(identity)
@@ -131,7 +131,7 @@ def test_name_of_an_operator_of_torch(place: Place, says: Any) -> None:
         f"""
         aten::sin: torch already has an operator `aten::sin`, which opsmith did not declare
           where: {place(identity)}
-          mend: choose another name; the namespace is best the name of your package
+          hint: choose another name; the namespace is best the name of your package
         """,
     ):
         opsmith.operator("aten::sin")(identity)
@@ -148,7 +148,7 @@ def test_name_of_the_sibling_with_hidden_results_taken(name: str, place: Place, 
         f"""
         {name}: torch already has an operator `{name}_and_hidden`, which opsmith did not declare
           where: {place(halves)}
-          mend: choose another name; the namespace is best the name of your package
+          hint: choose another name; the namespace is best the name of your package
         """,
     ):
         opsmith.operator(name, hidden=("other",))(halves)
@@ -162,7 +162,7 @@ def test_unknown_rule_for_autocast(name: str, says: Any) -> None:
           argument: autocast
           expected: `promote`, `lower`, `float32`
           got: 'float16'
-          mend: leave it out, or write `autocast="lower"`
+          hint: leave it out, or write `autocast="lower"`
         """,
     ):
         opsmith.operator(name, autocast="float16")  # type: ignore[call-overload]
@@ -185,7 +185,7 @@ def test_flag_that_means_nothing(name: str, flag: str, value: Any, expected: str
           argument: {flag}
           expected: {expected}
           got: {value!r}
-          mend: write `{flag}=True`, or leave it out
+          hint: write `{flag}=True`, or leave it out
         """,
     ):
         opsmith.operator(name, **flags)
@@ -202,7 +202,7 @@ def test_parameter_without_a_hint(name: str, place: Place, says: Any) -> None:
           argument: by
           expected: a type hint on every parameter
           where: {place(scaled)}
-          mend: write `by: Tensor`, or `int`, `float`, `bool`, `str`, ...
+          hint: write `by: Tensor`, or `int`, `float`, `bool`, `str`, ...
         """,
     ):
         opsmith.operator(name)(scaled)
@@ -218,7 +218,7 @@ def test_return_value_without_a_hint(name: str, place: Place, says: Any) -> None
         {name}: the reference has no return type hint
           expected: a return type hint
           where: {place(scaled)}
-          mend: write `-> Tensor` or `-> tuple[Tensor, Tensor]`
+          hint: write `-> Tensor` or `-> tuple[Tensor, Tensor]`
         """,
     ):
         opsmith.operator(name)(scaled)
@@ -270,7 +270,7 @@ BY_KIND = "say which type it is, for example `Tensor` or `float`"
 
 
 @pytest.mark.parametrize(
-    ("hint", "shown", "mend"),
+    ("annotation", "shown", "hint"),
     [
         pytest.param(dict[str, Tensor], "dict[str, Tensor]", BY_VALUES, id="dict-of-tensors"),
         pytest.param(dict, "dict", BY_VALUES, id="dict"),
@@ -325,13 +325,13 @@ BY_KIND = "say which type it is, for example `Tensor` or `float`"
             Unknown,
             "Unknown",
             "let the type hints of `Unknown` name what its module has: name 'nowhere' is not defined",
-            id="dataclass-with-an-unknown-hint",
+            id="dataclass-with-an-unknown-annotation",
         ),
         pytest.param(
             UnknownTuple,
             "UnknownTuple",
             "let the type hints of `UnknownTuple` name what its module has: name 'nowhere' is not defined",
-            id="namedtuple-with-an-unknown-hint",
+            id="namedtuple-with-an-unknown-annotation",
         ),
         pytest.param(Plain | None, "test_declaring.Plain | None", BY_PARTS, id="optional-dataclass"),
         pytest.param(tuple[int, str] | None, "tuple[int, str] | None", BY_PARTS, id="optional-mixed-tuple"),
@@ -357,11 +357,11 @@ BY_KIND = "say which type it is, for example `Tensor` or `float`"
         pytest.param(int | str | bool, "int | str | bool", OTHERWISE, id="three-types"),
     ],
 )
-def test_unsupported_type(hint: Any, shown: str, mend: str, name: str, place: Place, says: Any) -> None:
+def test_unsupported_type(annotation: Any, shown: str, hint: str, name: str, place: Place, says: Any) -> None:
     def reference(x: Tensor, extra: Any) -> Tensor:
         return x.clone()
 
-    reference.__annotations__ = {"x": Tensor, "extra": hint, "return": Tensor}
+    reference.__annotations__ = {"x": Tensor, "extra": annotation, "return": Tensor}
     with says(
         errors.UnsupportedTypeError,
         f"""
@@ -369,7 +369,7 @@ def test_unsupported_type(hint: Any, shown: str, mend: str, name: str, place: Pl
           argument: extra
           got: {shown}
           where: {place(reference)}
-          mend: {mend}
+          hint: {hint}
         """,
     ):
         opsmith.operator(name)(reference)
@@ -382,7 +382,7 @@ TENSORS = "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"
 
 
 @pytest.mark.parametrize(
-    ("hint", "shown", "mend"),
+    ("annotation", "shown", "hint"),
     [
         pytest.param(float, "float", NUMBER, id="float"),
         pytest.param(int, "int", NUMBER, id="int"),
@@ -396,12 +396,12 @@ TENSORS = "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"
     ],
 )
 def test_unsupported_return_type(
-    hint: Any, shown: str, mend: str, name: str, place: Place, says: Any
+    annotation: Any, shown: str, hint: str, name: str, place: Place, says: Any
 ) -> None:
     def reference(x: Tensor) -> Any:
         return x.clone()
 
-    reference.__annotations__ = {"x": Tensor, "return": hint}
+    reference.__annotations__ = {"x": Tensor, "return": annotation}
     with says(
         errors.UnsupportedTypeError,
         f"""
@@ -409,31 +409,33 @@ def test_unsupported_return_type(
           argument: return
           got: {shown}
           where: {place(reference)}
-          mend: {mend}
+          hint: {hint}
         """,
     ):
         opsmith.operator(name)(reference)
 
 
 @pytest.mark.parametrize(
-    ("hint", "problem"),
+    ("annotation", "problem"),
     [
         ("Tenser", "name 'Tenser' is not defined"),
         ("torch.Tenser", "module 'torch' has no attribute 'Tenser'"),
     ],
     ids=["name", "attribute"],
 )
-def test_hint_that_cannot_be_resolved(hint: str, problem: str, name: str, place: Place, says: Any) -> None:
+def test_hint_that_cannot_be_resolved(
+    annotation: str, problem: str, name: str, place: Place, says: Any
+) -> None:
     def reference(x: Tensor) -> Tensor:
         return x.clone()
 
-    reference.__annotations__["x"] = hint
+    reference.__annotations__["x"] = annotation
     with says(
         errors.UnsupportedTypeError,
         f"""
         {name}: a type hint cannot be resolved: {problem}
           where: {place(reference)}
-          mend: import the name at the top of the module that declares the operator
+          hint: import the name at the top of the module that declares the operator
         """,
     ):
         opsmith.operator(name)(reference)
@@ -450,7 +452,7 @@ def test_parameter_that_cannot_be_named(form: str, name: str, says: Any) -> None
         {name}: an operator cannot take `{form}`
           argument: {form.strip("*, /")}
           where: forms.py:1
-          mend: name every argument; for a number of tensors that varies take `list[Tensor]`
+          hint: name every argument; for a number of tensors that varies take `list[Tensor]`
         """,
     ):
         opsmith.operator(name)(module["reference"])
@@ -466,7 +468,7 @@ def test_reserved_name_of_an_argument(reserved: str, name: str, says: Any) -> No
         {name}: names that begin with `grad` or `result` are what formulas call gradients and results
           argument: {reserved}
           where: reserved.py:1
-          mend: rename the argument
+          hint: rename the argument
         """,
     ):
         opsmith.operator(name)(module["reference"])
@@ -479,7 +481,7 @@ def test_reserved_name_of_a_result(name: str, place: Place, says: Any) -> None:
         {name}: names that begin with `grad` or `result` are what formulas call gradients and results
           argument: gradient
           where: {place(identity)}
-          mend: rename the result in `results=`
+          hint: rename the result in `results=`
         """,
     ):
         opsmith.operator(name, results=("gradient",))(identity)
@@ -497,7 +499,7 @@ def test_default_of_the_wrong_type(name: str, place: Place, says: Any) -> None:
           expected: float
           got: 'two'
           where: {place(scaled)}
-          mend: change the one or the other
+          hint: change the one or the other
         """,
     ):
         opsmith.operator(name)(scaled)
@@ -515,7 +517,7 @@ def test_default_none_without_optional(name: str, place: Place, says: Any) -> No
           expected: Tensor
           got: None
           where: {place(affine)}
-          mend: write `bias: Tensor | None = None`
+          hint: write `bias: Tensor | None = None`
         """,
     ):
         opsmith.operator(name)(affine)
@@ -533,14 +535,14 @@ def test_default_of_the_wrong_length(name: str, place: Place, says: Any) -> None
           expected: tuple[int, int]
           got: (1, 2, 3)
           where: {place(pooled)}
-          mend: change the one or the other
+          hint: change the one or the other
         """,
     ):
         opsmith.operator(name)(pooled)
 
 
 @pytest.mark.parametrize(
-    ("hint", "default"),
+    ("annotation", "default"),
     [
         pytest.param(float, float("inf"), id="inf"),
         pytest.param(float, float("-inf"), id="minus-inf"),
@@ -554,13 +556,13 @@ def test_default_of_the_wrong_length(name: str, place: Place, says: Any) -> None
     ],
 )
 def test_default_that_a_schema_cannot_write(
-    hint: Any, default: Any, name: str, place: Place, says: Any
+    annotation: Any, default: Any, name: str, place: Place, says: Any
 ) -> None:
     def reference(x: Tensor, extra: Any = default) -> Tensor:
         return x.clone()
 
-    reference.__annotations__ = {"x": Tensor, "extra": hint, "return": Tensor}
-    shown = hint.__name__ if isinstance(hint, type) else str(hint)
+    reference.__annotations__ = {"x": Tensor, "extra": annotation, "return": Tensor}
+    shown = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     with says(
         errors.DefaultError,
         f"""
@@ -568,7 +570,7 @@ def test_default_that_a_schema_cannot_write(
           argument: extra
           got: {default!r}
           where: {place(reference)}
-          mend: write `extra: {shown} | None = None` and put the value in inside
+          hint: write `extra: {shown} | None = None` and put the value in inside
         """,
     ):
         opsmith.operator(name)(reference)
@@ -599,7 +601,7 @@ def test_names_that_do_not_fit_the_results(
           expected: 2 names, at least one of them not hidden
           got: {got}
           where: {place(halves)}
-          mend: give `results=` and `hidden=` one name for each tensor returned, in order
+          hint: give `results=` and `hidden=` one name for each tensor returned, in order
         """,
     ):
         opsmith.operator(name, **options)(halves)
@@ -614,7 +616,7 @@ def test_unknown_role(name: str, place: Place, says: Any) -> None:
           expected: `...` or `opsmith.non_differentiable`
           got: opsmith.zero
           where: {place(halves)}
-          mend: write `results={{'z': ...}}`
+          hint: write `results={{'z': ...}}`
         """,
     ):
         opsmith.operator(name, results={"y": ..., "z": opsmith.zero})(halves)  # type: ignore[dict-item]
@@ -627,7 +629,7 @@ def test_result_named_as_an_argument(name: str, place: Place, says: Any) -> None
         {name}: `x` names both an argument and a result
           argument: x
           where: {place(halves)}
-          mend: rename the result in `results=`
+          hint: rename the result in `results=`
         """,
     ):
         opsmith.operator(name, results=("y", "x"))(halves)
@@ -640,7 +642,7 @@ def test_hidden_result_named_as_an_argument(name: str, place: Place, says: Any) 
         {name}: `x` names both an argument and a result
           argument: x
           where: {place(halves)}
-          mend: rename the result in `hidden=`
+          hint: rename the result in `hidden=`
         """,
     ):
         opsmith.operator(name, hidden=("x",))(halves)
@@ -653,7 +655,7 @@ def test_reference_without_a_signature(name: str, says: Any) -> None:
         {name}: the reference is no Python function whose signature can be read
           expected: a function with type hints
           got: sin
-          mend: write a function around it: `def f(x: Tensor) -> Tensor: ...`
+          hint: write a function around it: `def f(x: Tensor) -> Tensor: ...`
         """,
     ):
         opsmith.operator(name)(torch.sin)
@@ -667,7 +669,7 @@ def test_reference_that_is_no_function(thing: Any, name: str, says: Any) -> None
         {name}: the reference is no Python function whose signature can be read
           expected: a function with type hints
           got: {type(thing).__name__}
-          mend: write a function around it: `def f(x: Tensor) -> Tensor: ...`
+          hint: write a function around it: `def f(x: Tensor) -> Tensor: ...`
         """,
     ):
         opsmith.operator(name)(thing)
@@ -684,7 +686,7 @@ def test_argument_whose_name_a_schema_cannot_write(name: str, place: Place, says
           argument: α
           expected: letters of ASCII, digits and `_`
           where: {place(scaled)}
-          mend: rename the argument
+          hint: rename the argument
         """,
     ):
         opsmith.operator(name)(scaled)

@@ -28,7 +28,7 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("formula", "got", "mend"),
+    ("formula", "got", "hint"),
     [
         pytest.param(lambda grad, x: x.mT @ grad, [3, 2], "transpose it: `.mT`", id="transposed"),
         pytest.param(
@@ -44,7 +44,7 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     ],
 )
 def test_gradient_of_the_wrong_shape(
-    formula: Any, got: list[int], mend: str, name: str, place: Place, says: Any
+    formula: Any, got: list[int], hint: str, name: str, place: Place, says: Any
 ) -> None:
     operator = opsmith.operator(name)(linear).gradients(weight=formula)
     with says(
@@ -55,7 +55,7 @@ def test_gradient_of_the_wrong_shape(
           expected: [2, 3], or a shape that broadcasting made of it
           got: {got}
           where: {place(formula)}
-          mend: {mend}
+          hint: {hint}
         """,
     ):
         operator(*inputs()).sum().backward()
@@ -72,7 +72,7 @@ def test_gradient_of_the_wrong_dtype(name: str, place: Place, says: Any) -> None
           expected: torch.float32
           got: torch.float64
           where: {place(formula)}
-          mend: make new tensors with `dtype=grad.dtype`, and cast nothing
+          hint: make new tensors with `dtype=grad.dtype`, and cast nothing
         """,
     ):
         operator(*inputs()).sum().backward()
@@ -92,7 +92,7 @@ def test_integer_gradient_where_dtypes_are_mixed(name: str, place: Place, says: 
           expected: torch.float32
           got: torch.int32
           where: {place(formula)}
-          mend: make new tensors with `dtype=grad.dtype`, and cast nothing
+          hint: make new tensors with `dtype=grad.dtype`, and cast nothing
         """,
     ):
         operator(torch.ones(2, requires_grad=True), torch.ones(2, dtype=torch.float64)).sum().backward()
@@ -109,7 +109,7 @@ def test_gradient_on_the_wrong_device(name: str, place: Place, says: Any) -> Non
           expected: cpu
           got: meta
           where: {place(formula)}
-          mend: make new tensors with `device=grad.device`
+          hint: make new tensors with `device=grad.device`
         """,
     ):
         operator(*inputs()).sum().backward()
@@ -136,7 +136,7 @@ def test_gradient_that_is_no_tensor(value: Any, got: str, name: str, place: Plac
           expected: a tensor of shape [4, 3]
           got: {got}
           where: {place(formula)}
-          mend: return a tensor, or `opsmith.zero` where the gradient is zero
+          hint: return a tensor, or `opsmith.zero` where the gradient is zero
         """,
     ):
         operator(*inputs()).sum().backward()
@@ -170,7 +170,7 @@ def test_joint_gradient_that_answers_for_others(
           expected: a dict with `x`, `weight`
           got: {got}
           where: {place(joint)}
-          mend: return a dict by input name; cover fewer inputs with `@op.gradients('x', ...)`
+          hint: return a dict by input name; cover fewer inputs with `@op.gradients('x', ...)`
         """,
     ):
         operator(*inputs()).sum().backward()
@@ -200,7 +200,7 @@ def test_gradient_of_a_list_of_the_wrong_length(
           expected: a list of 2 tensors
           got: {got}
           where: {place(formula)}
-          mend: return one gradient for each tensor of the list
+          hint: return one gradient for each tensor of the list
         """,
     ):
         operator([torch.ones(2, requires_grad=True), torch.ones(2)]).sum().backward()
@@ -217,7 +217,7 @@ def test_gradient_of_an_item_of_a_list(name: str, place: Place, says: Any) -> No
           expected: [3], or a shape that broadcasting made of it
           got: [2]
           where: {place(formula)}
-          mend: look at which dimensions are summed
+          hint: look at which dimensions are summed
         """,
     ):
         # The second tensor needs no gradient, so nobody looks at what was returned for it.
@@ -237,7 +237,7 @@ def test_gradient_that_is_not_implemented(name: str, place: Place, says: Any) ->
         {name}: the gradient of `weight` is not implemented: nobody has derived it
           argument: weight
           where: {place(linear)}
-          mend: call it with `weight.detach()`, or give a formula: `.gradients(weight=...)`
+          hint: call it with `weight.detach()`, or give a formula: `.gradients(weight=...)`
         """,
     ):
         operator(x, weight).sum().backward()
@@ -255,7 +255,7 @@ def test_forward_mode_through_a_gradient_that_is_not_implemented(name: str, plac
             {name}: the gradient of `weight` is not implemented: why
               argument: weight
               where: {place(linear)}
-              mend: call it with `weight.detach()`, or give a formula: `.gradients(weight=...)`
+              hint: call it with `weight.detach()`, or give a formula: `.gradients(weight=...)`
             """,
         ):
             operator(x, forward_ad.make_dual(weight, weight))
@@ -287,7 +287,7 @@ def test_second_order_through_a_gradient_that_has_none(
         {name}_gradient: the gradient of `x` is not implemented: the kernel has no gradient
           argument: x
           where: {place(cube_gradient)}
-          mend: call it with `x.detach()`, or give a formula: `.gradients(x=...)`
+          hint: call it with `x.detach()`, or give a formula: `.gradients(x=...)`
         """,
     ):
         first.sum().backward()
@@ -311,7 +311,7 @@ def test_formula_that_writes_into_what_it_was_given(
         {name}: a gradient formula wrote into `{written}`
           argument: {written}
           where: {place(formula)}
-          mend: work on a copy, `{written}.clone()`, or use an operation without a trailing `_`
+          hint: work on a copy, `{written}.clone()`, or use an operation without a trailing `_`
         """,
     ):
         operator(x, weight.detach()).sum().backward()
@@ -345,7 +345,7 @@ def test_second_order_through_a_formula_that_loses_the_graph(
         {name}: the gradient of `x` does not depend on `grad` as far as torch can see
           argument: x
           where: {place(formula)}
-          mend: {IN_TORCH}
+          hint: {IN_TORCH}
         """,
     ):
         torch.autograd.grad((operator(x, weight) ** power).sum(), x, create_graph=True)
@@ -363,7 +363,7 @@ def test_joint_formula_that_loses_the_graph_for_one_input(name: str, place: Plac
         {name}: the gradient of `weight` does not depend on `grad` as far as torch can see
           argument: weight
           where: {place(joint)}
-          mend: {IN_TORCH}
+          hint: {IN_TORCH}
         """,
     ):
         torch.autograd.grad(operator(x, weight).sum(), (x, weight), create_graph=True)
@@ -383,7 +383,7 @@ def test_integer_result_differentiated(name: str, place: Place, says: Any) -> No
           expected: a floating or complex result, since a formula uses its gradient
           got: torch.int32
           where: {place(rounded)}
-          mend: declare `results={{'result': opsmith.non_differentiable}}`, or call it on floating tensors
+          hint: declare `results={{'result': opsmith.non_differentiable}}`, or call it on floating tensors
         """,
     ):
         operator(torch.ones(2, requires_grad=True))
@@ -404,7 +404,7 @@ def test_opaque_operator_traced_without_a_fake_kernel(way: str, name: str, place
         f"""
         {name}: it is opaque and has no fake kernel, which tracing, compiling and `meta` tensors need
           where: {place(routine)}
-          mend: write `@op.fake` over a function that returns `x.new_empty(shape)` for each result
+          hint: write `@op.fake` over a function that returns `x.new_empty(shape)` for each result
         """,
     ):
         operator(x)
@@ -418,7 +418,7 @@ def test_opaque_operator_differentiated_without_a_gradient(name: str, place: Pla
         {name}: the operator is opaque, and no gradient is given for `x`
           argument: x
           where: {place(routine)}
-          mend: write `.gradients(x=lambda grad: ...)`, or `x=opsmith.non_differentiable`
+          hint: write `.gradients(x=lambda grad: ...)`, or `x=opsmith.non_differentiable`
         """,
     ):
         operator(torch.ones(2, requires_grad=True)).sum().backward()
@@ -434,13 +434,13 @@ def test_forward_mode_of_an_opaque_operator_without_a_gradient(name: str, place:
             {name}: the operator is opaque, and no gradient is given for `x`
               argument: x
               where: {place(routine)}
-              mend: write `.gradients(x=lambda grad: ...)`, or `x=opsmith.non_differentiable`
+              hint: write `.gradients(x=lambda grad: ...)`, or `x=opsmith.non_differentiable`
             """,
         ):
             operator(x)
 
 
-MEND_HIDDEN = (
+HINT_HIDDEN = (
     "let the formulas take `grad_root` into account; where `root` depends on no input, "
     "declare `results={'root': opsmith.non_differentiable}`"
 )
@@ -462,7 +462,7 @@ def test_second_order_through_a_hidden_result_of_an_opaque_operator(
         {name}: a second order, or forward mode, needs the derivative of the hidden `root`, and it is opaque
           argument: root
           where: {place(formula)}
-          mend: {MEND_HIDDEN}
+          hint: {HINT_HIDDEN}
         """
     with says(errors.HiddenResultError, message):
         first.sum().backward()
@@ -490,7 +490,7 @@ def test_numbers_that_cannot_be_drawn_again(own: bool, way: str, name: str, plac
         f"""
         {name}: it draws random numbers: its reference cannot be run again in forward mode or torch.func
           where: {place(noisy)}
-          mend: {AS_HIDDEN}
+          hint: {AS_HIDDEN}
         """,
     ):
         if way == "forward_ad":
@@ -513,7 +513,7 @@ def test_opaque_random_operator_under_vmap(randomness: str, name: str, place: Pl
         f"""
         {name}: it is opaque and random, and vmap was called with randomness={randomness!r}
           where: {place(noise)}
-          mend: call `vmap(..., randomness='different')`, or pass what is drawn as an argument
+          hint: call `vmap(..., randomness='different')`, or pass what is drawn as an argument
         """,
     ):
         torch.func.vmap(operator, randomness=randomness)(torch.ones(3, 2))
@@ -529,7 +529,7 @@ def test_numbers_drawn_in_a_kernel_while_tracing(name: str, place: Place, says: 
         f"""
         {name}: it draws random numbers in a kernel, which a traced backward cannot draw again
           where: {place(noisy)}
-          mend: {AS_HIDDEN}
+          hint: {AS_HIDDEN}
         """,
     ):
         make_fx(lambda x: torch.autograd.grad(operator(x).sum(), x))(x)
@@ -552,7 +552,7 @@ def test_transform_of_an_opaque_operator_without_a_gradient(
         {name}: the operator is opaque, and no gradient is given for `x`
           argument: x
           where: {place(routine)}
-          mend: write `.gradients(x=lambda grad: ...)`, or `x=opsmith.non_differentiable`
+          hint: write `.gradients(x=lambda grad: ...)`, or `x=opsmith.non_differentiable`
         """,
     ):
         transform(operator, torch.ones(2))

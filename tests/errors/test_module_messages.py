@@ -56,7 +56,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           argument: sizes
           got: str 'features'
           WHERE
-          mend: write `sizes=("features",)`, with a comma
+          hint: write `sizes=("features",)`, with a comma
         """,
     ),
     "sizes as a number": (
@@ -66,7 +66,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           argument: sizes
           got: int 2
           WHERE
-          mend: give sizes names
+          hint: give sizes names
         """,
     ),
     "a size that is a number": (
@@ -76,7 +76,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           argument: sizes
           got: int 3
           WHERE
-          mend: write names as text
+          hint: write names as text
         """,
     ),
     "a letter called by a list": (
@@ -86,7 +86,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           argument: sizes
           got: list ['in_features']
           WHERE
-          mend: write names as text
+          hint: write names as text
         """,
     ),
     "a size that is no name": (
@@ -97,7 +97,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           expected: identifiers, each of them once
           got: str 'in features'
           WHERE
-          mend: write `sizes=("in_features", "out_features")`
+          hint: write `sizes=("in_features", "out_features")`
         """,
     ),
     "a size twice": (
@@ -108,7 +108,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           expected: identifiers, each of them once
           got: str 'M'
           WHERE
-          mend: write `sizes=("in_features", "out_features")`
+          hint: write `sizes=("in_features", "out_features")`
         """,
     ),
     "a size that nothing has": (
@@ -118,7 +118,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           argument: sizes
           got: sizes `M`, `N`, `K`
           WHERE
-          mend: leave it out, or name it in a shape
+          hint: leave it out, or name it in a shape
         """,
     ),
     "a letter that is none": (
@@ -129,7 +129,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           expected: one of `B`, `M`, `N`
           got: 'K'
           WHERE
-          mend: give the sizes as a list of names, or declare the operator with `shapes=`
+          hint: give the sizes as a list of names, or declare the operator with `shapes=`
         """,
     ),
     "a parameter that is no argument": (
@@ -139,7 +139,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           argument: parameters
           expected: one of `x`, `weight`, `bias`
           WHERE
-          mend: name an argument of the reference; for a list of tensors write a module by hand
+          hint: name an argument of the reference; for a list of tensors write a module by hand
         """,
     ),
     "a parameter that is no tensor": (
@@ -149,7 +149,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           argument: parameters
           expected: one of `x`, `weight`, `bias`
           WHERE
-          mend: name an argument of the reference; for a list of tensors write a module by hand
+          hint: name an argument of the reference; for a list of tensors write a module by hand
         """,
     ),
     "a shape without a comma": (
@@ -159,7 +159,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           argument: bias
           got: str 'N'
           WHERE
-          mend: write `"bias": ("N",)`, with a comma; `()` for a single number
+          hint: write `"bias": ("N",)`, with a comma; `()` for a single number
         """,
     ),
     "a dimension that runs code": (
@@ -170,7 +170,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           expected: numbers, sizes, and `+ - * // %` of them
           got: str "open('file')"
           WHERE
-          mend: write a size, a number, or `"channels // groups"`
+          hint: write a size, a number, or `"channels // groups"`
         """,
     ),
     "a dimension that is a fraction": (
@@ -181,7 +181,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           expected: numbers, sizes, and `+ - * // %` of them
           got: float 1.5
           WHERE
-          mend: write a size, a number, or `"channels // groups"`
+          hint: write a size, a number, or `"channels // groups"`
         """,
     ),
     "a dimension with an unknown size": (
@@ -192,7 +192,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           expected: one of `M`, `N`, `groups`
           got: '2 * hidden'
           WHERE
-          mend: add it to `sizes`
+          hint: add it to `sizes`
         """,
     ),
     "a letter without a size": (
@@ -203,7 +203,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           expected: one of `N`, `groups`
           got: 'M'
           WHERE
-          mend: add it to `sizes`, or say there what the letter `M` is called
+          hint: add it to `sizes`, or say there what the letter `M` is called
         """,
     ),
     "another number of dimensions than `shapes=`": (
@@ -214,7 +214,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           expected: `N`
           got: 2 dimensions
           WHERE
-          mend: write as many dimensions, or leave the shapes to `shapes=`: give names alone
+          hint: write as many dimensions, or leave the shapes to `shapes=`: give names alone
         """,
     ),
     "an initialiser for nothing": (
@@ -224,7 +224,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           argument: init
           expected: one of `weight`, `bias`
           WHERE
-          mend: leave it out, or name it in `parameters`
+          hint: leave it out, or name it in `parameters`
         """,
     ),
     "an initialiser that is a number": (
@@ -235,7 +235,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           expected: a function that fills a tensor in place
           got: float 0.0
           WHERE
-          mend: write `opsmith.init.constant(0.0)`
+          hint: write `opsmith.init.constant(0.0)`
         """,
     ),
     "an initialiser that is a name": (
@@ -246,7 +246,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           expected: a function that fills a tensor in place
           got: str 'uniform'
           WHERE
-          mend: write `opsmith.init.uniform(-0.1, 0.1)`
+          hint: write `opsmith.init.uniform(-0.1, 0.1)`
         """,
     ),
     "a parameter that nothing fills": (
@@ -256,7 +256,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           argument: init
           expected: an initialiser for each parameter and buffer, or one for all
           WHERE
-          mend: write `init={"bias": opsmith.init.uniform(-0.1, 0.1)}`
+          hint: write `init={"bias": opsmith.init.uniform(-0.1, 0.1)}`
         """,
     ),
     "a parameter and buffer": (
@@ -265,7 +265,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         `bias` is a parameter and a buffer
           argument: bias
           WHERE
-          mend: keep it in `parameters` if it is trained, in `buffers` if not
+          hint: keep it in `parameters` if it is trained, in `buffers` if not
         """,
     ),
     "a buffer left out that is none": (
@@ -275,7 +275,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           argument: non_persistent
           expected: no name: there are no `buffers`
           WHERE
-          mend: name it in `buffers`, too
+          hint: name it in `buffers`, too
         """,
     ),
     "a size and a plain argument": (
@@ -284,7 +284,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         `groups` is a size and an argument of the operator
           argument: groups
           WHERE
-          mend: leave it out of `sizes`: shapes may name whole numbers that the operator takes
+          hint: leave it out of `sizes`: shapes may name whole numbers that the operator takes
         """,
     ),
     "a size and a parameter": (
@@ -293,7 +293,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         `bias` is a size and an argument of the operator
           argument: bias
           WHERE
-          mend: give the size another name
+          hint: give the size another name
         """,
     ),
     "a size that modules have": (
@@ -302,7 +302,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         `forward` is what modules call something of their own
           argument: forward
           WHERE
-          mend: rename it
+          hint: rename it
         """,
     ),
     "an option that modules have": (
@@ -311,7 +311,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         `training` is what modules call something of their own
           argument: training
           WHERE
-          mend: give it in each call, `forward=("training",)`, or rename the argument
+          hint: give it in each call, `forward=("training",)`, or rename the argument
         """,
     ),
     "an option that the constructor has": (
@@ -320,7 +320,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         `dtype` is what modules call something of their own
           argument: dtype
           WHERE
-          mend: give it in each call, `forward=("dtype",)`, or rename the argument
+          hint: give it in each call, `forward=("dtype",)`, or rename the argument
         """,
     ),
     "forward with a tensor": (
@@ -330,7 +330,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           argument: forward
           expected: one of `groups`, `eps`, `training`, `dtype`
           WHERE
-          mend: leave it out: tensors that are neither parameters nor buffers are given in each call
+          hint: leave it out: tensors that are neither parameters nor buffers are given in each call
         """,
     ),
     "forward with no argument": (
@@ -340,7 +340,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           argument: forward
           expected: one of `groups`, `eps`, `training`, `dtype`
           WHERE
-          mend: name an argument of the reference
+          hint: name an argument of the reference
         """,
     ),
     "a name that is none": (
@@ -351,7 +351,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           expected: an identifier
           got: str 'class'
           WHERE
-          mend: write `name="Linear"`
+          hint: write `name="Linear"`
         """,
     ),
 }
@@ -398,7 +398,7 @@ def test_names_alone_without_shapes(says: Any) -> None:
         without_shapes.module(parameters=("scale",), init=UNIFORM)
     assert caught.value.problem == "the operator's `shapes=` does not say the shape of `scale`"
     assert caught.value.got == "no `shapes=`"
-    assert caught.value.mend == 'write it: `{"scale": ("features",)}`'
+    assert caught.value.hint == 'write it: `{"scale": ("features",)}`'
     assert str(caught.value.where).startswith(place.rpartition(":")[0])
 
 
@@ -427,7 +427,7 @@ def test_a_size_that_is_none(size: Any, shown: str, says: Any) -> None:
           expected: a whole number, zero or more
           got: {shown}
           where: {place}
-          mend: call it as Modular(M, N, ...)
+          hint: call it as Modular(M, N, ...)
         """,
     ):
         Modular(3, size)
@@ -448,7 +448,7 @@ def test_a_dimension_that_comes_to_no_size(dimension: str, groups: int, got: str
           expected: {dimension}, zero or more
           got: {got}
           where: {place}
-          mend: give other sizes
+          hint: give other sizes
         """,
     ):
         Modular(3, 2, groups=groups)
@@ -465,7 +465,7 @@ def test_an_option_of_the_wrong_type(says: Any) -> None:
           expected: float
           got: str 'small'
           where: {place}
-          mend: call it as Modular(M, N, eps=...)
+          hint: call it as Modular(M, N, eps=...)
         """,
     ):
         Modular(3, 2, eps="small")
@@ -482,7 +482,7 @@ def test_a_flag_that_is_a_tensor(says: Any) -> None:
           expected: bool
           got: Tensor of torch.float32, shape [2]
           where: {place}
-          mend: write `bias=False`; its values come from `init`, or from a state_dict
+          hint: write `bias=False`; its values come from `init`, or from a state_dict
         """,
     ):
         Modular(3, 2, bias=torch.zeros(2))
@@ -503,7 +503,7 @@ def test_an_initialiser_that_does_not_fill(fill: Any, returned: str, says: Any) 
           expected: a function that fills its tensor in place
           got: `{fill.__name__}`, which returned {returned}
           where: {place}
-          mend: write `opsmith.init.uniform(-0.1, 0.1)`, or a function whose name ends in `_`, such as `torch.nn.init.ones_`
+          hint: write `opsmith.init.uniform(-0.1, 0.1)`, or a function whose name ends in `_`, such as `torch.nn.init.ones_`
         """,  # noqa: E501
     ):
         Modular(3, 2)
@@ -529,7 +529,7 @@ def test_a_class_that_no_pickle_finds(says: Any) -> None:
         messages::modular: a pickle finds a class by its name, and `test_module_messages.test_a_class_that_no_pickle_finds.<locals>.Modular` is not there
           expected: `Modular` at the top of the module `test_module_messages`
           where: {place}
-          mend: write `Modular = op.module(...)` there, or `name=` the name that it is bound to; a state_dict can be saved as it is
+          hint: write `Modular = op.module(...)` there, or `name=` the name that it is bound to; a state_dict can be saved as it is
         """,  # noqa: E501
     ):
         pickle.dumps(Modular(3, 2))
@@ -543,7 +543,7 @@ def test_a_lazy_module_is_not_pickled(says: Any) -> None:
         f"""
         Modular (messages::modular): its parameters have no shape yet, and a pickle of such a one forgets its dtype and device
           where: {place}
-          mend: call it once before it is pickled
+          hint: call it once before it is pickled
         """,  # noqa: E501
     ):
         pickle.dumps(Modular(None, 2))
@@ -559,7 +559,7 @@ def test_a_call_that_tells_no_size(says: Any) -> None:
           argument: M
           expected: a call with tensors of `x: B M, weight: N M, bias: N -> B N`
           where: {place}
-          mend: give `M` when the module is made
+          hint: give `M` when the module is made
         """,
     ):
         Modular(None, 2)(torch.tensor(1.0))

@@ -40,7 +40,7 @@ def test_plain_tensor_beside_a_dtensor(name: str, place: Place, says: Any, mesh:
           expected: DTensors only, or none
           got: a plain tensor of shape [3]
           where: {place(scaled)}
-          mend: call it with `distribute_tensor(weight, mesh, placements)`
+          hint: call it with `distribute_tensor(weight, mesh, placements)`
         """,
     ):
         operator(x, torch.ones(3))
@@ -57,7 +57,7 @@ def test_shards_of_an_opaque_operator(name: str, place: Place, says: Any, mesh: 
           expected: a DTensor that is replicated
           got: a DTensor of shape [3], placed as [Shard(dim=0)]
           where: {place(scaled)}
-          mend: call it with `x.redistribute(placements=[Replicate()] * mesh.ndim)`
+          hint: call it with `x.redistribute(placements=[Replicate()] * mesh.ndim)`
         """,
     ):
         operator(x, weight)
@@ -75,7 +75,7 @@ def test_random_operator(name: str, place: Place, says: Any, mesh: Any) -> None:
         {name}: it draws random numbers, and nothing says that every rank draws the right ones
           got: a DTensor of shape [3], placed as [Replicate()]
           where: {place(noisy)}
-          mend: pass what is drawn as an argument, or call it on this rank's part, `x.to_local()`
+          hint: pass what is drawn as an argument, or call it on this rank's part, `x.to_local()`
         """,
     ):
         operator(x)
@@ -95,7 +95,7 @@ def test_lists_from_a_kernel(name: str, place: Place, says: Any, mesh: Any) -> N
         {name}: what a kernel returns on shards cannot be put together where it may be None, or a list
           got: a DTensor of shape [4], placed as [Shard(dim=0)]
           where: {place(halves)}
-          mend: call it on whole tensors: `x.full_tensor()`
+          hint: call it on whole tensors: `x.full_tensor()`
         """,
     ):
         operator(x)

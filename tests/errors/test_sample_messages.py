@@ -114,7 +114,7 @@ MISFITS: dict[str, tuple[Any, list[str]]] = {
     ),
     "sparse": (
         [(vector(), vector()), (vector(), vector().to_sparse())],
-        ["`y` of sample 1 is no tensor to check on", "got: torch.sparse_coo", "mend: give `y.to_dense()`"],
+        ["`y` of sample 1 is no tensor to check on", "got: torch.sparse_coo", "hint: give `y.to_dense()`"],
     ),
 }
 
@@ -186,7 +186,7 @@ def test_a_forward_that_returns_nothing() -> None:
     assert told.startswith("Silent: `Silent.forward` returned None on sample 0\n")
     assert "expected: a tensor, or a tuple of tensors" in told
     assert f"where: {HERE}:" in told
-    assert "mend: end `forward` by `return result`" in told
+    assert "hint: end `forward` by `return result`" in told
 
 
 def test_names_that_torch_cannot_write() -> None:
@@ -202,7 +202,7 @@ def test_names_that_torch_cannot_write() -> None:
 def test_what_stands_for_a_class_is_answered_with_the_class(given: Any) -> None:
     with pytest.raises(errors.UsageError) as raised:
         opsmith.check(Product() if given == "instance" else given, samples=[(vector(), vector())])
-    assert "mend: pass the class, `Product`" in str(raised.value)
+    assert "hint: pass the class, `Product`" in str(raised.value)
     assert "`torch.ops.mylib.name`" in str(raised.value)
 
 

@@ -89,9 +89,9 @@ UNREADABLE: dict[str, tuple[Any, str, str | None, str]] = {
 }
 
 
-@pytest.mark.parametrize(("shapes", "problem", "got", "mend"), UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize(("shapes", "problem", "got", "hint"), UNREADABLE.values(), ids=UNREADABLE)
 def test_shapes_that_cannot_be_read(
-    shapes: Any, problem: str, got: str | None, mend: str, name: str, place: Place, says: Any
+    shapes: Any, problem: str, got: str | None, hint: str, name: str, place: Place, says: Any
 ) -> None:
     with says(
         errors.ShapePatternError,
@@ -101,7 +101,7 @@ def test_shapes_that_cannot_be_read(
           expected: `x: B M, weight: N M -> B N`, in the order of the arguments and results
           got: {repr(shapes) if got is None else got}
           where: {place(linear)}
-          mend: {mend}
+          hint: {hint}
         """,
     ):
         opsmith.operator(name, shapes=shapes)(linear)
@@ -138,7 +138,7 @@ def test_batching_without_a_meaning(
           expected: `elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`
           got: {batching!r}
           where: {place(linear)}
-          mend: write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out
+          hint: write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out
         """,
     ):
         opsmith.operator(name, shapes=shapes, batching=batching)(linear)
@@ -153,7 +153,7 @@ def test_batching_with_a_hidden_result_of_unknown_shape(name: str, place: Place,
           expected: `elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`
           got: 'B'
           where: {place(normed)}
-          mend: write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out
+          hint: write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out
         """,
     ):
         opsmith.operator(name, hidden=("size",), shapes="x: B M -> B M", batching="B")(normed)
@@ -169,7 +169,7 @@ def test_tensor_of_the_wrong_shape(name: str, place: Place, says: Any) -> None:
           expected: `N M` with M = 3
           got: [2, 4]
           where: {place(linear)}
-          mend: call it with `x: B M, weight: N M -> B N`
+          hint: call it with `x: B M, weight: N M -> B N`
         """,
     ):
         operator(torch.ones(4, 3), torch.ones(2, 4))
@@ -185,7 +185,7 @@ def test_not_elementwise_after_all(name: str, place: Place, says: Any) -> None:
           expected: [5, 2, 2]
           got: [5, 1, 2]
           where: {place(linear)}
-          mend: leave `batching=` out: then each example is computed as it would be alone
+          hint: leave `batching=` out: then each example is computed as it would be alone
         """,
     ):
         torch.vmap(operator)(torch.ones(5, 2), torch.ones(5, 2, 2))
@@ -206,7 +206,7 @@ def test_batch_dimension_lost(name: str, says: Any, place: Place) -> None:
           expected: [10, ...]
           got: [1, 3]
           where: {place(total)}
-          mend: leave `batching=` out: then each example is computed as it would be alone
+          hint: leave `batching=` out: then each example is computed as it would be alone
         """,
     ):
         torch.vmap(operator)(torch.ones(5, 2, 3))
@@ -221,7 +221,7 @@ def test_result_of_another_shape(name: str, place: Place, says: Any) -> None:
           expected: `B`, that is [4]
           got: [4, 2]
           where: {place(linear)}
-          mend: write what the function returns: `_` stands for a size that nothing tells
+          hint: write what the function returns: `_` stands for a size that nothing tells
         """,
     ):
         opsmith.operator(name, shapes="x: B M, weight: N M -> B")(linear)(torch.ones(4, 3), torch.ones(2, 3))
@@ -239,7 +239,7 @@ def test_result_of_another_dtype_than_its_fake(name: str, place: Place, says: An
           expected: torch.float32, to which its tensors promote
           got: torch.int64
           where: {place(largest)}
-          mend: write `@op.fake` over a function that returns empty tensors of the right dtype
+          hint: write `@op.fake` over a function that returns empty tensors of the right dtype
         """,
     ):
         opsmith.operator(name, opaque=True, shapes="x: B M -> B")(largest)(torch.ones(4, 3))
@@ -260,7 +260,7 @@ def test_size_that_is_none(step: int, size: int, name: str, place: Place, says: 
           expected: `H//step-2`
           got: [{size}]
           where: {place(cut)}
-          mend: call it with `x: H -> H//step-2`
+          hint: call it with `x: H -> H//step-2`
         """,
     ):
         operator(torch.ones(size, device="meta"), step)
@@ -278,7 +278,7 @@ def test_batching_by_a_number_that_is_given(name: str, place: Place, says: Any) 
           expected: `elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`
           got: 'n'
           where: {place(repeated)}
-          mend: write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out
+          hint: write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out
         """,
     ):
         opsmith.operator(name, shapes="x: n M -> n M", batching="n")(repeated)

@@ -43,7 +43,7 @@ def test_no_such_result(name: str, place: Place, says: Any) -> None:
           argument: x
           expected: one of `result`
           where: {place(scaled)}
-          mend: name the tangent after the result: a gradient belongs to an input, a tangent to a result
+          hint: name the tangent after the result: a gradient belongs to an input, a tangent to a result
         """,
     ):
         opsmith.operator(name)(scaled).tangents(x=lambda tangent_x: tangent_x)
@@ -58,7 +58,7 @@ def test_result_without_a_tangent(name: str, place: Place, says: Any) -> None:
           argument: index
           expected: one of `y`
           where: {place(split)}
-          mend: leave `index` out, or change its role in `results=`
+          hint: leave `index` out, or change its role in `results=`
         """,
     ):
         operator.tangents(index=lambda tangent_x: tangent_x)
@@ -73,7 +73,7 @@ def test_no_formula(name: str, place: Place, says: Any) -> None:
           expected: a function, or opsmith.zero or .not_implemented(...)
           got: opsmith.non_differentiable
           where: {place(scaled)}
-          mend: write `result=lambda tangent_x: ...`
+          hint: write `result=lambda tangent_x: ...`
         """,
     ):
         opsmith.operator(name)(scaled).tangents(result=opsmith.non_differentiable)
@@ -90,14 +90,14 @@ def test_two_ways_at_once(name: str, place: Place, says: Any) -> None:
           expected: one joint formula, or names of results, or `name=formula` for each result
           got: {place(formula)}, result=...
           where: {place(scaled)}
-          mend: call `tangents` once for each way
+          hint: call `tangents` once for each way
         """,
     ):
         opsmith.operator(name)(scaled).tangents(formula, result=formula)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(
-    ("formula", "asked", "mend"),
+    ("formula", "asked", "hint"),
     [
         pytest.param(
             lambda grad: grad,
@@ -118,7 +118,7 @@ def test_two_ways_at_once(name: str, place: Place, says: Any) -> None:
     ],
 )
 def test_parameter_without_a_meaning(
-    formula: Any, asked: str, mend: str, name: str, place: Place, says: Any
+    formula: Any, asked: str, hint: str, name: str, place: Place, says: Any
 ) -> None:
     with says(
         errors.FormulaParameterError,
@@ -127,7 +127,7 @@ def test_parameter_without_a_meaning(
           argument: {asked}
           expected: one of `x`, `by`, `result`, `tangent_x`
           where: {place(formula)}
-          mend: {mend}
+          hint: {hint}
         """,
     ):
         opsmith.operator(name)(scaled).tangents(result=formula)
@@ -178,7 +178,7 @@ RETURNED: dict[str, tuple[Any, type[errors.OpsmithError], str, str, str, str]] =
 
 
 @pytest.mark.parametrize(
-    ("formula", "kind", "problem", "expected", "got", "mend"), RETURNED.values(), ids=RETURNED
+    ("formula", "kind", "problem", "expected", "got", "hint"), RETURNED.values(), ids=RETURNED
 )
 def test_answer_that_does_not_fit(
     formula: Any,
@@ -186,7 +186,7 @@ def test_answer_that_does_not_fit(
     problem: str,
     expected: str,
     got: str,
-    mend: str,
+    hint: str,
     name: str,
     place: Place,
     says: Any,
@@ -200,7 +200,7 @@ def test_answer_that_does_not_fit(
           expected: {expected}
           got: {got}
           where: {place(formula)}
-          mend: {mend}
+          hint: {hint}
         """,
     ):
         in_forward_mode(operator)
@@ -218,7 +218,7 @@ def test_joint_tangent_without_an_answer(name: str, place: Place, says: Any) -> 
           expected: a dict with `result`
           got: Tensor
           where: {place(formula)}
-          mend: return a dict by result name; cover fewer results with `@op.tangents('y', ...)`
+          hint: return a dict by result name; cover fewer results with `@op.tangents('y', ...)`
         """,
     ):
         in_forward_mode(operator)
@@ -235,7 +235,7 @@ def test_formula_that_writes(name: str, place: Place, says: Any) -> None:
         {name}: a tangent formula wrote into `tangent_x`
           argument: tangent_x
           where: {place(formula)}
-          mend: work on a copy, `tangent_x.clone()`, or use an operation without a trailing `_`
+          hint: work on a copy, `tangent_x.clone()`, or use an operation without a trailing `_`
         """,
     ):
         in_forward_mode(operator)
@@ -249,7 +249,7 @@ def test_not_implemented(name: str, place: Place, says: Any) -> None:
         {name}: the tangent of `result` is not implemented: no adjoint
           argument: result
           where: {place(scaled)}
-          mend: take the gradient in reverse mode, or give a formula: `.tangents(result=...)`
+          hint: take the gradient in reverse mode, or give a formula: `.tangents(result=...)`
         """,
     ):
         in_forward_mode(operator)
@@ -269,7 +269,7 @@ def test_formula_that_leaves_the_graph(name: str, place: Place, says: Any) -> No
         {name}: the tangent of `result` does not depend on the tangents that come in as far as torch can see
           argument: result
           where: {place(formula)}
-          mend: {AS_TORCH}
+          hint: {AS_TORCH}
         """,
         ),
     ):
@@ -306,7 +306,7 @@ def test_tangent_of_a_list(formula: Callable[..., Any], got: str, name: str, pla
           expected: a list of 2 tensors
           got: {got}
           where: {place(formula)}
-          mend: return one tangent for each tensor of the list
+          hint: return one tangent for each tensor of the list
         """,
     ):
         in_forward_mode(operator)

@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: opset
           expected: 18 to 23
           got: 11
-          mend: leave it out, and it is 20; `onnx.version_converter` may make an older file of it
+          hint: leave it out, and it is 20; `onnx.version_converter` may make an older file of it
         """,
     ),
     "body": (
@@ -68,7 +68,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: body
           expected: `function`, `inline`, `node`
           got: 'outline'
-          mend: leave it out, or write `body="inline"`
+          hint: leave it out, or write `body="inline"`
         """,
     ),
     "verify": (
@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: verify
           expected: True or False
           got: 'yes'
-          mend: leave it out, and the file is compared with PyTorch
+          hint: leave it out, and the file is compared with PyTorch
         """,
     ),
     "model": (
@@ -92,7 +92,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: model
           expected: an nn.Module, or an operator of opsmith
           got: function
-          mend: put a function into the `forward` of a module
+          hint: put a function into the `forward` of a module
         """,
     ),
     "args": (
@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
         `args` are no call of the model: too many positional arguments
           argument: args
           expected: what `forward(input: torch.Tensor) -> torch.Tensor` takes
-          mend: give `args=` a tuple of what it takes by position, and `kwargs=` a dict of the rest
+          hint: give `args=` a tuple of what it takes by position, and `kwargs=` a dict of the rest
         """,
     ),
     "args-of-a-mapping": (
@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: args
           expected: a tensor, or a tuple of what the model takes by position
           got: dict
-          mend: write `(x, y)`; what it takes by name goes into `kwargs=`
+          hint: write `(x, y)`; what it takes by name goes into `kwargs=`
         """,
     ),
     "kwargs-of-a-list": (
@@ -127,7 +127,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: kwargs
           expected: a dict of what the model takes by name
           got: list
-          mend: write `{"y": y}`; what it takes by position goes into `args`
+          hint: write `{"y": y}`; what it takes by position goes into `args`
         """,
     ),
     "an-output-named-as-an-input": (
@@ -139,7 +139,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: output_names
           expected: names that no input has
           got: x
-          mend: name one of the two otherwise; `input_names=` names inputs
+          hint: name one of the two otherwise; `input_names=` names inputs
         """,
     ),
     "names": (
@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: input_names
           expected: 2 different names: x, y
           got: x
-          mend: give each tensor a name, in this order, or leave it out
+          hint: give each tensor a name, in this order, or leave it out
         """,
     ),
     "dynamic": (
@@ -163,7 +163,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: dynamic
           expected: for each input a mapping from axis to name
           got: ['x']
-          mend: write `dynamic={"x": {0: "batch"}}`
+          hint: write `dynamic={"x": {0: "batch"}}`
         """,
     ),
     "dynamic-input": (
@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: dynamic
           expected: x
           got: y
-          mend: name inputs as the parameters of the model, or as `input_names=` does
+          hint: name inputs as the parameters of the model, or as `input_names=` does
         """,
     ),
     "dynamic-axis": (
@@ -187,7 +187,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: dynamic
           expected: axes from -2 to 1, with identifiers for names
           got: {2: 'n'}
-          mend: write `{0: "batch"}`
+          hint: write `{0: "batch"}`
         """,
     ),
     "several-sizes": (
@@ -199,7 +199,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: n
           expected: one size: axis 0 of `x`, axis 0 of `y`
           got: 1 and 4
-          mend: give axes that differ names of their own
+          hint: give axes that differ names of their own
         """,
     ),
     "empty-axis": (
@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: n
           expected: at least 1: axis 0 of `x`
           got: 0
-          mend: give inputs that hold something; the file takes other sizes all the same
+          hint: give inputs that hold something; the file takes other sizes all the same
         """,
     ),
     "fixed-by-the-model": (
@@ -224,7 +224,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           expected: a computation for every size of axis 0 of `x`
           got: one for size 4 alone
           where: {line(fixed, "reshape")}
-          mend: compute with `x.shape` as it comes, without comparing it with numbers or making a number of \
+          hint: compute with `x.shape` as it comes, without comparing it with numbers or making a number of \
 it, or leave the axis out of `dynamic=`
         """,
     ),
@@ -238,7 +238,7 @@ it, or leave the axis out of `dynamic=`
           expected: a computation for every size
           got: one for size 4 alone
           where: {line(of.fixes_inside, "== 4")}
-          mend: compute with sizes as they come, without comparing them with numbers
+          hint: compute with sizes as they come, without comparing them with numbers
         """,
     ),
     "opaque": (
@@ -248,7 +248,7 @@ it, or leave the axis out of `dynamic=`
         f"""
         nodes::opaque: it is opaque: there is no reference in PyTorch that a body could be derived from
           where: {line(of.opaque, "@")}
-          mend: write `body='node', verify=False`, and give the runtime a kernel for it
+          hint: write `body='node', verify=False`, and give the runtime a kernel for it
         """,
     ),
     "writing": (
@@ -259,7 +259,7 @@ it, or leave the axis out of `dynamic=`
         foreign_nodes::writes: the model calls an operator that writes into its arguments, or returns views \
 of them, and a node of ONNX does neither
           where: {here}
-          mend: register one that returns what this one writes, and call that
+          hint: register one that returns what this one writes, and call that
         """,
     ),
     "unknown": (
@@ -270,7 +270,7 @@ of them, and a node of ONNX does neither
         foreign_nodes::unknown: the model calls an operator that opsmith does not know, and ONNX has no node \
 for it
           where: {line(Calls.forward, "return")}
-          mend: adopt it first, with a reference: `opsmith.adopt(torch.ops.foreign_nodes.unknown, \
+          hint: adopt it first, with a reference: `opsmith.adopt(torch.ops.foreign_nodes.unknown, \
 reference=f)`
         """,
     ),
@@ -284,7 +284,7 @@ reference=f)`
           expected: float32, uint8, int8, uint16, int16, int32, int64, bool, float16, float64, uint32, \
 uint64, bfloat16
           got: torch.complex64, torch.strided
-          mend: convert it before the model: `torch.view_as_real(x)`, `x.to_dense()`
+          hint: convert it before the model: `torch.view_as_real(x)`, `x.to_dense()`
         """,
     ),
     "nothing-returned": (
@@ -295,7 +295,7 @@ uint64, bfloat16
         the model returns no tensor
           expected: a tensor, or tuples, lists and dicts of tensors
           got: NoneType
-          mend: return what the file is to compute
+          hint: return what the file is to compute
         """,
     ),
     "random": (
@@ -305,7 +305,7 @@ uint64, bfloat16
         f"""
         nodes::drawn: it draws from a random state, and ONNX Runtime has another: the two cannot be compared
           where: {line(of.drawn, "@")}
-          mend: write `verify=False`, or let it take what is drawn as an argument
+          hint: write `verify=False`, or let it take what is drawn as an argument
         """,
     ),
     "list-before-others": (
@@ -318,7 +318,7 @@ list ends
           expected: tensors, the last of which may be a list of them
           got: result0: list[Tensor], result1: Tensor
           where: {line(of.list_first, "@")}
-          mend: return the list last, or its tensors one by one
+          hint: return the list last, or its tensors one by one
         """,
     ),
     "attribute-of-an-axis": (
@@ -331,7 +331,7 @@ list ends
           expected: int | float that is the same in every call
           got: mul
           where: {line(of.scaled_by, "@")}
-          mend: let the reference take it from the shape of a tensor, or leave that axis out of `dynamic=`
+          hint: let the reference take it from the shape of a tensor, or leave that axis out of `dynamic=`
         """,
     ),
     "number-fixed-by-the-reference": (
@@ -344,7 +344,7 @@ list ends
           expected: a computation for every size
           got: one for size 4 alone
           where: {line(of.fixes_a_number, "== 4")}
-          mend: compute with sizes as they come, without comparing them with numbers
+          hint: compute with sizes as they come, without comparing them with numbers
         """,
     ),
     "other-numbers": (
@@ -358,7 +358,7 @@ list ends
           got: off by 4.5e-03 of the largest value; the first node that differs is `off`, whose output `off` \
 is off by 9.9e-03
           where: {here}
-          mend: no file was left; hold the operator's kernel against its reference: `opsmith check`
+          hint: no file was left; hold the operator's kernel against its reference: `opsmith check`
         """,
     ),
 }
@@ -390,7 +390,7 @@ def test_a_reference_that_looks_at_values(tmp_path: Path) -> None:
     assert "data-dependent" in problem
     assert rest == [
         f"  where: {line(of.reads_values, '@')}",
-        "  mend: write it in torch's operations on tensors, and take no values out of them; or `body='node', "
+        "  hint: write it in torch's operations on tensors, and take no values out of them; or `body='node', "
         "verify=False`",
     ]
 
@@ -401,7 +401,7 @@ def test_a_type_that_onnx_runtime_does_not_compute(tmp_path: Path) -> None:
     assert str(caught.value).startswith(
         "ONNX Runtime does not load `model.onnx`: Could not find an implementation for Exp"
     )
-    assert caught.value.mend == (
+    assert caught.value.hint == (
         "export it in a type that ONNX Runtime computes on the CPU: float32, float64, mostly float16; or "
         "with `verify=False` for another runtime"
     )
@@ -416,5 +416,5 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value) == (
         "ONNX needs the packages `onnx`, `onnxscript` and `onnxruntime`\n"
         "  got: no module named 'onnxscript'\n"
-        "  mend: pip install '.[onnx]' in a checkout of opsmith"
+        "  hint: pip install '.[onnx]' in a checkout of opsmith"
     )

@@ -65,7 +65,7 @@ def test_calls_that_do_not_fit(folder: Path, args: Any, kwargs: Any, problem: st
         f"`mul.onnx` cannot be called so: {problem}\n"
         "  expected: x: torch.float32 [n, 6], y: torch.float32 [n, 6]\n"
         f"  got: {got}\n"
-        "  mend: give each input a tensor of its type; an axis without a name has the size of the export"
+        "  hint: give each input a tensor of its type; an axis without a name has the size of the export"
     )
 
 
@@ -80,7 +80,7 @@ def test_a_node_without_a_kernel(folder: Path) -> None:
     with pytest.raises(errors.OnnxRuntimeError) as caught:
         opsmith.onnx.load(folder / "node.onnx")
     assert str(caught.value).startswith("ONNX Runtime has no kernel for a node of `node.onnx`: ")
-    assert caught.value.mend == (
+    assert caught.value.hint == (
         "export it with `body='function'`, which every runtime runs, or give the runtime a library that has "
         "the kernel"
     )

@@ -52,12 +52,12 @@ def test_an_inlined_file_has_no_nodes_for_it(fails: Fails) -> None:
         "  argument: library\n"
         "  expected: `body='function'` or `body='node'`\n"
         "  got: `body='inline'`\n"
-        "  mend: leave `body=` out, or leave `library=` out"
+        "  hint: leave `body=` out, or leave `library=` out"
     )
 
 
 @pytest.mark.parametrize(
-    ("library", "shown", "got", "mend"),
+    ("library", "shown", "got", "hint"),
     [
         (".", "{folder}", "a folder", "name a file in it, `ops.so`"),
         (
@@ -72,7 +72,7 @@ def test_an_inlined_file_has_no_nodes_for_it(fails: Fails) -> None:
     ids=["folder", "missing", "same", "number"],
 )
 def test_places_that_cannot_be_written(
-    fails: Fails, tmp_path: Path, library: Any, shown: str, got: str, mend: str
+    fails: Fails, tmp_path: Path, library: Any, shown: str, got: str, hint: str
 ) -> None:
     given = tmp_path / library if isinstance(library, str) else library
     assert fails(errors.UsageError, of.single, library=given) == (
@@ -80,7 +80,7 @@ def test_places_that_cannot_be_written(
         "  argument: library\n"
         "  expected: a file in a folder that is there, and can be written to\n"
         f"  got: {got.format(folder=tmp_path)}\n"
-        f"  mend: {mend}"
+        f"  hint: {hint}"
     )
 
 
@@ -89,7 +89,7 @@ def test_no_operator_with_a_kernel_in_cpp(fails: Fails) -> None:
         "no operator of the model can be packaged into a library\n"
         "  expected: an operator with a kernel in C++ that takes its calls\n"
         "  got: nodes::constant: it has no kernel in C++\n"
-        "  mend: give one a kernel, `op.kernel('cpu', cpp=...)`, or leave `library=` out"
+        "  hint: give one a kernel, `op.kernel('cpu', cpp=...)`, or leave `library=` out"
     )
 
 
@@ -104,7 +104,7 @@ def test_a_node_without_a_body_that_no_kernel_takes(fails: Fails) -> None:
         "  expected: a kernel in C++ that takes its calls\n"
         "  got: `x` is float64, and it takes float32\n"
         f"  where: {place(of.single)}\n"
-        "  mend: give it one, `op.kernel('cpu', cpp=...)`, or write `body='function'`, and its body computes "
+        "  hint: give it one, `op.kernel('cpu', cpp=...)`, or write `body='function'`, and its body computes "
         "it"
     )
 
@@ -155,7 +155,7 @@ def test_no_objcopy(
         "a kernel cannot be packaged without `objcopy`, which comes with GNU's linker\n"
         "  expected: `objcopy` in PATH\n"
         "  got: none of that name\n"
-        "  mend: install it, on Debian or Ubuntu by `apt-get install binutils`"
+        "  hint: install it, on Debian or Ubuntu by `apt-get install binutils`"
     )
 
 
@@ -187,7 +187,7 @@ def test_an_objcopy_that_fails(
         "`objcopy` does not make a kernel's names its own\n"
         "  expected: GNU binutils 2.29 or later\n"
         f"  got: {got}\n"
-        "  mend: install them, on Debian or Ubuntu by `apt-get install binutils`"
+        "  hint: install them, on Debian or Ubuntu by `apt-get install binutils`"
     )
 
 
@@ -230,7 +230,7 @@ def test_a_library_that_computes_something_else(fails: Fails, monkeypatch: pytes
         "  expected: at most 2.6e-06: eps(float32) × (16 + 4 √2), for 2 nodes that round\n"
         "  got: off by 5.0e-01 of the largest value; the first node that differs is `single`, whose output "
         "`single` is off by 5.0e-01\n"
-        "  mend: no file was left; hold the operator's kernel against its reference: `opsmith check`"
+        "  hint: no file was left; hold the operator's kernel against its reference: `opsmith check`"
     )
 
 
@@ -242,7 +242,7 @@ def test_nodes_that_are_not_computed_by_the_library() -> None:
         "has a kernel\n"
         "  expected: 3 nodes of it in the optimised graph\n"
         "  got: 2\n"
-        "  mend: leave `library=` out, and report it to opsmith with the model"
+        "  hint: leave `library=` out, and report it to opsmith with the model"
     )
 
 
@@ -264,7 +264,7 @@ def test_a_library_for_another_processor(fails: Fails, monkeypatch: pytest.Monke
         "with xop, which this one lacks; package it on a machine of this kind\n"
         "  expected: a library that `export_onnx(..., library=...)` wrote, on a machine of this kind\n"
         "  got: ops.so\n"
-        "  mend: export it again, on this machine; it needs the OpenMP of g++ (libgomp)"
+        "  hint: export it again, on this machine; it needs the OpenMP of g++ (libgomp)"
     )
 
 

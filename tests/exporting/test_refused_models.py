@@ -48,11 +48,11 @@ MODELS: dict[str, tuple[Callable[[Tensor], Any], str, str, str]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_that_has_no_form(name: str, tmp_path: Path) -> None:
-    function, problem, got, mend = MODELS[name]
+    function, problem, got, hint = MODELS[name]
     with pytest.raises(errors.ExportError) as caught:
         opsmith.export_onnx(Calls(function), X, tmp_path / "model.onnx")
     assert str(caught.value).startswith(problem)
-    assert (caught.value.got, caught.value.mend) == (got, mend)
+    assert (caught.value.got, caught.value.hint) == (got, hint)
     assert not list(tmp_path.iterdir())
 
 
@@ -62,20 +62,20 @@ def test_sizes_that_follow_from_values_have_a_node(export: Callable[..., Any]) -
 
 
 @pytest.mark.parametrize(
-    ("path", "got", "mend"),
+    ("path", "got", "hint"),
     [
         ("", "a folder", "name a file in it, `model.onnx`"),
         ("missing/model.onnx", "there is no folder `{folder}/missing`", "make the folder first"),
     ],
     ids=["folder", "missing"],
 )
-def test_paths_that_cannot_be_written(path: str, got: str, mend: str, tmp_path: Path) -> None:
+def test_paths_that_cannot_be_written(path: str, got: str, hint: str, tmp_path: Path) -> None:
     with pytest.raises(errors.UsageError) as caught:
         opsmith.export_onnx(opsmith.ops.exp, X, tmp_path / path)
     assert str(caught.value) == (
         f"no file can be written to `{tmp_path / path}`\n  argument: path\n"
         "  expected: a file in a folder that is there, and can be written to\n"
-        f"  got: {got.format(folder=tmp_path)}\n  mend: {mend}"
+        f"  got: {got.format(folder=tmp_path)}\n  hint: {hint}"
     )
 
 
@@ -92,7 +92,7 @@ def test_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert str(caught.value) == (
         f"no file can be written to `{tmp_path / 'model.onnx'}`\n  argument: path\n"
         "  expected: a file in a folder that is there, and can be written to\n"
-        "  got: the folder is read-only\n  mend: name another one"
+        "  got: the folder is read-only\n  hint: name another one"
     )
 
 
@@ -121,7 +121,7 @@ class Counting(torch.nn.Module):
 def test_a_model_that_keeps_something_from_call_to_call(tmp_path: Path) -> None:
     with pytest.raises(errors.ExportMismatchError) as caught:
         opsmith.export_onnx(Counting().eval(), X, tmp_path / "model.onnx")
-    assert caught.value.mend == (
+    assert caught.value.hint == (
         "no file was left; the model writes into `calls`, and a file keeps nothing from one run to the next"
     )
     assert not list(tmp_path.iterdir())

@@ -168,4 +168,4 @@ def test_what_cannot_be_done_is_an_error_with_its_line(export: Exported, case: s
         export(operator, (torch.ones(2), torch.ones(2)))
     assert caught.value.operator == operator.name
     assert "test_symbolic.py" in str(caught.value.where)
-    assert caught.value.mend
+    assert caught.value.hint

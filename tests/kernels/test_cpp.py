@@ -131,7 +131,7 @@ def test_what_it_throws_is_an_error_of_python() -> None:
     assert str(caught.value).splitlines() == [
         "cpp_kernels::scaled: the C++ kernel threw: `by` is 7, of all numbers",
         f"  where: {kernel_of(scaled).where}",
-        "  mend: call it with what the kernel takes, or mend the kernel",
+        "  hint: call it with what the kernel takes, or fix the kernel",
     ]
     assert_close(scaled(torch.ones(2), 2.0), torch.full((2,), 2.0))  # and nothing is broken afterwards
 

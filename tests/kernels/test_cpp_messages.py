@@ -1,4 +1,4 @@
-"""What is said where a kernel in C++ cannot be had: its author's own file, line and column, and the mend."""
+"""What is said where a kernel in C++ cannot be had: its author's own file, line and column, and the hint."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ void twice(Contiguous<const T> x, double by, Contiguous<T> y) {
         "            y[i] = x[i] * byy;",
         "                          ^",
         f"  where: {HERE}:{first + 1}",
-        "  mend: mend the first of these; those after it may follow from it",
+        "  hint: fix the first of these; those after it may follow from it",
     ]
 
 
@@ -70,7 +70,7 @@ def test_an_error_inside_the_header_is_told_at_the_author_s_function(tmp_path: P
 def test_it_is_refused_each_time_and_mended_by_reload(tmp_path: Path) -> None:
     file = tmp_path / "kernel.cpp"
     file.write_text("void twice(View<const float> x, double by, View<float> y) { oh }\n")
-    operator = declared("mended").kernel("cpu", entry="twice", cpp_file=file)
+    operator = declared("fixed").kernel("cpu", entry="twice", cpp_file=file)
     for _ in range(2):
         with pytest.raises(errors.CompileError, match="'oh' was not declared"):
             operator(torch.ones(2))
@@ -112,7 +112,7 @@ def test_other_parameters_than_the_operator_s(parameters: str, got: str | None) 
         "  expected: (View<const T> x, double by, View<T> result)",
         f"  got: {got}",
         f"  where: {operator.specification.kernels[0].where}",
-        "  mend: give the kernel these parameters in this order; a view may be Contiguous or ChannelsLast, "
+        "  hint: give the kernel these parameters in this order; a view may be Contiguous or ChannelsLast, "
         "and say how many dimensions it has",
     ]
 
@@ -257,7 +257,7 @@ def test_strict_raises_instead() -> None:
         "there is no C++ compiler",
         "  expected: the program that CXX names, `no-such-compiler -O1`",
         "  got: none of that name in PATH",
-        "  mend: install one, on Debian or Ubuntu by `apt-get install g++`, or name yours in CXX; until then "
+        "  hint: install one, on Debian or Ubuntu by `apt-get install g++`, or name yours in CXX; until then "
         "the reference computes the operator",
     ]
 

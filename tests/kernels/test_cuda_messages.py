@@ -64,7 +64,7 @@ __global__ void twice(Contiguous<const T> x, double by, Contiguous<T> y) {
         "        \tOPSMITH_EACH(i, y.numel()) y[i] = x[i] * bye;",
         "        \t                                         ^",
         f"  where: {HERE}:{at - 1}",
-        "  mend: mend the first of these; those after it may follow from it",
+        "  hint: fix the first of these; those after it may follow from it",
     ]
 
 
@@ -213,7 +213,7 @@ def test_dtypes_for_what_is_no_template() -> None:
                 "the constants of a CUDA kernel are not the numbers of its template",
                 "  expected: none: the template has no number",
                 "  got: `K`",
-                "  mend: leave `K` out, or write `template <class T, int K>`",
+                "  hint: leave `K` out, or write `template <class T, int K>`",
             ],
         ),
     ],
@@ -231,7 +231,7 @@ def test_a_template_whose_number_is_not_given() -> None:
     text = RIGHT.replace("class T", "class T, int K")
     with pytest.raises(errors.LaunchError) as caught:
         declared("number").kernel("cuda", cuda=text, entry="twice", grid=1)
-    assert caught.value.mend == "write `constants={'K': 'x.shape[0]'}`"
+    assert caught.value.hint == "write `constants={'K': 'x.shape[0]'}`"
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_what_the_driver_refuses_is_an_error_of_python(status: int, said: str) -
         f"cuda_messages::refused: the CUDA kernel is not launched: cuLaunchKernel returns {said}",
         "  got: grid (1, 1, 1), block (256, 1, 1), 0 bytes of shared memory, on sm_90",
         f"  where: {HERE}:{at}",
-        "  mend: see what it takes with `opsmith compile`; what a kernel before it did wrong comes up here, "
+        "  hint: see what it takes with `opsmith compile`; what a kernel before it did wrong comes up here, "
         "too: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
     ]
     assert record().depth == 0

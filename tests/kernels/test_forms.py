@@ -73,14 +73,14 @@ def test_a_reference_that_looks_at_data_needs_a_fake_kernel() -> None:
     firsts.kernel("cpu", cpp=source)
     with pytest.raises(errors.MissingFakeError) as caught:
         firsts(torch.zeros(3), torch.tensor(1))
-    problem, where, mend = str(caught.value).splitlines()
+    problem, where, hint = str(caught.value).splitlines()
     assert problem.startswith(
         "kernel_forms::firsts: what its results are like cannot be told before a native kernel runs: "
         "the reference needs data for it ("
     )
     assert where == f"  where: {firsts.specification.where}"
     assert (
-        mend == "  mend: write `@op.fake` over a function that returns `x.new_empty(shape)` for each result"
+        hint == "  hint: write `@op.fake` over a function that returns `x.new_empty(shape)` for each result"
     )
     firsts.fake(lambda x, count: x.new_empty(1))
     assert firsts(torch.zeros(3), torch.tensor(1)).tolist() == [1]

@@ -36,7 +36,7 @@ def test_a_death_is_told_with_its_line(name: str) -> None:
     limit = 5 if name == "never_ends" else True
     report = opsmith.check(operator, only=["forward"], effort="quick", isolate=limit)
     (failure,) = report.failures
-    assert (failure.check, failure.cause) == ("forward", "raises")
+    assert (failure.property, failure.cause) == ("forward", "raises")
     assert failure.message.startswith(f"{DEATHS[name]}, on sample 0 (x [5])"), failure
     assert "said" not in failure.evidence
     place, _, line = str(failure.where).rpartition(":")

@@ -81,7 +81,7 @@ def test_what_sizes_or_shapes_refuse_is_no_fault() -> None:
 
 def test_a_death_is_told_as_of_sizes_that_are_refused() -> None:
     (failure,) = failures(declare("dies", ODD + DEATH))
-    assert (failure.check, failure.cause) == ("forward", "not-refused")
+    assert (failure.property, failure.cause) == ("forward", "not-refused")
     assert failure.message.startswith("the process dies of SIGSEGV")
     assert failure.message.endswith("where it had 5), in a call that the reference refuses, or after one")
     assert failure.evidence["sample"].startswith("sample 0 (x [")
@@ -102,7 +102,7 @@ def notes(monkeypatch: pytest.MonkeyPatch, answer: Any) -> tuple[str, ...]:
 
 
 def test_where_no_process_can_be_forked_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = errors.UsageError("a check cannot be isolated once CUDA has been used", mend="none")
+    error = errors.UsageError("a check cannot be isolated once CUDA has been used", hint="none")
     (note,) = notes(monkeypatch, error)
     words = "what a kernel does with sizes that the reference refuses was not tried: "
     assert note == words + "a check cannot be isolated once CUDA has been used"

@@ -198,7 +198,7 @@ def test_a_compiler_without_sanitizers_is_refused_with_what_to_install(
         "the C++ compiler has no sanitizers that a sanitised check can use",
         "  expected: g++ 12 or later, with its libraries libasan.so and libubsan.so",
         f"  got: {tmp_path}/compiler: {got}",
-        "  mend: install g++ with its sanitizers, on Debian or Ubuntu by `apt-get install g++`, on Fedora by "
+        "  hint: install g++ with its sanitizers, on Debian or Ubuntu by `apt-get install g++`, on Fedora by "
         "`dnf install gcc-c++ libasan libubsan`; where CXX names clang, name g++ in it",
     ]
 
@@ -219,7 +219,7 @@ def test_a_process_that_does_not_start_is_an_error_that_says_so(monkeypatch: pyt
         "no process runs with AddressSanitizer",
         "  expected: Python and torch with the sanitizer's library loaded before all others",
         "  got: no shadow memory",
-        "  mend: check without `sanitize`, or with another g++, named in CXX",
+        "  hint: check without `sanitize`, or with another g++, named in CXX",
     ]
 
 

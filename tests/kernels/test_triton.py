@@ -334,7 +334,7 @@ def test_what_a_launch_raises_is_told(recorded: tuple[Any, Recorder, list[Any]])
         "  expected: at most 232448",
         "  got: 300000",
         f"  where: {kernel.where}",
-        "  mend: make its blocks smaller, or lower `num_stages` in `constants=`",
+        "  hint: make its blocks smaller, or lower `num_stages` in `constants=`",
     ]
     recorder.raises = CompilationError(None, ast.parse("f(1)").body[0], "no such thing")
     with pytest.raises(opsmith.errors.CompileError, match="no such thing"):

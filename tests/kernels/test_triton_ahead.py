@@ -131,9 +131,9 @@ def test_what_was_compiled_is_found_again(cache: Path, monkeypatch: pytest.Monke
     found[0].cubin.write_bytes(b"not a cubin")
     again = Cache(cache)
     monkeypatch.setattr(compiling, "cache_on_disk", lambda: again)
-    mended = compiled_all(pixel_sums, "sm_80")
-    assert [each.source for each in mended] == ["built", "disk", "disk"]
-    assert mended[0].cubin.read_bytes() == first[0].cubin.read_bytes()
+    fixed = compiled_all(pixel_sums, "sm_80")
+    assert [each.source for each in fixed] == ["built", "disk", "disk"]
+    assert fixed[0].cubin.read_bytes() == first[0].cubin.read_bytes()
 
 
 def test_what_is_told_of_one() -> None:
@@ -177,7 +177,7 @@ def test_an_unknown_architecture_is_refused() -> None:
             "  argument: architecture",
             "  expected: one from sm_80 on, as `sm_90`",
             f"  got: {name!r}",
-            "  mend: name the architecture of your GPU: `sm_80` for an A100, `sm_90` for an H100",
+            "  hint: name the architecture of your GPU: `sm_80` for an A100, `sm_90` for an H100",
         ]
 
 
@@ -235,7 +235,7 @@ def test_what_the_assembler_refuses_is_told() -> None:
     assert caught.value.problem == "Triton's compiler refuses the kernel"
     assert "ptxas" in str(caught.value.got)
     assert caught.value.where == f"{__file__}:{bogus_kernel.__code__.co_firstlineno}"
-    assert caught.value.mend == "mend the kernel: what it is made of"
+    assert caught.value.hint == "hint the kernel: what it is made of"
 
 
 @pytest.mark.parametrize("name", ["times", "softmax", "product", "picked"])

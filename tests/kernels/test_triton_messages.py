@@ -1,4 +1,4 @@
-"""What is said where a kernel in Triton cannot be had, or does what it must not: the place, and the mend."""
+"""What is said where a kernel in Triton cannot be had, or does what it must not: the place, and the hint."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_words_that_do_not_fit_one_another(name: str, words: dict[str, Any], pro
         declared(name).kernel(words.pop("device", "cuda"), **words)
     assert caught.value.problem == problem
     assert caught.value.operator == f"triton_messages::{name}"
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("given", [3, len, "scale"], ids=str)
@@ -69,7 +69,7 @@ def test_what_is_no_kernel_in_triton(given: Any) -> None:
         "triton_messages::none: `triton=` is given something that is no kernel in Triton",
         "  argument: triton",
     ]
-    assert lines[-1] == "  mend: write `op.kernel('cuda', triton=function, grid=...)`"
+    assert lines[-1] == "  hint: write `op.kernel('cuda', triton=function, grid=...)`"
 
 
 def test_a_lambda_is_no_kernel_in_triton() -> None:
@@ -108,7 +108,7 @@ def test_a_parameter_that_nothing_fills() -> None:
         "`_ptr`, `_numel`, `_size_0` or `_stride_0` behind it, or one of `constants=`",
         "  got: `N`",
         f"  where: {place()}",
-        "  mend: rename it, or give it: `constants={'N': ...}`",
+        "  hint: rename it, or give it: `constants={'N': ...}`",
     ]
 
 
@@ -143,7 +143,7 @@ def test_parameters_and_words_about_them() -> None:
 
     error = refused("listing", listing)
     assert error.problem == "a Triton kernel cannot take `names`"
-    assert error.mend == "make numbers of it: `constants={'SOME': lambda names: ...}`"
+    assert error.hint == "make numbers of it: `constants={'SOME': lambda names: ...}`"
 
     error = refused("layout", plain_kernel, constants={"N": 1}, layouts={"x": "transposed"})
     assert error.problem == "`layouts=` says what it cannot"
@@ -197,7 +197,7 @@ def test_a_grid_that_leaves_results_unwritten() -> None:
         "  expected: a grid with a program for each part of each result",
         "  got: grid (0,), `result` [3]",
         f"  where: {place()}",
-        "  mend: count the programs by the results, as in `grid=lambda result: ...`",
+        "  hint: count the programs by the results, as in `grid=lambda result: ...`",
     ]
 
 

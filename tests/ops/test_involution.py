@@ -76,7 +76,7 @@ REFUSED = {
         "  expected: `B C H W`: 4 dimensions\n"
         "  got: [4, 5, 5]\n"
         f"  where: {involution.specification.where}\n"
-        "  mend: call it with `input: B C H W, weight: B G Kh Kw Ho Wo -> B C Ho Wo`",
+        "  hint: call it with `input: B C H W, weight: B G Kh Kw Ho Wo -> B C Ho Wo`",
     ),
     "weight": (
         (2, 4, 5, 5),
@@ -87,7 +87,7 @@ REFUSED = {
         "  expected: `B G Kh Kw Ho Wo`: 6 dimensions\n"
         "  got: [2, 2, 9, 3, 3]\n"
         f"  where: {involution.specification.where}\n"
-        "  mend: call it with `input: B C H W, weight: B G Kh Kw Ho Wo -> B C Ho Wo`",
+        "  hint: call it with `input: B C H W, weight: B G Kh Kw Ho Wo -> B C Ho Wo`",
     ),
     "groups": (
         (2, 4, 5, 5),
@@ -105,7 +105,7 @@ REFUSED = {
         "  expected: `B G Kh Kw Ho Wo` with B = 2\n"
         "  got: [1, 2, 3, 3, 3, 3]\n"
         f"  where: {involution.specification.where}\n"
-        "  mend: call it with `input: B C H W, weight: B G Kh Kw Ho Wo -> B C Ho Wo`",
+        "  hint: call it with `input: B C H W, weight: B G Kh Kw Ho Wo -> B C Ho Wo`",
     ),
     "output": (
         (2, 4, 5, 5),

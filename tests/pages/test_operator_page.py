@@ -260,11 +260,11 @@ def test_without_the_packages_of_onnx_its_section_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(operator: Any) -> Any:
-        raise errors.MissingExtraError("an export needs the package `onnx`", mend="pip install '.[onnx]'")
+        raise errors.MissingExtraError("an export needs the package `onnx`", hint="pip install '.[onnx]'")
 
     monkeypatch.setattr(looking, "exports_of", missing)
     words = Reader(section(written(tmp_path, paged.plain), "onnx")).text
-    assert "an export needs the package onnx mend: pip install '.[onnx]'" in words
+    assert "an export needs the package onnx hint: pip install '.[onnx]'" in words
 
 
 def test_without_jinja2_nothing_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

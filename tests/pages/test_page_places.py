@@ -62,7 +62,7 @@ def test_one_file_is_not_for_several(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "  argument: path",
         "  expected: a folder, for an index and a page for each",
         "  got: `paged::affine`, `paged::plain`",
-        f"  mend: write `{tmp_path}/page`, or name one operator",
+        f"  hint: write `{tmp_path}/page`, or name one operator",
     ]
 
 
@@ -70,7 +70,7 @@ EXPECTED = "  expected: a file in a folder that is there, or a folder, that can 
 
 
 @pytest.mark.parametrize(
-    ("name", "got", "mend"),
+    ("name", "got", "hint"),
     [
         ("none/page.html", "there is no folder `{folder}/none`", "make the folder first"),
         ("none/pages", "there is no folder `{folder}/none`", "make the folder first"),
@@ -80,7 +80,7 @@ EXPECTED = "  expected: a file in a folder that is there, or a folder, that can 
     ],
 )
 def test_a_place_that_cannot_be_written_to_is_refused_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, got: str, mend: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, got: str, hint: str
 ) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "locked.html").write_text("")
@@ -92,7 +92,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_first(
         "  argument: path",
         EXPECTED,
         f"  got: {got.format(folder=tmp_path)}",
-        f"  mend: {mend}",
+        f"  hint: {hint}",
     ]
 
 
@@ -107,7 +107,7 @@ def test_pages_are_about_operators(monkeypatch: pytest.MonkeyPatch, given: Any, 
         "  argument: operators",
         "  expected: an operator, or several",
         f"  got: {got}",
-        '  mend: declare it, with `@opsmith.operator("mylib::name")`, or `opsmith.adopt` what there is',
+        '  hint: declare it, with `@opsmith.operator("mylib::name")`, or `opsmith.adopt` what there is',
     ]
 
 

@@ -75,7 +75,7 @@ def test_a_missing_package_is_named_before_anything_runs(
     assert str(caught.value) == (
         "the tour's stage `digits` needs the package `sklearn`\n"
         "  got: no module named 'sklearn'\n"
-        "  mend: pip install '.[tour]' in a checkout of opsmith"
+        "  hint: pip install '.[tour]' in a checkout of opsmith"
     )
     assert not list(tmp_path.iterdir())
 

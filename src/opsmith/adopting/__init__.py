@@ -95,5 +95,5 @@ def adopt(
         argument="subject",
         expected="a class derived from torch.autograd.Function, or `torch.ops.ns.name`",
         got=shown(subject),
-        mend='give the class, not its `apply`; declare a function with `@opsmith.operator("mylib::name")`',
+        hint='give the class, not its `apply`; declare a function with `@opsmith.operator("mylib::name")`',
     )

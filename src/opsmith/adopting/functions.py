@@ -58,7 +58,7 @@ def adopt_function(
 
     `run` tells for which sample forward returns what, where only a run tells what it returns.
     """
-    check_name(name, mend='write `opsmith.adopt(MyFunction, "mylib::my_function")`')
+    check_name(name, hint='write `opsmith.adopt(MyFunction, "mylib::my_function")`')
     _refuse_unfit(function_class, name)
     kinds, given = _kinds(kind, name), class_samples(samples, function_class, name, "adopt")
     adopted = _describe(function_class, name, kinds, reference, given, signature, run)
@@ -188,15 +188,15 @@ def _kinds(kind: str | Iterable[str], operator: str) -> frozenset[str]:
             argument="kind",
             expected="one or more of " + ", ".join(f"`{known}`" for known in KINDS),
             got=repr(kind),
-            mend='leave it out where the gradient is the derivative, or write `kind="surrogate"`',
+            hint='leave it out where the gradient is the derivative, or write `kind="surrogate"`',
         )
     return kinds
 
 
 def _refuse_unfit(function_class: Any, operator: str) -> None:
-    def refused(what: str, mend: str) -> errors.UsageError:
+    def refused(what: str, hint: str) -> errors.UsageError:
         return errors.UsageError(
-            f"`{function_class.__qualname__}` {what}", operator=operator, argument="subject", mend=mend
+            f"`{function_class.__qualname__}` {what}", operator=operator, argument="subject", hint=hint
         )
 
     if not overrides(function_class, "forward"):

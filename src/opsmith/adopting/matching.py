@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from opsmith import errors
+from opsmith.core.annotations import shown_annotation
 from opsmith.core.bases import BASES, COMPLEX, FLOAT, INT, NUMBER, NUMBERED, STR, Base
-from opsmith.core.hints import shown_hint
 from opsmith.core.kinds import Kind
 from opsmith.core.location import where
 from opsmith.core.results import Result, result_names
@@ -86,7 +86,7 @@ def _refuse_results(signature: capabilities.Signature) -> None:
             operator=signature.name,
             argument="return",
             got=signature.text,
-            mend="let it return a tensor for each result; a list of tensors can be put into one",
+            hint="let it return a tensor for each result; a list of tensors can be put into one",
         )
 
 
@@ -102,7 +102,7 @@ class _Mismatch:
     signature: capabilities.Signature
     reference: Callable[..., Any]
 
-    def error(self, problem: str, mend: str, argument: str | None = None) -> errors.SignatureMismatchError:
+    def error(self, problem: str, hint: str, argument: str | None = None) -> errors.SignatureMismatchError:
         """The error, with both signatures."""
         return errors.SignatureMismatchError(
             problem,
@@ -111,7 +111,7 @@ class _Mismatch:
             expected=self.signature.text,
             got=f"{self.reference.__name__}{_written(self.reference)}",
             where=where(self.reference),
-            mend=mend,
+            hint=hint,
         )
 
 
@@ -128,9 +128,10 @@ def _written(reference: Callable[..., Any]) -> str:
     """A signature as its author wrote it, whether or not its module turns type hints into text."""
     signature, hints = inspect.signature(reference), typing.get_type_hints(reference)
     parameters = [
-        each.replace(annotation=_Hint(shown_hint(hints[name]))) for name, each in signature.parameters.items()
+        each.replace(annotation=_Hint(shown_annotation(hints[name])))
+        for name, each in signature.parameters.items()
     ]
-    returned = _Hint(shown_hint(hints["return"]))
+    returned = _Hint(shown_annotation(hints["return"]))
     return str(signature.replace(parameters=parameters, return_annotation=returned))
 
 
@@ -139,9 +140,9 @@ def _argument(declared: capabilities.Declared, other: Argument, mismatch: _Misma
     kind = _kind(declared, mismatch.signature)
     if not _fits(kind, other.kind):
         raise mismatch.error(
-            f"`{other.name}` of the reference is {other.kind.hint()}, and `{declared.name}` of the operator "
-            f"{kind.hint()}",
-            f"write `{other.name}: {kind.hint()}`",
+            f"`{other.name}` of the reference is {other.kind.annotation()}, and `{declared.name}` of the "
+            f"operator {kind.annotation()}",
+            f"write `{other.name}: {kind.annotation()}`",
             declared.name,
         )
     kind = replace(kind, length=kind.length or other.kind.length, as_tuple=other.kind.as_tuple)
@@ -154,7 +155,7 @@ def _argument(declared: capabilities.Declared, other: Argument, mismatch: _Misma
             raise mismatch.error(
                 f"the default of `{other.name}` is {values[1]!r}, and that of the operator's "
                 f"`{declared.name}` {values[0]!r}",
-                f"write `{other.name}: {kind.hint()} = {values[0]!r}`, or leave the default out",
+                f"write `{other.name}: {kind.annotation()} = {values[0]!r}`, or leave the default out",
                 declared.name,
             )
     return Argument(declared.name, kind, default, declared.keyword_only)
@@ -168,7 +169,7 @@ def _kind(declared: capabilities.Declared, signature: capabilities.Signature) ->
             operator=signature.name,
             argument=declared.name,
             got=f"{declared.type}, in {signature.text}",
-            mend="it takes tensors, numbers, strings, dtypes, devices, layouts, generators and lists of them",
+            hint="it takes tensors, numbers, strings, dtypes, devices, layouts, generators and lists of them",
         )
     base, sequence = _TYPES[found[4]], found[2] is not None
     return Kind(

@@ -58,7 +58,7 @@ def outputs_of(
             expected="`Tensor`, `Tensor | None`, `None`, or a tuple of such",
             got=str(stated),
             where=where(function_class.forward),
-            mend='write for example `signature="(x: Tensor) -> tuple[Tensor, Tensor]"`',
+            hint='write for example `signature="(x: Tensor) -> tuple[Tensor, Tensor]"`',
         )
     shape = next((found for found in map(_of_hint, [stated, *hints]) if found is not _UNKNOWN), _UNKNOWN)
     if shape is _UNKNOWN:
@@ -68,7 +68,7 @@ def outputs_of(
             f"nothing says what `{function_class.__qualname__}.forward` returns",
             operator=operator,
             where=where(function_class.forward),
-            mend='give `samples=`, or say it: `signature="(x: Tensor) -> tuple[Tensor, Tensor]"`',
+            hint='give `samples=`, or say it: `signature="(x: Tensor) -> tuple[Tensor, Tensor]"`',
         )
     optional: list[bool] = []
     return _numbered(shape, optional), tuple(optional)
@@ -103,7 +103,7 @@ def _of_run(run: Callable[[], tuple[int, Any]], function_class: Any, operator: s
         expected="a tensor, or a tuple of tensors",
         got=shown(value),
         where=where(function_class.forward),
-        mend="end `forward` by `return result`",
+        hint="end `forward` by `return result`",
     )
 
 
@@ -118,7 +118,7 @@ def _of_value(value: Any, function_class: type, operator: str) -> Shape:
                 expected="torch.strided",
                 got=foreign.name,
                 where=where(function_class.forward),  # type: ignore[attr-defined]  # a Function has one
-                mend=f"return `{foreign.mend.format('result')}`",
+                hint=f"return `{foreign.hint.format('result')}`",
             )
         return "tensor"
     if value is None:
@@ -131,7 +131,7 @@ def _of_value(value: Any, function_class: type, operator: str) -> Shape:
         argument="return",
         got=shown(value),
         where=where(function_class.forward),  # type: ignore[attr-defined]  # a Function has one
-        mend="return tensors alone: `torch.as_tensor(...)` of a number; what only its backward needs belongs "
+        hint="return tensors alone: `torch.as_tensor(...)` of a number; what only its backward needs belongs "
         "on `ctx`",
     )
 

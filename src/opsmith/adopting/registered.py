@@ -72,7 +72,7 @@ def adopt_registered(
             argument="reference",
             expected="a function with type hints that computes the same in plain PyTorch",
             got="None",
-            mend=f"write `opsmith.adopt(torch.ops.{signature.name.replace('::', '.')}, reference=f)`",
+            hint=f"write `opsmith.adopt(torch.ops.{signature.name.replace('::', '.')}, reference=f)`",
         )
     _refuse(overload, signature)
     specification = Specification(
@@ -117,7 +117,7 @@ def refuse_said(subject: Any, /, **said: tuple[Any, Any]) -> None:
                 operator=_name(capabilities.overloads_of(subject) or {}),
                 argument=argument,
                 got=repr(value),
-                mend=f"leave it out{also}",
+                hint=f"leave it out{also}",
             )
 
 
@@ -142,7 +142,7 @@ def _overload(overloads: Mapping[str, Any], subject: Any) -> Any:
         operator=_name(overloads),
         expected="one of them",
         got=", ".join(f"`{name}`" for name in overloads),
-        mend=" or ".join(f"`torch.ops.{subject}.{name}`" for name in overloads),
+        hint=" or ".join(f"`torch.ops.{subject}.{name}`" for name in overloads),
     )
 
 
@@ -183,5 +183,5 @@ def _refuse(overload: Any, signature: capabilities.Signature) -> None:
     elif not computes(overload):
         what = "it has no kernel on any device", "import the library that registers its kernels first"
     if what is not None:
-        problem, mend = what
-        raise errors.UsageError(problem, operator=signature.name, got=signature.text, mend=mend)
+        problem, hint = what
+        raise errors.UsageError(problem, operator=signature.name, got=signature.text, hint=hint)

@@ -72,7 +72,7 @@ class ClassSamples:
             operator=self.operator,
             got=got,
             where=self.place,
-            mend=f"{remark}give each sample the arguments that `apply` takes",
+            hint=f"{remark}give each sample the arguments that `apply` takes",
         )
 
     @property

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from opsmith import errors
+from opsmith.core.annotations import kind_of
 from opsmith.core.bases import BASES, NUMBER, TENSOR, Base
 from opsmith.core.encoded import OBJECT
-from opsmith.core.hints import kind_of
 from opsmith.core.kinds import Kind
 from opsmith.core.location import where
 from opsmith.core.results import RESERVED
@@ -56,7 +56,7 @@ def stated_signature(signature: Signature, operator: str) -> inspect.Signature |
             argument="signature",
             expected="a function with type hints, or what stands after its name",
             got=repr(signature),
-            mend='write `signature="(x: Tensor, dim: int = 1) -> Tensor"`',
+            hint='write `signature="(x: Tensor, dim: int = 1) -> Tensor"`',
         ) from error
 
 
@@ -113,7 +113,7 @@ def arguments_of(
             expected=f"{fixed} arguments: {', '.join(p.name for p in written)}",
             got=f"{len(described)}: {', '.join(p.name for p in described)}",
             where=place,
-            mend="name the arguments of forward, without `ctx`, in its order",
+            hint="name the arguments of forward, without `ctx`, in its order",
         )
     arguments: list[Argument] = []
     for position, parameter in enumerate(described):
@@ -197,9 +197,9 @@ def kind_of_values(values: Sequence[Any], default: Any) -> Kind:
     """The kind that fits values that were seen, and a default; Tensor where there are none.
 
     Example:
-        >>> kind_of_values([torch.ones(2), None], REQUIRED).hint()
+        >>> kind_of_values([torch.ones(2), None], REQUIRED).annotation()
         'Tensor | None'
-        >>> kind_of_values([], 3).hint()
+        >>> kind_of_values([], 3).annotation()
         'int | float'
     """
     every = [*values, *([] if default is REQUIRED else [default])]
@@ -251,7 +251,7 @@ def _tensor_or_not(
         expected="a type that is Tensor, or one without it",
         got=str(hint).replace("torch.Tensor", "Tensor"),
         where=place,
-        mend="adopt the class once for each, under two names, with a `signature=` each",
+        hint="adopt the class once for each, under two names, with a `signature=` each",
     )
 
 
@@ -267,7 +267,7 @@ def _refuse_keywords(
                 operator=operator,
                 argument=parameter.name,
                 where=place,
-                mend="take it by position",
+                hint="take it by position",
             )
 
 
@@ -279,5 +279,5 @@ def _unknown_rest(
         operator=operator,
         argument=parameter.name,
         where=place,
-        mend='give `samples=`, all with as many arguments, or `signature="(*tensors: Tensor) -> Tensor"`',
+        hint='give `samples=`, all with as many arguments, or `signature="(*tensors: Tensor) -> Tensor"`',
     )

@@ -103,7 +103,7 @@ def refuse_rivals(rivals: object, operator: str) -> None:
             expected="functions by name, which take what the operator takes"
             + (f"; not {', '.join(f'`{name}`' for name in OWN)}" if taken else ""),
             got=None if taken else shown(rivals),
-            mend='write `rivals={"einsum": by_einsum}`',
+            hint='write `rivals={"einsum": by_einsum}`',
         )
 
 

@@ -62,5 +62,5 @@ def effort_named(name: object) -> Effort:
         argument="effort",
         expected=", ".join(f"`{each}`" for each in get_args(Level)),
         got=shown(name),
-        mend='take one of them, as in `opsmith.benchmark(operator, effort="thorough")`',
+        hint='take one of them, as in `opsmith.benchmark(operator, effort="thorough")`',
     )

@@ -11,7 +11,7 @@ import torch
 
 from opsmith.benchmarking.clock import Clock, clock_of
 from opsmith.benchmarking.result import Ceiling
-from opsmith.checking.check import environment
+from opsmith.checking.checker import environment
 
 FOOTPRINTS = tuple(1 << power for power in range(12, 29, 2))
 """Bytes that the copies read and write together: from what fits any cache to what fits none."""

@@ -101,7 +101,7 @@ def _measured(asked: Asked, size: Size, dtype: torch.dtype, device: torch.device
             f"its reference raises {type(error).__name__} at {size.label} in {dtype}: {_line(error)}",
             operator=specification.name,
             where=specification.where,
-            mend="give calls that it takes: `samples=[(x, weight)]`, or other `sizes=` or `dtypes=`",
+            hint="give calls that it takes: `samples=[(x, weight)]`, or other `sizes=` or `dtypes=`",
         ) from error
     notes = []
     if backward and not held.came:
@@ -305,7 +305,7 @@ def _given_flops(asked: Asked, arguments: Arguments) -> int | None:
             argument="flops",
             expected="a function of what the operator takes, which returns a whole number",
             got=f"{type(error).__name__}: {_line(error)}",
-            mend="write `flops=lambda x, weight: 2 * x.shape[0] * weight.numel()`, or leave it out",
+            hint="write `flops=lambda x, weight: 2 * x.shape[0] * weight.numel()`, or leave it out",
         ) from error
 
 

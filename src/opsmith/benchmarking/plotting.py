@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
     raise errors.MissingExtraError(
         "pictures of a benchmark need the package `matplotlib`",
         got=f"no module named {error.name!r}",
-        mend=install("benchmark"),
+        hint=install("benchmark"),
     ) from error
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777")
@@ -210,7 +210,7 @@ def save(benchmark: Benchmark, file: str | os.PathLike[str]) -> list[Path]:
                 f"the picture cannot be written to `{place}`",
                 expected="a file in a folder that is there, and can be written to",
                 got=error.strerror or str(error),
-                mend="name another file",
+                hint="name another file",
             ) from error
         written.append(place)
     return written
@@ -232,7 +232,7 @@ def format_of(path: Path) -> str:
             "there is no such format of pictures",
             expected=", ".join(f"`.{each}`" for each in FORMATS),
             got=f"`{path.name}`",
-            mend="name it `benchmark.svg`",
+            hint="name it `benchmark.svg`",
         )
     return kind
 

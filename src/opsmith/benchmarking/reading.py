@@ -47,7 +47,7 @@ def read_benchmark(read: Any, kind: type[T], version: int) -> T:
             "a benchmark of another version cannot be compared",
             expected=f"schema {version}",
             got=f"schema {shown(read['schema'])}",
-            mend="measure again what it measured, with this version of opsmith",
+            hint="measure again what it measured, with this version of opsmith",
         )
     made: T = _value({name: value for name, value in read.items() if name != "schema"}, kind, "")
     for at, case in enumerate(read["cases"]):
@@ -63,7 +63,7 @@ def _no_benchmark(expected: str, got: str) -> errors.BenchmarkFormatError:
         "this is no benchmark that opsmith wrote",
         expected=expected,
         got=got,
-        mend="give what `opsmith benchmark --json` printed, or `Benchmark.to_json()` returned",
+        hint="give what `opsmith benchmark --json` printed, or `Benchmark.to_json()` returned",
     )
 
 

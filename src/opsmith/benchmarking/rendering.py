@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
     raise errors.MissingExtraError(
         "benchmarks in colour need the package `rich`",
         got="no module named 'rich'",
-        mend=f"{install('cli')}; or print(benchmark), which needs nothing",
+        hint=f"{install('cli')}; or print(benchmark), which needs nothing",
     ) from error
 
 KINDS = {"operator": "bold", "reference": "", "compiled": "", "rival": "italic"}

@@ -157,7 +157,7 @@ def _no_operator(given: object) -> errors.UsageError:
         "only an operator of opsmith can be benchmarked",
         expected="an operator",
         got=shown(given),
-        mend='declare it, with `@opsmith.operator("mylib::name")`, or `opsmith.adopt` what there is; what '
+        hint='declare it, with `@opsmith.operator("mylib::name")`, or `opsmith.adopt` what there is; what '
         "it is to be compared with goes into `rivals=`",
     )
 
@@ -171,7 +171,7 @@ def _directions(given: Any, operator: str) -> tuple[str, ...]:
             argument="directions",
             expected=", ".join(f"`{each}`" for each in DIRECTIONS),
             got=shown(given),
-            mend='write `directions=["forward", "both"]`',
+            hint='write `directions=["forward", "both"]`',
         )
     return tuple(each for each in DIRECTIONS if each in wanted)
 
@@ -185,7 +185,7 @@ def _dtypes(given: Any, operator: str) -> list[torch.dtype]:
             argument="dtypes",
             expected="floating dtypes of torch; complex inputs get the complex dtype of the same precision",
             got=shown(given),
-            mend="write `dtypes=[torch.float32, torch.bfloat16]`",
+            hint="write `dtypes=[torch.float32, torch.bfloat16]`",
         )
     return list(dict.fromkeys(types))
 
@@ -209,7 +209,7 @@ def _device(given: Any, operator: str) -> torch.device:
             argument="device",
             expected="`cpu`, or `cuda` where there is a GPU",
             got=repr(given),
-            mend="leave `device=` out, or run it where there is a GPU of CUDA",
+            hint="leave `device=` out, or run it where there is a GPU of CUDA",
         )
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
@@ -224,7 +224,7 @@ def _threads(given: Any, operator: str) -> int:
             argument="threads",
             expected="a whole number from 1 on",
             got=shown(given),
-            mend="write `threads=1`, or leave it out",
+            hint="write `threads=1`, or leave it out",
         )
     return given
 
@@ -247,7 +247,7 @@ def _passed(operator: Operator[..., Any], report: Any, smallest: Size, seed: int
             argument="report",
             expected=f"what `check` returned for `{operator.name}`",
             got=f"a report on `{report.operator}`" if isinstance(report, Report) else shown(report),
-            mend="leave `report=` out, and it is checked",
+            hint="leave `report=` out, and it is checked",
         )
     if report.failures or not _was_checked(report, ("forward",)):
         failed = "\n".join(f"    {failure.heading()}" for failure in report.failures)
@@ -256,7 +256,7 @@ def _passed(operator: Operator[..., Any], report: Any, smallest: Size, seed: int
             operator=operator.name,
             got=f"{report.verdict().removeprefix(f'{operator.name}: ')}\n{failed}".rstrip(),
             where=operator.specification.where,
-            mend="see `opsmith check`, mend it, and measure then",
+            hint="see `opsmith check`, fix it, and measure then",
         )
     found: Report = report
     return found

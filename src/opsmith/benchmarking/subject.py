@@ -59,7 +59,7 @@ def samples_of_operator(operator: Operator[..., Any], samples: Samples, seed: in
             "there are no samples to measure it on",
             operator=operator.name,
             where=error.where,
-            mend=f"write `@{operator.specification.short_name}.samples` over a function of `make` that "
+            hint=f"write `@{operator.specification.short_name}.samples` over a function of `make` that "
             "yields tuples of arguments, or call `benchmark(..., samples=[(x, weight)])`",
         ) from error
 

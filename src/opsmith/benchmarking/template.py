@@ -161,8 +161,8 @@ def shown_letters(letters: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
-def no_such_size(operator: str, problem: str, expected: str, got: str, mend: str) -> errors.UsageError:
+def no_such_size(operator: str, problem: str, expected: str, got: str, hint: str) -> errors.UsageError:
     """The error for `sizes=` that cannot be used."""
     return errors.UsageError(
-        problem, operator=operator, argument="sizes", expected=expected, got=got, mend=mend
+        problem, operator=operator, argument="sizes", expected=expected, got=got, hint=hint
     )

@@ -189,7 +189,7 @@ def _refuse(now: Benchmark, earlier: Any, tolerance: Any) -> None:
             argument="earlier",
             expected="a Benchmark",
             got=shown(earlier),
-            mend="read it first: `Benchmark.from_json(text)`",
+            hint="read it first: `Benchmark.from_json(text)`",
         )
     if now.operator != earlier.operator:
         raise errors.UsageError(
@@ -197,7 +197,7 @@ def _refuse(now: Benchmark, earlier: Any, tolerance: Any) -> None:
             operator=now.operator,
             expected=f"an earlier benchmark of `{now.operator}`",
             got=f"one of `{earlier.operator}`",
-            mend="compare benchmarks of the same operator",
+            hint="compare benchmarks of the same operator",
         )
     refuse_tolerance(tolerance)
 
@@ -215,7 +215,7 @@ def refuse_tolerance(tolerance: Any) -> None:
             argument="tolerance",
             expected="a part, from 0 on: 0.1 for a tenth",
             got=shown(tolerance),
-            mend="call `benchmark.against(earlier, tolerance=0.1)`",
+            hint="call `benchmark.against(earlier, tolerance=0.1)`",
         )
 
 

@@ -167,7 +167,7 @@ def _private(build: Build, parts: Mapping[str, str], reason: str) -> Path:
             "a kernel cannot be built, as nothing can be written",
             expected="room in the cache, or in the directory for temporary files",
             got=f"in the cache: {reason}; for temporary files: {error}",
-            mend=f"make room, or set {CACHE} to a directory that can be written",
+            hint=f"make room, or set {CACHE} to a directory that can be written",
         ) from error
     return scratch
 

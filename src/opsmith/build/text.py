@@ -92,7 +92,7 @@ def find_function(
             expected=language.expected.format(name=name),
             got=language.others(bare),
             where=f"{path}:{line}",
-            mend=f"name the kernel `{name}`, or say which function it is with `entry=`",
+            hint=f"name the kernel `{name}`, or say which function it is with `entry=`",
         )
     return Found(whole, bare, name, path, line, line + bare.count("\n", 0, match.end()), match)
 
@@ -113,7 +113,7 @@ def _text_of(
                 argument=language.argument,
                 expected="a str, which holds the source",
                 got=repr(text),
-                mend=f"write `{language.argument}_file=` where it is the path of a file",
+                hint=f"write `{language.argument}_file=` where it is the path of a file",
             )
         return text, *_place_of(text, declared, f"<{language.argument} of {operator}>")
     path = Path(file)
@@ -129,7 +129,7 @@ def _text_of(
             expected=f"a file of {language.name} in UTF-8; a relative path is beside the file that "
             "declares it",
             got=f"{path}: {error}",
-            mend=f"give the path of the file, or its text as `{language.argument}=`",
+            hint=f"give the path of the file, or its text as `{language.argument}=`",
         ) from error
 
 

@@ -74,7 +74,7 @@ class Toolchain:
                 "the C++ compiler does not run",
                 expected=f"a compiler that ends within {LIMIT_S} s",
                 got=f"{shlex.join(self.command)}: {error}",
-                mend=f"see that `{shlex.join(self.command)} --version` works, or name another one in CXX",
+                hint=f"see that `{shlex.join(self.command)} --version` works, or name another one in CXX",
             ) from error
         printed = done.stdout.decode(errors="replace")
         if done.returncode and os.strerror(errno.ENOSPC) in printed:
@@ -102,7 +102,7 @@ def _toolchain(named: str, path: str) -> Toolchain:
         "there is no C++ compiler",
         expected=f"the program that CXX names, `{named}`" if named else f"one of {', '.join(NAMES)}",
         got="none of that name in PATH",
-        mend="install one, on Debian or Ubuntu by `apt-get install g++`, or name yours in CXX; "
+        hint="install one, on Debian or Ubuntu by `apt-get install g++`, or name yours in CXX; "
         "until then the reference computes the operator",
     )
 

@@ -38,7 +38,7 @@ def refuse_foreign(directory: Path, variable: str) -> None:
             "the cache of built kernels is in a directory that is not this user's alone",
             expected="a directory that this user owns, and that nobody else can write into",
             got=f"{at}: {fault}",
-            mend=f"run `chmod go-w {at}` if it is yours, or set {variable} to a directory of your own",
+            hint=f"run `chmod go-w {at}` if it is yours, or set {variable} to a directory of your own",
         )
 
 

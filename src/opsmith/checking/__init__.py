@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opsmith.checking.check import check
+from opsmith.checking.checker import check
 from opsmith.checking.report import Failure, Outcome, Report
 
 __all__ = ["Failure", "Outcome", "Report", "check"]

@@ -263,22 +263,25 @@ def explained_by(failure: Failure, before: Sequence[Failure]) -> str | None:
         failure: The failure.
         before: Those of the properties that stand before it.
     """
-    if failure.check not in TRACED:
-        about = (failure.check, failure.cause) == ("effects", "mutates-saved") and failure.input is not None
+    if failure.property not in TRACED:
+        about = (failure.property, failure.cause) == (
+            "effects",
+            "mutates-saved",
+        ) and failure.input is not None
         if about and any((each.cause, each.input) == ("nondeterministic", failure.input) for each in before):
             return "determinism"
-        wrong = {each.cause for each in before if each.check == "forward" and each.follows is None}
+        wrong = {each.cause for each in before if each.property == "forward" and each.follows is None}
         misfit = failure.cause == "raises" and "shape" in wrong
         contradicted = failure.evidence.get("reverse mode") == "wrong as well" and "kernel-mismatch" in wrong
-        explained = (misfit and failure.check in DIFFERENTIATED) or contradicted
+        explained = (misfit and failure.property in DIFFERENTIATED) or contradicted
         return "forward" if explained else None
-    others = [each for each in before if each.check != failure.check and each.follows is None]
+    others = [each for each in before if each.property != failure.property and each.follows is None]
     for each in others:
         if each.cause == failure.cause and each.cause != "unknown":
-            return each.check
+            return each.property
     for each in others:
         if failure.input is not None and each.input == failure.input:
-            return each.check
+            return each.property
     if failure.cause in BROAD:
-        return next((each.check for each in others if each.cause in ROOTS), None)
+        return next((each.property for each in others if each.cause in ROOTS), None)
     return None

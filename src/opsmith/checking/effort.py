@@ -93,5 +93,5 @@ def no_such_level(name: str) -> errors.UsageError:
         argument="effort",
         expected=", ".join(f"`{each}`" for each in get_args(Level)),
         got=repr(name),
-        mend='take one of them, as in `opsmith.check(operator, effort="thorough")`',
+        hint='take one of them, as in `opsmith.check(operator, effort="thorough")`',
     )

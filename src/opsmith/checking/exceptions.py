@@ -1,4 +1,4 @@
-"""Exceptions raised during a check, attributed to the operator (a finding) or to the checker (a bug of ours)."""
+"""Exceptions of a check, each attributed to the operator (a finding) or to the checker (a bug of ours)."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def raised_at(check: str, place: str, error: BaseException, when: str, input: st
     if notes:
         evidence["notes"] = " ".join(notes)
     return Failure(
-        check=check,
+        property=check,
         input=input,
         cause=named.cause,
         message="; ".join(
@@ -115,7 +115,7 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says first, without the lines that help to mend it, and without addresses.
+    """What an exception says first, without the lines that help to fix it, and without addresses.
 
     Example:
         >>> first_line(ValueError(f"no room in {object()}\\nbuy more"))

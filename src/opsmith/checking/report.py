@@ -14,7 +14,7 @@ import torch
 from opsmith.checking.output.text import folded, rows
 from opsmith.core.calls import tensors_in
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of what `Report.to_json` writes; it changes when a key changes its meaning or goes."""
 
 WIDTH = 80
@@ -34,18 +34,18 @@ class Failure:
     """One thing that is wrong.
 
     Args:
-        check: Name of the property that failed.
+        property: Name of the property that failed.
         input: Name of the argument or result at fault, where it is one.
         cause: A word for what is wrong, decided by evidence (`sign`, `transposed`, `layout`); else `unknown`.
         message: What is wrong, in sentences.
         where: `file:line` of the formula, kernel or reference at fault.
         evidence: What was measured.
         replay: A few lines of Python that show the failure again, where that is possible.
-        follows: Name of the property whose failure explains this one, so that mending that may mend this.
+        follows: Name of the property whose failure explains this one, so that fixing that may fix this.
         dtypes: The dtypes in which it was seen; empty where it is told of none.
     """
 
-    check: str
+    property: str
     input: str | None
     cause: str
     message: str
@@ -59,7 +59,7 @@ class Failure:
         """What fails, in a line."""
         subject = f" of `{self.input}`" if self.input else ""
         after = f", which follows from `{self.follows}`" if self.follows else ""
-        return f"{self.check}{subject}: {self.cause}{after}"
+        return f"{self.property}{subject}: {self.cause}{after}"
 
     def __str__(self) -> str:
         if self.follows:
@@ -273,7 +273,7 @@ def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
         "dtypes": list(outcome.dtypes),
         "failures": [
             {
-                "check": failure.check,
+                "property": failure.property,
                 "input": failure.input,
                 "cause": failure.cause,
                 "message": failure.message,

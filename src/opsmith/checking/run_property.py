@@ -121,7 +121,7 @@ def merged(failures: Sequence[Failure], samples: Sequence[Sample] = ()) -> tuple
     groups: dict[tuple[Any, ...], list[Failure]] = {}
     for failure in failures:
         read_off = failure.cause in READ_OFF
-        key = (failure.check, failure.input, "read off" if read_off else failure.cause, failure.where)
+        key = (failure.property, failure.input, "read off" if read_off else failure.cause, failure.where)
         groups.setdefault(key, []).append(failure)
     return tuple(_of_nothing(_one(group), group, samples) for group in groups.values())
 
@@ -182,7 +182,7 @@ def referred(outcomes: Sequence[Outcome]) -> list[Outcome]:
         outcomes: In the order in which a reader sees them.
     """
     every = [failure for outcome in outcomes for failure in outcome.failures]
-    by_input = {root: {failure.input for failure in every if failure.check == root} for root in ROOTS}
+    by_input = {root: {failure.input for failure in every if failure.property == root} for root in ROOTS}
     said: dict[tuple[str, str], str] = {}
     answers: list[Outcome] = []
     before: list[Failure] = []
@@ -191,7 +191,7 @@ def referred(outcomes: Sequence[Outcome]) -> list[Outcome]:
         before += failures
         answers.append(replace(outcome, failures=tuple(failures)))
         for failure in outcome.failures:
-            said.setdefault((failure.cause, _words(failure)), failure.check)
+            said.setdefault((failure.cause, _words(failure)), failure.property)
     return answers
 
 
@@ -209,12 +209,12 @@ def _referred(
     before: Sequence[Failure],
 ) -> Failure:
     earlier = said.get((failure.cause, _words(failure)))
-    if earlier is None and failure.input and failure.check not in NOT_ABOUT_GRADIENTS:
+    if earlier is None and failure.input and failure.property not in NOT_ABOUT_GRADIENTS:
         mine = _inputs(failure.input)
-        roots = [root for root in ROOTS if root != failure.check and mine & _all_inputs(by_input[root])]
+        roots = [root for root in ROOTS if root != failure.property and mine & _all_inputs(by_input[root])]
         earlier = roots[0] if roots else None
     earlier = earlier or explained_by(failure, before)
-    return replace(failure, follows=earlier if earlier != failure.check else None)
+    return replace(failure, follows=earlier if earlier != failure.property else None)
 
 
 def _words(failure: Failure) -> str:

@@ -78,14 +78,14 @@ def _no_subject(checked: Any) -> errors.UsageError:
         getattr(checked, "__self__", None) if getattr(checked, "__name__", "") == "apply" else type(checked)
     )
     if isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
-        mend = f"pass the class, `{kind.__name__}`"
+        hint = f"pass the class, `{kind.__name__}`"
     else:
-        mend = 'declare it first, with `@opsmith.operator("mylib::name")`'
+        hint = 'declare it first, with `@opsmith.operator("mylib::name")`'
     return errors.UsageError(
         "only an operator (of opsmith or of torch.library), or an `autograd.Function` class, can be checked",
         expected="an operator, `torch.ops.mylib.name`, or a class derived from torch.autograd.Function",
         got=shown(checked),
-        mend=mend,
+        hint=hint,
     )
 
 
@@ -115,7 +115,7 @@ def _subject(
             "there are no samples to check it on",
             operator=specification.name,
             where=specification.where,
-            mend=_mend(specification, operator),
+            hint=_mend(specification, operator),
         )
     own = tuple(Sample.of(position, call, specification.schema) for position, call in enumerate(calls))
     for each in own:
@@ -203,7 +203,7 @@ def as_operator(
                 f"there are no samples to check `{called}` on",
                 operator=called,
                 where=where(function_class.forward),
-                mend=f"call `opsmith.check({called}, samples=[(x, 2.0)])`; `opsmith adopt FILE` guesses some",
+                hint=f"call `opsmith.check({called}, samples=[(x, 2.0)])`; `opsmith adopt FILE` guesses some",
             )
         for position, values in enumerate(read):
             refuse_unfit(position, labels_of(function_class, values), values, called, given.place)
@@ -265,7 +265,7 @@ def _about(error: errors.OpsmithError, operator: str) -> errors.OpsmithError:
         expected=error.expected,
         got=error.got,
         where=error.where,
-        mend=error.mend,
+        hint=error.hint,
     )
 
 

@@ -200,7 +200,7 @@ def _sizes(given: list[str] | None) -> dict[str, list[int]] | None:
                 argument="--size",
                 expected="NAMES=NUMBERS, each name once",
                 got=text,
-                mend="write `--size B=8` or `--size 'H W=14,28,56'`",
+                hint="write `--size B=8` or `--size 'H W=14,28,56'`",
             )
         found[names] = [int(each) for each in parts]
     return found
@@ -214,7 +214,7 @@ def _dtype(name: str) -> torch.dtype:
             argument="--dtype",
             expected="`float32`, `float64`, `bfloat16`, `float16` or another of torch's",
             got=name,
-            mend="write `--dtype bfloat16`",
+            hint="write `--dtype bfloat16`",
         )
     return found
 
@@ -228,7 +228,7 @@ def _of_one(
         raise errors.UsageError(
             f"`{given[0].split()[0]}` is for one operator, and `{place.place}` has {len(found)}",
             expected=f"one of {', '.join(f'`{each.name}`' for each in found)}",
-            mend=f"name it: `opsmith benchmark {place.place}:{found[0].name} {' '.join(given)}`",
+            hint=f"name it: `opsmith benchmark {place.place}:{found[0].name} {' '.join(given)}`",
         )
     short = [text.rpartition(":")[2] for text in rivals or []]
     named = {
@@ -243,8 +243,8 @@ def _of_one(
 
 
 def _value(target: Target, text: str, expected: str) -> Any:
-    mend = "define `{name}` there, or name what holds it: `FILE_OR_MODULE:NAME`"
-    return value_named(text, target, what="nothing", expected=expected, mend=mend)
+    hint = "define `{name}` there, or name what holds it: `FILE_OR_MODULE:NAME`"
+    return value_named(text, target, what="nothing", expected=expected, hint=hint)
 
 
 def _refuse_files(output: Path | None, plot: Path | None) -> None:
@@ -265,7 +265,7 @@ def _refuse_files(output: Path | None, plot: Path | None) -> None:
                 f"the {what} cannot be written to `{file}`",
                 expected="a file in a folder that is there, and can be written to",
                 got=fault,
-                mend="make the folder first, or name another file",
+                hint="make the folder first, or name another file",
             )
 
 
@@ -311,5 +311,5 @@ def _write(file: Path, text: str) -> None:
         raise errors.UsageError(
             f"the benchmark cannot be written to `{file}`",
             got=error.strerror or str(error),
-            mend="name another file; what was measured is printed above",
+            hint="name another file; what was measured is printed above",
         ) from error

@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from opsmith import checking, errors
-from opsmith.checking.check import selected
+from opsmith.checking.checker import selected
 from opsmith.checking.output.terminal import rendered
 from opsmith.checking.processes.fork import limit_of
 from opsmith.checking.properties import EVERY
@@ -156,13 +156,13 @@ def _isolation(*, isolate: bool, limit: float | None) -> bool | float:
         raise errors.UsageError(
             "`--limit` is for a check in child processes",
             expected="`--isolate` beside it",
-            mend=f"write `--isolate --limit {limit:g}`",
+            hint=f"write `--isolate --limit {limit:g}`",
         )
     if limit is not None and not 0 < limit < float("inf"):
         raise errors.UsageError(
             "`--limit` takes a positive number of seconds",
             got=f"{limit:g}",
-            mend="write for example `--isolate --limit 60`",
+            hint="write for example `--isolate --limit 60`",
         )
     found = isolate if limit is None else limit
     limit_of(found)

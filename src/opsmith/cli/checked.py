@@ -46,11 +46,11 @@ class Checked:
         """
         if self.samples is not None or not is_function_class(self.value):
             return None
-        mend = self.how()
+        hint = self.how()
         if limit_s:
 
             def dry() -> Outcome:
-                guessed_samples(self.value, name=self.name, mend=mend, seed=seed)
+                guessed_samples(self.value, name=self.name, hint=hint, seed=seed)
                 return Outcome("forward", "passed")
 
             fallen = isolated("forward", dry, where=where(self.value.forward), limit_s=limit_s).failures
@@ -59,9 +59,9 @@ class Checked:
                     f"there are no samples to check it on, and on guessed arguments {fallen[0].message}",
                     operator=self.name,
                     where=fallen[0].where,
-                    mend=mend,
+                    hint=hint,
                 )
-        return guessed_samples(self.value, name=self.name, mend=mend, seed=seed)
+        return guessed_samples(self.value, name=self.name, hint=hint, seed=seed)
 
     def check(self, options: dict[str, Any]) -> Report:
         """Check it on its own samples, or on those that were named.
@@ -75,7 +75,7 @@ class Checked:
             if isinstance(self.value, Operator):
                 raise
             raise errors.MissingSamplesError(
-                error.problem, operator=error.operator, where=error.where, mend=self.how()
+                error.problem, operator=error.operator, where=error.where, hint=self.how()
             ) from error
 
     def how(self) -> str:
@@ -103,7 +103,7 @@ def everything(target: Target, samples: str | None) -> list[Checked]:
         raise errors.UsageError(
             f"`--samples` is for one operator, and `{target.place}` has {len(found)}",
             expected=f"one of {', '.join(f'`{name}`' for name in found)}",
-            mend=f"name it: `opsmith check {target.place}:{next(iter(found))} --samples {samples}`",
+            hint=f"name it: `opsmith check {target.place}:{next(iter(found))} --samples {samples}`",
         )
     given = (
         None
@@ -113,7 +113,7 @@ def everything(target: Target, samples: str | None) -> list[Checked]:
             target,
             what="no samples",
             expected="a list of tuples of arguments, or a function of nothing that returns one",
-            mend="write `{name} = [(torch.randn(3, 4),)]` there, or name what holds them",
+            hint="write `{name} = [(torch.randn(3, 4),)]` there, or name what holds them",
         )
     )
     return [Checked(name, value, target, given) for name, value in found.items()]

@@ -30,7 +30,7 @@ def earlier_in(file: Path, operators: Sequence[str]) -> dict[str, Any]:
             argument="--against",
             expected="what `opsmith benchmark --json` printed, or `-o` wrote",
             got=getattr(error, "strerror", None) or str(error),
-            mend="measure first: `opsmith benchmark ... -o before.json`",
+            hint="measure first: `opsmith benchmark ... -o before.json`",
         ) from error
     found: dict[str, Any] = {**benchmarks_in(text)}
     if not any(name in found for name in operators):
@@ -39,6 +39,6 @@ def earlier_in(file: Path, operators: Sequence[str]) -> dict[str, Any]:
             argument="--against",
             expected=f"one of {', '.join(f'`{name}`' for name in operators)}",
             got=", ".join(f"`{name}`" for name in found) or "no benchmark at all",
-            mend="measure it first, and keep that: `opsmith benchmark ... -o before.json`",
+            hint="measure it first, and keep that: `opsmith benchmark ... -o before.json`",
         )
     return found

@@ -127,7 +127,7 @@ def _architectures(named: list[str] | None, *, by_nvrtc: bool) -> tuple[str, ...
             argument="--arch",
             expected=", ".join(known),
             got=unknown[0],
-            mend="name one of these, or install another NVRTC: `pip install -U nvidia-cuda-nvrtc`",
+            hint="name one of these, or install another NVRTC: `pip install -U nvidia-cuda-nvrtc`",
         )
     return chosen
 
@@ -142,7 +142,7 @@ def _kernels(targets: list[str]) -> list[tuple[Operator[..., Any], CudaKernel | 
     if not found:
         raise errors.OperatorNotFoundError(
             f"no operator of {', '.join(f'`{target}`' for target in targets)} has a CUDA kernel",
-            mend="give it one: `op.kernel('cuda', cuda=..., grid=...)`, or `triton=...`",
+            hint="give it one: `op.kernel('cuda', cuda=..., grid=...)`, or `triton=...`",
         )
     return [(operator, kernel) for kernel, operator in found.items()]
 

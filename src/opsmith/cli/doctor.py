@@ -62,7 +62,7 @@ def _show(console: Console, entries: list[Entry], capabilities: list[Listed], *,
     missing = [entry for entry in entries if not entry.found]
     if not works:
         console.print(
-            Text(f"\nopsmith {__version__} does not work here: mend what is marked in red.", style="bold red")
+            Text(f"\nopsmith {__version__} does not work here: fix what is marked in red.", style="bold red")
         )
     elif missing or not all(each.on for each in capabilities):
         console.print(
@@ -81,7 +81,7 @@ def _table(entries: list[Entry]) -> Table:
         style = "bold red" if entry.required else "yellow"
         here = Text(entry.found, style="green") if entry.found else Text("missing", style=style)
         rows.add_row(
-            Text(entry.name), here, Text(entry.serves, style="dim"), Text("" if entry.found else entry.mend)
+            Text(entry.name), here, Text(entry.serves, style="dim"), Text("" if entry.found else entry.hint)
         )
     return rows
 

@@ -144,7 +144,7 @@ def _subject(text: str) -> tuple[Any, Any, Any]:
         raise errors.UsageError(
             f"`{text}` does not say what of it is to be drawn",
             expected="FILE_OR_MODULE:NAME",
-            mend=f"name an operator, or a function that returns a model and its arguments: `{text}:model`",
+            hint=f"name an operator, or a function that returns a model and its arguments: `{text}:model`",
         )
     found = getattr(target.module(), target.name, None)
     if isinstance(found, torch.Tensor):
@@ -155,7 +155,7 @@ def _subject(text: str) -> tuple[Any, Any, Any]:
         raise errors.UsageError(
             f"`{text}` is a model, and it is not said what it is called with",
             expected="a function that returns a model and its arguments",
-            mend=f"write `def draw_it(): return {target.name}, (torch.zeros(1, 3, 32, 32),)`, and name that",
+            hint=f"write `def draw_it(): return {target.name}, (torch.zeros(1, 3, 32, 32),)`, and name that",
         )
     return target.operators()[0], None, None
 
@@ -173,7 +173,7 @@ def _without_arguments(text: str, function: Any) -> Any:
             f"`{text}` cannot be called without arguments: {error}",
             expected="a function of nothing, which returns tensors, or a model and its arguments",
             got=f"it takes `{inspect.signature(function)}`",
-            mend="write a function that calls it, `def draw_it(): ...`, and name that",
+            hint="write a function that calls it, `def draw_it(): ...`, and name that",
         ) from error
     except ValueError:  # a function in C, which does not say what it takes
         pass
@@ -191,5 +191,5 @@ def _returned(text: str, value: Any) -> tuple[Any, Any, Any]:
         f"`{text}` returns nothing that can be drawn",
         expected="a tensor, a tuple or dict of tensors, (model, args), or (model, args, kwargs)",
         got=type(value).__name__,
-        mend="write `def model(): return network, (torch.zeros(1, 3, 32, 32),)`",
+        hint="write `def model(): return network, (torch.zeros(1, 3, 32, 32),)`",
     )

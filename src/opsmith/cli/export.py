@@ -134,7 +134,7 @@ def _subject(text: str) -> tuple[Any, Any, dict[str, Any]]:
         raise errors.UsageError(
             f"`{text}` does not say what of it is to be exported",
             expected="FILE_OR_MODULE:NAME",
-            mend=f"name an operator, or a function that returns a model and its arguments: `{text}:model`",
+            hint=f"name an operator, or a function that returns a model and its arguments: `{text}:model`",
         )
     made = getattr(target.module(), target.name, None)
     if callable(made) and not isinstance(made, Operator | type | torch.nn.Module):
@@ -153,7 +153,7 @@ def _returned(text: str, value: Any) -> tuple[Any, Any, dict[str, Any]]:
             f"`{text}` returns no model with its arguments",
             expected="(model, args), or (model, args, kwargs)",
             got=type(value).__name__,
-            mend="write `def model(): return network, (torch.zeros(1, 3, 32, 32),)`",
+            hint="write `def model(): return network, (torch.zeros(1, 3, 32, 32),)`",
         )
     return value[0], value[1], value[2] if len(value) == 3 else {}
 
@@ -165,7 +165,7 @@ def _sampled(operator: Operator[..., Any]) -> tuple[Any, Any, dict[str, Any]]:
             "it is exported as its first sample calls it, and has none",
             operator=operator.name,
             where=specification.where,
-            mend=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
+            hint=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
             "of arguments",
         )
     calls = samples_of(specification.samples, Make(torch.float32), specification.schema, specification.name)
@@ -174,7 +174,7 @@ def _sampled(operator: Operator[..., Any]) -> tuple[Any, Any, dict[str, Any]]:
             "it is exported as its first sample calls it, and its samples are empty",
             operator=operator.name,
             where=specification.where,
-            mend="let the function yield a tuple of arguments",
+            hint="let the function yield a tuple of arguments",
         )
     return operator, tuple(calls[0].args), dict(calls[0].kwargs)
 
@@ -191,7 +191,7 @@ def _axes(given: list[str]) -> dict[str, dict[int, str]]:
                 argument="--dynamic",
                 expected="INPUT:AXIS=NAME",
                 got=text,
-                mend="write `--dynamic x:0=batch`",
+                hint="write `--dynamic x:0=batch`",
             )
         axes.setdefault(name, {})[int(axis)] = title
     return axes

@@ -28,23 +28,23 @@ class Entry:
         name: What it is called.
         found: Version or place; None where it is missing.
         serves: What it is for.
-        mend: The command, or the place, that brings it.
+        hint: The command, or the place, that brings it.
         required: Whether nothing works without it.
     """
 
     name: str
     found: str | None
     serves: str
-    mend: str
+    hint: str
     required: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry in JSON's types; what is there needs no mend."""
+        """The entry in JSON's types; what is there needs no hint."""
         return {
             "name": self.name,
             "found": self.found,
             "serves": self.serves,
-            "mend": None if self.found else self.mend,
+            "hint": None if self.found else self.hint,
             "required": self.required,
         }
 
@@ -63,20 +63,20 @@ def _python() -> Entry:
 def _torch() -> Entry:
     version = torch.__version__
     new_enough = tuple(int(part) for part in version.split("+")[0].split(".")[:2]) >= (2, 11)
-    mend = f"pip install --upgrade 'torch>=2.11' (this is {version})"
-    return Entry("torch", version if new_enough else None, "everything", mend, True)
+    hint = f"pip install --upgrade 'torch>=2.11' (this is {version})"
+    return Entry("torch", version if new_enough else None, "everything", hint, True)
 
 
 def _compiler() -> Entry:
     names = [os.environ.get("CXX", ""), *(("cl",) if os.name == "nt" else ("g++", "clang++", "c++"))]
     path = next((found for name in names if name and (found := shutil.which(name))), None)
-    mends = {
+    hints = {
         "Linux": "sudo apt-get install g++, or your distribution's package",
         "Darwin": "xcode-select --install",
         "Windows": "winget install Microsoft.VisualStudio.2022.BuildTools",
     }
-    mend = mends.get(platform.system(), "install g++ or clang++")
-    return Entry("C++ compiler", path and version_of(path), "C++ kernels; torch.compile on the CPU", mend)
+    hint = hints.get(platform.system(), "install g++ or clang++")
+    return Entry("C++ compiler", path and version_of(path), "C++ kernels; torch.compile on the CPU", hint)
 
 
 def _cuda() -> Entry:
@@ -84,12 +84,12 @@ def _cuda() -> Entry:
     if torch.cuda.is_available():
         found = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
     built = torch.version.cuda or torch.version.hip
-    mend = (
+    hint = (
         "nvidia-smi tells whether the driver sees a GPU"
         if built
         else "this torch is built for the CPU: pytorch.org/get-started gives the command for your GPU"
     )
-    return Entry("GPU", found, "CUDA kernels; check on the GPU", mend)
+    return Entry("GPU", found, "CUDA kernels; check on the GPU", hint)
 
 
 def _nvrtc() -> Entry:
@@ -110,8 +110,8 @@ def _nvrtc_place(package: str) -> str | None:
     return ctypes.util.find_library("nvrtc")
 
 
-def _of_package(name: str, package: str, serves: str, mend: str) -> Callable[[], Entry]:
-    return lambda: Entry(name, _package(package), serves, mend)
+def _of_package(name: str, package: str, serves: str, hint: str) -> Callable[[], Entry]:
+    return lambda: Entry(name, _package(package), serves, hint)
 
 
 ENTRIES: tuple[Callable[[], Entry], ...] = (

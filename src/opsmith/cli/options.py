@@ -32,12 +32,12 @@ def effort_of(*, quick: bool, thorough: bool) -> str:
             "`--quick` and `--thorough` are opposites",
             expected="one of them, or none",
             got="both",
-            mend="leave one of them out",
+            hint="leave one of them out",
         )
     return "quick" if quick else "thorough" if thorough else "default"
 
 
-def value_named(text: str, target: Target, *, what: str, expected: str, mend: str) -> Any:
+def value_named(text: str, target: Target, *, what: str, expected: str, hint: str) -> Any:
     """What `[FILE_OR_MODULE:]NAME` names, in a target's own place or in the one that it names.
 
     Args:
@@ -45,7 +45,7 @@ def value_named(text: str, target: Target, *, what: str, expected: str, mend: st
         target: Where it is looked for if it names no place.
         what: What to call it in a message, as `samples`.
         expected: What it is to be.
-        mend: What to write if it is not there; `{name}` stands for the name.
+        hint: What to write if it is not there; `{name}` stands for the name.
 
     Raises:
         OperatorNotFoundError: If there is no such name.
@@ -58,6 +58,6 @@ def value_named(text: str, target: Target, *, what: str, expected: str, mend: st
         raise errors.OperatorNotFoundError(
             f"`{place or target.place}` has {what} named `{name}`",
             expected=expected,
-            mend=mend.format(name=name),
+            hint=hint.format(name=name),
         )
     return value

@@ -33,7 +33,7 @@ class Output:
                 "there is no stdout to print the report on",
                 expected="a terminal, a file or a pipe",
                 got="it is closed",
-                mend="leave `>&-` out, or write `>/dev/null` where a file is all you want",
+                hint="leave `>&-` out, or write `>/dev/null` where a file is all you want",
             )
         self._stream, self._console = stream, Console(file=stream)
         self._error: OSError | None = None
@@ -75,7 +75,7 @@ class Output:
             raise errors.UsageError(
                 "the report cannot be written to stdout",
                 got=self._error.strerror or str(self._error),
-                mend="send it elsewhere, `opsmith ... > FILE`"
+                hint="send it elsewhere, `opsmith ... > FILE`"
                 + (
                     ""
                     if isinstance(self._error, BrokenPipeError)
@@ -157,10 +157,10 @@ def unwritable_reason(file: Path) -> str | None:
     return None
 
 
-def _unwritable(file: Path, got: str, mend: str) -> errors.UsageError:
+def _unwritable(file: Path, got: str, hint: str) -> errors.UsageError:
     return errors.UsageError(
         f"the page cannot be written to `{file}`",
         expected="a file in a folder that is there, and can be written to",
         got=got,
-        mend=mend,
+        hint=hint,
     )

@@ -91,7 +91,7 @@ def page(
                 "`--benchmark` measures, and `--benchmarked` takes what was measured",
                 expected="one of them, or none",
                 got="both",
-                mend="leave one of them out",
+                hint="leave one of them out",
             )
         with waiting(f"importing {escape(target)}"):
             operators = Target.of(target).operators()
@@ -130,6 +130,6 @@ def _of(file: Path, found: Mapping[str, T], names: list[str], what: str) -> Mapp
             f"`{file}` has no {what} of what the pages are about",
             expected=f"one of {', '.join(f'`{name}`' for name in names)}",
             got=", ".join(f"`{name}`" for name in found) or f"no {what} at all",
-            mend="name the file that has it, or leave it out",
+            hint="name the file that has it, or leave it out",
         )
     return found

@@ -92,7 +92,7 @@ class Aspects:
                 expected=f"one joint formula, or names of {of}s, or `name=formula` for each {of}",
                 got=", ".join([*given, *(f"{name}=..." for name in rules)]),
                 where=self._specification.where,
-                mend=f"call `{aspect}` once for each way",
+                hint=f"call `{aspect}` once for each way",
             )
 
     def surrogate_gradients(self, stand_in: Callable[..., Any] | None = None, /, **rules: Any) -> Self:
@@ -170,12 +170,12 @@ class Aspects:
     def _attach_tangents(self, rules: dict[str, Any]) -> Self:
         return self._replace(tangents=self._specification.tangents.with_rules(rules))
 
-    def _own_stays(self, what: str, mend: str) -> errors.UsageError:
+    def _own_stays(self, what: str, hint: str) -> errors.UsageError:
         return errors.UsageError(
             f"it was adopted, and has {what} of its own, which stays in force",
             operator=self.name,
             where=self._specification.where,
-            mend=mend,
+            hint=hint,
         )
 
     def _check_attached(self, function: Any, what: str) -> None:
@@ -197,7 +197,7 @@ class Aspects:
                 operator=self.name,
                 got="surrogate_gradients(...)" if surrogate else "gradients(...)",
                 where=self._specification.where,
-                mend="keep one of them; declare the operator again to change your mind",
+                hint="keep one of them; declare the operator again to change your mind",
             )
         return self._replace(
             gradients=now.with_rules(rules, surrogate=surrogate, stand_in=stand_in or now.stand_in)
@@ -328,7 +328,7 @@ class Aspects:
         self._check_attached(function, "the fake kernel")
         own = self._specification.own
         if own is not None and own.fake:
-            raise self._own_stays("a fake kernel", "mend that one")
+            raise self._own_stays("a fake kernel", "fix that one")
         self._replace(fake=function)
         return function
 
@@ -372,7 +372,7 @@ class Aspects:
                 expected="a function of `make`",
                 got=shown(function),
                 where=self._specification.where,
-                mend="write `@op.samples` over `def _(make): yield make(2, 3), ...`",
+                hint="write `@op.samples` over `def _(make): yield make(2, 3), ...`",
             )
         self._replace(samples=function)
         return function

@@ -30,7 +30,7 @@ def check_attached(function: Any, what: str, schema: Schema, operator: str) -> N
             operator=operator,
             expected=f"a function of {names}",
             got=shown(function),
-            mend=f"write `def f({', '.join(schema.names)}): ...`",
+            hint=f"write `def f({', '.join(schema.names)}): ...`",
         )
     try:
         signature = inspect.signature(function)
@@ -46,5 +46,5 @@ def check_attached(function: Any, what: str, schema: Schema, operator: str) -> N
             expected=f"a function of {names}",
             got=f"{getattr(function, '__name__', 'a function')}{signature}",
             where=where(function),
-            mend=f"write `def f({', '.join(schema.names)}): ...`, even if it uses only some",
+            hint=f"write `def f({', '.join(schema.names)}): ...`, even if it uses only some",
         ) from error

@@ -15,25 +15,25 @@ class Base:
     """One value, without optional or list around it.
 
     Args:
-        hint: As its author would annotate it.
+        annotation: As its author would annotate it.
         schema: Its type in torch's schema language.
         accepts: Whether a value is one.
         lower: Makes of a value what torch's dispatcher carries; None where it carries the value itself.
         lift: Makes of that the value again; leaves what it cannot read, which is then not accepted.
         members: The values that there are, where they can be counted.
         exact: The type of every value, where that alone says that it is one.
-        mend: What to do about a value that is none.
+        hint: What to do about a value that is none.
         held: Whether what the dispatcher hands over may be no value, although the schema allows it.
     """
 
-    hint: str
+    annotation: str
     schema: str
     accepts: Callable[[Any], bool]
     lower: Callable[[Any], Any] | None = None
     lift: Callable[[Any], Any] | None = None
     members: tuple[str, ...] = ()
     exact: type | None = None
-    mend: str = ""
+    hint: str = ""
     held: bool = False
 
     def default_text(self, value: Any) -> str:

@@ -39,7 +39,7 @@ def check_batching(
             expected="`elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`",
             got=repr(batching),
             where=place,
-            mend='write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out',
+            hint='write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out',
         )
     chosen: str = batching
     return chosen

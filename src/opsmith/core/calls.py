@@ -44,7 +44,7 @@ def call_fault(args: tuple[Any, ...], kwargs: dict[str, Any], schema: Schema) ->
         elif argument.name in kwargs:
             value = kwargs[argument.name]
         elif argument.default is REQUIRED:
-            return f"`{argument.name}` is missing", argument.name, argument.kind.hint(), "nothing"
+            return f"`{argument.name}` is missing", argument.name, argument.kind.annotation(), "nothing"
         else:
             continue
         if not argument.kind.accepts(value):

@@ -31,7 +31,7 @@ def refuse_captured(function: Callable[..., Any], operator: str) -> None:
                 expected="a function of its arguments alone",
                 got=type(value).__name__,
                 where=where(function),
-                mend=f"make it an argument, `{name}: Tensor`, or use `{name}.detach()` made outside",
+                hint=f"make it an argument, `{name}: Tensor`, or use `{name}.detach()` made outside",
             )
 
 

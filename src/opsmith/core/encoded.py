@@ -53,7 +53,7 @@ OBJECT = Base(
     lambda value: not isinstance(value, Unknown) and not holds_tensor(value),
     token_of,
     object_of,
-    mend="take tensors as arguments of their own; a number stands for an object of the process that made it: "
+    hint="take tensors as arguments of their own; a number stands for an object of the process that made it: "
     "call the operator by its handle",
 )
 """Any object at all, by a number that stands for it: a callable, a module, a dict, a nested tuple."""

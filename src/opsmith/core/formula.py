@@ -74,7 +74,7 @@ class Vocabulary:
                 operator=self.operator,
                 expected=f"parameters from {listed(self.names)}",
                 got=place,
-                mend="write a function around it: `lambda grad: ...`",
+                hint="write a function around it: `lambda grad: ...`",
             ) from error
         for name, parameter in parameters.items():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
@@ -83,7 +83,7 @@ class Vocabulary:
                     operator=self.operator,
                     expected=f"parameters from {listed(self.names)}",
                     where=place,
-                    mend="name each thing that the formula uses",
+                    hint="name each thing that the formula uses",
                 )
             if parameter.default is not parameter.empty:
                 raise errors.FormulaError(
@@ -91,7 +91,7 @@ class Vocabulary:
                     operator=self.operator,
                     argument=name,
                     where=place,
-                    mend="close over the value instead: write the formula inside a function that has it",
+                    hint="close over the value instead: write the formula inside a function that has it",
                 )
             if name not in self.names and name not in self.also:
                 raise errors.FormulaParameterError(
@@ -100,7 +100,7 @@ class Vocabulary:
                     argument=name,
                     expected=f"one of {listed(self.names)}",
                     where=place,
-                    mend=self.hint(name) or _nearest(name, self.names),
+                    hint=self.hint(name) or _nearest(name, self.names),
                 )
         return tuple(parameters)
 

@@ -72,7 +72,7 @@ def formula_rules(given: Mapping[str, Any], schema: Schema, operator: str, place
                 expected="a function, or opsmith.zero, .non_differentiable or .not_implemented(...)",
                 got=repr(rule),
                 where=place,
-                mend=f"write `{name}=lambda grad: ...`"
+                hint=f"write `{name}=lambda grad: ...`"
                 + (" or `opsmith.zero`" if rule is None or rule == 0 else ""),
             )
     return rules
@@ -99,7 +99,7 @@ def check_input(name: str, schema: Schema, operator: str, place: str) -> None:
             argument=name,
             expected=f"one of {listed(schema.tensor_names)}",
             where=place,
-            mend="name the gradient after the argument of the reference",
+            hint="name the gradient after the argument of the reference",
         )
     if name not in schema.tensor_names:
         raise errors.NotDifferentiableError(
@@ -107,9 +107,9 @@ def check_input(name: str, schema: Schema, operator: str, place: str) -> None:
             operator=operator,
             argument=name,
             expected=f"one of {listed(schema.tensor_names)}",
-            got=schema.by_name[name].kind.hint(),
+            got=schema.by_name[name].kind.annotation(),
             where=place,
-            mend=f"leave `{name}` out: only tensors have gradients",
+            hint=f"leave `{name}` out: only tensors have gradients",
         )
 
 

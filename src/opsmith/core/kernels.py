@@ -177,7 +177,7 @@ def refuse_strictly(rejected: Iterable[Rejected], operator: str) -> None:
                 f"its kernel for {each.kernel.device} does not take the call: {each.reason}",
                 operator=operator,
                 where=each.kernel.where,
-                mend="call it with what the kernel takes, or leave `strict=True` out, and the next kernel or "
+                hint="call it with what the kernel takes, or leave `strict=True` out, and the next kernel or "
                 "the reference computes the rest",
             )
 
@@ -207,7 +207,7 @@ def check_device(device: str, operator: str) -> None:
             operator=operator,
             expected="a device type such as `cpu`, `cuda` or `mps`, without an index",
             got=repr(device),
-            mend="write `op.kernel('cpu', ...)` or `op.kernel('cuda', ...)`",
+            hint="write `op.kernel('cpu', ...)` or `op.kernel('cuda', ...)`",
         )
 
 
@@ -228,5 +228,5 @@ def dtypes_of(dtypes: Any, operator: str) -> frozenset[torch.dtype]:
         argument="dtypes",
         expected="a list of torch.dtype, with one at least",
         got=repr(dtypes),
-        mend="write `dtypes=[torch.float32, torch.float64]`",
+        hint="write `dtypes=[torch.float32, torch.float64]`",
     )

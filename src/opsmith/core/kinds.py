@@ -51,23 +51,25 @@ class Kind:
         size = "" if self.length is None else str(self.length)
         return f"{item}{'?' * self.item_optional}[{size}]{'?' * self.optional}"
 
-    def hint(self) -> str:
+    def annotation(self) -> str:
         """The type as its author would annotate it."""
         if not self.sequence:
-            text = self.base.hint
+            text = self.base.annotation
         else:
-            item = f"{self.base.hint} | None" if self.item_optional else self.base.hint
+            item = f"{self.base.annotation} | None" if self.item_optional else self.base.annotation
             if self.length is not None:
                 text = f"tuple[{', '.join([item] * self.length)}]"
             else:
                 text = f"tuple[{item}, ...]" if self.as_tuple else f"list[{item}]"
             if self.spread:
-                text = f"{self.base.hint} | {text}"
+                text = f"{self.base.annotation} | {text}"
         return f"{text} | None" if self.optional else text
 
     def expected(self) -> str:
         """The type, with the values that there are, for messages."""
-        return f"{self.hint()}: {', '.join(self.base.members)}" if self.base.members else self.hint()
+        return (
+            f"{self.annotation()}: {', '.join(self.base.members)}" if self.base.members else self.annotation()
+        )
 
     @property
     def encoded(self) -> bool:
@@ -192,13 +194,13 @@ class Structure:
         return None
 
     def _whole(self) -> Kind:
-        return Kind(Base(self.hint(), "", lambda value: False), structure=self)
+        return Kind(Base(self.annotation(), "", lambda value: False), structure=self)
 
-    def hint(self) -> str:
+    def annotation(self) -> str:
         """The type as its author would annotate it."""
         if self.type is not tuple:
             return self.type.__name__
-        return f"tuple[{', '.join(kind.hint() for kind in self.parts.values())}]"
+        return f"tuple[{', '.join(kind.annotation() for kind in self.parts.values())}]"
 
     def lower(self, value: Any) -> list[Any]:
         """What torch's dispatcher carries for the parts of a value."""
@@ -221,6 +223,6 @@ class Structure:
                 expected=", ".join(f"{name}={part!r}" for name, part in zip(self.parts, parts, strict=True)),
                 got=repr(value),
                 where=where(self.type.__post_init__),
-                mend="let it leave alone what it has made, or compute it in a property",
+                hint="let it leave alone what it has made, or compute it in a property",
             )
         return value

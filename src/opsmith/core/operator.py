@@ -193,7 +193,7 @@ class Operator(Aspects, FaceMethods[R], Generic[P, R]):
                 expected=expected,
                 got=got,
                 where=self._specification.where,
-                mend=self._call_mend(),
+                hint=self._call_mend(),
             ) from None
 
     def _call_mend(self) -> str:

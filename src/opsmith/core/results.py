@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from opsmith import errors
+from opsmith.core.annotations import shown_annotation
 from opsmith.core.answers import NonDifferentiable
-from opsmith.core.hints import shown_hint
 
 REQUIRED = inspect.Parameter.empty
 RESERVED = ("grad", "result")
@@ -40,7 +40,7 @@ class Result:
     optional: bool = False
     sequence: bool = False
 
-    def hint(self) -> str:
+    def annotation(self) -> str:
         """Its type as the author annotates it."""
         return "list[Tensor]" if self.sequence else "Tensor | None" if self.optional else "Tensor"
 
@@ -57,27 +57,27 @@ _RESULT_FORMS: dict[Any, str] = {
 }
 
 
-def result_forms(hint: Any, operator: str, place: str) -> tuple[list[str], bool]:
+def result_forms(annotation: Any, operator: str, place: str) -> tuple[list[str], bool]:
     """For each result whether it is a tensor, optional or a list; and whether there is one, in no tuple.
 
     Raises:
         MissingAnnotationError, UnsupportedTypeError: As their names say.
     """
-    if hint is REQUIRED:
+    if annotation is REQUIRED:
         raise errors.MissingAnnotationError(
             "the reference has no return type hint",
             operator=operator,
             expected="a return type hint",
             where=place,
-            mend="write `-> Tensor` or `-> tuple[Tensor, Tensor]`",
+            hint="write `-> Tensor` or `-> tuple[Tensor, Tensor]`",
         )
-    forms = _RESULT_FORMS.get(hint)
+    forms = _RESULT_FORMS.get(annotation)
     if forms is not None:
         return [forms], True
-    items = typing.get_args(hint)
-    if typing.get_origin(hint) is tuple and items and all(item in _RESULT_FORMS for item in items):
+    items = typing.get_args(annotation)
+    if typing.get_origin(annotation) is tuple and items and all(item in _RESULT_FORMS for item in items):
         return [_RESULT_FORMS[item] for item in items], False
-    mends = {
+    hints = {
         None: "return a tensor; an operator that only has side effects is not supported",
         type(None): "return a tensor; an operator that only has side effects is not supported",
         int: "return a tensor without dimensions, `torch.tensor(value)`",
@@ -88,11 +88,11 @@ def result_forms(hint: Any, operator: str, place: str) -> tuple[list[str], bool]
         "an operator returns a tensor, a list of tensors, or a tuple of a fixed number of these",
         operator=operator,
         argument="return",
-        got=shown_hint(hint),
+        got=shown_annotation(annotation),
         where=place,
-        mend="write `-> list[Tensor]` where their number varies"
-        if items[1:] == (...,) or typing.get_origin(hint) is Sequence
-        else mends.get(hint, "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"),
+        hint="write `-> list[Tensor]` where their number varies"
+        if items[1:] == (...,) or typing.get_origin(annotation) is Sequence
+        else hints.get(annotation, "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"),
     )
 
 
@@ -124,7 +124,7 @@ def result_roles(
                     operator=operator,
                     argument=name,
                     where=place,
-                    mend="rename the result in `results=`",
+                    hint="rename the result in `results=`",
                 )
     if len(roles) != count or len(set(hidden)) == count:
         raise errors.ResultNameError(
@@ -133,7 +133,7 @@ def result_roles(
             expected=f"{count} names, at least one of them not hidden",
             got=", ".join(roles) or "none",
             where=place,
-            mend="give `results=` and `hidden=` one name for each tensor returned, in order",
+            hint="give `results=` and `hidden=` one name for each tensor returned, in order",
         )
     for name, role in roles.items():
         if not (role is ... or isinstance(role, NonDifferentiable)):
@@ -144,6 +144,6 @@ def result_roles(
                 expected="`...` or `opsmith.non_differentiable`",
                 got=repr(role),
                 where=place,
-                mend=f"write `results={{{name!r}: ...}}`",
+                hint=f"write `results={{{name!r}: ...}}`",
             )
     return tuple(Result(name, role is ..., name in hidden) for name, role in roles.items())

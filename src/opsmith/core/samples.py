@@ -116,7 +116,7 @@ def listed(source: Any, make: Make, operator: str | None, place: str) -> list[An
             f"its samples cannot be made: {type(error).__name__}: {error}".rstrip(": "),
             operator=operator,
             where=_last_line(error, place),
-            mend="let the function return a list of tuples of arguments, such as `[(x, weight)]`",
+            hint="let the function return a list of tuples of arguments, such as `[(x, weight)]`",
         ) from error
     raise errors.SampleError(
         "its samples are no list of calls",
@@ -124,7 +124,7 @@ def listed(source: Any, make: Make, operator: str | None, place: str) -> list[An
         expected="a list of tuples of arguments, or a function of `make` or of nothing that gives one",
         got=shown(given),
         where=place,
-        mend="give a list, a tuple for each call: `[(x, weight)]`, or `[(x,)]` where it takes one argument",
+        hint="give a list, a tuple for each call: `[(x, weight)]`, or `[(x,)]` where it takes one argument",
     )
 
 
@@ -156,7 +156,7 @@ def _last_line(error: BaseException, place: str) -> str:
 
 
 def forgotten_list(source: Any, fits: Callable[[Sequence[Any]], bool]) -> str:
-    """A remark for the mend where the samples look like the arguments of one call; else empty.
+    """A remark for the hint where the samples look like the arguments of one call; else empty.
 
     Args:
         source: What was given for samples.
@@ -181,7 +181,7 @@ def as_call(
         operator: The operator's name, in messages.
         place: Where the samples were given.
         position: Which of the samples it is.
-        remark: What the mend begins with.
+        remark: What the hint begins with.
 
     Raises:
         SampleError: If it is neither a tuple nor a call, or does not fit the operator's arguments.
@@ -201,7 +201,7 @@ def as_call(
             expected=fault[2],
             got=fault[3],
             where=place,
-            mend=remark + _mend(fault),
+            hint=remark + _mend(fault),
         )
     return sample
 
@@ -223,7 +223,7 @@ def no_call(sample: Any, operator: str, place: str, position: int, remark: str =
         operator=operator,
         got=shown(sample),
         where=place,
-        mend=f"{remark}yield `(x, weight)` or `make.call(x, weight, stride=2)`",
+        hint=f"{remark}yield `(x, weight)` or `make.call(x, weight, stride=2)`",
     )
 
 

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from opsmith import errors
+from opsmith.core.annotations import hint_for, kind_of, shown_annotation
 from opsmith.core.bases import FLOAT
-from opsmith.core.hints import kind_of, mend_for, shown_hint
 from opsmith.core.kinds import Kind
 from opsmith.core.location import where
 from opsmith.core.lowering import Lowering
@@ -170,7 +170,7 @@ class Schema:
             if argument.keyword_only and position == self.positional:
                 pieces.append("*")
             default = "" if argument.default is REQUIRED else f" = {argument.default!r}"
-            pieces.append(f"{argument.name}: {argument.kind.hint()}{default}")
+            pieces.append(f"{argument.name}: {argument.kind.annotation()}{default}")
         return f"{name}({', '.join(pieces)})"
 
     def call_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -237,7 +237,7 @@ def schema_of(
             operator=operator,
             argument=min(clash),
             where=place,
-            mend=f"rename the result in `{'hidden' if min(clash) in hidden else 'results'}=`",
+            hint=f"rename the result in `{'hidden' if min(clash) in hidden else 'results'}=`",
         )
     return Schema(arguments, names, single)
 
@@ -249,7 +249,7 @@ def _signature(reference: Callable[..., Any], operator: str, place: str) -> insp
             operator=operator,
             expected="a function with type hints",
             got=place,
-            mend="write a function around it: `def f(x: Tensor) -> Tensor: ...`",
+            hint="write a function around it: `def f(x: Tensor) -> Tensor: ...`",
         )
     try:
         hints = typing.get_type_hints(reference)
@@ -258,7 +258,7 @@ def _signature(reference: Callable[..., Any], operator: str, place: str) -> insp
             f"a type hint cannot be resolved: {error}",
             operator=operator,
             where=place,
-            mend="import the name at the top of the module that declares the operator",
+            hint="import the name at the top of the module that declares the operator",
         ) from error
     signature = inspect.signature(reference)
     parameters = [
@@ -277,7 +277,7 @@ def _argument(parameter: inspect.Parameter, operator: str, place: str) -> Argume
             operator=operator,
             argument=name,
             where=place,
-            mend="name every argument; for a number of tensors that varies take `list[Tensor]`",
+            hint="name every argument; for a number of tensors that varies take `list[Tensor]`",
         )
     if name.startswith(RESERVED):
         raise errors.ReservedNameError(
@@ -285,7 +285,7 @@ def _argument(parameter: inspect.Parameter, operator: str, place: str) -> Argume
             operator=operator,
             argument=name,
             where=place,
-            mend="rename the argument",
+            hint="rename the argument",
         )
     refuse_unwritable(name, operator, place)
     if parameter.annotation is REQUIRED:
@@ -295,7 +295,7 @@ def _argument(parameter: inspect.Parameter, operator: str, place: str) -> Argume
             argument=name,
             expected="a type hint on every parameter",
             where=place,
-            mend=f"write `{name}: Tensor`, or `int`, `float`, `bool`, `str`, ...",
+            hint=f"write `{name}: Tensor`, or `int`, `float`, `bool`, `str`, ...",
         )
     kind = kind_of(parameter.annotation)
     if kind is None:
@@ -303,9 +303,9 @@ def _argument(parameter: inspect.Parameter, operator: str, place: str) -> Argume
             f"parameter `{name}` has a type that an operator's schema cannot carry",
             operator=operator,
             argument=name,
-            got=shown_hint(parameter.annotation),
+            got=shown_annotation(parameter.annotation),
             where=place,
-            mend=mend_for(parameter.annotation),
+            hint=hint_for(parameter.annotation),
         )
     default = parameter.default
     if default is not REQUIRED:
@@ -327,7 +327,7 @@ def _refuse_clash(arguments: Iterable[Argument], operator: str, place: str) -> N
                     operator=operator,
                     argument=argument.name,
                     where=place,
-                    mend=f"rename `{argument.name}` or `{other}`",
+                    hint=f"rename `{argument.name}` or `{other}`",
                 )
 
 
@@ -337,10 +337,10 @@ def _check_default(name: str, kind: Kind, default: Any, operator: str, place: st
             f"the default of `{name}` does not fit its type hint",
             operator=operator,
             argument=name,
-            expected=kind.hint(),
+            expected=kind.annotation(),
             got=repr(default),
             where=place,
-            mend=f"write `{name}: {kind.hint()} | None = None`"
+            hint=f"write `{name}: {kind.annotation()} | None = None`"
             if default is None
             else "change the one or the other",
         )
@@ -359,5 +359,5 @@ def refuse_unwritable(name: str, operator: str, place: str) -> None:
             argument=name,
             expected="letters of ASCII, digits and `_`",
             where=place,
-            mend="rename the argument",
+            hint="rename the argument",
         )

@@ -168,7 +168,7 @@ def read_shapes(text: Any, schema: Schema, operator: str, place: str) -> Shapes:
         ((4, 2), None)
     """
 
-    def refuse(problem: str, mend: str, got: str | None = None) -> errors.ShapePatternError:
+    def refuse(problem: str, hint: str, got: str | None = None) -> errors.ShapePatternError:
         return errors.ShapePatternError(
             f"`shapes=` {problem}",
             operator=operator,
@@ -176,7 +176,7 @@ def read_shapes(text: Any, schema: Schema, operator: str, place: str) -> Shapes:
             expected="`x: B M, weight: N M -> B N`, in the order of the arguments and results",
             got=got or repr(text),
             where=place,
-            mend=mend,
+            hint=hint,
         )
 
     if not isinstance(text, str) or text.count("->") != 1:

@@ -50,7 +50,7 @@ def tangent_rules(
                 expected="a function, or opsmith.zero or .not_implemented(...)",
                 got=repr(rule),
                 where=place,
-                mend=f"write `{given_name}=lambda {next(iter(schema.tangents))}: ...`"
+                hint=f"write `{given_name}=lambda {next(iter(schema.tangents))}: ...`"
                 + (" or `opsmith.zero`" if rule is None or rule == 0 else ""),
             )
     return rules
@@ -99,7 +99,7 @@ def _result(name: str, schema: Schema, operator: str, place: str) -> str:
             argument=name,
             expected=f"one of {listed(differentiable)}",
             where=place,
-            mend="name the tangent after the result: a gradient belongs to an input, a tangent to a result",
+            hint="name the tangent after the result: a gradient belongs to an input, a tangent to a result",
         )
     if name not in differentiable:
         raise errors.NotDifferentiableError(
@@ -108,7 +108,7 @@ def _result(name: str, schema: Schema, operator: str, place: str) -> str:
             argument=name,
             expected=f"one of {listed(differentiable)}",
             where=place,
-            mend=f"leave `{name}` out, or change its role in `results=`",
+            hint=f"leave `{name}` out, or change its role in `results=`",
         )
     return name
 

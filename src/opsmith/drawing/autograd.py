@@ -82,7 +82,7 @@ def refuse_without_graph(tensor: Tensor, name: str) -> None:
         argument=name,
         expected="a tensor with a `grad_fn`",
         got=f"{form_of(tensor)}, requires_grad={leaf}",
-        mend="draw what is computed from it"
+        hint="draw what is computed from it"
         if leaf
         else "call `requires_grad_()` on an input before the computation, and leave `torch.no_grad()` "
         "and `detach()` out",
@@ -305,6 +305,6 @@ def _freed(name: str) -> errors.FreedGraphError:
         f"the graph was freed: what `{name}` kept for the backward is gone",
         expected="a graph that no `backward()` has run through",
         got="one whose saved tensors were freed",
-        mend="draw before `backward()`, or call `backward(retain_graph=True)`; `memory=False` draws "
+        hint="draw before `backward()`, or call `backward(retain_graph=True)`; `memory=False` draws "
         "the nodes alone",
     )

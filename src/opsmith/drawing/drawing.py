@@ -153,5 +153,5 @@ def _check_depth(depth: Any) -> None:
         argument="depth",
         expected="0 or more, or None",
         got=repr(depth),
-        mend="leave it out, and as much is unfolded as can be looked at",
+        hint="leave it out, and as much is unfolded as can be looked at",
     )

@@ -72,7 +72,7 @@ def _refuse_lazy(module: torch.nn.Module) -> None:
             argument="subject",
             expected="a module whose parameters and buffers are there",
             got=f"{counted(len(lazy), 'uninitialized tensor')}",
-            mend="call it once on its inputs before it is drawn: that gives a lazy module its shapes",
+            hint="call it once on its inputs before it is drawn: that gives a lazy module its shapes",
         )
 
 

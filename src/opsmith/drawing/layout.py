@@ -83,7 +83,7 @@ def rendered(dot: str, form: Format, *, seconds: float = SECONDS) -> Picture:
             raise errors.DrawingError(
                 "Graphviz failed",
                 got=said[-1] if said else f"exit status {done.returncode}",
-                mend="draw an HTML page, which needs no Graphviz, and tell us: the graph as `.dot` helps",
+                hint="draw an HTML page, which needs no Graphviz, and tell us: the graph as `.dot` helps",
             )
         small = b"too large for cairo-renderer" in done.stderr
         scaled = "made smaller, since it had too many points for a picture" if small else ""
@@ -91,7 +91,7 @@ def rendered(dot: str, form: Format, *, seconds: float = SECONDS) -> Picture:
     raise errors.DrawingError(
         "Graphviz took too long to lay the graph out",
         expected=f"a picture in {seconds:g} seconds, or in as many with less care",
-        mend="fold it, `depth=1`, or draw an HTML page, in which modules unfold one by one",
+        hint="fold it, `depth=1`, or draw an HTML page, in which modules unfold one by one",
     )
 
 
@@ -115,6 +115,6 @@ def _package() -> str:
         raise errors.MissingExtraError(
             "a picture needs the package `pygraphviz`, which brings Graphviz",
             got="no module named 'pygraphviz'",
-            mend=f"{install('draw')}; or write `.html`, `.dot` or `.json`, which need nothing",
+            hint=f"{install('draw')}; or write `.html`, `.dot` or `.json`, which need nothing",
         )
     return str(Path(found.origin).parent.parent)

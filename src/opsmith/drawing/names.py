@@ -81,7 +81,7 @@ def given_names(given: Any) -> Names:
             argument="names",
             expected="a module, or a dict from names to tensors and modules",
             got=type(given).__name__,
-            mend='write `names=model`, or `names={"x": x, "model": model}`',
+            hint='write `names=model`, or `names={"x": x, "model": model}`',
         )
     for name, value in given.items():
         if isinstance(value, Tensor):

@@ -66,7 +66,7 @@ def read_target(path: Any) -> Target:
             argument="path",
             expected=f"a name that ends in {', '.join(FORMATS)}",
             got=f"`{file}`",
-            mend=f"write `{file.with_suffix('.svg')}`" if file.name else "write `graph.svg`",
+            hint=f"write `{file.with_suffix('.svg')}`" if file.name else "write `graph.svg`",
         )
     if file.is_dir():
         raise _unwritable(str(file), "a folder", "name a file in it, `graph.svg`")
@@ -77,11 +77,11 @@ def read_target(path: Any) -> Target:
     return Target(file, form)
 
 
-def _unwritable(path: str, got: str, mend: str) -> errors.UsageError:
+def _unwritable(path: str, got: str, hint: str) -> errors.UsageError:
     return errors.UsageError(
         f"no file can be written to `{path}`",
         argument="path",
         expected="a file in a folder that is there, and can be written to",
         got=got,
-        mend=mend,
+        hint=hint,
     )

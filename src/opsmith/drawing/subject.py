@@ -90,7 +90,7 @@ def call_of(function: Any, inputs: Any, kwargs: Mapping[str, Any] | None = None)
             argument="inputs",
             expected=f"what `{getattr(called, '__name__', what)}{inspect.signature(called)}` takes",
             got=f"{len(args) + len(named)} given" if args or named else "nothing",
-            mend='write `inputs=(x, y)`, or `inputs={"x": x}` by name',
+            hint='write `inputs=(x, y)`, or `inputs={"x": x}` by name',
         ) from error
     except ValueError:  # a function in C, which takes what it takes
         pass
@@ -135,7 +135,7 @@ def operator_call(
             argument=fault[1] or "inputs",
             expected=fault[2],
             got=fault[3],
-            mend=f"give `inputs=` what {specification.schema.call_text(specification.short_name)} takes",
+            hint=f"give `inputs=` what {specification.schema.call_text(specification.short_name)} takes",
         )
     return Subject(operator, args, named)
 
@@ -146,6 +146,6 @@ def _without_samples(operator: Operator[..., Any], problem: str) -> errors.Missi
         problem,
         operator=operator.name,
         where=specification.where,
-        mend=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples of "
+        hint=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples of "
         "arguments, or give `inputs=`",
     )

@@ -71,7 +71,7 @@ def trace(subject: Any, options: Options | None = None, frame: FrameType | None 
             argument=next(name for name, given in asked.items() if given),
             expected="a module, a function or an operator to call",
             got=type(subject).__name__,
-            mend="leave it out, or draw what computes them",
+            hint="leave it out, or draw what computes them",
         )
     variables(names, frame)
     named = {_named(name, tensor, names): tensor for name, tensor in outputs.items()}
@@ -98,7 +98,7 @@ def _of_call(subject: Any, options: Options, names: Names) -> Graph:
         raise errors.UsageError(
             f"`{title}` returns no tensor",
             expected="a tensor, or tuples, lists and dicts of tensors",
-            mend="return what is to be drawn",
+            hint="return what is to be drawn",
         )
     if not options.training:
         return forward_graph(found, title, memory=options.memory)
@@ -122,17 +122,17 @@ def _outputs(subject: Any) -> dict[str, Tensor]:
             return found
     if isinstance(subject, tuple | list) and subject and all(isinstance(each, Tensor) for each in subject):
         return named_tensors(subject, "output")
-    mend = 'draw what a loss or an output hangs on: `opsmith.draw(loss, "graph.svg")`'
+    hint = 'draw what a loss or an output hangs on: `opsmith.draw(loss, "graph.svg")`'
     if isinstance(subject, type) and issubclass(subject, torch.autograd.Function):
-        mend = "adopt it, `opsmith.adopt(...)`, or draw a tensor that it has computed"
+        hint = "adopt it, `opsmith.adopt(...)`, or draw a tensor that it has computed"
     if isinstance(subject, type) and issubclass(subject, torch.nn.Module):
-        mend = f"make one, and draw that: `opsmith.draw({subject.__name__}(...), path, inputs=...)`"
+        hint = f"make one, and draw that: `opsmith.draw({subject.__name__}(...), path, inputs=...)`"
     raise errors.UsageError(
         "this cannot be drawn",
         argument="subject",
         expected="a tensor, a tuple or dict of tensors, a module, a function or an operator",
         got=f"the class `{subject.__name__}`" if isinstance(subject, type) else type(subject).__name__,
-        mend=mend,
+        hint=hint,
     )
 
 
@@ -149,5 +149,5 @@ def _no_training(name: str) -> errors.UsageError:
         operator=name,
         argument="training",
         expected="a module or a function",
-        mend="leave `training` out, or draw a function that calls it",
+        hint="leave `training` out, or draw a function that calls it",
     )

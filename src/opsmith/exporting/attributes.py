@@ -41,10 +41,10 @@ def attribute(specification: Specification, leaf: Argument, value: Any) -> Any:
             "an argument that is no tensor follows from a dynamic axis, and an attribute is fixed",
             operator=specification.name,
             argument=leaf.name,
-            expected=f"{kind.hint()} that is the same in every call",
+            expected=f"{kind.annotation()} that is the same in every call",
             got=", ".join(map(str, items)),
             where=specification.where,
-            mend="let the reference take it from the shape of a tensor, or leave that axis out of `dynamic=`",
+            hint="let the reference take it from the shape of a tensor, or leave that axis out of `dynamic=`",
         )
     form = FORMS.get(kind.base.schema, STRINGS)
     if kind.base.schema == "Scalar":

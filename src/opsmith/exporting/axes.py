@@ -84,7 +84,7 @@ def read_axes(dynamic: Any, names: Sequence[str], tensors: Sequence[Tensor]) -> 
             argument="dynamic",
             expected="for each input a mapping from axis to name",
             got=repr(dynamic),
-            mend=f"write {form}",
+            hint=f"write {form}",
         )
     unknown = [name for name in given if name not in names]
     if unknown:
@@ -93,7 +93,7 @@ def read_axes(dynamic: Any, names: Sequence[str], tensors: Sequence[Tensor]) -> 
             argument="dynamic",
             expected=", ".join(names) or "no inputs",
             got=str(unknown[0]),
-            mend="name inputs as the parameters of the model, or as `input_names=` does",
+            hint="name inputs as the parameters of the model, or as `input_names=` does",
         )
     of = tuple(
         _axes_of(given.get(name, {}), name, tensor) for name, tensor in zip(names, tensors, strict=True)
@@ -113,7 +113,7 @@ def _axes_of(given: Mapping[Any, Any], name: str, tensor: Tensor) -> dict[int, s
                 argument="dynamic",
                 expected=f"axes from {-tensor.ndim} to {tensor.ndim - 1}, with identifiers for names",
                 got=f"{{{axis!r}: {title!r}}}",
-                mend='write `{0: "batch"}`',
+                hint='write `{0: "batch"}`',
             )
         found[axis % tensor.ndim] = title
     return found
@@ -133,7 +133,7 @@ def _refuse_odd_sizes(axes: Axes, tensors: Sequence[Tensor]) -> None:
                 argument=name,
                 expected=f"one size: {axes.places(name)}",
                 got=" and ".join(map(str, sorted(sizes))),
-                mend="give axes that differ names of their own",
+                hint="give axes that differ names of their own",
             )
         if 0 in sizes:
             raise errors.DynamicAxisError(
@@ -141,7 +141,7 @@ def _refuse_odd_sizes(axes: Axes, tensors: Sequence[Tensor]) -> None:
                 argument=name,
                 expected=f"at least 1: {axes.places(name)}",
                 got="0",
-                mend="give inputs that hold something; the file takes other sizes all the same",
+                hint="give inputs that hold something; the file takes other sizes all the same",
             )
 
 

@@ -153,7 +153,7 @@ def refuse_lists_before_others(specification: Specification) -> None:
             "it returns a list before another result, and a node of ONNX cannot tell where the list ends",
             operator=specification.name,
             expected="tensors, the last of which may be a list of them",
-            got=", ".join(f"{result.name}: {result.hint()}" for result in shown),
+            got=", ".join(f"{result.name}: {result.annotation()}" for result in shown),
             where=specification.where,
-            mend="return the list last, or its tensors one by one",
+            hint="return the list last, or its tensors one by one",
         )

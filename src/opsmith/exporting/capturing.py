@@ -72,7 +72,7 @@ def captured(
         raise errors.ExportError(
             f"torch's exporter does not take the model: {first_line(chain[-1])}",
             got=type(chain[-1]).__name__,
-            mend="`torch.export.export(model, args)` must take it, and ONNX have an operator for each of "
+            hint="`torch.export.export(model, args)` must take it, and ONNX have an operator for each of "
             "torch's in it; the error that led to this one says more",
         ) from error
     _refuse_fixed(model, inputs, axes, program.exported_program)
@@ -119,7 +119,7 @@ def _refuse_fixed(model: torch.nn.Module, inputs: Sequence[Tensor], axes: Axes, 
                 expected=f"a computation for every size of axis {axis} of `{name}`",
                 got=f"one for size {given.shape[axis]} alone",
                 where=culprit(lambda: _open(model, inputs, axes), given.shape[axis]),
-                mend="compute with `x.shape` as it comes, without comparing it with numbers or making a "
+                hint="compute with `x.shape` as it comes, without comparing it with numbers or making a "
                 "number of it, or leave the axis out of `dynamic=`",
             )
 
@@ -145,7 +145,7 @@ def _refuse_unknown(model: torch.nn.Module, inputs: Sequence[Tensor], table: Tab
             else "the model calls an operator that opsmith does not know, and ONNX has no node for it",
             operator=name,
             where=where_called(node),
-            mend="register one that returns what this one writes, and call that"
+            hint="register one that returns what this one writes, and call that"
             if writes
             else f"adopt it first, with a reference: {adopt}",
         )

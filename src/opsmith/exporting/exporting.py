@@ -83,7 +83,7 @@ def export_onnx(
             argument="model",
             expected="an nn.Module, or an operator of opsmith",
             got=type(model).__name__,
-            mend="put a function into the `forward` of a module",
+            hint="put a function into the `forward` of a module",
         )
     call = read_call(args, kwargs)
     with evaluating(model):

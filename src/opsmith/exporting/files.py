@@ -76,7 +76,7 @@ class Draft:
         except Exception as error:  # it raises classes of its own, which share no base
             raise errors.ExportError(
                 f"what torch's exporter wrote is no valid file: {' '.join(str(error).split())}",
-                mend="try another `opset=`; the model may use an operator that ONNX has in later ones",
+                hint="try another `opset=`; the model may use an operator that ONNX has in later ones",
             ) from error
 
     def publish(self) -> None:
@@ -106,12 +106,12 @@ def drafted(path: Path, argument: str = "path") -> Iterator[Draft]:
         raise unwritable(path, argument, error.strerror or str(error), "name another one") from error
 
 
-def unwritable(path: str | Path, argument: str, got: str, mend: str) -> errors.UsageError:
+def unwritable(path: str | Path, argument: str, got: str, hint: str) -> errors.UsageError:
     """The error of a place that no file can be written to."""
     return errors.UsageError(
         f"no file can be written to `{path}`",
         argument=argument,
         expected="a file in a folder that is there, and can be written to",
         got=got,
-        mend=mend,
+        hint=hint,
     )

@@ -102,7 +102,7 @@ def refuse_unused(native: Mapping[str, int], used: Mapping[str, int], name: str)
                 operator=operator,
                 expected=f"{count} node{'s' * (count != 1)} of it in the optimised graph",
                 got=str(used.get(operator, 0)),
-                mend="leave `library=` out, and report it to opsmith with the model",
+                hint="leave `library=` out, and report it to opsmith with the model",
             )
 
 

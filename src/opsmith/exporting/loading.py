@@ -69,7 +69,7 @@ class OnnxModule(torch.nn.Module):
             f"`{self.path.name}` cannot be called so: {problem}",
             expected=expected.replace("'", "") or "no inputs",
             got=got,
-            mend="give each input a tensor of its type; an axis without a name has the size of the export",
+            hint="give each input a tensor of its type; an axis without a name has the size of the export",
         )
 
     def extra_repr(self) -> str:
@@ -108,6 +108,6 @@ def load(path: str | os.PathLike[str], library: str | os.PathLike[str] | None = 
             argument="path",
             expected="a file of ONNX",
             got="a folder" if file.is_dir() else "nothing there",
-            mend="export it first: `opsmith.export_onnx(model, args, path)`",
+            hint="export it first: `opsmith.export_onnx(model, args, path)`",
         )
     return OnnxModule(file, None if library is None else Path(library))

@@ -83,7 +83,7 @@ def natives(
             "no operator of the model can be packaged into a library",
             expected="an operator with a kernel in C++ that takes its calls",
             got="; ".join(f"{name}: {reason}" for name, reason in left.items()) or "no operators",
-            mend="give one a kernel, `op.kernel('cpu', cpp=...)`, or leave `library=` out",
+            hint="give one a kernel, `op.kernel('cpu', cpp=...)`, or leave `library=` out",
         )
     operators = _operators(calls, chosen)
     objects = dict.fromkeys(kernel for each in operators.values() for kernel in each[1])
@@ -140,7 +140,7 @@ def _unpackaged(specification: Specification, reason: str) -> errors.ExportError
         expected="a kernel in C++ that takes its calls",
         got=reason,
         where=specification.where,
-        mend="give it one, `op.kernel('cpu', cpp=...)`, or write `body='function'`, and its body computes it",
+        hint="give it one, `op.kernel('cpu', cpp=...)`, or write `body='function'`, and its body computes it",
     )
 
 

@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
     raise errors.MissingExtraError(
         "ONNX needs the packages `onnx`, `onnxscript` and `onnxruntime`",
         got=f"no module named {error.name!r}",
-        mend=install("onnx"),
+        hint=install("onnx"),
     ) from error
 
 __all__ = ["onnx", "onnx_ir", "onnxruntime", "onnxscript"]

@@ -68,7 +68,7 @@ def reference_of(call: Call) -> Any:
             "it is opaque: there is no reference in PyTorch that a body could be derived from",
             operator=specification.name,
             where=specification.where,
-            mend="write `body='node', verify=False`, and give the runtime a kernel for it",
+            hint="write `body='node', verify=False`, and give the runtime a kernel for it",
         )
     return specification.reference
 
@@ -91,7 +91,7 @@ def traced(calls: Sequence[Call]) -> Any:
                 f"torch cannot trace its reference: {first_line(error)}",
                 operator=specification.name,
                 where=where(reference_of(calls[0])),
-                mend="write it in torch's operations on tensors, and take no values out of them; or "
+                hint="write it in torch's operations on tensors, and take no values out of them; or "
                 "`body='node', verify=False`",
             ) from error
         for call in calls:  # which of them it is
@@ -147,7 +147,7 @@ def _fixed(call: Call, name: str, what: str, size: int, trace: Callable[[], Any]
         expected="a computation for every size",
         got=f"one for size {size} alone",
         where=culprit(trace, size) or call.specification.where,
-        mend="export with a larger example: torch takes a size of 0 or 1 for a constant"
+        hint="export with a larger example: torch takes a size of 0 or 1 for a constant"
         if size < 2
         else "compute with sizes as they come, without comparing them with numbers",
     )

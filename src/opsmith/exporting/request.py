@@ -49,7 +49,7 @@ def read_request(path: Any, body: Any, opset: Any, verify: Any, library: Any = N
             argument="body",
             expected=", ".join(f"`{each}`" for each in get_args(Body)),
             got=repr(body),
-            mend='leave it out, or write `body="inline"`',
+            hint='leave it out, or write `body="inline"`',
         )
     number = DEFAULT_OPSET if opset is None else opset
     if not isinstance(number, int) or isinstance(number, bool) or number not in OPSETS:
@@ -58,7 +58,7 @@ def read_request(path: Any, body: Any, opset: Any, verify: Any, library: Any = N
             argument="opset",
             expected=f"{OPSETS[0]} to {OPSETS[-1]}",
             got=repr(opset),
-            mend=f"leave it out, and it is {DEFAULT_OPSET}; `onnx.version_converter` may make an older file "
+            hint=f"leave it out, and it is {DEFAULT_OPSET}; `onnx.version_converter` may make an older file "
             "of it",
         )
     if not isinstance(verify, bool):
@@ -67,7 +67,7 @@ def read_request(path: Any, body: Any, opset: Any, verify: Any, library: Any = N
             argument="verify",
             expected="True or False",
             got=repr(verify),
-            mend="leave it out, and the file is compared with PyTorch",
+            hint="leave it out, and the file is compared with PyTorch",
         )
     file = _writable(path, "path", "model.onnx")
     return Request(file, body, number, verify, _read_library(library, file, body))
@@ -82,7 +82,7 @@ def _read_library(library: Any, file: Path, body: str) -> Path | None:
             argument="library",
             expected="`body='function'` or `body='node'`",
             got="`body='inline'`",
-            mend="leave `body=` out, or leave `library=` out",
+            hint="leave `body=` out, or leave `library=` out",
         )
     path = _writable(library, "library", "ops.so")
     if path.absolute() == file.absolute():
@@ -128,7 +128,7 @@ def read_names(given: Any, default: Sequence[str], argument: str, taken: Sequenc
             argument=argument,
             expected=f"{len(default)} different names: {', '.join(default)}",
             got=", ".join(map(str, names)) or "none",
-            mend="give each tensor a name, in this order, or leave it out",
+            hint="give each tensor a name, in this order, or leave it out",
         )
     both = [name for name in names if name in taken]
     if both:
@@ -137,7 +137,7 @@ def read_names(given: Any, default: Sequence[str], argument: str, taken: Sequenc
             argument=argument,
             expected="names that no input has",
             got=", ".join(names),
-            mend="name one of the two otherwise; `input_names=` names inputs",
+            hint="name one of the two otherwise; `input_names=` names inputs",
         )
     return names
 

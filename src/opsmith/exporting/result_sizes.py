@@ -128,7 +128,7 @@ def _unlike(name: str, leaf: Argument, value: Any) -> Iterator[str]:
     yield f"if ({name}.given != {_flag(value is not None)}) break;"
     if value is None:
         return
-    form = leaf.kind.base.hint
+    form = leaf.kind.base.annotation
     if form == "str":
         yield f"if ({name}.list.size != {len(value.encode())}) break;"
         for at, byte in enumerate(value.encode()):

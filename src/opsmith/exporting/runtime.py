@@ -86,7 +86,7 @@ class Runtime:
             raise errors.OnnxRuntimeError(
                 f"ONNX Runtime does not run `{self.name}`: {reason(error)}",
                 got=shapes,
-                mend="call it with sizes that the model takes in PyTorch; an axis that is not in `dynamic=` "
+                hint="call it with sizes that the model takes in PyTorch; an axis that is not in `dynamic=` "
                 "has the size of the export",
             ) from error
         return [_from_runtime(value) for value in values]
@@ -100,7 +100,7 @@ def _register(options: Any, library: Path) -> None:
             f"ONNX Runtime does not load the library `{library.name}`: {reason(error)}",
             expected="a library that `export_onnx(..., library=...)` wrote, on a machine of this kind",
             got=library.name,
-            mend="export it again, on this machine; it needs the OpenMP of g++ (libgomp)",
+            hint="export it again, on this machine; it needs the OpenMP of g++ (libgomp)",
         ) from error
 
 
@@ -139,7 +139,7 @@ def _not_loaded(name: str, error: BaseException) -> errors.OnnxRuntimeError:
         f"ONNX Runtime has no kernel for a node of `{name}`: {text}"
         if lacks
         else f"ONNX Runtime does not load `{name}`: {text}",
-        mend="export it with `body='function'`, which every runtime runs, or give the runtime a library that "
+        hint="export it with `body='function'`, which every runtime runs, or give the runtime a library that "
         "has the kernel"
         if lacks
         else "export it in a type that ONNX Runtime computes on the CPU: float32, float64, mostly float16; "

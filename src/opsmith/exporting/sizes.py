@@ -37,7 +37,7 @@ def example_size(size: Any) -> int:
         raise errors.ExportError(
             "the size of a tensor depends on the values of others, and no body can be derived for it",
             got=str(size),
-            mend="compute what has such a size outside of the operator, or export it with `body='node', "
+            hint="compute what has such a size outside of the operator, or export it with `body='node', "
             "verify=False`",
         )
     return int(hint)

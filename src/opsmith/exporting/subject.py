@@ -51,7 +51,7 @@ def read_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             argument="args",
             expected="a tensor, or a tuple of what the model takes by position",
             got=type(args).__name__,
-            mend="write `(x, y)`; what it takes by name goes into `kwargs=`",
+            hint="write `(x, y)`; what it takes by name goes into `kwargs=`",
         )
     if not isinstance(kwargs, Mapping | None):
         raise errors.UsageError(
@@ -59,7 +59,7 @@ def read_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             argument="kwargs",
             expected="a dict of what the model takes by name",
             got=type(kwargs).__name__,
-            mend='write `{"y": y}`; what it takes by position goes into `args`',
+            hint='write `{"y": y}`; what it takes by position goes into `args`',
         )
     return ((args,) if isinstance(args, Tensor) else tuple(args)), dict(kwargs or {})
 
@@ -82,7 +82,7 @@ def bound_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
             f"`args` are no call of the model: {error}",
             argument="args",
             expected=f"what `forward{signature}` takes",
-            mend="give `args=` a tuple of what it takes by position, and `kwargs=` a dict of the rest",
+            hint="give `args=` a tuple of what it takes by position, and `kwargs=` a dict of the rest",
         ) from error
     positional = [
         each
@@ -110,7 +110,7 @@ def input_leaves(named: Sequence[tuple[str, Any]]) -> tuple[list[str], list[Tens
                 argument=name,
                 expected=TYPE_NAMES,
                 got=f"{tensor.dtype}, {tensor.layout}",
-                mend="convert it before the model: `torch.view_as_real(x)`, `x.to_dense()`",
+                hint="convert it before the model: `torch.view_as_real(x)`, `x.to_dense()`",
             )
     return [name for name, _ in found], [tensor for _, tensor in found]
 
@@ -133,7 +133,7 @@ def output_names(model: Any, returned: Any) -> list[str]:
             "the model returns no tensor",
             expected="a tensor, or tuples, lists and dicts of tensors",
             got=type(returned).__name__,
-            mend="return what the file is to compute",
+            hint="return what the file is to compute",
         )
     return names
 

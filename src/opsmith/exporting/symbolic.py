@@ -74,7 +74,7 @@ def by_symbolic(
             f"its `symbolic` cannot be run: {type(error).__name__}: {error}",
             operator=specification.name,
             where=where(symbolic),
-            mend="let it call `g.op` on the arguments of `forward` alone: what else the old exporter had, "
+            hint="let it call `g.op` on the arguments of `forward` alone: what else the old exporter had, "
             "as sizes and types of values, is not there",
         ) from error
     return graph.returned(made)
@@ -190,14 +190,14 @@ class Graph:
         adopted = self._specification.adopted
         return self._specification.qualname if adopted is None else adopted.name
 
-    def _refused(self, problem: str, expected: str, got: str, mend: str) -> errors.ExportError:
+    def _refused(self, problem: str, expected: str, got: str, hint: str) -> errors.ExportError:
         return errors.ExportError(
             problem,
             operator=self._specification.name,
             expected=expected,
             got=got,
             where=self._specification.where,
-            mend=mend,
+            hint=hint,
         )
 
 

@@ -187,7 +187,7 @@ def complete(node: Any, call: Call) -> None:
             "it returns no tensor in this call",
             operator=specification.name,
             where=specification.where,
-            mend="leave the call out of the model",
+            hint="leave the call out of the model",
         )
     node.resize_outputs(len(results))
     for at, (output, result) in enumerate(zip(node.outputs, results, strict=True)):
@@ -224,6 +224,6 @@ def _onnx_type(specification: Specification, dtype: Any) -> int:
             expected=TYPE_NAMES,
             got=str(dtype),
             where=specification.where,
-            mend="return another type; of complex numbers, `torch.view_as_real`",
+            hint="return another type; of complex numbers, `torch.view_as_real`",
         )
     return ONNX_TYPES[dtype]

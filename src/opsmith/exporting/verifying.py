@@ -44,7 +44,7 @@ def refuse_random(used: Iterable[Specification]) -> None:
                 "it draws from a random state, and ONNX Runtime has another: the two cannot be compared",
                 operator=each.name,
                 where=each.where,
-                mend="write `verify=False`, or let it take what is drawn as an argument",
+                hint="write `verify=False`, or let it take what is drawn as an argument",
             )
 
 
@@ -162,7 +162,7 @@ class Verification:
             expected=f"at most {allowed.relative:.1e}: {allowed.reason}",
             got=told if first is None else f"{told}; the first node that differs is {first}",
             where=None if first is None else first.where,
-            mend=f"no file was left; {self._mend(first)}",
+            hint=f"no file was left; {self._mend(first)}",
         )
 
     def _mend(self, first: Culprit | None) -> str:

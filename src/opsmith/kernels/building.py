@@ -63,7 +63,7 @@ def build_kernel(
             operator=operator.name,
             expected=_SOURCES,
             got=" and ".join(shown or [f"`{name}=`" for name in options]) or "`entry=` or `strict=` alone",
-            mend="give each kernel by a call of `op.kernel(...)` of its own",
+            hint="give each kernel by a call of `op.kernel(...)` of its own",
         )
     if any(value is not None for value in others.values()):
         from opsmith.kernels.cuda_building import build_cuda_kernel
@@ -90,7 +90,7 @@ def build_kernel(
             operator=operator.name,
             expected="`entry=`, `dtypes=` and `strict=`",
             got=", ".join(f"`{name}=`" for name in options),
-            mend="leave it out; `grid=` and what belongs to it are for `cuda=` and `triton=`",
+            hint="leave it out; `grid=` and what belongs to it are for `cuda=` and `triton=`",
         )
     if device != "cpu":
         raise errors.UsageError(
@@ -98,7 +98,7 @@ def build_kernel(
             operator=operator.name,
             expected="`cpu`, where C++ runs",
             got=repr(device),
-            mend="write `op.kernel('cpu', cpp=...)`",
+            hint="write `op.kernel('cpu', cpp=...)`",
         )
     declared = frame.f_code.co_filename if frame is not None else None
 
@@ -114,7 +114,7 @@ def build_kernel(
             expected="`template <class T>` before the function",
             got=f"`void {kernel.entry}(...)`",
             where=kernel.where,
-            mend="leave `dtypes=` out: the views in its parameters say what it takes",
+            hint="leave `dtypes=` out: the views in its parameters say what it takes",
         )
     return kernel
 
@@ -132,6 +132,6 @@ def _ordered(
             argument="dtypes",
             expected=", ".join(str(dtype) for dtype in TYPES),
             got=", ".join(sorted(map(str, unknown))),
-            mend="leave it out: the reference computes it",
+            hint="leave it out: the reference computes it",
         )
     return tuple(dtype for dtype in TYPES if dtype in set(dtypes))

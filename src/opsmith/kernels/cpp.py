@@ -153,7 +153,7 @@ class CppKernel(KernelFromSource[CppSource]):
         except errors.ToolchainError as error:
             if self.strict:
                 raise
-            return f"{error.problem}: {error.got}; {error.mend}"
+            return f"{error.problem}: {error.got}; {error.hint}"
         if not tensors_in(list(values)):
             return "there is no tensor among the arguments, by whose device torch would find it"
         choice = self._choose(loaded, values)
@@ -236,5 +236,5 @@ class CppKernel(KernelFromSource[CppSource]):
             f"the C++ kernel threw: {text}",
             operator=self.operator.name,
             where=self.where,
-            mend="call it with what the kernel takes, or mend the kernel",
+            hint="call it with what the kernel takes, or fix the kernel",
         )

@@ -130,7 +130,7 @@ class CudaKernel(KernelFromSource[CudaSource]):
         except errors.ToolchainError as error:
             if self.strict:
                 raise
-            return f"{error.problem}: {error.got}; {error.mend}"
+            return f"{error.problem}: {error.got}; {error.hint}"
         return choice if isinstance(choice, str) else None
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
@@ -248,7 +248,7 @@ class CudaKernel(KernelFromSource[CudaSource]):
                 got=f"grid {geometry.grid}, block {geometry.block}, {geometry.shared} bytes of shared "
                 f"memory, on {self._machine.architecture(index)}",
                 where=self.where,
-                mend="see what it takes with `opsmith compile`; what a kernel before it did wrong comes up "
+                hint="see what it takes with `opsmith compile`; what a kernel before it did wrong comes up "
                 "here, too: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
             ) from None
 

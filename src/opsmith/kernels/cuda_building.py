@@ -54,7 +54,7 @@ def build_cuda_kernel(
             operator=operator.name,
             expected="`cuda`, where CUDA runs",
             got=repr(device),
-            mend="write `op.kernel('cuda', cuda=...)`",
+            hint="write `op.kernel('cuda', cuda=...)`",
         )
     unknown = [name for name in options if name not in LAUNCHING]
     if unknown or "grid" not in options:
@@ -65,7 +65,7 @@ def build_cuda_kernel(
             operator=operator.name,
             expected=", ".join(f"`{name}=`" for name in LAUNCHING),
             got=", ".join(f"`{name}=`" for name in unknown) or "the source without `grid=`",
-            mend="write for example `grid='ceil(result.numel / 256)', block=256`",
+            hint="write for example `grid='ceil(result.numel / 256)', block=256`",
         )
 
     def read() -> CudaSource:
@@ -101,7 +101,7 @@ def _check_template(
             expected="`template <class T>` before the function",
             got=f"`__global__ void {source.entry}(...)`",
             where=source.where,
-            mend="leave `dtypes=` out: the views in its parameters say what it takes",
+            hint="leave `dtypes=` out: the views in its parameters say what it takes",
         )
     needed = [each.name for each in source.parameters if not each.is_type and not each.default]
     missing = [name for name in needed if name not in constants]
@@ -116,7 +116,7 @@ def _check_template(
             else "none: the template has no number",
             got=", ".join(f"`{name}`" for name in constants) or "none",
             where=source.where,
-            mend=f"write `constants={{{(missing or ['K'])[0]!r}: 'x.shape[0]'}}`"
+            hint=f"write `constants={{{(missing or ['K'])[0]!r}: 'x.shape[0]'}}`"
             if missing
             else f"leave `{unknown[0]}` out, or write `template <class T, int {unknown[0]}>`",
         )

@@ -173,7 +173,7 @@ def _without_sample(
             "constants depend on sizes",
             operator=operator.name,
             where=kernel.where,
-            mend="write `@op.samples` over a function of `make` that yields arguments which the kernel takes",
+            hint="write `@op.samples` over a function of `make` that yields arguments which the kernel takes",
         )
     instances = [Instance(dtype, constants) for dtype in dtypes]
     for instance in instances:

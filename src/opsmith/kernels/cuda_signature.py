@@ -37,11 +37,13 @@ def check_cuda_parameters(
 
 def passed(schema: Schema) -> tuple[str, ...]:
     """The arguments that are parameters of a CUDA kernel: all but texts."""
-    return tuple(each.name for each in schema.arguments if each.kind.base.hint != "str" or each.kind.sequence)
+    return tuple(
+        each.name for each in schema.arguments if each.kind.base.annotation != "str" or each.kind.sequence
+    )
 
 
 def _argument(name: str, kind: Kind, operator: str, where: str) -> CudaParameter:
-    form = kind.base.hint
+    form = kind.base.annotation
     if form not in _BYTES or kind.encoded or (kind.sequence and (kind.item_optional or kind.optional)):
         expected = "a tensor, int, float or bool, or None for one; a list of any of these"
         raise cannot_take(name, kind, "CUDA", expected, operator, where)

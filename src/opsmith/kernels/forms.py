@@ -64,7 +64,7 @@ def forms_of(specification: Specification, values: Sequence[Any]) -> tuple[Form,
                 f"needs data for it ({type(error).__name__})",
                 operator=specification.name,
                 where=specification.where,
-                mend="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result",
+                hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result",
             ) from error
 
 

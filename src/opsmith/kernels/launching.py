@@ -100,7 +100,7 @@ class _Rule:
             expected="whole numbers; round with `ceil(...)` or `//`",
             got=got,
             where=next((where(each) for each in self.said if callable(each)), None),
-            mend="mend the expression, or give a function of arguments and results instead",
+            hint="hint the expression, or give a function of arguments and results instead",
         )
 
 
@@ -126,7 +126,7 @@ def _rule(what: str, said: Said, operator: str, names: Sequence[str], most: int 
             expected=expected,
             got=got,
             where=where(said) if callable(said) else None,
-            mend="write for example `ceil(result.numel / 256)`, or give a function of arguments and results",
+            hint="write for example `ceil(result.numel / 256)`, or give a function of arguments and results",
         )
 
     if callable(said):
@@ -259,7 +259,7 @@ def _impossible(
         if threads
         else f"{least} to {' x '.join(map(str, most))}",
         got=f"{' x '.join(map(str, found))}, for {shapes}",
-        mend="tell the grid from the results, all of whose elements a kernel has to write"
+        hint="tell the grid from the results, all of whose elements a kernel has to write"
         if rule.what == "grid"
         else "take fewer, and let each do more",
     )

@@ -28,7 +28,7 @@ def arguments_of(schema: Schema, operator: str, where: str) -> tuple[Parameter, 
 
 
 def _argument(name: str, kind: Kind, operator: str, where: str) -> Parameter:
-    form = _FORMS.get(kind.base.hint)
+    form = _FORMS.get(kind.base.annotation)
     listed = kind.sequence and (form == "str" or kind.item_optional or kind.optional)
     if form is None or kind.encoded or listed:
         raise cannot_take(
@@ -60,9 +60,9 @@ def cannot_take(
         operator=operator,
         argument=name,
         expected=expected,
-        got=kind.hint(),
+        got=kind.annotation(),
         where=where,
-        mend=_in_python(language),
+        hint=_in_python(language),
     )
 
 
@@ -79,9 +79,9 @@ def check_results(schema: Schema, language: str, operator: str, where: str) -> N
                 operator=operator,
                 argument=result.name,
                 expected="results that are one tensor each",
-                got=result.hint(),
+                got=result.annotation(),
                 where=where,
-                mend=_in_python(language),
+                hint=_in_python(language),
             )
 
 
@@ -115,7 +115,7 @@ def check_parameters(
                 expected=f"({', '.join(f'{each} {name}' for each, name in zip(wanted, names, strict=True))})",
                 got=f"({', '.join(map(str, candidate))})",
                 where=where,
-                mend="give the kernel these parameters in this order; a view may be Contiguous or "
+                hint="give the kernel these parameters in this order; a view may be Contiguous or "
                 "ChannelsLast, and say how many dimensions it has",
             )
 
@@ -144,7 +144,7 @@ def check_written(
             expected=f"{plain(form.dtype)} of {len(form.shape)} dimensions",
             got=str(parameter),
             where=where,
-            mend="change the view, or leave the dtype out of `dtypes=`",
+            hint="change the view, or leave the dtype out of `dtypes=`",
         )
 
 

@@ -244,7 +244,7 @@ class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
                 expected="a grid with a program for each part of each result",
                 got=f"grid {prepared.grid}, `{name}` {list(result.shape)}",
                 where=self.where,
-                mend="count the programs by the results, as in `grid=lambda result: ...`",
+                hint="count the programs by the results, as in `grid=lambda result: ...`",
             )
         return bool(filled)
 
@@ -290,7 +290,7 @@ class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
                 expected=f"{len(form.shape)} dimensions",
                 got=f"sizes or strides of {wanted.dim}",
                 where=self.where,
-                mend="take the sizes and strides of as many dimensions as the result has",
+                hint="take the sizes and strides of as many dimensions as the result has",
             )
 
     def _forms_of(self, values: Sequence[Any]) -> tuple[Form, ...]:

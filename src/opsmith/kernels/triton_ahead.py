@@ -106,7 +106,7 @@ def _calls(kernel: TritonKernel) -> Iterator[list[Any]]:
             "there are no samples to compile its kernel for",
             operator=specification.name,
             where=specification.where,
-            mend=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
+            hint=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
             "of arguments",
         )
     floating = sorted((dtype for dtype in kernel.dtypes if dtype.is_floating_point), key=str)

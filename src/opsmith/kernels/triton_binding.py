@@ -96,7 +96,7 @@ def bind(
                 argument="constants",
                 expected=f"one of {_listed(names)}, or of {_listed(LAUNCH_OPTIONS)}",
                 got=f"`{name}`",
-                mend="name a parameter of the kernel",
+                hint="name a parameter of the kernel",
             )
     found = [_bound(each, source, schema, constants, operator) for each in source.parameters]
     bounds = tuple(each for each in found if each is not None)
@@ -110,7 +110,7 @@ def bind(
                 argument=result.name,
                 expected=f"a parameter `{result.name}` or `{result.name}_ptr`",
                 got=f"({', '.join(each.name for each in source.parameters)})",
-                mend="add it, and store the result there",
+                hint="add it, and store the result there",
             )
     options = tuple(name for name in constants if name not in names)
     return Binding(bounds, _takes(bounds, layouts, source, operator), options)
@@ -130,13 +130,13 @@ def _bound(
     results = {result.name for result in schema.results}
     kinds = {argument.name: argument.kind for argument in schema.arguments}
     tensors = results | {
-        name for name, kind in kinds.items() if kind.base.hint == "Tensor" and not kind.sequence
+        name for name, kind in kinds.items() if kind.base.annotation == "Tensor" and not kind.sequence
     }
     if name in tensors:
         return Bound(name, "pointer", name)
     if name in kinds:
         kind = kinds[name]
-        if kind.base.hint in _SCALARS and not kind.sequence and not kind.encoded:
+        if kind.base.annotation in _SCALARS and not kind.sequence and not kind.encoded:
             return Bound(name, "value", name)
         raise _misfit(
             f"a Triton kernel cannot take `{name}`",
@@ -144,8 +144,8 @@ def _bound(
             operator,
             argument=name,
             expected="a tensor, int, float or bool, or None for one",
-            got=kind.hint(),
-            mend=f"make numbers of it: `constants={{'SOME': lambda {name}: ...}}`",
+            got=kind.annotation(),
+            hint=f"make numbers of it: `constants={{'SOME': lambda {name}: ...}}`",
         )
     part = _PART.fullmatch(name)
     if part is not None and part["name"] in tensors:
@@ -165,7 +165,7 @@ def _bound(
         expected=f"the name of an argument or result ({_listed([*schema.names, *results])}), that of a "
         "tensor with `_ptr`, `_numel`, `_size_0` or `_stride_0` behind it, or one of `constants=`",
         got=f"`{name}`",
-        mend=f"rename it, or give it: `constants={{{name!r}: ...}}`",
+        hint=f"rename it, or give it: `constants={{{name!r}: ...}}`",
     )
 
 
@@ -187,7 +187,7 @@ def _takes(
                 argument=name,
                 expected=", ".join(f"{name}_stride_{at}" for at in range(dim or 0)),
                 got=", ".join(f"{name}_stride_{at}" for at in sorted(strides)),
-                mend="take all of them, or none: then the tensor is contiguous",
+                hint="take all of them, or none: then the tensor is contiguous",
             )
         takes[name] = TensorLayout(dim, layouts.get(name, "any" if strides else "contiguous"))
     for name, layout in layouts.items():
@@ -199,7 +199,7 @@ def _takes(
                 argument="layouts",
                 expected=f"`contiguous` or `channels-last` for one of {_listed(takes)}",
                 got=f"{layout!r} for `{name}`",
-                mend="leave it out: a tensor whose strides the kernel takes may have any, others are "
+                hint="leave it out: a tensor whose strides the kernel takes may have any, others are "
                 "made contiguous",
             )
     return takes
@@ -230,7 +230,7 @@ def names_in(
                 argument=parameter.name,
                 expected=f"one of {_listed(known)}",
                 got=f"`{parameter.name}`",
-                mend="name what it needs: arguments, results, and in the grid constants of the kernel",
+                hint="name what it needs: arguments, results, and in the grid constants of the kernel",
             )
     return tuple(name for name in parameters if name in known)
 
@@ -247,7 +247,7 @@ def _misfit(
     argument: str,
     expected: str,
     got: str,
-    mend: str,
+    hint: str,
 ) -> errors.KernelSignatureError:
     return errors.KernelSignatureError(
         problem,
@@ -256,5 +256,5 @@ def _misfit(
         expected=expected,
         got=got,
         where=source.where,
-        mend=mend,
+        hint=hint,
     )

@@ -46,7 +46,7 @@ def build_triton_kernel(
             operator=operator.name,
             expected="`cuda`, where Triton runs; `check` interprets it on the CPU",
             got=repr(device),
-            mend="write `op.kernel('cuda', triton=...)`",
+            hint="write `op.kernel('cuda', triton=...)`",
         )
     if entry is not None:
         raise errors.UsageError(
@@ -54,7 +54,7 @@ def build_triton_kernel(
             operator=operator.name,
             expected="`triton=`, which is the function itself",
             got=f"`entry={entry!r}`",
-            mend="leave it out",
+            hint="leave it out",
         )
     others = [name for name in options if name not in WORDS]
     if others or options.get("grid") is None:
@@ -65,7 +65,7 @@ def build_triton_kernel(
             operator=operator.name,
             expected=", ".join(f"`{name}=`" for name in WORDS),
             got=", ".join(f"`{name}=`" for name in others) or "`triton=` without `grid=`",
-            mend="write `grid=lambda result, BLOCK: (triton.cdiv(result.numel(), BLOCK),)`",
+            hint="write `grid=lambda result, BLOCK: (triton.cdiv(result.numel(), BLOCK),)`",
         )
     unknown = [dtype for dtype in dtypes or () if dtype not in POINTED]
     if unknown:
@@ -75,7 +75,7 @@ def build_triton_kernel(
             argument="dtypes",
             expected=", ".join(map(str, POINTED)),
             got=", ".join(sorted(map(str, unknown))),
-            mend="leave it out: the reference computes it",
+            hint="leave it out: the reference computes it",
         )
     return TritonKernel(
         operator,

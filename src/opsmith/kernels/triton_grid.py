@@ -36,7 +36,7 @@ def check_grid(grid: tuple[Any, ...], operator: str, where: str) -> None:
             expected="one to three whole numbers, none of them negative",
             got=shown(grid),
             where=where,
-            mend="write `grid=lambda result, BLOCK: (triton.cdiv(result.numel(), BLOCK),)`",
+            hint="write `grid=lambda result, BLOCK: (triton.cdiv(result.numel(), BLOCK),)`",
         )
 
 
@@ -55,5 +55,5 @@ def check_launchable(grid: tuple[int, ...], operator: str, where: str) -> None:
                 expected=f"at most {limit} in dimension {dimension}",
                 got=f"{grid}",
                 where=where,
-                mend="put the larger number first, or let each program do more",
+                hint="put the larger number first, or let each program do more",
             )

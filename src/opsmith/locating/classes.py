@@ -38,7 +38,7 @@ def classes_of(module: ModuleType, name: str | None = None, *, inside: bool = Fa
     if not found:
         raise errors.OperatorNotFoundError(
             f"`{_place(module)}` defines no `autograd.Function`",
-            mend="name the file that defines some: what a file imports, or makes inside of functions, does "
+            hint="name the file that defines some: what a file imports, or makes inside of functions, does "
             "not count",
         )
     return found
@@ -90,7 +90,7 @@ def _named(module: ModuleType, name: str) -> Class:
         if value is None
         else f"`{name}` of `{_place(module)}` is no `autograd.Function`",
         expected=f"one of {there}" if there else "an `autograd.Function`; it has none",
-        mend="name the class as the file does, one inside of another with a dot: `Outer.Inner`",
+        hint="name the class as the file does, one inside of another with a dot: `Outer.Inner`",
     )
 
 

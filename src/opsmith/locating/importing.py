@@ -32,7 +32,7 @@ def import_module(name: str) -> ModuleType:
         raise errors.OperatorNotFoundError(
             f"there is no module `{name}`{hint}",
             expected="the path of a `.py` file, or a module that can be imported from here",
-            mend="look at the spelling, and whether it is installed in this environment",
+            hint="look at the spelling, and whether it is installed in this environment",
         )
     module = _guarded(name, partial(importlib.import_module, name))
     for inner in pkgutil.walk_packages(getattr(module, "__path__", None) or [], f"{name}."):
@@ -45,7 +45,7 @@ def import_file(path: Path) -> ModuleType:
     """Import a file under the name that its own package gives it, so that nothing is declared twice."""
     if not path.is_file():
         raise errors.OperatorNotFoundError(
-            f"there is no file `{path}`", mend="look at the spelling, and at the current directory"
+            f"there is no file `{path}`", hint="look at the spelling, and at the current directory"
         )
     path = path.resolve()
     root, parts = path.parent, [] if path.name == "__init__.py" else [path.stem]
@@ -106,5 +106,5 @@ def _broken(what: str, error: BaseException) -> errors.ModuleImportError:
     return errors.ModuleImportError(
         f"`{what}` cannot be imported: {type(error).__name__}",
         got=f"\n    {shown}",
-        mend="mend the file so that `python` imports it, then check again",
+        hint="fix the file so that `python` imports it, then check again",
     )

@@ -50,7 +50,7 @@ class Target:
             raise errors.UsageError(
                 f"`{text}` names neither a file nor a module",
                 expected="FILE_OR_MODULE[:NAME]",
-                mend="write `operators.py`, `operators.py:linear`, `mypackage.operators` or "
+                hint="write `operators.py`, `operators.py:linear`, `mypackage.operators` or "
                 "`mypackage.operators:linear`",
             )
         return cls(found["place"], found["name"])
@@ -138,7 +138,7 @@ class Target:
         also = f", but the {what} {_listed(list(classes))}" if classes else ", Function or custom op"
         return errors.OperatorNotFoundError(
             f"`{self.place}` declares no operator{also}",
-            mend="adopt one, `opsmith.adopt(...)`: `opsmith adopt` writes the line for each"
+            hint="adopt one, `opsmith.adopt(...)`: `opsmith adopt` writes the line for each"
             if classes
             else 'declare one with `@opsmith.operator("mylib::name")`, or name the module that does',
         )
@@ -150,7 +150,7 @@ class Target:
         return errors.OperatorNotFoundError(
             f"`{self.place}` has no operator `{self.name}`",
             expected=f"one of {_listed(there)}" if there else "an operator; it has none",
-            mend="name the operator, or the variable that holds it",
+            hint="name the operator, or the variable that holds it",
         )
 
 

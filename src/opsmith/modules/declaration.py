@@ -48,7 +48,7 @@ def read_plan(
     title = words.class_name(name)
     names, letters = _sizes(words, sizes)
     options = _options(words, forward)
-    numbers = [each for each in options if each.kind.base.hint == INT and not each.kind.sequence]
+    numbers = [each for each in options if each.kind.base.annotation == INT and not each.kind.sequence]
     known = (*names, *(each.name for each in numbers if not each.kind.optional))
     shapes = {
         word: read_shapes_of(words, word, given, known, letters)
@@ -137,7 +137,7 @@ def _options(words: Words, forward: Any) -> tuple[Argument, ...]:
                 expected=f"one of {listed(list(plain))}" if plain else "no name: all arguments are tensors",
             )
     return tuple(
-        each for name, each in plain.items() if name not in stay and each.kind.base.hint != GENERATOR
+        each for name, each in plain.items() if name not in stay and each.kind.base.annotation != GENERATOR
     )
 
 

@@ -120,7 +120,7 @@ def _arguments(plan: ModulePlan) -> str:
 def _hints(plan: ModulePlan) -> dict[str, Any]:
     """Type hints as the reference has them; from the schema where it has none."""
     specification = plan.operator.specification
-    hints: dict[str, Any] = {each.name: each.kind.hint() for each in specification.schema.arguments}
+    hints: dict[str, Any] = {each.name: each.kind.annotation() for each in specification.schema.arguments}
     if inspect.isfunction(specification.reference):
         hints.update(typing.get_type_hints(specification.reference))
     if specification.schema.hidden:

@@ -52,7 +52,7 @@ class LearnsSizes(LazyModuleMixin):
                 argument=unknown[0],
                 expected=f"a call with tensors of `{specification.shapes.text}`",
                 where=plan.where,
-                mend=f"give `{unknown[0]}` when the module is made",
+                hint=f"give `{unknown[0]}` when the module is made",
             )
         lazy = [each for each in plan.owned if is_lazy(getattr(this, each.name))]
         for each in lazy:
@@ -66,7 +66,7 @@ class LearnsSizes(LazyModuleMixin):
             "its parameters have no shape yet, and a pickle of such a one forgets its dtype and device",
             operator=f"{this.plan.name} ({this.plan.operator.name})",
             where=this.plan.where,
-            mend="call it once before it is pickled",
+            hint="call it once before it is pickled",
         )
 
 

@@ -82,7 +82,7 @@ class OperatorModule(nn.Module, Generic[R]):
                     expected=expected,
                     got=got,
                     where=plan.where,
-                    mend=f"call it as {type(self).__name__}"
+                    hint=f"call it as {type(self).__name__}"
                     f"({', '.join((*plan.sizes, f'{option.name}=...'))})",
                 )
             setattr(self, option.name, list(value) if isinstance(value, list) else value)
@@ -95,7 +95,7 @@ class OperatorModule(nn.Module, Generic[R]):
                     expected="bool",
                     got=shown(given[each.name]),
                     where=plan.where,
-                    mend=f"write `{each.name}=False`; its values come from `init`, or from a state_dict",
+                    hint=f"write `{each.name}=False`; its values come from `init`, or from a state_dict",
                 )
         for each in plan.owned:
             tensor = None
@@ -126,7 +126,7 @@ class OperatorModule(nn.Module, Generic[R]):
                 expected="a whole number, zero or more",
                 got=shown(value),
                 where=self.plan.where,
-                mend=f"call it as {type(self).__name__}({', '.join(self.plan.sizes)}, ...)",
+                hint=f"call it as {type(self).__name__}({', '.join(self.plan.sizes)}, ...)",
             )
         return size
 
@@ -154,7 +154,7 @@ class OperatorModule(nn.Module, Generic[R]):
                 expected="a function that fills its tensor in place",
                 got=f"`{owned.filling}`, which returned {shown(answer)}",
                 where=self.plan.where,
-                mend="write `opsmith.init.uniform(-0.1, 0.1)`, or a function whose name ends in `_`, "
+                hint="write `opsmith.init.uniform(-0.1, 0.1)`, or a function whose name ends in `_`, "
                 "such as `torch.nn.init.ones_`",
             )
 
@@ -206,7 +206,7 @@ def shape_of(module: OperatorModule[Any], owned: Owned) -> list[int]:
                 expected=f"{dimension.text}, zero or more",
                 got=", ".join(f"{name} = {value}" for name, value in values.items()) or dimension.text,
                 where=module.plan.where,
-                mend="give other sizes",
+                hint="give other sizes",
             )
         shape.append(size)
     return shape
@@ -238,6 +238,6 @@ def refuse_lost(kind: type[Any], plan: ModulePlan) -> None:
             operator=plan.operator.name,
             expected=f"`{short}` at the top of the module `{kind.__module__}`",
             where=plan.where,
-            mend=f"write `{short} = op.module(...)` there, or `name=` the name that it is bound to; "
+            hint=f"write `{short} = op.module(...)` there, or `name=` the name that it is bound to; "
             "a state_dict can be saved as it is",
         )

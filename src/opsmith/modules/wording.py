@@ -27,7 +27,7 @@ class Words:
     where: str
 
     def refuse(
-        self, problem: str, argument: str, mend: str, *, expected: str | None = None, got: str | None = None
+        self, problem: str, argument: str, hint: str, *, expected: str | None = None, got: str | None = None
     ) -> errors.ModuleDeclarationError:
         """The error for a word that does not fit."""
         return errors.ModuleDeclarationError(
@@ -37,7 +37,7 @@ class Words:
             expected=expected,
             got=got,
             where=self.where,
-            mend=mend,
+            hint=hint,
         )
 
     @cached_property

@@ -78,5 +78,5 @@ def readable(file: Path, wrote: str) -> str:
             f"`{file}` cannot be read",
             expected=f"what `{wrote} FILE` writes",
             got=getattr(error, "strerror", None) or str(error),
-            mend=f"make it first: `{wrote} {file}`",
+            hint=f"make it first: `{wrote} {file}`",
         ) from error

@@ -121,7 +121,7 @@ def _refuse_others(given: Any, kind: type, argument: str, made_by: str) -> None:
             argument=argument,
             expected=f"what `opsmith.{made_by}` returned of each operator, by its name",
             got=strange[0] if strange else shown(given),
-            mend=f"write `{argument}={{found.operator: found}}`",
+            hint=f"write `{argument}={{found.operator: found}}`",
         )
 
 
@@ -134,7 +134,7 @@ def _operators(given: Any) -> list[Operator[..., Any]]:
             argument="operators",
             expected="an operator, or several",
             got=shown(strange[0]) if strange else "none",
-            mend='declare it, with `@opsmith.operator("mylib::name")`, or `opsmith.adopt` what there is',
+            hint='declare it, with `@opsmith.operator("mylib::name")`, or `opsmith.adopt` what there is',
         )
     names = [each.name for each in every]
     return [each for at, each in enumerate(every) if each.name not in names[:at]]

@@ -53,7 +53,7 @@ def read_places(path: Any, names: Sequence[str]) -> Places:
                 argument="path",
                 expected="a folder, for an index and a page for each",
                 got=", ".join(f"`{name}`" for name in names),
-                mend=f"write `{place.with_suffix('')}`, or name one operator",
+                hint=f"write `{place.with_suffix('')}`, or name one operator",
             )
         _refuse_parent(place)
         _refuse(place)
@@ -103,11 +103,11 @@ def _refuse(file: Path) -> None:
         raise _unwritable(str(file), "it is read-only", "name another place")
 
 
-def _unwritable(path: str, got: str, mend: str) -> errors.UsageError:
+def _unwritable(path: str, got: str, hint: str) -> errors.UsageError:
     return errors.UsageError(
         f"no page can be written to `{path}`",
         argument="path",
         expected="a file in a folder that is there, or a folder, that can be written to",
         got=got,
-        mend=mend,
+        hint=hint,
     )

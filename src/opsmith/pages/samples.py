@@ -30,7 +30,7 @@ def first_call(operator: Operator[..., Any]) -> Call:
             "there is no sample to call it with",
             operator=specification.name,
             where=specification.where,
-            mend=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
+            hint=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
             "of arguments",
         )
     return calls[0]

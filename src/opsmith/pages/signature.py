@@ -59,7 +59,7 @@ def signature_of(specification: Specification) -> Signature:
         tuple(
             Parameter(
                 each.name,
-                each.kind.hint(),
+                each.kind.annotation(),
                 shapes.get(each.name, ""),
                 _joined(
                     [f"default {each.default!r}"] * (each.default is not REQUIRED),
@@ -71,7 +71,7 @@ def signature_of(specification: Specification) -> Signature:
         tuple(
             Parameter(
                 each.name,
-                each.hint(),
+                each.annotation(),
                 shapes.get(each.name, ""),
                 _joined(
                     ["hidden from callers"] * each.hidden,
@@ -93,9 +93,9 @@ def _call(name: str, schema: Schema) -> str:
         if each.keyword_only and "*" not in pieces:
             pieces.append("*")
         default = "" if each.default is REQUIRED else f" = {each.default!r}"
-        pieces.append(f"{each.name}: {each.kind.hint()}{default}")
+        pieces.append(f"{each.name}: {each.kind.annotation()}{default}")
     shown = [schema.results[position] for position in schema.visible]
-    kinds = [each.hint() for each in shown]
+    kinds = [each.annotation() for each in shown]
     returned = kinds[0] if schema.single else f"tuple[{', '.join(kinds)}]"
     line = f"{name}({', '.join(pieces)}) -> {returned}"
     if len(line) <= WIDTH:

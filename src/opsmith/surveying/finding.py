@@ -22,7 +22,7 @@ class Finding:
         verdict: Whether it works as it is.
         reasons: Why not, or what to know; each in a sentence or two.
         tried: The arguments that it was checked on, in words; None where none could be guessed.
-        line: What to write to adopt it; None where the class has to be mended first.
+        line: What to write to adopt it; None where the class has to be fixed first.
         abilities: What the operator can do, each `new`, or `kept` where `apply` can too.
         report: What the last check said.
     """

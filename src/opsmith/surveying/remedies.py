@@ -26,7 +26,7 @@ def remedy(draft: Draft, report: Report) -> str | None:
 
 def _random(draft: Draft, failures: list[Failure]) -> str | None:
     if "stochastic" in draft.kinds or not any(
-        failure.check == "randomness" and "draws" in failure.evidence for failure in failures
+        failure.property == "randomness" and "draws" in failure.evidence for failure in failures
     ):
         return None
     draft.kinds.append("stochastic")
@@ -67,7 +67,7 @@ def _on_purpose(draft: Draft, failures: list[Failure]) -> str | None:
         return None
     for failure in failures:
         place = _place(draft, failure)
-        if failure.check not in ("gradient", "linearity") or failure.cause in OTHER or place is None:
+        if failure.property not in ("gradient", "linearity") or failure.cause in OTHER or place is None:
             continue
         function_class = draft.reading.function_class
         if is_nonlinear(function_class, draft.guess, draft.seed):

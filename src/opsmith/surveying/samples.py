@@ -35,7 +35,7 @@ def guessed_samples(
     function_class: type[torch.autograd.Function],
     *,
     name: str,
-    mend: str,
+    hint: str,
     seed: int = 0,
     seconds: float = SECONDS,
 ) -> Guessed:
@@ -44,7 +44,7 @@ def guessed_samples(
     Args:
         function_class: The class.
         name: How its module calls it.
-        mend: What to do where nothing can be guessed, for the message.
+        hint: What to do where nothing can be guessed, for the message.
         seed: Seed of the numbers.
         seconds: After so many no further guess is begun.
 
@@ -60,7 +60,7 @@ def guessed_samples(
         ...     @staticmethod
         ...     def backward(ctx, grad):
         ...         return grad * ctx.factor, None
-        >>> guessed_samples(Scale, name="Scale", mend="").words
+        >>> guessed_samples(Scale, name="Scale", hint="").words
         'x [3, 4], factor=2.0 and x [2, 5], factor=3.25'
     """
     if not overrides(function_class, "forward"):
@@ -72,7 +72,7 @@ def guessed_samples(
     if unknown:
         listed = " and ".join(f"`{each}`" for each in unknown)
         problem = f"there are no samples to check it on, and what {listed} takes cannot be guessed"
-        raise _missing(name, place, problem, mend)
+        raise _missing(name, place, problem, hint)
     with one_thread():
         trials = tried(reading, seed, seconds)
         if not trials.ran:
@@ -81,7 +81,7 @@ def guessed_samples(
             problem = (
                 f"there are no samples to check it on, and none of {trials.tried} guessed calls ran{end}"
             )
-            raise _missing(name, place, problem, mend)
+            raise _missing(name, place, problem, hint)
         chosen = [trials.ran[0]]
         varied = _with_other_numbers(chosen[0])
         for other in (_with_other_sizes(varied or chosen[0]), varied):
@@ -122,5 +122,5 @@ OTHER_SIZES = {3: 2, 4: 5}
 """What stands for the sizes of a guess."""
 
 
-def _missing(name: str, place: str | None, problem: str, mend: str) -> errors.MissingSamplesError:
-    return errors.MissingSamplesError(problem, operator=name, where=place, mend=mend)
+def _missing(name: str, place: str | None, problem: str, hint: str) -> errors.MissingSamplesError:
+    return errors.MissingSamplesError(problem, operator=name, where=place, hint=hint)

@@ -306,23 +306,23 @@ TITLES = {"second_order": "second order", "forward_mode": "forward mode"}
 def _faults(report: Report) -> list[str]:
     """What is wrong, the same cause at the same place once."""
     failures = [failure for failure in report.failures if failure.follows is None]
-    if any(failure.check not in GROUPS["integration"] for failure in failures):
-        failures = [failure for failure in failures if failure.check not in GROUPS["integration"]]
+    if any(failure.property not in GROUPS["integration"] for failure in failures):
+        failures = [failure for failure in failures if failure.property not in GROUPS["integration"]]
     if any("state" in failure.evidence for failure in failures):
         failures = [
             failure
             for failure in failures
-            if failure.cause != "nondeterministic" or failure.check == "randomness"
+            if failure.cause != "nondeterministic" or failure.property == "randomness"
         ]
     merged: dict[tuple[str, str, str | None], list[Failure]] = {}
     for failure in failures:
-        merged.setdefault((failure.check, failure.cause, failure.where), []).append(failure)
+        merged.setdefault((failure.property, failure.cause, failure.where), []).append(failure)
     return [_fault(report, group) for group in merged.values()]
 
 
 def _is_cut(failure: Failure) -> bool:
     """Whether all that is wrong is that a second order would be lost in code that leaves torch."""
-    late = failure.check in TITLES and failure.cause == "raises"
+    late = failure.property in TITLES and failure.cause == "raises"
     return (
         late
         or failure.cause in ("second-order", "forward-mode")
@@ -350,7 +350,7 @@ def _fault(report: Report, group: list[Failure]) -> str:
     also = [f"`{failure.input}`" for failure in group[1:] if failure.input]
     text += f"; the same for {', '.join(also)}" if also else ""
     text += f" ({first.where})" if first.where else ""
-    if first.check == "gradient" and first.cause not in ("layout", "raises", "nondeterministic"):
+    if first.property == "gradient" and first.cause not in ("layout", "raises", "nondeterministic"):
         text += '; if it is meant to differ from the derivative, say `kind="surrogate"`'
     return text
 
@@ -361,4 +361,4 @@ def _listed(names: list[str]) -> str:
 
 def _text(error: errors.OpsmithError) -> str:
     lines = str(error).splitlines()
-    return f"{lines[0].partition(': ')[2]}" + (f"; {error.mend}" if error.mend else "")
+    return f"{lines[0].partition(': ')[2]}" + (f"; {error.hint}" if error.hint else "")

@@ -99,7 +99,7 @@ class Trials:
 
     @property
     def mistake(self) -> Stop | None:
-        """A stop that no other arguments would mend: a clear one, or the same one for all that was tried."""
+        """A stop that no other arguments would hint: a clear one, or the same one for all that was tried."""
         # What comes of a guess that never gets as far as another did is of that guess.
         reached = [stop for stop in self.stops if stop.method == "backward"]
         clear = [stop for stop in reached or self.stops if stop.is_mistake]

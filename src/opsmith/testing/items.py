@@ -70,7 +70,7 @@ def _parts(text: str) -> tuple[str, str | None, str | None]:
             f"there is no property `{known}`",
             expected=", ".join(f"`{name}`" for name in EVERY),
             got=text,
-            mend="take an id as pytest shows it, or FILE_OR_MODULE[:NAME]",
+            hint="take an id as pytest shows it, or FILE_OR_MODULE[:NAME]",
         )
     return target.place, operator.replace(".", "::"), known or None
 

@@ -80,7 +80,7 @@ class Vjp:
                 operator=specification.name,
                 argument=name,
                 where=specification.where,
-                mend=f"call it with `{name}.detach()`, or give a formula: `.gradients({name}=...)`",
+                hint=f"call it with `{name}.detach()`, or give a formula: `.gradients({name}=...)`",
             )
         if specification.opaque and self.plan.derived and specification.gradients.stand_in is None:
             name = self.plan.derived[0]
@@ -89,7 +89,7 @@ class Vjp:
                 operator=specification.name,
                 argument=name,
                 where=specification.where,
-                mend=f"write `.gradients({name}=lambda grad: ...)`, or `{name}=opsmith.non_differentiable`",
+                hint=f"write `.gradients({name}=lambda grad: ...)`, or `{name}=opsmith.non_differentiable`",
             )
 
     def _fill(self, gradients: list[Tensor | None], name: str, value: Callable[[Form, int], Tensor]) -> None:
@@ -206,7 +206,7 @@ class Vjp:
                 expected=f"a dict with {', '.join(f'`{name}`' for name in needed)}",
                 got=", ".join(f"`{name}`" for name in given) if given is not None else type(answer).__name__,
                 where=formula.where,
-                mend="return a dict by input name; cover fewer inputs with `@op.gradients('x', ...)`",
+                hint="return a dict by input name; cover fewer inputs with `@op.gradients('x', ...)`",
             )
         assert isinstance(answer, Mapping)
         return answer
@@ -227,7 +227,7 @@ class Vjp:
             expected=f"a list of {count} tensors",
             got=f"a list of {len(answer)}" if isinstance(answer, list | tuple) else type(answer).__name__,
             where=formula.where,
-            mend="return one gradient for each tensor of the list",
+            hint="return one gradient for each tensor of the list",
         )
 
     def _derive(
@@ -283,7 +283,7 @@ class Vjp:
                 operator=specification.name,
                 argument=hidden.name,
                 where=self.plan.formulas[0].where,
-                mend=f"let the formulas take `{hidden.gradient_name()}` into account; where `{hidden.name}` "
+                hint=f"let the formulas take `{hidden.gradient_name()}` into account; where `{hidden.name}` "
                 f"depends on no input, declare `results={{{hidden.name!r}: opsmith.non_differentiable}}`",
             )
 
@@ -295,7 +295,7 @@ class Vjp:
                 "it draws random numbers: its reference cannot be run again in forward mode or torch.func",
                 operator=specification.name,
                 where=specification.where,
-                mend="return what was drawn as a hidden result that is non-differentiable, "
+                hint="return what was drawn as a hidden result that is non-differentiable, "
                 "and give formulas that use it",
             )
 
@@ -330,5 +330,5 @@ def written_into(
         operator=specification.name,
         argument=name,
         where=" or ".join(dict.fromkeys(formula.where for formula in formulas)),
-        mend=f"work on a copy, `{name}.clone()`, or use an operation without a trailing `_`",
+        hint=f"work on a copy, `{name}.clone()`, or use an operation without a trailing `_`",
     )

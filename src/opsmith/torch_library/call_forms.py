@@ -155,7 +155,7 @@ class Ways:
                 expected="a function of its arguments alone",
                 got="a result that requires a gradient, from arguments that do not",
                 where=where(kernel),
-                mend="make it an argument, or use `.detach()` of it",
+                hint="make it an argument, or use `.detach()` of it",
             )
         return settled
 

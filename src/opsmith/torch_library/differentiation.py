@@ -77,7 +77,7 @@ def _random_state(target: Target, plan: BackwardPlan, flat: Sequence[Any]) -> Ra
             "it draws random numbers in a kernel, which a traced backward cannot draw again",
             operator=specification.name,
             where=specification.where,
-            mend="return what was drawn as a hidden result that is non-differentiable, "
+            hint="return what was drawn as a hidden result that is non-differentiable, "
             "and give formulas that use it",
         )
     return None  # only a second order would need it, and that says so
@@ -145,7 +145,7 @@ def constant_results(
                 expected="a floating or complex result, since a formula uses its gradient",
                 got=str(result.dtype),
                 where=specification.where,
-                mend=f"declare `results={{{described.name!r}: opsmith.non_differentiable}}`, "
+                hint=f"declare `results={{{described.name!r}: opsmith.non_differentiable}}`, "
                 "or call it on floating tensors",
             )
     return constant

@@ -53,7 +53,7 @@ def _check_unwritten(
                 operator=specification.name,
                 argument=_name_of(tensor, specification.schema, values),
                 where=where(function),
-                mend="work on a copy: `x = x.clone()` before the first in-place operation",
+                hint="work on a copy: `x = x.clone()` before the first in-place operation",
             )
 
 
@@ -88,12 +88,12 @@ def _as_tuple(specification: Specification, function: Callable[..., Any], return
             expected=f"a tuple of {len(schema.results)} tensors",
             got=f"{count}" if count != 1 else shown(returned),
             where=where(function),
-            mend="return what the type hint says, or change the type hint",
+            hint="return what the type hint says, or change the type hint",
         )
     if not schema.always_tensors:
         return _as_forms(specification, function, results)
     for result, described in zip(results, schema.results, strict=True):
-        _check_tensor(specification, function, result, described.name, described.hint())
+        _check_tensor(specification, function, result, described.name, described.annotation())
     return tuple(results)
 
 
@@ -107,10 +107,10 @@ def _as_forms(
                 f"`{described.name}` is not a list",
                 operator=specification.name,
                 argument=described.name,
-                expected=described.hint(),
+                expected=described.annotation(),
                 got=shown(result),
                 where=where(function),
-                mend="return a list of tensors, `[result]` for a single one",
+                hint="return a list of tensors, `[result]` for a single one",
             )
     lying = ResultFlattening.of(specification.schema, results)
     for result, label, described in zip(lying.flatten(results), lying.labels, lying.described, strict=True):
@@ -131,7 +131,7 @@ def _check_tensor(
             expected=expected,
             got=shown(result),
             where=where(function),
-            mend="annotate it as `Tensor | None`"
+            hint="annotate it as `Tensor | None`"
             if result is None
             else "convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`",
         )
@@ -144,7 +144,7 @@ def _check_tensor(
             expected="torch.strided",
             got=foreign.name,
             where=where(function),
-            mend=f"return `{foreign.mend.format('result')}`",
+            hint=f"return `{foreign.hint.format('result')}`",
         )
 
 
@@ -172,7 +172,7 @@ def _check_fresh(
                     argument=name,
                     expected="a new tensor",
                     where=where(function),
-                    mend="return a copy: `.clone()`",
+                    hint="return a copy: `.clone()`",
                 )
         for other in range(position):
             if capabilities.shares_memory(result, results[other]):
@@ -182,7 +182,7 @@ def _check_fresh(
                     argument=names[position],
                     expected="a new tensor",
                     where=where(function),
-                    mend="return a copy of one of them: `.clone()`",
+                    hint="return a copy of one of them: `.clone()`",
                 )
 
 
@@ -202,7 +202,7 @@ class Foreign:
     """A kind of tensor that operators do not take, and how one becomes a kind that they do."""
 
     name: str
-    mend: str
+    hint: str
 
 
 def foreign_kind(tensor: Tensor) -> Foreign | None:
@@ -232,5 +232,5 @@ def refuse_foreign(specification: Specification, values: list[Any]) -> None:
                 expected="torch.strided",
                 got=foreign.name,
                 where=specification.where,
-                mend=f"call it with `{foreign.mend.format('x')}`",
+                hint=f"call it with `{foreign.hint.format('x')}`",
             )

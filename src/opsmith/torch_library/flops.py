@@ -65,19 +65,19 @@ def _given(specification: Specification, formula: Flops, values: list[Any]) -> i
             expected="int",
             got=shown(count),
             where=where(formula),
-            mend="return an int, computed from shapes: `2 * x.numel()`; use `//` where `/` stands",
+            hint="return an int, computed from shapes: `2 * x.numel()`; use `//` where `/` stands",
         )
     return count  # type: ignore[return-value]  # torch adds up symbols as it does numbers
 
 
 def _derived(specification: Specification, values: list[Any]) -> int:
-    mend = "give the number: `@op.flops` over a function of the operator's arguments that returns an int"
+    hint = "give the number: `@op.flops` over a function of the operator's arguments that returns an int"
     if specification.opaque:
         raise errors.TransformError(
             "it is opaque, so its floating-point operations cannot be counted",
             operator=specification.name,
             where=specification.where,
-            mend=mend,
+            hint=hint,
         )
     args, kwargs = specification.schema.split(values)
     counter = FlopCounterMode(display=False)
@@ -92,6 +92,6 @@ def _derived(specification: Specification, values: list[Any]) -> int:
             f"there: {error}",
             operator=specification.name,
             where=specification.where,
-            mend=mend,
+            hint=hint,
         ) from error
     return counter.get_total_flops()

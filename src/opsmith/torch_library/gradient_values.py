@@ -103,7 +103,7 @@ class _About:
             expected=f"{list(self.form.shape)}, {also}",
             got=str(list(value.shape)),
             where=self.formula.where,
-            mend=_shape_mend(value, self.form, look),
+            hint=_shape_mend(value, self.form, look),
         )
 
 
@@ -117,7 +117,7 @@ def _dense(value: Any, about: _About) -> Tensor:
             expected=f"a tensor of shape {list(about.form.shape)}",
             got=shown(value),
             where=about.formula.where,
-            mend=f"return a tensor, or `opsmith.zero` where the {about.what} is zero",
+            hint=f"return a tensor, or `opsmith.zero` where the {about.what} is zero",
         )
     return about.form.placed(value if value.layout is torch.strided else value.to_dense())
 
@@ -133,7 +133,7 @@ def _of_form(value: Tensor, about: _About, *, mixed: bool) -> Tensor:
             expected=str(about.form.device),
             got=str(value.device),
             where=about.formula.where,
-            mend=f"make new tensors with `device={source}.device`",
+            hint=f"make new tensors with `device={source}.device`",
         )
     wanted = about.form.dtype
     if value.dtype != wanted:
@@ -146,7 +146,7 @@ def _of_form(value: Tensor, about: _About, *, mixed: bool) -> Tensor:
                 expected=str(wanted),
                 got=str(value.dtype),
                 where=about.formula.where,
-                mend=f"make new tensors with `dtype={source}.dtype`, and cast nothing",
+                hint=f"make new tensors with `dtype={source}.dtype`, and cast nothing",
             )
         value = value.to(wanted)
     return value

@@ -60,7 +60,7 @@ def refuse_graph_cut(
         operator=specification.name,
         argument=label,
         where=formula.where,
-        mend="write the formula with torch operations or opsmith operators, so that a second order exists; "
+        hint="write the formula with torch operations or opsmith operators, so that a second order exists; "
         "where the gradient is zero, give `opsmith.zero`",
     )
 

@@ -136,7 +136,7 @@ def _one_by_one(
             f"it is opaque and random, and vmap was called with randomness={layer.randomness!r}",
             operator=specification.name,
             where=specification.where,
-            mend="call `vmap(..., randomness='different')`, or pass what is drawn as an argument",
+            hint="call `vmap(..., randomness='different')`, or pass what is drawn as an argument",
         )
     rows = [
         _descend(
@@ -151,7 +151,7 @@ def _one_by_one(
             "its examples have different numbers of results, which no batch can hold",
             operator=specification.name,
             where=specification.where,
-            mend="call it on each example, and keep what it returns in a list",
+            hint="call it on each example, and keep what it returns in a list",
         )
     stacked = tuple(None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True))
     return _wrap_batched(layer, stacked, (0,) * len(stacked))

@@ -60,7 +60,7 @@ def settle_placements(specification: Specification, values: list[Any]) -> list[A
             operator=specification.name,
             got=_described(placed[0]),
             where=specification.where,
-            mend="pass what is drawn as an argument, or call it on this rank's part, `x.to_local()`",
+            hint="pass what is drawn as an argument, or call it on this rank's part, `x.to_local()`",
         )
     return values
 
@@ -76,7 +76,7 @@ def _refuse(specification: Specification, name: str, tensor: Tensor) -> None:
             expected="DTensors only, or none",
             got=f"a plain tensor of shape {list(tensor.shape)}",
             where=specification.where,
-            mend=f"call it with `distribute_tensor({name}, mesh, placements)`",
+            hint=f"call it with `distribute_tensor({name}, mesh, placements)`",
         )
     placed: Any = tensor
     if specification.opaque and not all(each.is_replicate() for each in placed.placements):
@@ -87,7 +87,7 @@ def _refuse(specification: Specification, name: str, tensor: Tensor) -> None:
             expected="a DTensor that is replicated",
             got=_described(placed),
             where=specification.where,
-            mend=f"call it with `{name}.redistribute(placements=[Replicate()] * mesh.ndim)`",
+            hint=f"call it with `{name}.redistribute(placements=[Replicate()] * mesh.ndim)`",
         )
 
 
@@ -192,7 +192,7 @@ def _refuse_forms(specification: Specification, values: list[Any]) -> None:
         operator=specification.name,
         got=_described(dtensors_in(values)[0]),
         where=specification.where,
-        mend="call it on whole tensors: `x.full_tensor()`",
+        hint="call it on whole tensors: `x.full_tensor()`",
     )
 
 

@@ -157,7 +157,7 @@ class DispatcherRegistration:
                     argument=argument.name,
                     got=repr(argument.default),
                     where=specification.where,
-                    mend=f"write `{argument.name}: {argument.kind.hint()} | None = None` "
+                    hint=f"write `{argument.name}: {argument.kind.annotation()} | None = None` "
                     "and put the value in inside"
                     if argument.kind.structure is None
                     else "leave the default out, or let it hold no list of strings",
@@ -226,7 +226,7 @@ class DispatcherRegistration:
                 expected=error.expected,
                 got=error.got,
                 where=error.where,
-                mend=error.mend,
+                hint=error.hint,
             ) from error
         for argument, value in zip(specification.schema.arguments, values, strict=True):
             kind = argument.kind
@@ -240,7 +240,7 @@ class DispatcherRegistration:
                     expected=expected,
                     got=got,
                     where=specification.where,
-                    mend=kind.base.mend
+                    hint=kind.base.hint
                     or f"call it as {specification.schema.text(specification.short_name)}",
                 )
         refuse_foreign(specification, values)
@@ -322,7 +322,7 @@ class DispatcherRegistration:
                 "it is opaque and has no fake kernel, which tracing, compiling and `meta` tensors need",
                 operator=specification.name,
                 where=specification.where,
-                mend="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result",
+                hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result",
             )
         return run_pure(specification, specification.fake or specification.computed_by, values)
 

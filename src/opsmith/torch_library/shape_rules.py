@@ -33,7 +33,7 @@ def refuse_shapes(specification: Specification, values: list[Any]) -> None:
             expected=expected,
             got=got,
             where=specification.where,
-            mend=f"call it with `{specification.shapes.text}`",
+            hint=f"call it with `{specification.shapes.text}`",
         )
 
 
@@ -58,7 +58,7 @@ def fake_by_shapes(specification: Specification, values: list[Any]) -> tuple[Ten
                 expected=f"`{dims.text}`",
                 got=", ".join(str(list(tensor.shape)) for tensor in tensors),
                 where=specification.where,
-                mend=f"call it with `{shapes.text}`",
+                hint=f"call it with `{shapes.text}`",
             )
     if any(size is None for shape in found for size in shape):
         return None
@@ -101,7 +101,7 @@ def refuse_results(specification: Specification, values: list[Any], results: tup
                 expected=f"`{dims.text}`, that is [{shown}]",
                 got=str(list(result.shape)),
                 where=specification.where,
-                mend="write what the function returns: `_` stands for a size that nothing tells",
+                hint="write what the function returns: `_` stands for a size that nothing tells",
             )
     if specification.opaque and specification.fake is None:
         _refuse_dtypes(specification, values, results)
@@ -131,5 +131,5 @@ def _refuse_dtypes(specification: Specification, values: list[Any], results: tup
                 expected=f"{fake.dtype}, to which its tensors promote",
                 got=str(result.dtype),
                 where=specification.where,
-                mend="write `@op.fake` over a function that returns empty tensors of the right dtype",
+                hint="write `@op.fake` over a function that returns empty tensors of the right dtype",
             )

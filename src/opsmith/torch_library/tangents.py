@@ -128,7 +128,7 @@ def _answers(specification: Specification, formula: Formula, given: _Arguments) 
                 operator=specification.name,
                 argument=name,
                 where=formula.where,
-                mend=f"work on a copy, `{name}.clone()`, or use an operation without a trailing `_`",
+                hint=f"work on a copy, `{name}.clone()`, or use an operation without a trailing `_`",
             )
     if not formula.joint:
         return {formula.answers_for[0]: answer}
@@ -141,7 +141,7 @@ def _answers(specification: Specification, formula: Formula, given: _Arguments) 
             if isinstance(answer, Mapping)
             else type(answer).__name__,
             where=formula.where,
-            mend="return a dict by result name; cover fewer results with `@op.tangents('y', ...)`",
+            hint="return a dict by result name; cover fewer results with `@op.tangents('y', ...)`",
         )
     return answer
 
@@ -161,7 +161,7 @@ def _all_fitted(
             expected=f"a list of {len(results)} tensors",
             got=f"a list of {len(answer)}" if isinstance(answer, list | tuple) else type(answer).__name__,
             where=formula.where,
-            mend="return one tangent for each tensor of the list",
+            hint="return one tangent for each tensor of the list",
         )
     pairs = enumerate(zip(results, answer, strict=True))
     return [_fitted(specification, formula, f"{name}[{i}]", *pair, given) for i, pair in pairs]
@@ -186,7 +186,7 @@ def _fitted(
             operator=specification.name,
             argument=name,
             where=formula.where,
-            mend="write the formula with torch operations or opsmith operators, so that a second order "
+            hint="write the formula with torch operations or opsmith operators, so that a second order "
             "exists; where the tangent is zero, give `opsmith.zero`",
         )
     return tangent
@@ -200,5 +200,5 @@ def _not_implemented(
         operator=specification.name,
         argument=name,
         where=specification.where,
-        mend=f"take the gradient in reverse mode, or give a formula: `.tangents({name}=...)`",
+        hint=f"take the gradient in reverse mode, or give a formula: `.tangents({name}=...)`",
     )

@@ -124,5 +124,5 @@ def refused(specification: Specification, what: str) -> errors.TransformError:
         f"{what} needs the capability `torch_func`, which is off",
         operator=specification.name,
         where=specification.where,
-        mend="`opsmith doctor` says why; a reference without formulas or kernels works under every transform",
+        hint="`opsmith doctor` says why; a reference without formulas or kernels works under every transform",
     )

@@ -144,5 +144,5 @@ def _broken(
         expected=f"[{sizes}]",
         got=str(list(result.shape)),
         where=specification.where,
-        mend="leave `batching=` out: then each example is computed as it would be alone",
+        hint="leave `batching=` out: then each example is computed as it would be alone",
     )

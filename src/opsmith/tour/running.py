@@ -71,7 +71,7 @@ def refuse_missing(stage: Stage) -> None:
             raise errors.MissingExtraError(
                 f"the tour's stage `{stage.name}` needs the package `{package}`",
                 got=f"no module named {package!r}",
-                mend=install("tour"),
+                hint=install("tour"),
             )
 
 

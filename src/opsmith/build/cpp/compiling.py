@@ -82,7 +82,7 @@ def runtime() -> Entry:
                     "the C++ compiler does not compile opsmith's own library",
                     expected="a compiler of C++17, as g++ 9 or clang 10",
                     got=done.printed.strip(),
-                    mend="name another compiler in CXX",
+                    hint="name another compiler in CXX",
                 )
 
     text = "".join(path.read_text(encoding="utf-8") for path in (RUNTIME, *RUNTIME_HEADERS))
@@ -103,7 +103,7 @@ def refused(source: CppSource, operator: str, printed: str) -> errors.CompileErr
         operator=operator,
         got="\n".join(f"    {line}" for line in told(printed, source).splitlines()).lstrip(),
         where=source.where,
-        mend="mend the first of these; those after it may follow from it",
+        hint="fix the first of these; those after it may follow from it",
     )
 
 
@@ -118,7 +118,7 @@ def toolchain_here() -> Toolchain:
             f"C++ kernels are not built on {sys.platform} yet",
             expected="Linux",
             got=sys.platform,
-            mend="leave the kernel there, and the reference computes the operator; or give one in Python",
+            hint="leave the kernel there, and the reference computes the operator; or give one in Python",
         )
     return find_toolchain()
 

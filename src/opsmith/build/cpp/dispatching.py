@@ -138,7 +138,7 @@ class DispatchedKernel:
                 "torch does not take the kernel",
                 expected="a torch whose dispatcher takes kernels from C",
                 got=f"torch {torch.__version__}",
-                mend="give the kernel in Python on this torch",
+                hint="give the kernel in Python on this torch",
             )
 
     def _remove(self, entry: int) -> None:

@@ -57,7 +57,7 @@ class CppLibrary:
             raise errors.CompileError(
                 "the compiled kernel cannot be loaded",
                 got=str(error),
-                mend="see that every library it needs is installed, and that CXX is this machine's compiler",
+                hint="see that every library it needs is installed, and that CXX is this machine's compiler",
             ) from error
         self.exported = _Exported.in_dll(self._library, "opsmith_kernel")
         self.tells_sizes = bool(self.exported.candidates[0].sizes)

@@ -80,7 +80,7 @@ def preloaded(toolchain: Toolchain) -> tuple[Path, ...]:
             "the C++ compiler has no sanitizers that a sanitised check can use",
             expected="g++ 12 or later, with its libraries libasan.so and libubsan.so",
             got=f"{program}: {got}",
-            mend="install g++ with its sanitizers, on Debian or Ubuntu by `apt-get install g++`, on Fedora "
+            hint="install g++ with its sanitizers, on Debian or Ubuntu by `apt-get install g++`, on Fedora "
             "by `dnf install gcc-c++ libasan libubsan`; where CXX names clang, name g++ in it",
         )
     return tuple(path for path in (found[0], found[2]) if path is not None)

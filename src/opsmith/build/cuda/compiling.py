@@ -109,7 +109,7 @@ def compiled(source: CudaSource, operator: str, instance: Instance, architecture
             operator=operator,
             expected=f"a line `Compiling entry function '{report['name']}'`, and its registers",
             got=report["log"].strip() or "nothing",
-            mend="use NVRTC of CUDA 12 or 13",
+            hint="use NVRTC of CUDA 12 or 13",
         )
     return Cubin((directory / CUBIN).read_bytes(), report["name"], taken, architecture)
 
@@ -142,7 +142,7 @@ def nearest(architecture: str) -> str:
         f"NVRTC does not compile for `{architecture}`",
         expected=f"one of {', '.join(known)}",
         got=f"NVRTC of CUDA {version}",
-        mend="install an NVRTC that knows it: `pip install -U nvidia-cuda-nvrtc`",
+        hint="install an NVRTC that knows it: `pip install -U nvidia-cuda-nvrtc`",
     )
 
 
@@ -166,7 +166,7 @@ def _compiled(
             operator=operator,
             got="\n".join(f"    {line}" for line in told(made.log, source).splitlines()).lstrip(),
             where=source.where,
-            mend="mend the first of these; those after it may follow from it",
+            hint="fix the first of these; those after it may follow from it",
         )
     return made
 

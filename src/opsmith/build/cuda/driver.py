@@ -169,5 +169,5 @@ def find_driver() -> Driver:
         "there is no CUDA driver",
         expected=LIBRARIES[0],
         got=hindrance,
-        mend="install NVIDIA's driver; until then the reference computes the operator",
+        hint="install NVIDIA's driver; until then the reference computes the operator",
     )

@@ -78,7 +78,7 @@ def no_nvrtc(tried: str) -> errors.ToolchainError:
         "there is no NVRTC, which compiles CUDA C++",
         expected=f"NVRTC of CUDA {OLDEST} or {NEWEST}: a package of Python, or part of a CUDA toolkit",
         got=tried,
-        mend=f"{install('cuda')}; or `pip install nvidia-cuda-nvrtc`, or name a toolkit in {config.CUDA}; "
+        hint=f"{install('cuda')}; or `pip install nvidia-cuda-nvrtc`, or name a toolkit in {config.CUDA}; "
         "until then the reference computes the operator",
     )
 

@@ -120,7 +120,7 @@ class Nvrtc:
             f"NVRTC fails: nvrtc{name} returns {said}",
             expected="an NVRTC that is whole, and of one version with what lies beside it",
             got=" ".join(filter(None, [self._place.path, log.strip()])),
-            mend="install it again: `pip install --force-reinstall nvidia-cuda-nvrtc`",
+            hint="install it again: `pip install --force-reinstall nvidia-cuda-nvrtc`",
         )
 
 

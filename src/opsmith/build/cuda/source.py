@@ -87,7 +87,7 @@ def cuda_source(
             expected="one type, which is the dtype; any number of `int` or `bool`, which are `constants=`",
             got=f"template <{' '.join(listed.split())}>",
             where=f"{found.path}:{found.at}",
-            mend="write the other type out",
+            hint="write the other type out",
         )
     return CudaSource(
         found.text,

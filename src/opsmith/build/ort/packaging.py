@@ -167,7 +167,7 @@ def _must(toolchain: Toolchain, arguments: Sequence[str], directory: Path) -> No
             "the C++ compiler does not make a library for ONNX Runtime",
             expected="a compiler of C++17 with GNU's linker, as g++ 9 with binutils 2.29",
             got=done.printed.strip(),
-            mend="name another compiler in CXX",
+            hint="name another compiler in CXX",
         )
 
 
@@ -183,7 +183,7 @@ def _make_own(directory: Path, table: str) -> None:
             "a kernel cannot be packaged without `objcopy`, which comes with GNU's linker",
             expected="`objcopy` in PATH",
             got="none of that name",
-            mend="install it, on Debian or Ubuntu by `apt-get install binutils`",
+            hint="install it, on Debian or Ubuntu by `apt-get install binutils`",
         )
     command = [program, f"--redefine-sym={TABLE}={table}", f"--keep-global-symbol={table}", "alone.o", OBJECT]
     try:
@@ -199,5 +199,5 @@ def _not_made_own(got: str) -> errors.ToolchainError:
         "`objcopy` does not make a kernel's names its own",
         expected="GNU binutils 2.29 or later",
         got=got,
-        mend="install them, on Debian or Ubuntu by `apt-get install binutils`",
+        hint="install them, on Debian or Ubuntu by `apt-get install binutils`",
     )

@@ -154,7 +154,7 @@ def _number(architecture: str) -> int:
             argument="architecture",
             expected="one from sm_80 on, as `sm_90`",
             got=repr(architecture),
-            mend="name the architecture of your GPU: `sm_80` for an A100, `sm_90` for an H100",
+            hint="name the architecture of your GPU: `sm_80` for an A100, `sm_90` for an H100",
         )
     return int(found[1])
 

@@ -25,7 +25,7 @@ def told_of_launch(error: Exception, source: TritonSource, operator: str) -> err
             expected=f"at most {error.limit}",
             got=f"{error.required}",
             where=source.where,
-            mend="make its blocks smaller, or lower `num_stages` in `constants=`",
+            hint="make its blocks smaller, or lower `num_stages` in `constants=`",
         )
     return None
 
@@ -58,5 +58,5 @@ def told_of_compilation(error: Any, source: TritonSource, operator: str) -> erro
         operator=operator,
         got=shown,
         where=at,
-        mend="mend the line that it names" if line is not None else "mend the kernel: what it is made of",
+        hint="hint the line that it names" if line is not None else "hint the kernel: what it is made of",
     )

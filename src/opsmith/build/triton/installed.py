@@ -28,7 +28,7 @@ def triton_module() -> Any:
             "Triton is not installed" if missing else "Triton does not load",
             expected="the package `triton`, which torch for CUDA brings along",
             got=f"none on {sys.platform}" if missing else str(error),
-            mend=f"{install('triton')}; until then the reference computes the operator",
+            hint=f"{install('triton')}; until then the reference computes the operator",
         ) from error
     module: ModuleType = triton
     return module
@@ -39,5 +39,5 @@ def missing_triton() -> str | None:
     try:
         triton_module()
     except errors.ToolchainError as error:
-        return f"{error.problem}: {error.mend}"
+        return f"{error.problem}: {error.hint}"
     return None

@@ -70,7 +70,7 @@ def missing_interpreter() -> str | None:
         triton_module()
         _numpy()
     except errors.ToolchainError as error:
-        return f"{error.problem}: {error.mend}"
+        return f"{error.problem}: {error.hint}"
     return None
 
 
@@ -81,7 +81,7 @@ def _numpy() -> Any:
             f"the interpreter of Triton {version} does not run loops with NumPy 2.4",
             expected=f"Triton {FIRST[0]}.{FIRST[1]} or later, which torch 2.13 for CUDA brings along",
             got=version,
-            mend="check the kernel under a later torch, or on a GPU",
+            hint="check the kernel under a later torch, or on a GPU",
         )
     try:
         import numpy
@@ -90,7 +90,7 @@ def _numpy() -> Any:
             "Triton's interpreter needs NumPy, which is not installed",
             expected="the package `numpy`",
             got=str(error),
-            mend="`pip install numpy`",
+            hint="`pip install numpy`",
         ) from error
     return numpy
 
@@ -212,11 +212,11 @@ def _told(error: Exception, source: TritonSource, operator: str) -> errors.Kerne
             argument=beyond.parameter,
             expected="reads and writes of elements alone",
             where=at,
-            mend="give the load or store a mask, as `mask=at < x_numel`",
+            hint="give the load or store a mask, as `mask=at < x_numel`",
         )
     return errors.KernelError(
         f"the Triton kernel raised in the interpreter: {type(innermost).__name__}: {innermost}",
         operator=operator,
         where=at,
-        mend="mend the kernel; where it needs what the interpreter lacks, check it on a GPU",
+        hint="hint the kernel; where it needs what the interpreter lacks, check it on a GPU",
     )

@@ -178,5 +178,5 @@ def _no_kernel(problem: str, operator: str, given: Any) -> errors.KernelSourceEr
         argument="triton",
         expected="a function in a file, plain or under `@triton.jit`, with parameters that have names",
         got=shown(given),
-        mend="write `op.kernel('cuda', triton=function, grid=...)`",
+        hint="write `op.kernel('cuda', triton=function, grid=...)`",
     )

@@ -79,7 +79,7 @@ def dense(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
                 "a gradient comes back that is no strided dense tensor",
                 expected="torch.strided",
                 got=foreign.name,
-                mend=f"return `{foreign.mend.format('gradient')}`",
+                hint=f"return `{foreign.hint.format('gradient')}`",
             )
     return found
 

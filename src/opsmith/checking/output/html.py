@@ -62,7 +62,7 @@ except ModuleNotFoundError as error:
     raise errors.MissingExtraError(
         "a page needs the package `jinja2`",
         got=f"no module named {error.name!r}",
-        mend=f"{install('page')}; or `report.to_json()`, which needs nothing",
+        hint=f"{install('page')}; or `report.to_json()`, which needs nothing",
     ) from error
 
 SIGNS = {"passed": "✓", "failed": "✗", "skipped": "–", "unclear": "?"}

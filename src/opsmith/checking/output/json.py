@@ -70,5 +70,5 @@ def _no_report(expected: str, got: str) -> errors.UsageError:
         "this is no report of a check",
         expected=expected,
         got=got,
-        mend="give what `opsmith check --json` printed, or `report.to_json()` gave",
+        hint="give what `opsmith check --json` printed, or `report.to_json()` gave",
     )

@@ -40,7 +40,7 @@ def _with_replay(failure: Failure, subject: Subject, run: bool) -> Failure:
         return failure
     script = _by_cause(failure, subject) if run else None
     deadly = not DEADLY.isdisjoint(failure.evidence)
-    return replace(failure, replay=script or check_again(subject, failure.check, isolate=deadly))
+    return replace(failure, replay=script or check_again(subject, failure.property, isolate=deadly))
 
 
 def _by_cause(failure: Failure, subject: Subject) -> str | None:
@@ -88,11 +88,11 @@ def _endings(
         for parts in _parts(called, sample, failure):
             for part in parts:
                 yield False, False, [f"assert torch.equal({call}{part}, {call}{part})"], _asserts
-    if failure.check == "linearity" or failure.cause == "mutates-grad-output":
+    if failure.property == "linearity" or failure.cause == "mutates-grad-output":
         for parts in _parts(called, sample, failure):
             yield from ((False, True, lines, _asserts) for lines in _of_grad(failure, sample, call, parts))
-    words = (failure.check.replace("_", "-"), UNKNOWN)
-    order = GRADCHECKS.get(failure.check) if failure.cause in words else None
+    words = (failure.property.replace("_", "-"), UNKNOWN)
+    order = GRADCHECKS.get(failure.property) if failure.cause in words else None
     if order is not None:
         places = [at for at in sample.inexact if sample.flat[at].numel()]
         names = ", ".join(sample.labels[at] for at in places)

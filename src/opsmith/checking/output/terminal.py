@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
     raise errors.MissingExtraError(
         "reports in colour need the package `rich`",
         got="no module named 'rich'",
-        mend=f"{install('cli')}; or print(report), which needs nothing",
+        hint=f"{install('cli')}; or print(report), which needs nothing",
     ) from error
 
 STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}

@@ -91,7 +91,7 @@ def limit_of(isolate: bool | float) -> float:
             argument="isolate",
             expected="True, False, or how many seconds each property may take",
             got=repr(isolate),
-            mend="call `check(operator, isolate=True)`, or `isolate=60`",
+            hint="call `check(operator, isolate=True)`, or `isolate=60`",
         )
     refuse_isolation()
     return LIMIT_S if isolate is True else float(isolate)
@@ -108,13 +108,13 @@ def refuse_isolation() -> None:
             "a check can only be isolated where processes can be forked",
             argument="isolate",
             got=f"the platform {sys.platform}",
-            mend="leave `isolate` out, or check on Linux or macOS",
+            hint="leave `isolate` out, or check on Linux or macOS",
         )
     if torch.cuda.is_initialized():
         raise errors.UsageError(
             "a check cannot be isolated once CUDA has been used: a forked process cannot use it again",
             argument="isolate",
-            mend="leave `isolate` out; a fault in a CUDA kernel is an exception, and does not end the "
+            hint="leave `isolate` out; a fault in a CUDA kernel is an exception, and does not end the "
             "process. For the kernels of the CPU, check in a process that does not touch CUDA",
         )
 
@@ -158,7 +158,7 @@ def isolated(
                 raise errors.UsageError(
                     f"a check cannot be isolated where the system forks no process: {error.strerror}",
                     argument="isolate",
-                    mend="leave `isolate` out, or check where memory and the number of processes suffice",
+                    hint="leave `isolate` out, or check where memory and the number of processes suffice",
                 ) from error
         if child == 0:
             os.close(reading)
@@ -265,7 +265,7 @@ def _without_backward() -> errors.UsageError | None:
                     "no gradients in a process that is forked after that",
                     argument="isolate",
                     got=str(error).partition(". ")[0],
-                    mend="check in a fresh process, as `opsmith check FILE --isolate` does. A backward on an "
+                    hint="check in a fresh process, as `opsmith check FILE --isolate` does. A backward on an "
                     "accelerator starts such threads, and one within 60 others; where torch is built for "
                     "CUDA and finds none, `torch.compile` may, unless a gradient was computed before",
                 )

@@ -310,5 +310,5 @@ class _Conversation:
             "no process runs with AddressSanitizer",
             expected="Python and torch with the sanitizer's library loaded before all others",
             got="\n".join(words.splitlines()[-5:]) or "it ended without a word",
-            mend="check without `sanitize`, or with another g++, named in CXX",
+            hint="check without `sanitize`, or with another g++, named in CXX",
         )

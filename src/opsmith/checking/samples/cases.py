@@ -145,7 +145,7 @@ def refuse_unfit(
     for label, value in zip(labels, values, strict=True):
         found = _unfit(value, COMPUTED) if isinstance(value, Tensor) else None
         if found is not None:
-            got, mend = found
+            got, hint = found
             raise errors.SampleError(
                 f"`{label}` of sample {position} is no tensor to check on",
                 operator=operator,
@@ -153,7 +153,7 @@ def refuse_unfit(
                 expected="a strided dense tensor that holds numbers",
                 got=got,
                 where=place,
-                mend=mend.format(label),
+                hint=hint.format(label),
             )
 
 
@@ -176,14 +176,14 @@ def refuse_unfit_results(subject: Subject) -> None:
         for value in results:
             found = _unfit(value, COMPARED) if isinstance(value, Tensor) else None
             if found is not None:
-                got, mend = found
+                got, hint = found
                 raise errors.SampleError(
                     f"a result for {sample.brief} is no tensor to check",
                     operator=subject.name,
                     expected="a strided dense tensor that holds numbers",
                     got=got,
                     where=subject.specification.where,
-                    mend=mend.format("result"),
+                    hint=hint.format("result"),
                 )
 
 
@@ -191,7 +191,7 @@ def _unfit(value: Tensor, dtypes: frozenset[torch.dtype]) -> tuple[str, str] | N
     """What a tensor is that check cannot take, and what to give instead; None for one that it takes."""
     foreign = foreign_kind(value)
     if foreign is not None:
-        return foreign.name, f"give `{foreign.mend}`"
+        return foreign.name, f"give `{foreign.hint}`"
     if value.is_meta:
         return "a tensor on the device `meta`, which holds no numbers", "make `{}` on the CPU"
     if value.dtype not in dtypes:

@@ -16,7 +16,7 @@ from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.torch_library import capabilities
 
-MEND = "return a copy, `.clone()`"
+HINT = "return a copy, `.clone()`"
 
 
 def shared_memory(
@@ -43,7 +43,7 @@ def shared_memory(
                 yield Note(f"`{names[at]}` is a view of {label}, and autograd knows it")
                 break
             why = ", and autograd does not know it: a write into one changes the other unseen" if bare else ""
-            message = f"`{names[at]}` shares memory with {label}{why}; {MEND}"
+            message = f"`{names[at]}` shares memory with {label}{why}; {HINT}"
             yield failed(names[at], "aliases-input", message)
             break
     again = alive(subject, sample, sample.at(device=device), places, leaf=False)
@@ -51,7 +51,7 @@ def shared_memory(
         if _shared(one, other):
             message = (
                 f"two calls return the same memory as `{name}`, which it keeps: the second overwrites what "
-                f"the first returned, or a write into one changes the other; {MEND}"
+                f"the first returned, or a write into one changes the other; {HINT}"
             )
             yield failed(name, "stale-state", message)
 

@@ -56,7 +56,7 @@ def run_backward(
             f"`{adopted.name}.backward` wrote into an incoming gradient, as its first run did not",
             operator=adopted.operator,
             where=adopted.backward_where,
-            mend="let it work on a copy: `grad = grad.clone()`",
+            hint="let it work on a copy: `grad = grad.clone()`",
         )
     if facts.grads_written is None and not (set(after) <= {None}):
         facts.grads_written = before != after
@@ -98,7 +98,7 @@ def _by_argument(adopted: Adopted, context: Context, answer: Any, given: Sequenc
             expected=f"{len(names)} gradients: {', '.join(f'`{name}`' for name in names)}",
             got=f"{len(answers)}",
             where=adopted.backward_where,
-            mend="return one gradient for each argument of forward, in order, and None for what is no tensor",
+            hint="return one gradient for each argument of forward, in order, and None for what is no tensor",
         )
     answers = [*answers[: len(names)], *[None] * (len(names) - len(answers))]
     for name, value, found in zip(names, given, answers, strict=True):
@@ -110,6 +110,6 @@ def _by_argument(adopted: Adopted, context: Context, answer: Any, given: Sequenc
                 expected="None",
                 got=shown(found),
                 where=adopted.backward_where,
-                mend="look whether its answers are in the order of the arguments of forward",
+                hint="look whether its answers are in the order of the arguments of forward",
             )
     return answers

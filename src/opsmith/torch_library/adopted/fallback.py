@@ -106,7 +106,7 @@ def _cannot_run(adopted: Adopted, method: str, circumstance: str, reason: str) -
         operator=adopted.operator,
         got=reason,
         where=adopted.where if method == "forward" else adopted.backward_where,
-        mend="write it with torch operations that torch can do there, or give the same mathematics in plain "
+        hint="write it with torch operations that torch can do there, or give the same mathematics in plain "
         "PyTorch: `adopt(..., reference=...)`",
     )
 
@@ -117,7 +117,7 @@ def graph_cut(adopted: Adopted) -> errors.GraphCutError:
         f"the gradients that `{adopted.name}.backward` gives do not depend on `grad` as far as torch can see",
         operator=adopted.operator,
         where=adopted.backward_where,
-        mend="write the backward with torch operations, or mark it with `once_differentiable` and give the "
+        hint="write the backward with torch operations, or mark it with `once_differentiable` and give the "
         "same mathematics in plain PyTorch: `adopt(..., reference=...)`",
     )
 
@@ -128,7 +128,7 @@ def refuse_second_draw(adopted: Adopted) -> errors.TransformError:
         f"`{adopted.name}.forward` draws random numbers, and under a transform it would have to run again",
         operator=adopted.operator,
         where=adopted.where,
-        mend="let it take what it draws, or the seed, as an argument",
+        hint="let it take what it draws, or the seed, as an argument",
     )
 
 
@@ -138,7 +138,7 @@ def refuse_another_run(adopted: Adopted) -> errors.TransformError:
         f"`{adopted.name}.forward` computed something else when it ran again, which a second order needs",
         operator=adopted.operator,
         where=adopted.where,
-        mend='say `kind="stochastic"` if it draws from torch\'s random state; else let it take what it draws '
+        hint='say `kind="stochastic"` if it draws from torch\'s random state; else let it take what it draws '
         "or remembers as an argument",
     )
 
@@ -149,7 +149,7 @@ def refuse_second_order(adopted: Adopted) -> errors.TransformError:
         f"`{adopted.name}.backward` is marked with `once_differentiable`: it has no derivative of its own",
         operator=adopted.operator,
         where=adopted.backward_where,
-        mend="take the mark away if the backward is made of torch operations, or give the same mathematics "
+        hint="take the mark away if the backward is made of torch operations, or give the same mathematics "
         "in plain PyTorch: `adopt(..., reference=...)`",
     )
 

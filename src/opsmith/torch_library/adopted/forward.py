@@ -172,7 +172,7 @@ def _written(adopted: Adopted, name: str) -> errors.MutationError:
         operator=adopted.operator,
         argument=name,
         where=adopted.where,
-        mend="let it write in every call or in none: `x = x.clone()` before the first in-place operation",
+        hint="let it write in every call or in none: `x = x.clone()` before the first in-place operation",
     )
 
 
@@ -195,7 +195,7 @@ def _flat(adopted: Adopted, returned: Any) -> tuple[Any, ...]:
             expected=f"a tuple of {len(outputs) if isinstance(outputs, tuple) else 1}",
             got=f"{len(value)}" if isinstance(value, tuple | list) else shown(value),
             where=adopted.where,
-            mend='say what it returns: `adopt(..., signature="(x: Tensor) -> tuple[Tensor, Tensor]")`',
+            hint='say what it returns: `adopt(..., signature="(x: Tensor) -> tuple[Tensor, Tensor]")`',
         ) from None
     return tuple(found[position] for position in range(len(adopted.schema.results)))
 
@@ -208,7 +208,7 @@ def _other_result(adopted: Adopted, position: int | None, value: Any) -> errors.
         expected="None" if position is None else "Tensor",
         got=shown(value),
         where=adopted.where,
-        mend='say what it returns: `samples=`, or `signature="(x: Tensor) -> tuple[Tensor, Tensor | None]"`; '
+        hint='say what it returns: `samples=`, or `signature="(x: Tensor) -> tuple[Tensor, Tensor | None]"`; '
         "results are tensors: of a number, return `torch.as_tensor(...)`",
     )
 

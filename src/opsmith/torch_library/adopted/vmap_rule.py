@@ -73,5 +73,5 @@ def _unfit(adopted: Adopted, got: str) -> errors.ResultCountError:
         expected="a tuple of two: what forward returns, and for each result a dimension or None",
         got=got,
         where=adopted.where,
-        mend="return `(result, 0)`",
+        hint="return `(result, 0)`",
     )

@@ -97,7 +97,7 @@ def means(capability: Capability) -> ModuleType:
             f"opsmith cannot work with torch {torch.__version__}: {capability.purpose}",
             expected=f"torch {' or '.join(TESTED)}, which opsmith is tested with",
             got=decision.why,
-            mend=f"pip install 'torch=={TESTED[-1]}.*'; `opsmith doctor` lists what works here",
+            hint=f"pip install 'torch=={TESTED[-1]}.*'; `opsmith doctor` lists what works here",
         )
     return _module("private" if decision.on else "public", capability)
 

@@ -178,7 +178,6 @@ def named_factors(seen: Seen, factors: Sequence[complex], close: float) -> list[
         factors: One for each.
         close: To which share of themselves they are known.
     """
-    pass
 
     there = [(pair.observation, factor_of(pair)) for pair in seen.elsewhere]
     known = [(each, factor) for each, factor in there if factor is not None]

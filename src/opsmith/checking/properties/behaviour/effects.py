@@ -137,8 +137,8 @@ def _reformed(
         label = look.sample.labels[at]
         if value.requires_grad != form[-1]:
             message = f"a call changed `{label}.requires_grad` from {form[-1]} to {value.requires_grad}"
-            mend = "take a copy that requires what it should: `x.detach().requires_grad_()`"
-            yield look.failure(label, "side-effect", f"{message}; {mend}", where)
+            hint = "take a copy that requires what it should: `x.detach().requires_grad_()`"
+            yield look.failure(label, "side-effect", f"{message}; {hint}", where)
         else:
             message = f"a call laid other memory, or another shape, under `{label}` (`.data = `, `resize_`)"
             yield look.failure(label, "mutates-input", f"{message}; work on a new tensor", where)

@@ -335,7 +335,8 @@ def failure_of(check: str, subject: Subject, key: Key, group: Sequence[Wrong], s
     else:
         message = (
             f"{subject_words} is right where `{odd_label}` is contiguous and wrong where it is "
-            f"{layout.name}: {shown.what}; read it by its strides, or take `{_bare_layout(odd_label)}.contiguous()`"
+            f"{layout.name}: {shown.what}; read it by its strides, or take "
+            f"`{_bare_layout(odd_label)}.contiguous()`"
         )
     evidence: dict[str, Any] = {
         "sample": shown.case,
@@ -349,7 +350,7 @@ def failure_of(check: str, subject: Subject, key: Key, group: Sequence[Wrong], s
     where = rule_place(subject, _bare_layout(label)) if gradient else subject.specification.where
     if shown.kernel is not None:
         where = shown.kernel.where
-    # A result that is wrong for a layout of an input is told under that input, which is what to mend.
+    # A result that is wrong for a layout of an input is told under that input, which is what to fix.
     input = label if gradient or backward else odd_label
     return Failure(check, input, shown.cause, message, where, evidence, shown.replay())
 

@@ -302,7 +302,7 @@ def _raises(call: Callable[[], Any]) -> bool:
 
 OWN_WORDS = re.compile(r"contiguous|stride|layout|memory.format|channels.last|aligned", re.IGNORECASE)
 BITS = ("negative bit", "conjugate bit")
-"""What torch says where NumPy is given a view that NumPy does not know: loudly, and with the mend."""
+"""What torch says where NumPy is given a view that NumPy does not know: loudly, and with the hint."""
 
 TORCHS = ("view size is not compatible", "setStorage", "use .reshape(", "refers to a single memory location")
 

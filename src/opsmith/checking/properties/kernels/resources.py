@@ -48,7 +48,7 @@ def run(subject: Subject) -> Findings:
             if beyond:
                 yield _failure(beyond)
         except errors.ToolchainError as error:
-            yield Skipped(f"{error.problem}: {error.mend}")
+            yield Skipped(f"{error.problem}: {error.hint}")
             return
         except errors.MissingSamplesError as error:
             yield Note(error.problem)

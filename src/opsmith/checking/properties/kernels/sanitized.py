@@ -83,7 +83,7 @@ def _job(subject: Subject, kernel: Kernel, built: CppKernel) -> Job:
         trials += list(_trials(subject, kernel, sample, len(samples) - 1))
     return Job(
         subject.specification.name,
-        tuple((each.name, each.kind.hint()) for each in schema.arguments),
+        tuple((each.name, each.kind.annotation()) for each in schema.arguments),
         tuple(each.name for each in schema.results),
         built.text,
         built.entry,

@@ -217,8 +217,8 @@ def _backward(
             f"{type(error).__name__}: {first_line(error)}; in float32 it does not. "
         )
         if not claims_autocast(subject):
-            mend = "`torch.amp.custom_fwd` and `custom_bwd` over both make them fit"
-            seen.refused[message + mend] = None
+            hint = "`torch.amp.custom_fwd` and `custom_bwd` over both make them fit"
+            seen.refused[message + hint] = None
             return
         cause = "dtype" if re.search(_DTYPE, str(error)) else "raises"
         message += "The dtypes that the forward saves and that come in are not the same there"

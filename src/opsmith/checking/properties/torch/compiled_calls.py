@@ -287,7 +287,7 @@ def refused(subject: Subject, error: BaseException) -> str | None:
     """Why torch, or opsmith, does not take it; None where it should."""
     for each in chain(error):
         if isinstance(each, errors.MissingFakeError):
-            return f"there is no fake kernel: {each.mend}"
+            return f"there is no fake kernel: {each.hint}"
         if isinstance(each, errors.TransformError) or "TransformError" in str(each):
             return reason_of(each)
         if type(each).__name__ in ("InternalTorchDynamoError", "InvalidCxxCompiler", "NotImplementedError"):

@@ -273,7 +273,7 @@ def fake_place(subject: Subject) -> str:
 def _no_fake(subject: Subject, error: Exception) -> str | None:
     """Why it has no form on fake tensors, where it promises none."""
     if isinstance(error, errors.MissingFakeError):
-        return f"the fake kernel was left out, since there is none: {error.mend}"
+        return f"the fake kernel was left out, since there is none: {error.hint}"
     if isinstance(error, errors.TransformError):
         return f"it is refused on fake tensors: {first_line(error)}"
     own = subject.specification.own

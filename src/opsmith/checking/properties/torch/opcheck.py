@@ -71,7 +71,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
             continue
         missing = _missing_fake(error)
         if missing is not None:
-            yield Note(f"{test} was left out, since there is no fake kernel: {missing.mend}")
+            yield Note(f"{test} was left out, since there is no fake kernel: {missing.hint}")
             continue
         if test in TRACED and _compares(error) and _has_nan(subject, sample):
             yield Note(

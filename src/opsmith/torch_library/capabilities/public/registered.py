@@ -21,7 +21,7 @@ def overloads_of(subject: Any) -> dict[str, Any] | None:
     raise errors.UnsupportedTorchError(
         "it was registered elsewhere, and to adopt it needs the capability `registered`, which is off",
         operator=_name(subject),
-        mend="`opsmith doctor` says why; declare an operator of your own, with this one as a kernel",
+        hint="`opsmith doctor` says why; declare an operator of your own, with this one as a kernel",
     )
 
 

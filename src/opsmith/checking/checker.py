@@ -163,7 +163,7 @@ def _refuse_seed(seed: Any) -> None:
             argument="seed",
             expected="a whole number from -2**32 to 2**32 - 1",
             got=shown(seed),
-            mend="call `check(operator, seed=0)`",
+            hint="call `check(operator, seed=0)`",
         )
 
 
@@ -273,7 +273,7 @@ def selected(
             "nothing is left to check",
             expected="one property at least that `only` has and `skip` has not",
             got=f"only={'all' if chosen is None else sorted(chosen)}, skip={sorted(unwanted)}",
-            mend="leave `only` or `skip` out, or name other properties",
+            hint="leave `only` or `skip` out, or name other properties",
         )
     return wanted
 
@@ -290,7 +290,7 @@ def _known(names: Iterable[str] | None) -> frozenset[str] | None:
         raise errors.UsageError(
             f"there is no property `{unknown[0]}`",
             expected=", ".join(f"`{name}`" for name in every),
-            mend=f"write `{close[0]}`" if close else "take one of those names for `only` or `skip`",
+            hint=f"write `{close[0]}`" if close else "take one of those names for `only` or `skip`",
         )
     return found
 
@@ -303,7 +303,7 @@ def _names(given: Any) -> list[str]:
             "`only` and `skip` take names of properties",
             expected="a list of strings",
             got=shown(given),
-            mend='call `check(operator, only=["forward", "gradient"])`',
+            hint='call `check(operator, only=["forward", "gradient"])`',
         )
     return names
 
@@ -340,5 +340,5 @@ def refuse_hooks() -> None:
             "a check was begun among hooks on saved tensors",
             expected="none: torch refuses them under `vmap` and `torch.func`",
             got="hooks, of `saved_tensors_hooks` or `save_on_cpu`",
-            mend="call `check` outside of the `with`",
+            hint="call `check` outside of the `with`",
         ) from error
