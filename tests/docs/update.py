@@ -10,7 +10,7 @@ from pathlib import Path
 
 from doc_pages import Program, pages, same
 from errors_table import ERRORS_PAGE, with_table
-from quick_start import README, with_example
+from readme_examples import README, with_examples
 
 
 def updated(page: Path) -> str:
@@ -36,7 +36,7 @@ def main(named: list[str]) -> None:
     if names - there.keys():
         sys.exit(f"there is no page {', '.join(sorted(names - there.keys()))}; there is: {', '.join(there)}")
     for page in [there[name] for name in names] or there.values():
-        text = with_example(page.read_text(encoding="utf-8")) if page == README else updated(page)
+        text = with_examples(page.read_text(encoding="utf-8")) if page == README else updated(page)
         if page == ERRORS_PAGE:
             text = with_table(text)
         if text != page.read_text(encoding="utf-8"):
