@@ -7,12 +7,13 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch._export.utils as export_utils
 from conservative import OTHERWISE, REFUSED
 
 from opsmith import config as environment
@@ -52,6 +53,28 @@ def pytest_sessionstart() -> None:
     # A CUDA build of torch 2.11 that finds no GPU starts autograd's threads if a process computes its first
     # gradient within `torch.compile`, and only then; no check is isolated in that process after it.
     torch.ones(1, requires_grad=True).sum().backward()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _composite_operators_are_looked_up_once() -> Iterator[None]:
+    """An export by torch looks every composite operator up again for each namespace of operators.
+
+    The suite declares operators in 140 namespaces. Here they are looked up if there are more.
+    """
+    look_up, known = getattr(export_utils, "_materialize_cpp_cia_ops", None), 0
+
+    def look_up_if_there_are_more() -> None:
+        nonlocal known
+        registered = len(torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))
+        if registered != known:
+            known = registered
+            assert look_up is not None
+            look_up()
+
+    with pytest.MonkeyPatch.context() as patch:
+        if look_up is not None:
+            patch.setattr(export_utils, "_materialize_cpp_cia_ops", look_up_if_there_are_more)
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -35,16 +35,21 @@ def fault(*names: str) -> str | None:
 
 
 def marked(cases: Iterable[Any]) -> list[Any]:
-    """Cases for `parametrize`; one that this torch gets wrong is to fail, and its passing is told.
+    """Cases for `parametrize`, with a strict `xfail` mark on those that this torch gets wrong.
 
     Args:
-        cases: Names, or tuples of values; a fault is known by one of the names, or by all, joined by hyphens.
+        cases: Names, tuples of values, or what `pytest.param` returns; a fault is known by one of the names,
+            or by all, joined by hyphens.
     """
     return [_marked(case) for case in cases]
 
 
 def _marked(case: Any) -> Any:
-    values = case if isinstance(case, tuple) else (case,)
+    marks, name = getattr(case, "marks", ()), getattr(case, "id", None)
+    values = getattr(case, "values", case)
+    values = values if isinstance(values, tuple) else (values,)
     texts = [value for value in values if isinstance(value, str)]
     reason = fault("-".join(texts), *texts)
-    return pytest.param(*values, marks=pytest.mark.xfail(reason=reason, strict=True)) if reason else case
+    if reason is None:
+        return case
+    return pytest.param(*values, id=name, marks=(*marks, pytest.mark.xfail(reason=reason, strict=True)))

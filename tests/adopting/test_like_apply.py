@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.testing import assert_close
 
 import opsmith
-from opsmith.core.calls import Call
+from opsmith.core.call_arguments import CallArguments
 
 
 def adopted(function_class: type[Function], **options: Any) -> opsmith.Operator[..., Any]:
@@ -350,7 +350,7 @@ class Subtracts(Function):
 
 
 def test_samples_by_keyword_and_as_a_list() -> None:
-    sample = Call((torch.ones(2),), {"b": 2, "a": torch.ones(2)})
+    sample = CallArguments((torch.ones(2),), {"b": 2, "a": torch.ones(2)})
     operator = opsmith.adopt(Subtracts, "like_apply::subtracts", samples=[sample])
     assert (
         repr(operator) == "<opsmith operator like_apply::subtracts(Tensor x, Tensor a, Scalar b) -> Tensor>"

@@ -258,7 +258,7 @@ def test_adopting_again_replaces_and_stacks_nothing() -> None:
         assert again is handle
         assert handle.reference is other
         assert_close(backward(handle), backward(sine))
-    own = handle.specification.own
+    own = handle.specification.library_operator
     assert own is not None
     assert (own.autograd, own.fake, own.vmap) == (frozenset(), False, False), "what opsmith added is its own"
 
@@ -267,7 +267,7 @@ def test_adopting_again_takes_nothing_back_meanwhile(monkeypatch: pytest.MonkeyP
     """Another thread that calls the operator finds in it, at each moment, what it lacked."""
     made = custom()
     handle = adopted(made)
-    own, overload = handle.specification.own, made.operator._opoverload
+    own, overload = handle.specification.library_operator, made.operator._opoverload
 
     def destroyed(library: Any) -> None:
         raise AssertionError("the operator was taken out of the dispatcher")
@@ -275,7 +275,7 @@ def test_adopting_again_takes_nothing_back_meanwhile(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patched:
         patched.setattr(capabilities, "destroy", destroyed)
         adopted(made)
-    assert handle.specification.own is own
+    assert handle.specification.library_operator is own
 
     def by_three(x: Tensor, by: float = 2.0) -> Tensor:
         return by * x
@@ -472,7 +472,7 @@ opsmith.adopt(doubled, reference=plain, samples=lambda make: [(make(3),)])
 
 
 def test_the_command_finds_what_a_module_adopts(tmp_path: Path) -> None:
-    from opsmith.locating import Target
+    from opsmith.targets import Target
 
     file = tmp_path / "adopting_file.py"
     file.write_text(ADOPTING)

@@ -18,16 +18,21 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith import errors
-from opsmith.locating import classes_of
 from opsmith.surveying import Finding, survey
 from opsmith.surveying.finding import snake
-from opsmith.surveying.guessing import guesses, unguessable
-from opsmith.surveying.reading import Reading
-from opsmith.surveying.samples import guessed_samples
+from opsmith.surveying.guesses import ClassSource, guesses, unguessable
+from opsmith.surveying.trials import guessed_samples
+from opsmith.targets import classes_of
 
 VERDICTS = {
-    "GradReverse": ("needs a word", ["`lambda_` is no tensor and has no type hint", "scaled or reversed"]),
-    "ClipGrad": ("needs a word", ["twice the incoming gradient does not give twice", 'kind="nonlinear"']),
+    "GradReverse": (
+        "needs a declaration",
+        ["`lambda_` is no tensor and has no type hint", "scaled or reversed"],
+    ),
+    "ClipGrad": (
+        "needs a declaration",
+        ["twice the incoming gradient does not give twice", 'kind="nonlinear"'],
+    ),
     "Embed": ("works", []),
     "Conv": ("works", []),
     "Log": ("works", []),
@@ -37,27 +42,33 @@ VERDICTS = {
     "Reduce": ("works", []),
     "NumpyNoise": ("wrong", ["it draws from the global state of NumPy"]),
     "Broken": ("wrong", ["its forward raises RuntimeError: the extension is not compiled, whatever"]),
-    "RoundSTE": ("needs a word", ["small steps of `x`", "straight-through", 'kind="surrogate"']),
+    "RoundSTE": ("needs a declaration", ["small steps of `x`", "straight-through", 'kind="surrogate"']),
     "Outer.Inner": ("works", []),
     "Cube": ("works", []),
     "Fourth": ("works", []),
-    "TopK": ("needs a word", ["`k` is no tensor and has no type hint", "`signature=`"]),
-    "Single": ("needs a word", ["it returns float32 for float64", 'kind="float32"']),
+    "TopK": ("needs a declaration", ["`k` is no tensor and has no type hint", "`signature=`"]),
+    "Single": ("needs a declaration", ["it returns float32 for float64", 'kind="float32"']),
     "NoBackward": ("works", ["it has no backward: its gradient is the derivative of its forward"]),
-    "BaseOfOthers": ("needs a word", ["it has no `forward`, so there is nothing to adopt"]),
-    "TwoKernels": ("needs a word", ["it is wrong for x [3, 4], y [3, 4]", "it is right for x [4], y [4]"]),
-    "Unguessable": ("needs a word", ["what `settings` takes cannot be guessed", "`samples=`"]),
-    "Demanding": ("needs a word", ["guessed calls ran", "AssertionError: got [", "`samples=`"]),
+    "BaseOfOthers": ("needs a declaration", ["it has no `forward`, so there is nothing to adopt"]),
+    "TwoKernels": (
+        "needs a declaration",
+        ["it is wrong for x [3, 4], y [3, 4]", "it is right for x [4], y [4]"],
+    ),
+    "Unguessable": ("needs a declaration", ["what `settings` takes cannot be guessed", "`samples=`"]),
+    "Demanding": ("needs a declaration", ["guessed calls ran", "AssertionError: got [", "`samples=`"]),
     "Cell": ("works", []),
     "WithInit": ("wrong", ["it has an `__init__`", "let forward take as arguments"]),
-    "BadShape": ("needs a word", ["invalid gradient at index 1", "either its backward is wrong, or"]),
+    "BadShape": ("needs a declaration", ["invalid gradient at index 1", "either its backward is wrong, or"]),
     "Item": ("wrong", ["its forward returns no tensor, whatever it is given"]),
     "Positive": ("works", []),
-    "Root": ("needs a word", ["it is wrong for x [3, 4]", "it is right for x [3, 4], all of them positive"]),
-    "Abstract": ("needs a word", ["raises NotImplementedError", "if it is a base of other classes"]),
+    "Root": (
+        "needs a declaration",
+        ["it is wrong for x [3, 4]", "it is right for x [3, 4], all of them positive"],
+    ),
+    "Abstract": ("needs a declaration", ["raises NotImplementedError", "if it is a base of other classes"]),
     "AnswersOnce": ("works", []),
     "LeavesInBackward": (
-        "needs a word",
+        "needs a declaration",
         ["torch cannot look into its code", "cannot be run in a second order"],
     ),
     "Nested": ("works", []),
@@ -170,9 +181,9 @@ def test_an_exception_of_any_kind_ends_in_a_finding(monkeypatch: pytest.MonkeyPa
     def broken(*arguments: object) -> None:
         raise RuntimeError("no more memory")
 
-    monkeypatch.setattr("opsmith.surveying.session.abilities", broken)
+    monkeypatch.setattr("opsmith.surveying.surveyor.abilities", broken)
     found = of("Log")
-    assert found.verdict == "needs a word"
+    assert found.verdict == "needs a declaration"
     assert found.reasons[0] == "looking at it ended in RuntimeError: no more memory"
     assert "run `opsmith.check`" in found.reasons[1]
 
@@ -185,8 +196,8 @@ def test_a_finding_is_made_of_the_types_of_json() -> None:
     assert read["report"]["passed"] is False
 
 
-def reading(function: Callable[..., Any]) -> Reading:
-    return Reading.of(type("Anything", (Function,), {"forward": staticmethod(function)}))
+def reading(function: Callable[..., Any]) -> ClassSource:
+    return ClassSource.of(type("Anything", (Function,), {"forward": staticmethod(function)}))
 
 
 def kept_and_called(ctx: Any, x: Any, function: Any, other: Any) -> Any:

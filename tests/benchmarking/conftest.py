@@ -1,26 +1,22 @@
-"""Benchmarks that take next to no time: what they measure is no test's business."""
+"""Benchmarks that take next to no time: no test depends on what they measure."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from briefly import BRIEF, passed
+from short_benchmarks import shorten_benchmarks
 
 import opsmith
-from opsmith.benchmarking import Benchmark, clock, machine
+from opsmith.benchmarking import Benchmark
 
 
 @pytest.fixture(autouse=True)
 def _small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "SIDES", {"cpu": 32})
-    monkeypatch.setattr(machine, "FOOTPRINTS", (1 << 12, 1 << 16))
-    monkeypatch.setattr(machine, "TURN_S", 1e-5)
-    monkeypatch.setattr(clock, "PAUSE_S", 1e-5)
-    monkeypatch.setattr(gc, "collect", lambda generation=2: 0)
+    shorten_benchmarks(monkeypatch, efforts=False)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def use(directory: Path, log: Path, seed: int) -> None:
     keys = list(range(KEYS))
     random.Random(seed).shuffle(keys)
     for key in keys:
-        entry = Cache(directory, wait_s=60).obtain({"key": str(key)}, build_of(key, log))
+        entry = Cache(directory, wait_s=1500).obtain({"key": str(key)}, build_of(key, log))
         assert entry.source in ("built", "disk"), entry
         for name in ("library.so", "other.so"):
             assert (entry.directory / name).read_bytes() == content(key), entry

@@ -16,7 +16,8 @@ from torch import Tensor
 import opsmith
 from opsmith import errors
 from opsmith.checking import Failure, Outcome
-from opsmith.checking.processes.fork import SIGNALS, announce, isolated
+from opsmith.checking.processes import fork
+from opsmith.checking.processes.fork import SIGNALS, announce, run_isolated
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is isolated where there is no fork")
 
@@ -54,8 +55,8 @@ def leave_politely() -> Outcome:
     sys.exit(4)
 
 
-def run(work: Any, limit_s: float = 60.0) -> Failure:
-    outcome = isolated("forward", work, where=HERE, limit_s=limit_s)
+def run(work: Any, limit_s: float = 600.0) -> Failure:
+    outcome = run_isolated("forward", work, where=HERE, limit_s=limit_s)
     assert (outcome.property, outcome.status) == ("forward", "failed")
     assert outcome.seconds > 0
     (failure,) = outcome.failures
@@ -73,11 +74,12 @@ def test_a_segmentation_fault_is_told_with_its_sample_and_its_line() -> None:
     assert failure.evidence == {"sample": "sample 0 (x [3])", "signal": "SIGSEGV"}
 
 
-def test_a_hang_is_told_with_its_sample_and_its_line() -> None:
-    failure = run(hang, limit_s=0.5)
-    assert failure.message == "it did not finish within 0.5 s, on sample 1 (x [5])"
+def test_a_hang_is_told_with_its_sample_and_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork, "GRACE_S", 2.0)
+    failure = run(hang, limit_s=2.0)
+    assert failure.message == "it did not finish within 2 s, on sample 1 (x [5])"
     assert failure.where == f"{__file__}:{line_of('# for ever')}"
-    assert failure.evidence["limit"] == "0.5 s"
+    assert failure.evidence["limit"] == "2 s"
 
 
 def test_an_abort_is_told_with_its_last_words() -> None:
@@ -109,7 +111,7 @@ def test_an_outcome_comes_back_whole_and_what_was_printed_too(capsys: pytest.Cap
         sys.stdout.write("by the way\n")
         return sent
 
-    received = isolated("forward", work, where=HERE)
+    received = run_isolated("forward", work, where=HERE)
     assert received.failures[0].evidence["at"] == (1, 2)
     assert received.failures[0].evidence["tensor"].tolist() == [1.0, 1.0]
     assert (received.notes, received.seconds, received.status) == (sent.notes, 0.5, "failed")
@@ -120,7 +122,7 @@ def test_evidence_that_cannot_be_sent_is_sent_as_text() -> None:
     sent = Outcome(
         "forward", "failed", failures=(Failure("forward", "x", "sign", "m", evidence={"by": lambda: 0}),)
     )
-    received = isolated("forward", lambda: sent, where=HERE)
+    received = run_isolated("forward", lambda: sent, where=HERE)
     assert "<lambda>" in received.failures[0].evidence["by"]
 
 
@@ -129,7 +131,7 @@ def test_a_mistake_of_ours_is_raised_here_with_the_place_where_it_was_made() -> 
         raise KeyError("ours")
 
     with pytest.raises(KeyError, match="ours") as raised:
-        isolated("forward", work, where=HERE)
+        run_isolated("forward", work, where=HERE)
     assert "in work" in raised.value.__notes__[0]
 
 
@@ -147,7 +149,7 @@ def test_several_threads_of_the_parent_do_not_hang_the_child() -> None:
             torch.rand(4_000_000).sum()
             return Outcome("forward", "passed", notes=(str(torch.get_num_threads()),))
 
-        outcome = isolated("forward", work, where=HERE, limit_s=60)
+        outcome = run_isolated("forward", work, where=HERE, limit_s=600)
     finally:
         torch.set_num_threads(before)
     assert (outcome.status, outcome.notes) == ("passed", ("1",))
@@ -155,16 +157,14 @@ def test_several_threads_of_the_parent_do_not_hang_the_child() -> None:
 
 def test_nothing_is_left_of_a_child_and_of_what_it_started(tmp_path: Path) -> None:
     def work() -> Outcome:
-        left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10**6)"])
         (tmp_path / "pid").write_text(str(left.pid))
         return Outcome("forward", "passed")
 
-    assert isolated("forward", work, where=HERE).status == "passed"
+    assert run_isolated("forward", work, where=HERE).status == "passed"
     pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 10
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not alive(pid)
+    while alive(pid):  # it would sleep for days
+        time.sleep(0.01)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 
@@ -277,7 +277,7 @@ def test_where_the_system_forks_no_process_isolation_is_refused(monkeypatch: pyt
     monkeypatch.setattr(os, "fork", fork)
     words = "a check cannot be isolated where the system forks no process: Cannot allocate memory"
     with pytest.raises(errors.UsageError, match=words):
-        isolated("forward", leave, where=HERE)
+        run_isolated("forward", leave, where=HERE)
     assert set(os.listdir("/dev/fd")) == before
 
 
@@ -311,7 +311,7 @@ with torch.no_grad():
 
 def test_once_autograd_has_threads_isolation_is_refused() -> None:
     """torch starts them for a backward within 60 others, and computes no gradient in a fork after that."""
-    done = subprocess.run([sys.executable, "-c", THREADED], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", THREADED], capture_output=True, text=True)
     assert done.returncode == 1
     assert "a check cannot be isolated once autograd has started threads of its own" in done.stderr
     assert "got: Unable to handle autograd's threading" in done.stderr

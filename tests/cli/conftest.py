@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
+from unhurried import lift_limits
 
 from opsmith.cli.app import app
 
@@ -31,6 +32,11 @@ wrong.gradients(x=lambda grad, x: -2 * grad * x)
 wrong.samples(lambda make: [(make(3),)])
 other_name = wrong
 """
+
+
+@pytest.fixture(autouse=True)
+def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    lift_limits(monkeypatch)
 
 
 @pytest.fixture

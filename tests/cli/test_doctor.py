@@ -1,6 +1,7 @@
 """`opsmith doctor`: every thing that opsmith uses is listed, and what is missing has its command."""
 
 import builtins
+import functools
 import importlib.util
 import json
 import shutil
@@ -13,8 +14,8 @@ import pytest
 import torch
 from typer.testing import Result
 
-from opsmith.cli import inventory
-from opsmith.torch_library.capabilities.table import CAPABILITIES
+from opsmith.cli import doctor
+from opsmith.torch_library.capabilities.capability import CAPABILITIES, capability_statuses
 
 Run = Callable[..., Result]
 
@@ -39,8 +40,17 @@ def entries(done: Result) -> dict[str, dict[str, Any]]:
     return {entry["name"]: entry for entry in json.loads(done.stdout)["entries"]}
 
 
+once = functools.cache(capability_statuses)
+
+
 @pytest.fixture
-def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+def listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The self-tests of the capabilities run once for all tests of what is installed: they take a second."""
+    monkeypatch.setattr(doctor, "capability_statuses", once)
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, listed_once: None) -> None:
     """A machine with torch, typer and rich, and nothing else."""
     version, find = metadata.version, importlib.util.find_spec
 
@@ -61,17 +71,19 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.usefixtures("listed_once")
 def test_everything_is_listed(opsmith: Run) -> None:
     done = opsmith("doctor", "--json")
     assert done.exit_code == 0
     read = json.loads(done.stdout)
-    assert (read["schema"], read["works"]) == (1, True)
+    assert (read["schema"], read["works"]) == (2, True)
     assert list(entries(done)) == NAMES
     assert entries(done)["torch"]["found"] == torch.__version__
     for entry in read["entries"]:
         assert (entry["hint"] is None) == (entry["found"] is not None)
 
 
+@pytest.mark.usefixtures("listed_once")
 def test_a_terminal_sees_that_it_is_at_work(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert opsmith("doctor", "--json").stderr == ""
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes stderr for a terminal then
@@ -81,6 +93,7 @@ def test_a_terminal_sees_that_it_is_at_work(opsmith: Run, monkeypatch: pytest.Mo
     assert list(entries(done)) == NAMES
 
 
+@pytest.mark.usefixtures("listed_once")
 def test_the_table_says_that_it_works(opsmith: Run) -> None:
     done = opsmith("doctor")
     assert done.exit_code == 0
@@ -145,6 +158,7 @@ def test_the_gpu_advice_follows_from_the_torch_that_is_here(
     assert found["NVRTC"]["hint"] == nvrtc
 
 
+@pytest.mark.usefixtures("listed_once")
 def test_an_old_torch_is_status_1(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.4.1+cpu")
     done = opsmith("doctor", "--json")
@@ -154,9 +168,10 @@ def test_an_old_torch_is_status_1(opsmith: Run, monkeypatch: pytest.MonkeyPatch)
     assert "does not work here: fix what is marked in red" in opsmith("doctor").stdout
 
 
+@pytest.mark.usefixtures("listed_once")
 def test_nothing_missing_is_said(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = lambda: inventory.Entry("x", "1.0", "all", "")
-    monkeypatch.setattr(inventory, "ENTRIES", (there,))
+    there = lambda: doctor.InventoryItem("x", "1.0", "all", "")
+    monkeypatch.setattr(doctor, "ENTRIES", (there,))
     monkeypatch.delenv("OPSMITH_CONSERVATIVE", raising=False)
     assert "works here, and nothing is missing" in opsmith("doctor").stdout
 
@@ -206,21 +221,21 @@ def test_a_version_is_the_line_that_has_one(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         subprocess, "run", answer("a compiler\nCopyright (c) 2005-2025\nrelease 13.0, V13.0.1")
     )
-    assert inventory.version_of("nvcc") == "release 13.0, V13.0.1"
+    assert doctor.version_of("nvcc") == "release 13.0, V13.0.1"
     monkeypatch.setattr(subprocess, "run", answer(""))
-    assert inventory.version_of("/bin/quiet") == "/bin/quiet"
+    assert doctor.version_of("/bin/quiet") == "/bin/quiet"
 
     def fails(*arguments: Any, **options: Any) -> Any:
         raise OSError
 
     monkeypatch.setattr(subprocess, "run", fails)
-    assert inventory.version_of("/bin/broken") == "/bin/broken"
+    assert doctor.version_of("/bin/broken") == "/bin/broken"
 
 
 def test_ctrl_c_has_status_130(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise builtins.KeyboardInterrupt
 
-    monkeypatch.setattr(inventory, "ENTRIES", (interrupted,))
+    monkeypatch.setattr(doctor, "ENTRIES", (interrupted,))
     done = opsmith("doctor")
     assert (done.exit_code, done.stderr) == (130, "opsmith: interrupted\n")

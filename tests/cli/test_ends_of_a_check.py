@@ -13,8 +13,7 @@ import pytest
 import typer
 from typer.testing import Result
 
-from opsmith.cli.guard import guarded
-from opsmith.cli.watching import without_success
+from opsmith.cli.guard import exit_reported, guarded
 
 Write = Callable[..., Path]
 Run = Callable[..., Result]
@@ -77,7 +76,7 @@ def apart(*arguments: str, **options: object) -> "subprocess.CompletedProcess[st
     """The command in a process of its own, which may die."""
     command = [sys.executable, "-m", "opsmith", "check", *arguments]
     given: dict[str, object] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    return subprocess.run(command, text=True, check=False, timeout=300, **given)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(command, text=True, check=False, **given)  # type: ignore[call-overload, no-any-return]
 
 
 def line_of(text: str, words: str) -> int:
@@ -131,19 +130,17 @@ def test_what_leaves_elsewhere_is_no_success(opsmith: Run, write: Write) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the death is told by a forked process")
-def test_a_crash_is_told_with_its_line_its_property_and_isolate(write: Write) -> None:
+def test_a_crash_shows_its_line_and_an_exit_names_isolate(write: Write) -> None:
     file = write(FUNCTIONS)
     died = apart(f"{file}:Crashing", "--samples", "X", "--only", "gradient", "--quick")
     assert died.returncode == -signal.SIGSEGV
     assert f'File "{file}", line {line_of(FUNCTIONS, "ctypes.string_at")} in backward' in died.stderr
-    assert died.stderr.splitlines()[-1] == (
-        "opsmith: the process ended while it checked `gradient` of `Crashing`, and nothing more is reported; "
-        "with `--isolate` such a death is a finding, and the rest is checked"
-    )
     dropped = apart(f"{file}:Dropping", "--samples", "X", *FAST)
     assert (dropped.returncode, dropped.stdout) == (2, "")
-    assert dropped.stderr.startswith("opsmith: the process ended while it checked `Dropping`, and nothing")
+    assert dropped.stderr == (
+        "opsmith: what was checked called `os._exit(0)`, and nothing more is reported; with `--isolate` this "
+        "is a finding, and the rest is checked\n"
+    )
     fine = apart(f"{file}:Fine", "--samples", "X", *FAST)
     assert (fine.returncode, fine.stderr) == (0, "")
 
@@ -151,7 +148,7 @@ def test_a_crash_is_told_with_its_line_its_property_and_isolate(write: Write) ->
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no child processes")
 def test_a_child_of_what_is_checked_ends_as_it_likes() -> None:
     before = os._exit
-    with without_success():
+    with exit_reported():
         child = os.fork()
         if child == 0:
             os._exit(0)
@@ -228,7 +225,7 @@ main()
 def test_ctrl_c_ends_it_at_once_before_anything_is_imported(tmp_path: Path) -> None:
     torch = tmp_path / "torch" / "__init__.py"
     torch.parent.mkdir()
-    torch.write_text("import time\nprint('importing', flush=True)\ntime.sleep(100)\n")
+    torch.write_text("import time\nprint('importing', flush=True)\ntime.sleep(10**6)\n")
     package = Path(__file__).parents[2] / "src"
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, "check", "x.py"],
@@ -241,7 +238,7 @@ def test_ctrl_c_ends_it_at_once_before_anything_is_imported(tmp_path: Path) -> N
     assert process.stdout.readline() == "importing\n"
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate()
     assert (process.returncode, said) == (130, "opsmith: interrupted\n")
 
 
@@ -259,7 +256,6 @@ def test_ctrl_c_in_a_check_prints_what_is_finished(write: Write, lost: bool) -> 
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
     )
     assert done.returncode == 130, done.stderr
     read = json.loads(done.stdout)

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
+from matrices import diagonal
 from torch import Tensor
 from torch.autograd import grad, gradcheck
 from torch.testing import assert_close
@@ -189,8 +190,9 @@ def same(got: Any, wanted: Any) -> bool:
     return bool(got == wanted)
 
 
-@pytest.mark.parametrize("way", ["plain", "ordinary", "formula", "derived", "autocast"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "way"), diagonal(KINDS, ["plain", "ordinary", "formula", "derived", "autocast"], every=3)
+)
 def test_value_arrives_as_annotated(kind: str, way: str, name: str) -> None:
     check_arrival(kind, way, name, keyword_only=False)
 

@@ -20,7 +20,13 @@ pytestmark = [pytest.mark.compile, pytest.mark.xdist_group("compile")]
 Operator = opsmith.Operator[..., Any]
 
 
-SOME = pytest.mark.parametrize("variant", ["formulas", "hidden-in-one", "derived-kernel"], indirect=True)
+CHOSEN = ("formulas", "hidden-in-one", "derived-kernel")
+SOME = pytest.mark.parametrize("variant", CHOSEN, indirect=True)
+MOST_ARE_SLOW = pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=() if name in CHOSEN else pytest.mark.slow) for name in VARIANTS],
+    indirect=True,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +64,7 @@ def test_static(variant: Operator, reference: Any) -> None:
     assert_close(function(*no_gradients), around(reference)(*no_gradients))
 
 
+@MOST_ARE_SLOW
 def test_dynamic(variant: Operator, reference: Any) -> None:
     graphs: list[torch.fx.GraphModule] = []
 
@@ -363,6 +370,7 @@ class Exported(nn.Module):
         return torch.relu(self.operator(x, weight, by=2.0))
 
 
+@MOST_ARE_SLOW
 def test_export_keeps_the_operator_as_one_node(variant: Operator, reference: Any) -> None:
     check_export(variant, reference, strict=False)
 

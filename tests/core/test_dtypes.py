@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from gated_variants import VARIANTS
+from matrices import diagonal
 from torch import Tensor
 from torch.autograd import grad, gradcheck, gradgradcheck
 from torch.testing import assert_close
@@ -141,7 +143,9 @@ def incoming_layouts() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("layout", incoming_layouts())
+@pytest.mark.parametrize(
+    ("variant", "layout"), diagonal(VARIANTS, incoming_layouts(), every=4), indirect=["variant"]
+)
 def test_incoming_gradient_in_any_layout(layout: str, variant: Operator, reference: Any) -> None:
     make = opsmith.Make()
     args = make(4, 3).requires_grad_(), make(3).requires_grad_()
@@ -164,7 +168,11 @@ def test_conjugate_incoming_gradient(name: str) -> None:
     assert_close(grad(operator(*args), args, incoming), grad(product(*args), args, incoming))
 
 
-@pytest.mark.parametrize("layout", ["transposed", "sliced", "expanded-rows", "negative", "offset"])
+@pytest.mark.parametrize(
+    ("variant", "layout"),
+    diagonal(VARIANTS, ["transposed", "sliced", "expanded-rows", "negative", "offset"], every=3),
+    indirect=["variant"],
+)
 def test_inputs_in_any_layout(layout: str, variant: Operator, reference: Any) -> None:
     x = incoming_layouts()[layout].detach()
     weight = opsmith.Make()(6)[::2]
@@ -173,7 +181,11 @@ def test_inputs_in_any_layout(layout: str, variant: Operator, reference: Any) ->
     assert_close(grad(variant(*args).sum(), args), grad(reference(*args).sum(), args))
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (0, 3), (3, 0)], ids=str)
+@pytest.mark.parametrize(
+    ("variant", "shape"),
+    diagonal(VARIANTS, [(), (0,), (1,), (0, 3), (3, 0)], every=3),
+    indirect=["variant"],
+)
 def test_small_and_empty_shapes(shape: tuple[int, ...], variant: Operator, reference: Any) -> None:
     x = torch.ones(shape, dtype=torch.float64, requires_grad=True)
     weight = torch.ones(shape[-1:], dtype=torch.float64, requires_grad=True)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from gated_variants import VARIANTS
+from matrices import diagonal
 from torch import Tensor, nn
 from torch.autograd import forward_ad, grad
 from torch.func import (
@@ -191,7 +193,7 @@ CASES: dict[str, Callable[[Function], Any]] = {
 
 # torch.func.linearize warns of its own way to hold constants, for the reference as well.
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("variant", "case"), diagonal(VARIANTS, CASES, every=4), indirect=["variant"])
 def test_transform(case: str, variant: Operator, reference: Function) -> None:
     assert_close(CASES[case](variant), CASES[case](reference))
 

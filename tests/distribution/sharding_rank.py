@@ -107,7 +107,7 @@ def told(subject: Subject, mesh: Any, rank: int) -> dict[str, Any]:
 def main(rank: int, rendezvous: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2, timeout=timedelta(minutes=25)
     )
     mesh = init_device_mesh("cpu", (2,))
     report: dict[str, Any] = {name: told(subject, mesh, rank) for name, subject in SUBJECTS.items()}

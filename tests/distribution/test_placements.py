@@ -39,7 +39,7 @@ def ranks(folder: Path) -> dict[str, Any]:
         for rank in (0, 1)
     ]
     try:
-        told = [program.communicate(timeout=100) for program in programs]
+        told = [program.communicate() for program in programs]
     finally:
         for program in programs:
             program.kill()
@@ -58,9 +58,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     try:
         (shared / "two_ranks.started").touch(exist_ok=False)
     except FileExistsError:
-        end = time.monotonic() + 110
-        while not done.exists():
-            assert time.monotonic() < end, "the process that started the two ranks has not written a report"
+        while not done.exists():  # another process of the suite writes it
             time.sleep(0.2)
     else:
         partial = shared / "two_ranks.partial"

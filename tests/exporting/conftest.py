@@ -1,4 +1,4 @@
-"""Files of ONNX beside PyTorch."""
+"""ONNX files of exports."""
 
 from __future__ import annotations
 

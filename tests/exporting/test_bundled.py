@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from opsmith import ops
 from opsmith.ops.involution import involution_input_gradient, involution_weight_gradient
 from opsmith.ops.rednet import RedNet, rednet
-from opsmith.tour.dataset import digits
-from opsmith.tour.network import DigitNetwork
+from opsmith.tour.digits import DigitNetwork, split_digits
 
 Exported = Callable[..., Made]
 LARGEST = 1e-5
@@ -258,12 +257,10 @@ def test_networks(export: Exported, body: str) -> None:
             assert torch.equal(got[name].argmax(1), want[name].argmax(1))
 
 
-@pytest.mark.parametrize(
-    "body", [pytest.param(each, marks=() if each == "inline" else pytest.mark.slow) for each in BODIES]
-)
+@pytest.mark.parametrize("body", [pytest.param(each, marks=pytest.mark.slow) for each in BODIES])
 def test_the_digits_network_alone(export: Exported, body: str) -> None:
     torch.manual_seed(0)
-    model, images = DigitNetwork().eval(), digits(0)[1].pixels
+    model, images = DigitNetwork().eval(), split_digits(0)[1].pixels
     made = export(model, images[:4], body=body, dynamic={"images": {0: "batch"}})
     assert made.export.difference <= LARGEST
     assert len({each.sizes["batch"] for each in made.export.comparisons}) == 3

@@ -14,11 +14,12 @@ from cuda_on_cpu import STREAM, emulate, forget, instances, on_cpu, record
 from cuda_operators import channel_sums, pooled, row_sums, scaled, told
 from kernel_cases import EVERY, SHAPES, WIDE
 from kernel_cases import WITH_NEGATIVE as LAYOUTS
+from matrices import diagonal
 from torch.testing import assert_close
 
 import opsmith
-from opsmith.build.cuda.parameters import MAX_DIM
-from opsmith.kernels.cuda import CudaKernel
+from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.cuda.parameters import MAX_DIM
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +42,7 @@ def forgotten(kernels: dict[str, CudaKernel]) -> Iterator[None]:
     forget()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", EVERY, ids=str)
+@pytest.mark.parametrize(("dtype", "shape", "layout"), diagonal(EVERY, SHAPES, LAYOUTS, every=4))
 def test_every_dtype_layout_and_size(dtype: torch.dtype, shape: tuple[int, int], layout: str) -> None:
     x = LAYOUTS[layout](torch.randn(shape, dtype=torch.float64).to(dtype))
     shift = torch.randn(4, dtype=torch.float64).to(dtype)[2:]

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_cases import EVERY, LAYOUTS
+from matrices import diagonal
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -28,7 +29,7 @@ from triton.compiler.errors import CompilationError  # noqa: E402
 from triton.runtime.errors import OutOfResources  # noqa: E402
 from triton_operators import OPERATORS, picked, pixel_sums, product, softmax, times, tuned  # noqa: E402
 
-from opsmith.build.triton.interpreter import missing_interpreter  # noqa: E402
+from opsmith.kernels.triton.interpreter import missing_interpreter  # noqa: E402
 
 pytestmark = pytest.mark.skipif(missing_interpreter() is not None, reason=str(missing_interpreter()))
 
@@ -43,9 +44,7 @@ def random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.randn(shape, dtype=torch.float64).to(dtype)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", EVERY, ids=str)
+@pytest.mark.parametrize(("dtype", "shape", "layout"), diagonal(EVERY, SHAPES, LAYOUTS, every=4))
 def test_every_dtype_layout_and_size(dtype: torch.dtype, shape: tuple[int, int], layout: str) -> None:
     x = LAYOUTS[layout](random(shape, dtype))
     result, right = kernel_of(times).interpreted(x, 1.7), times.reference(x, 1.7)
@@ -223,7 +222,7 @@ def test_calls_on_the_cpu_do_not_see_the_kernel(monkeypatch: pytest.MonkeyPatch)
     def refuse(*args: Any) -> None:
         raise AssertionError("interpreted")
 
-    monkeypatch.setattr("opsmith.kernels.triton.interpret", refuse)
+    monkeypatch.setattr("opsmith.kernels.triton.kernel.interpret", refuse)
     x = torch.randn(3, 4)
     assert torch.equal(times(x, 2.0), x * 2)
     assert times.explain(x, 2.0).rejected[0].endswith("a tensor is on cpu")

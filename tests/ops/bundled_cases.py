@@ -107,16 +107,26 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def matrix() -> list[Any]:
-    """Every case in every dtype and layout that makes sense for it, on the CPU and on CUDA."""
+    """Every case in every dtype and layout that makes sense for it, on the CPU and on CUDA.
+
+    On the CPU a diagonal is not slow: every case in every dtype, every dtype in every layout.
+    """
     cuda = (
         pytest.mark.gpu,
         pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
     )
     return [
-        pytest.param(case, dtype, device, arrange, id=f"{case}-{str(dtype)[6:]}-{device}-{name}", marks=marks)
+        pytest.param(
+            case,
+            dtype,
+            device,
+            arrange,
+            id=f"{case}-{str(dtype)[6:]}-{device}-{name}",
+            marks=(*marks, *([pytest.mark.slow] if device == "cpu" and (i + j + k) % len(LAYOUTS) else [])),
+        )
         for device, marks in (("cpu", ()), ("cuda", cuda))
-        for case in CASES
-        for dtype in REAL + COMPLEX
-        for name, arrange in LAYOUTS.items()
+        for i, case in enumerate(CASES)
+        for j, dtype in enumerate(REAL + COMPLEX)
+        for k, (name, arrange) in enumerate(LAYOUTS.items())
         if name != "channels_last" or case.operator.name.startswith("opsmith::involution")
     ]

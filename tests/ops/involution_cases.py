@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.kernels.cuda import CudaKernel
-from opsmith.kernels.cuda_report import cuda_kernels
+from opsmith.kernels.cuda.ahead import cuda_kernels
+from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.ops.involution.operators import (
     involution,
     involution_input_gradient,

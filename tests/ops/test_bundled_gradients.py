@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import opsmith
-from opsmith.core.calls import Call
+from opsmith.core.call_arguments import CallArguments
 from opsmith.core.samples import samples_of
 from opsmith.ops import add, exp, involution, linear, mul
 from opsmith.ops.involution import involution_input_gradient, involution_weight_gradient
@@ -17,7 +17,7 @@ from opsmith.ops.involution import involution_input_gradient, involution_weight_
 OPERATORS = (exp, mul, add, linear, involution, involution_input_gradient, involution_weight_gradient)
 
 
-def calls(operator: opsmith.Operator[..., Any], dtype: torch.dtype) -> list[Call]:
+def calls(operator: opsmith.Operator[..., Any], dtype: torch.dtype) -> list[CallArguments]:
     specification = operator.specification
     assert specification.samples is not None
     return samples_of(specification.samples, opsmith.Make(dtype), specification.schema, operator.name)
@@ -25,7 +25,12 @@ def calls(operator: opsmith.Operator[..., Any], dtype: torch.dtype) -> list[Call
 
 def matrix() -> list[Any]:
     return [
-        pytest.param(operator, call, id=f"{operator.specification.short_name}-{dtype}-sample{number}")
+        pytest.param(
+            operator,
+            call,
+            id=f"{operator.specification.short_name}-{dtype}-sample{number}",
+            marks=pytest.mark.slow if dtype.is_complex and number else (),
+        )
         for operator in OPERATORS
         for dtype in (torch.float64, torch.complex128)
         for number, call in enumerate(calls(operator, dtype))
@@ -35,7 +40,7 @@ def matrix() -> list[Any]:
 # torch warns of its own deprecated names when it first loads the formulas of forward mode.
 @pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(("operator", "call"), matrix())
-def test_every_order_and_both_modes(operator: opsmith.Operator[..., Any], call: Call) -> None:
+def test_every_order_and_both_modes(operator: opsmith.Operator[..., Any], call: CallArguments) -> None:
     arguments = [
         value.requires_grad_() if isinstance(value, Tensor) else value
         for value in operator.specification.schema.call_values(call.args, call.kwargs)

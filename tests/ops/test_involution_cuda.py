@@ -31,10 +31,10 @@ from involution_cases import (
     poisoned,
 )
 
-from opsmith.build.cuda.generating import Instance
-from opsmith.build.includes import includes_of
-from opsmith.kernels.cuda import Choice, CudaKernel
-from opsmith.kernels.cuda_report import usage_of
+from opsmith.build.source_text import includes_of
+from opsmith.kernels.cuda.ahead import cuda_usage
+from opsmith.kernels.cuda.compiler import Instance
+from opsmith.kernels.cuda.kernel import CudaChoice, CudaKernel
 from opsmith.ops.involution import tiles
 
 pytestmark = [
@@ -53,7 +53,7 @@ def compiled(needed: Iterable[tuple[Case, torch.dtype]]) -> None:
         made = [each.to("meta") for each in case.tensors(dtype)]
         for name, arguments in case.calls(*made).items():
             choice = KERNELS[name].choose(arguments, ARCHITECTURE)
-            assert isinstance(choice, Choice), choice
+            assert isinstance(choice, CudaChoice), choice
             found[KERNELS[name]][choice.instance] = None
     emulate({kernel: [*instances] for kernel, instances in found.items()})
     forget(dry=False)
@@ -217,7 +217,7 @@ def stages(name: str) -> Any:
 def test_rednet_spills_nothing(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KERNELS[name], "_dtypes", [dtype])
     architectures = ["sm_80", "sm_90"]
-    found = [*usage_of(OPERATORS[name], KERNELS[name], architectures, stages(name))]
+    found = [*cuda_usage(OPERATORS[name], KERNELS[name], architectures, stages(name))]
     assert len(found) == 4  # with strides 1 and 2: sizes of images are no constants
     for each in found:
         assert not each.faults, each
@@ -248,7 +248,7 @@ def test_samples_and_other_sizes_spill_nothing(name: str) -> None:
                 yield list(case.calls(*(each.to("meta") for each in case.tensors(dtype)))[name])
 
     for which in (None, calls):
-        for each in usage_of(OPERATORS[name], KERNELS[name], ["sm_80", "sm_90"], which):
+        for each in cuda_usage(OPERATORS[name], KERNELS[name], ["sm_80", "sm_90"], which):
             assert not each.faults, each
             assert each.spills == 0, each
 

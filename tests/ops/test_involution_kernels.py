@@ -29,7 +29,7 @@ OPERATORS: Any = (involution, involution_input_gradient, involution_weight_gradi
 TOLERANCE = {torch.float32: 4e-6, torch.float64: 2e-14, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 """Of the largest element, a few units in the last place: 16 bits are rounded once, after sums in float32."""
 
-FEW, MANY = 100, 1000
+FEW, MANY = 40, 1000
 """How many random cases there are of a dtype, in every run of the suite and in the slow one."""
 
 
@@ -289,9 +289,7 @@ assert ctypes.string_at(libc.aligned_alloc(64, 1 << 20), 1 << 20) == bytes([255]
 def test_on_processors_that_can_less_in_memory_full_of_nan(without: str, tmp_path: Path) -> None:
     (tmp_path / "poison.cpp").write_text(POISON)
     library = tmp_path / "poison.so"
-    subprocess.run(
-        ["g++", "-shared", "-fPIC", tmp_path / "poison.cpp", "-o", library, "-ldl"], check=True, timeout=600
-    )
+    subprocess.run(["g++", "-shared", "-fPIC", tmp_path / "poison.cpp", "-o", library, "-ldl"], check=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment["CXX"] = f"g++ {without}"
     environment["LD_PRELOAD"] = str(library)

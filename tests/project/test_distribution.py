@@ -18,7 +18,7 @@ def test_grouped(i):
 def test_tests_of_one_group_run_in_one_process(tmp_path: Path) -> None:
     (tmp_path / "test_grouped.py").write_text(GROUPED)
     command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "--rootdir", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert "6 passed" in done.stdout, done.stdout + done.stderr
     processes = (tmp_path / "processes").read_text().split()
     assert len(processes) == 6

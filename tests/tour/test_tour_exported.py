@@ -13,20 +13,31 @@ import torch
 from rich.console import Console
 
 from opsmith.ops import Linear
-from opsmith.tour import Context, exported
-from opsmith.tour.files import write_weights
-from opsmith.tour.network import DigitNetwork
+from opsmith.tour import TourContext, onnx_export
+from opsmith.tour.digits import DigitNetwork
+from opsmith.tour.stage import write_weights
+
+made: dict[str, tuple[Any, Any]] = {}
+"""Exports of the stage and the files that were loaded, by name."""
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Any]:
     """The stage behind two models that have learned nothing."""
+    real = onnx_export.export_and_load
+
+    def recorded(model: Any, example: Any, path: Path) -> tuple[Any, Any]:
+        made[path.name] = real(model, example, path)
+        return made[path.name]
+
     out, said = tmp_path_factory.mktemp("tour"), io.StringIO()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         write_weights(out / "linear.pt", Linear(2, 1, dtype=torch.float64))
         write_weights(out / "digits.pt", DigitNetwork())
-    result = exported.run(Context(out, torch.device("cpu"), Console(file=said, width=120)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx_export, "export_and_load", recorded)
+        result = onnx_export.run(TourContext(out, torch.device("cpu"), Console(file=said, width=120)))
     return out, said.getvalue(), result
 
 
@@ -56,10 +67,9 @@ def test_one_image_that_is_read_otherwise_does_not_pass(
     ran: tuple[Path, str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, _, _ = ran
-    real = exported.exported
 
     def other(model: Any, example: Any, path: Path) -> tuple[Any, Any]:
-        export, file = real(model, example, path)
+        export, file = made[path.name]
 
         def wrong(x: torch.Tensor) -> torch.Tensor:
             y = file(x).clone()
@@ -67,7 +77,7 @@ def test_one_image_that_is_read_otherwise_does_not_pass(
 
         return export, wrong
 
-    monkeypatch.setattr(exported, "exported", other)
-    result = exported.run(Context(out, torch.device("cpu"), Console(file=io.StringIO())))
+    monkeypatch.setattr(onnx_export, "export_and_load", other)
+    result = onnx_export.run(TourContext(out, torch.device("cpu"), Console(file=io.StringIO())))
     assert not result.passed
     assert result.headline.startswith("359 of 360 held-out images read alike")

@@ -14,15 +14,16 @@ import pytest
 import torch
 from html_reader import Reader
 from rich.console import Console
+from short_benchmarks import shorten_benchmarks
 
 import opsmith
 from opsmith.checking import Outcome, Report
 from opsmith.ops import Linear
-from opsmith.pages import looking
-from opsmith.tour import Context, Stage, StageResult, pictures, run_tour
-from opsmith.tour.curves import figure
-from opsmith.tour.files import write_json, write_weights
-from opsmith.tour.network import DigitNetwork
+from opsmith.pages import content
+from opsmith.tour import StageResult, TourContext, TourStage, pictures, run_tour
+from opsmith.tour.digits import DigitNetwork
+from opsmith.tour.pictures import learning_curves
+from opsmith.tour.stage import write_json, write_weights
 
 LINE = {"curve": {"step": [1, 2, 3], "loss": [4.0, 1.0, 0.1]}}
 DIGITS = {
@@ -47,10 +48,12 @@ def earlier(out: Path) -> None:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, StageResult]]:
     out = tmp_path_factory.mktemp("tour")
     earlier(out)
-    with pytest.MonkeyPatch.context() as patch:  # both have tests of their own, and take their time
-        patch.setattr(looking, "exports_of", lambda operator: ())
-        patch.setattr(looking, "kernels_of", lambda operator, architectures: looking.NO_KERNEL)
-        yield out, pictures.run(Context(out, torch.device("cpu"), Console(file=io.StringIO())))
+    with pytest.MonkeyPatch.context() as patch:
+        # Exports and kernels have tests of their own.
+        shorten_benchmarks(patch)
+        patch.setattr(content, "exports_of", lambda operator: ())
+        patch.setattr(content, "kernels_of", lambda operator, architectures: content.NO_KERNEL)
+        yield out, pictures.run(TourContext(out, torch.device("cpu"), Console(file=io.StringIO())))
 
 
 def test_every_file_is_there_and_is_what_its_name_says(ran: tuple[Path, StageResult]) -> None:
@@ -89,7 +92,7 @@ def test_the_graph_of_the_example_has_its_names_and_what_is_saved(ran: tuple[Pat
 
 
 def test_the_curves_are_those_of_the_stages() -> None:
-    plane, loss, accuracy = figure(LINE, DIGITS).axes
+    plane, loss, accuracy = learning_curves(LINE, DIGITS).axes
     assert [[*each.get_ydata()] for each in plane.lines] == [[4.0, 1.0, 0.1]]
     assert [*loss.lines[0].get_ydata()] == [2.0, 0.5]
     assert [*accuracy.lines[0].get_ydata()] == [50.0, 98.0]
@@ -99,11 +102,11 @@ def test_the_curves_are_those_of_the_stages() -> None:
 def test_the_index_shows_the_pictures_and_links_every_file(ran: tuple[Path, StageResult]) -> None:
     out, result = ran
 
-    def again(context: Context) -> StageResult:
+    def again(context: TourContext) -> StageResult:
         return result
 
     console = Console(file=io.StringIO(), width=200)
-    run_tour(Context(out, torch.device("cpu"), console), [Stage("pictures", "draw <it> all", again)])
+    run_tour(TourContext(out, torch.device("cpu"), console), [TourStage("pictures", "draw <it> all", again)])
     text = (out / "index.html").read_text(encoding="utf-8")
     read = Reader(text)
     assert read.open == []
@@ -123,11 +126,12 @@ def test_the_index_shows_the_pictures_and_links_every_file(ran: tuple[Path, Stag
 
 
 def test_a_tour_that_failed_says_so_in_its_index(tmp_path: Path) -> None:
-    def fail(context: Context) -> StageResult:
+    def fail(context: TourContext) -> StageResult:
         return StageResult(False, "two of three", {}, (write_json(context.out / "figures.json", {}),))
 
     passed = run_tour(
-        Context(tmp_path, torch.device("cpu"), Console(file=io.StringIO())), [Stage("one", "do one", fail)]
+        TourContext(tmp_path, torch.device("cpu"), Console(file=io.StringIO())),
+        [TourStage("one", "do one", fail)],
     )
     assert not passed
     text: Any = Reader((tmp_path / "index.html").read_text(encoding="utf-8")).text

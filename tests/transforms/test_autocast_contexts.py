@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from context_cases import values_and_gradients
+from matrices import diagonal
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transform_cases import SUBJECTS, TRANSFORMS, Call
@@ -56,9 +57,10 @@ def _close(subject: Subject, found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected, **tolerance)
 
 
-@pytest.mark.parametrize("first", [torch.float32, LOW], ids=str)
-@pytest.mark.parametrize("way", ["plainly", "checkpoint", "checkpoint-reentrant"])
-@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+@pytest.mark.parametrize(
+    ("subject", "way", "first"),
+    diagonal(SUBJECTS, ["plainly", "checkpoint", "checkpoint-reentrant"], [torch.float32, LOW], every=3),
+)
 def test_values_and_gradients(subject: Subject, way: str, first: torch.dtype) -> None:
     if first is LOW and len(subject.shapes) == 1 and subject.name != "ops.exp":
         first = torch.float32  # promoted from itself alone, it would be computed in bfloat16
@@ -80,8 +82,7 @@ def test_values_and_gradients(subject: Subject, way: str, first: torch.dtype) ->
     _close(subject, found, expected)
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("name", COMPOSED)
+@pytest.mark.parametrize(("name", "step"), diagonal(COMPOSED, STEPS, every=3))
 def test_transforms(name: str, step: str) -> None:
     subject = NAMED[name]
     single, batched = (

@@ -15,17 +15,18 @@ pytestmark = [pytest.mark.compile, pytest.mark.xdist_group("compiled-autograd")]
 
 # What test_compiled_matrix.py compiles in every way is not compiled here again.
 COMPILED_THERE = ("formulas", "no-formula", "kernel-no-formula", "hidden", "list-and-two-results")
-BACKWARDS = (
-    "formulas",
-    "part-derived",
-    "kernel-no-formula",
-    "joint",
-    "hidden",
-    "list-and-two-results",
-    "opaque",
-    "ops.linear",
-    "ops.involution",
-)
+# Each kind of node has one that is not slow.
+BACKWARDS = {
+    "formulas": True,
+    "part-derived": False,
+    "kernel-no-formula": True,
+    "joint": False,
+    "hidden": True,
+    "list-and-two-results": True,
+    "opaque": True,
+    "ops.linear": False,
+    "ops.involution": False,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +55,12 @@ def test_compiled_forward(subject: Subject) -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "subject", [s for s in SUBJECTS if s.name in BACKWARDS], ids=lambda subject: subject.name
+    "subject",
+    [
+        pytest.param(s, id=s.name, marks=() if BACKWARDS[s.name] else pytest.mark.slow)
+        for s in SUBJECTS
+        if s.name in BACKWARDS
+    ],
 )
 def test_compiled_backward(subject: Subject, warm: str) -> None:
     """Compiled autograd: the backward of an eager call, formulas and all, becomes one graph when it runs."""

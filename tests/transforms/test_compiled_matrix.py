@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from compiled_cases import COMPOSITIONS, compiled
 from faults_of_torch import marked
+from matrices import diagonal
 from transform_cases import SUBJECTS
 from transform_subjects import Subject
 
@@ -34,13 +34,12 @@ def _compare(subject: Subject, composition: str, backend: str, **options: Any) -
     torch.testing.assert_close(found, step(lambda function: function, subject.plain, subject))
 
 
-@pytest.mark.parametrize(("name", "composition"), marked(product(CHOSEN, COMPOSITIONS)))
+@pytest.mark.parametrize(("name", "composition"), marked(diagonal(CHOSEN, COMPOSITIONS, every=len(CHOSEN))))
 def test_composition(name: str, composition: str) -> None:
     _compare(CHOSEN[name], composition, "aot_eager")
 
 
-@pytest.mark.parametrize("composition", ["sizes", "vmap-grad"])
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize(("name", "composition"), diagonal(CHOSEN, ["sizes", "vmap-grad"], every=2))
 def test_dynamic_sizes(name: str, composition: str) -> None:
     _compare(CHOSEN[name], composition, "aot_eager", dynamic=True)
 

@@ -5,26 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 from context_cases import CONTEXTS, DERIVATIVES, values_and_gradients
+from matrices import diagonal
 from transform_cases import SUBJECTS
 from transform_subjects import Subject
-
-every_subject = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
 
 
 # Anomaly detection warns that it is slow, for aten operators too.
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning")
-@pytest.mark.parametrize("context", CONTEXTS)
-@every_subject
+@pytest.mark.parametrize(("subject", "context"), diagonal(SUBJECTS, CONTEXTS, every=4))
 def test_context(subject: Subject, context: str) -> None:
     inputs = subject.inputs()
     expected = values_and_gradients(subject.plain, inputs)
-    # A second call may go through the front door, which has to see what surrounds it too.
+    # A second call may take the fast path, whose guard must see the context too.
     for _ in range(2):
         torch.testing.assert_close(CONTEXTS[context](subject.operator, inputs), expected)
 
 
-@pytest.mark.parametrize("derivative", DERIVATIVES)
-@every_subject
+@pytest.mark.parametrize(("subject", "derivative"), diagonal(SUBJECTS, DERIVATIVES, every=4))
 def test_derivative(subject: Subject, derivative: str) -> None:
     inputs = subject.inputs()
     found, expected = (DERIVATIVES[derivative](f, inputs) for f in (subject.operator, subject.plain))

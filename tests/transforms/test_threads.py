@@ -26,11 +26,11 @@ def at_once(work: Callable[[int], Any], count: int = THREADS) -> list[Any]:
     barrier = threading.Barrier(count)
 
     def run(number: int) -> Any:
-        barrier.wait(timeout=30)
+        barrier.wait()
         return work(number)
 
     with ThreadPoolExecutor(count) as pool:
-        return [future.result(timeout=60) for future in [pool.submit(run, i) for i in range(count)]]
+        return [future.result() for future in [pool.submit(run, i) for i in range(count)]]
 
 
 def _scaled(subject: Subject, number: int) -> tuple[Tensor, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from matrices import diagonal
 from transform_cases import DEPTH_THREE, SUBJECTS, TRANSFORMS, Call
 from transform_subjects import Subject
 
@@ -25,21 +25,16 @@ def _compare(subject: Subject, transform: Callable[[Call], Any]) -> None:
 @pytest.mark.parametrize(
     ("subject", "transform"),
     [
-        pytest.param(subject, transform, id=f"{subject.name}-{transform}")
-        for subject, transform in itertools.product(SUBJECTS, TRANSFORMS)
+        case
+        for case in diagonal(SUBJECTS, TRANSFORMS, every=3)
         # No single out_dims fits its results, of which one has a dimension less.
-        if (subject.name, transform) != ("list-and-two-results", "vmap-last-dim")
+        if case.id != "list-and-two-results-vmap-last-dim"
     ],
 )
 def test_transform(subject: Subject, transform: str) -> None:
     _compare(subject, TRANSFORMS[transform])
 
 
-@pytest.mark.parametrize("nesting", DEPTH_THREE)
-@pytest.mark.parametrize(
-    "subject",
-    [s for s in SUBJECTS if s.name in ("formulas", "hidden", "opaque")],
-    ids=lambda subject: subject.name,
-)
+@pytest.mark.parametrize(("subject", "nesting"), diagonal(DEEPLY_NESTED, DEPTH_THREE, every=3))
 def test_nesting_of_three(subject: Subject, nesting: str) -> None:
     _compare(subject, DEPTH_THREE[nesting])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from context_cases import Function, Inputs, LetThrough, values_and_gradients
+from matrices import diagonal
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
@@ -76,8 +77,7 @@ WATCHERS: dict[str, Callable[[Function, Inputs], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("watcher", WATCHERS)
-@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+@pytest.mark.parametrize(("subject", "watcher"), diagonal(SUBJECTS, WATCHERS, every=3))
 def test_operator_is_seen_by_its_name(subject: Subject, watcher: str) -> None:
     inputs = subject.inputs()
     for _ in range(2):

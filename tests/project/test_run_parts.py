@@ -1,10 +1,8 @@
-"""ci/run_parts.py holds each part of the suite to its budget and says what happened."""
+"""`ci/run_parts.py`: the parts that run, what becomes of their processes, the closing table."""
 
-import contextlib
 import os
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,23 +23,19 @@ class Witness:
 
     def saw_them_start_and_die(self) -> bool:
         started = os.read(self.reader, 100) == b"started\n"
-        deadline = time.monotonic() + 2
-        while time.monotonic() < deadline:
-            with contextlib.suppress(BlockingIOError):  # someone still holds it open
-                return started and os.read(self.reader, 1) == b""
-            time.sleep(0.01)
-        return False
+        os.set_blocking(self.reader, True)
+        return started and os.read(self.reader, 1) == b""  # returns once nobody holds it open
 
 
 def run_parts(parts: str, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     table = tmp_path / "parts.toml"
     table.write_text(parts)
     command = [sys.executable, str(RUN_PARTS), "--parts", str(table), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=20)
+    return subprocess.run(command, capture_output=True, text=True)
 
 
-def part(name: str, command: str, budget: int = 10, suites: str = "test") -> str:
-    return f"[{name}]\nsuites = {suites.split(', ')}\nbudget = {budget}\ncommand = '''{command}'''\n"
+def part(name: str, command: str, suites: str = "test") -> str:
+    return f"[{name}]\nsuites = {suites.split(', ')}\ncommand = '''{command}'''\n"
 
 
 def row(output: str, name: str) -> list[str]:
@@ -58,33 +52,19 @@ def witness(tmp_path: Path) -> Iterator[Witness]:
     os.close(reader)
 
 
-def test_parts_that_pass_are_listed_with_budget_and_time(tmp_path: Path) -> None:
-    done = run_parts(part("lint", "echo clean") + part("unit", "true", budget=7), tmp_path, "test")
+def test_parts_that_pass_are_listed_with_their_time(tmp_path: Path) -> None:
+    done = run_parts(part("lint", "echo clean") + part("unit", "true"), tmp_path, "test")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\nclean\n" in done.stdout
-    assert row(done.stdout, "lint") == ["lint", "10", "s", "0", "s", "passed"]
-    assert row(done.stdout, "unit") == ["unit", "7", "s", "0", "s", "passed"]
+    for name in ("lint", "unit"):
+        _, seconds, unit, verdict = row(done.stdout, name)
+        assert (seconds.isdigit(), unit, verdict) == (True, "s", "passed")
     assert "suite test: passed in" in done.stdout
 
 
-def test_a_part_over_its_budget_is_killed_with_its_children_and_fails(
-    tmp_path: Path, witness: Witness
-) -> None:
-    command = f"exec 9> {witness.path}; echo started >&9; sleep 60 & wait"
-    start = time.monotonic()
-    done = run_parts(part("endless", command, budget=1), tmp_path, "test")
-    assert time.monotonic() - start < 5
-    assert done.returncode == 1
-    assert row(done.stdout, "endless")[-3:] == ["OVER", "BUDGET,", "killed"]
-    assert "suite test: FAILED: endless in" in done.stdout
-    assert witness.saw_them_start_and_die()
-
-
 def test_children_that_a_part_leaves_behind_are_killed(tmp_path: Path, witness: Witness) -> None:
-    command = f"exec 9> {witness.path}; echo started >&9; sleep 60 &"
-    start = time.monotonic()
+    command = f"exec 9> {witness.path}; echo started >&9; sleep infinity &"
     done = run_parts(part("untidy", command), tmp_path, "test")
-    assert time.monotonic() - start < 5, "waited for a process that the part had left behind"
     assert done.returncode == 0
     assert witness.saw_them_start_and_die()
 
@@ -132,7 +112,7 @@ def test_every_part_gets_one_thread_and_a_fresh_cache_for_compiled_code(tmp_path
 
 
 LINT = part("lint", "true")
-INCOMPLETE = "part 'lint' has to have suites, budget (whole seconds) and command, and nothing else"
+INCOMPLETE = "part 'lint' must have suites and command, and nothing else"
 
 
 @pytest.mark.parametrize(
@@ -141,7 +121,7 @@ INCOMPLETE = "part 'lint' has to have suites, budget (whole seconds) and command
         (LINT, ["tset"], "there is no suite named 'tset'; there is: test"),
         (LINT, ["test", "--only", "lnt"], "there is no part of test named 'lnt'; there is: lint"),
         (LINT, ["test", "--without", "x"], "there is no part of test named 'x'; there is: lint"),
-        ("[lint]\nsuites = ['test']\nbudget = 3\n", ["test"], INCOMPLETE),
+        ("[lint]\nsuites = ['test']\n", ["test"], INCOMPLETE),
         (LINT + "workers = 2\n", ["test"], INCOMPLETE),
         ("[lint", ["test"], "Expected"),
     ],
@@ -154,11 +134,6 @@ def test_usage_errors_say_what_there_is(
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stdout == ""
-
-
-def test_the_suite_fits_in_its_quarter_of_an_hour_with_set_up() -> None:
-    parts = tomllib.loads((ROOT / "ci" / "parts.toml").read_text())
-    assert sum(entry["budget"] for entry in parts.values() if "test" in entry["suites"]) <= 14 * 60
 
 
 def test_every_part_of_test_is_in_test_all() -> None:
