@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from opsmith import errors
-from opsmith.core.answers import non_differentiable, not_implemented, zero
-from opsmith.core.faces import connect_face
+from opsmith.core.feature_packages import connect_feature
+from opsmith.core.formula import non_differentiable, not_implemented, zero
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make
-from opsmith.declaring import declared_operators, find_operator, operator
+from opsmith.declaration import declared_operators, find_operator, operator
 
 if TYPE_CHECKING:
     from opsmith import init as init
@@ -73,19 +73,19 @@ def __getattr__(name: str) -> Any:
 
 
 def _module() -> Any:
-    from opsmith.modules.generating import module_of
+    from opsmith.modules.generated_class import module_class
 
-    return module_of
+    return module_class
 
 
 def _build_kernel() -> Any:
-    from opsmith.kernels.building import build_kernel
+    from opsmith.kernels.declaration import build_kernel
 
     return build_kernel
 
 
-connect_face("module", _module)
-connect_face("build_kernel", _build_kernel)
+connect_feature("module", _module)
+connect_feature("build_kernel", _build_kernel)
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from opsmith.exporting.loading import OnnxModule, load
+from opsmith.exporting.runtime import OnnxModule, load
 
 __all__ = ["OnnxModule", "load"]

@@ -1,4 +1,4 @@
-"""Expressions over the sizes of a call: what they come to, and what is no part of the language."""
+"""Expressions over the sizes of a call: their values, and what the language of launches does not allow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from opsmith.build.cuda.expression import ExpressionError, expression
+from opsmith.core.expression import ExpressionError, parse
+from opsmith.kernels.cuda.launch import LAUNCH
 
 VALUES: dict[str, Any] = {
     "x": torch.empty(2, 3, 5, dtype=torch.float16),
@@ -40,7 +41,7 @@ VALUES: dict[str, Any] = {
     ],
 )
 def test_values(text: str, value: Any) -> None:
-    assert expression(text).value(VALUES) == value
+    assert parse(text, LAUNCH).value(VALUES) == value
 
 
 @pytest.mark.parametrize(
@@ -60,15 +61,15 @@ def test_values(text: str, value: Any) -> None:
         ("x.shape[0:1]", "0:1"),
     ],
 )
-def test_what_is_no_part_of_the_language(text: str, part: str) -> None:
+def test_what_the_language_does_not_allow(text: str, part: str) -> None:
     with pytest.raises(ExpressionError) as caught:
-        expression(text)
-    assert str(caught.value) == f"`{part}` is no part of the language"
+        parse(text, LAUNCH)
+    assert str(caught.value) == f"`{part}` is not allowed"
 
 
 def test_what_python_cannot_read() -> None:
     with pytest.raises(ExpressionError, match="Python cannot read it: "):
-        expression("ceil(x.numel")
+        parse("ceil(x.numel", LAUNCH)
 
 
 @pytest.mark.parametrize(
@@ -76,17 +77,18 @@ def test_what_python_cannot_read() -> None:
     [
         ("bias.numel", "`bias` is None, which has no `numel`"),
         ("count / (x.dim - 3)", "it divides by zero"),
-        ("stride[2]", "`stride[2]` is beyond the last: there are 2"),
-        ("count[0]", "`count[0]` is an item of what has none"),
-        ("bias + 1", "`bias` is no number"),
+        ("stride[2]", "`stride[2]` is out of range: there are 2"),
+        ("count[0]", "`count[0]` indexes a value that has no items"),
+        ("bias + 1", "`bias` is not a number"),
         ("ceil(bias)", "must be real number, not NoneType"),
     ],
 )
 def test_what_has_no_value(text: str, why: str) -> None:
     with pytest.raises(ExpressionError) as caught:
-        expression(text).value(VALUES)
+        parse(text, LAUNCH).value(VALUES)
     assert str(caught.value) == why
 
 
 def test_names_are_those_of_arguments_alone() -> None:
-    assert expression("ceil(x.numel / count) + max(stride[0], x.dim)").names == {"x", "count", "stride"}
+    expression = parse("ceil(x.numel / count) + max(stride[0], x.dim)", LAUNCH)
+    assert set(expression.names) == {"x", "count", "stride"}

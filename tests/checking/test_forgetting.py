@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from opsmith.checking.side_effects.hidden_state import Memory
-from opsmith.checking.side_effects.reachable import CONTAINERS, Place
+from opsmith.checking.side_effects.hidden_state import HiddenState
+from opsmith.core.reachable import CONTAINERS, Reached
 
 KEPT: list[Any] = [{"a": 1}, [1], {1}, deque([1])]
 
@@ -19,7 +19,7 @@ def test_every_container_is_tried() -> None:
 
 @pytest.mark.parametrize("value", KEPT, ids=lambda value: type(value).__name__)
 def test_what_a_container_holds_is_named_put_away_and_put_back(value: Any) -> None:
-    memory = Memory((Place("`cache`", value),))
+    memory = HiddenState((Reached("`cache`", value),))
     before = value.copy()
     assert memory.filled() == ["`cache`"]
     with memory.away():

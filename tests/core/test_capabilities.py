@@ -16,14 +16,17 @@ from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 import opsmith
-from opsmith.torch_library.capabilities import asking
-from opsmith.torch_library.capabilities.table import CAPABILITIES, PROVIDERS
+from opsmith.torch_library import capabilities as queries
+from opsmith.torch_library.capabilities.capability import CAPABILITIES, PROVIDERS
 
 # The private means themselves, whatever is decided about them.
 PRIVATE = {name: import_module(f"opsmith.torch_library.capabilities.private.{name}") for name in CAPABILITIES}
 capabilities = SimpleNamespace(
     **{name: getattr(PRIVATE[each.name], name) for name, each in PROVIDERS.items()},
-    **{name: each for name, each in vars(asking).items() if not name.startswith("_")},
+    **{
+        name: getattr(queries, name)
+        for name in ("AUTOCAST_DEVICES", "recording", "schema_fault", "shares_memory")
+    },
 )
 
 
@@ -286,15 +289,15 @@ def test_direct_call() -> None:
     assert capabilities.direct_call(torch.ops.aten.neg.default)(torch.ones(1)).item() == -1
 
 
-def test_answer_calls() -> None:
+def test_override_call() -> None:
     for operator in (torch.ops.aten.neg.default, torch.ops.aten.neg):
         known = {operator: "known"}
-        capabilities.answer_calls(operator, lambda self, x: (self, x))
+        capabilities.override_call(operator, lambda self, x: (self, x))
         assert operator(1) == (operator, 1)
         assert known[operator] == "known"
         assert isinstance(operator, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
-        capabilities.answer_calls(operator, None)
-        capabilities.answer_calls(operator, None)  # as often as one likes
+        capabilities.override_call(operator, None)
+        capabilities.override_call(operator, None)  # as often as one likes
         assert operator(torch.ones(1)).item() == -1
 
 
@@ -321,10 +324,10 @@ def test_symbolic_mode_knows_no_size_that_depends_on_numbers() -> None:
         assert mode.size(mode.from_tensor(real).nonzero().shape[0]) is None
 
 
-def test_watching() -> None:
+def test_observe_operators() -> None:
     seen: list[tuple[str, dict[str, Any]]] = []
     given: list[Any] = []
-    with capabilities.watching(
+    with capabilities.observe_operators(
         lambda operator, kwargs: seen.append((str(operator), kwargs)),
         lambda operator, args: given.append((str(operator), args)),
     ):
@@ -560,7 +563,7 @@ def test_implicit_replication_leaves_an_outer_region_in_force() -> None:
     assert not capabilities.replicates_implicitly()
 
 
-def test_watching_shards() -> None:
+def test_observe_shards() -> None:
     """What is made of others is seen as those; what writes is refused."""
     seen: list[str] = []
 
@@ -568,7 +571,7 @@ def test_watching_shards() -> None:
         seen.append(str(operator))
         return run()
 
-    with torch.no_grad(), capabilities.watching_shards(see):
+    with torch.no_grad(), capabilities.observe_shards(see):
         torch.ones(2, 3).matmul(torch.ones(3, 2))
         with pytest.raises(NotImplementedError, match="writes into a tensor"):
             torch.ones(2).add_(1)
@@ -629,10 +632,10 @@ def test_forward_class() -> None:
     assert capabilities.forward_class(leaf.exp().grad_fn) is None
 
 
-def test_result_forms() -> None:
+def test_result_metadata() -> None:
     result = torch.ones(2, 3, requires_grad=True).double().topk(2).values
     forms = [((2, 2), torch.float64, torch.device("cpu")), ((2, 2), torch.int64, torch.device("cpu"))]
-    assert capabilities.result_forms(result.grad_fn)[:1] == forms[:1]
+    assert capabilities.result_metadata(result.grad_fn)[:1] == forms[:1]
 
 
 def test_saved_tensors() -> None:

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import Make
-from opsmith.core.calls import Call
+from opsmith.core.call_arguments import CallArguments
 from opsmith.core.samples import samples_of
 
 
@@ -59,7 +59,7 @@ def test_device() -> None:
     assert Make(device=torch.device("meta"))(2).device.type == "meta"
 
 
-def calls(operator: opsmith.Operator[..., Any], function: Any) -> list[Call]:
+def calls(operator: opsmith.Operator[..., Any], function: Any) -> list[CallArguments]:
     operator.samples(function)
     return samples_of(function, Make(), operator.specification.schema, operator.name)
 
@@ -75,11 +75,11 @@ def test_forms_of_a_sample(name: str) -> None:
         yield make.call(x=x, by=4.0)
 
     assert calls(opsmith.operator(name)(scaled), samples) == [
-        Call((x,)),
-        Call((x,)),
-        Call((x, 3.0)),
-        Call((x,), {"shift": 1}),
-        Call((), {"x": x, "by": 4.0}),
+        CallArguments((x,)),
+        CallArguments((x,)),
+        CallArguments((x, 3.0)),
+        CallArguments((x,), {"shift": 1}),
+        CallArguments((), {"x": x, "by": 4.0}),
     ]
 
 

@@ -20,9 +20,8 @@ import opsmith
 from opsmith import errors
 from opsmith.core import schema as schemas
 from opsmith.core.annotations import kind_of
-from opsmith.core.encoded import OBJECT
-from opsmith.core.kinds import Kind
-from opsmith.core.tokens import LIMIT, TRACED, Tokens, Unknown, object_of, token_of
+from opsmith.core.argument_types import OBJECT, ArgumentType
+from opsmith.core.lowering import LIMIT, TRACED, Tokens, UnknownObject, object_of, token_of
 
 Operator = opsmith.Operator[..., Any]
 
@@ -46,7 +45,7 @@ SEEN: list[Any] = []
 
 @pytest.fixture(autouse=True)
 def _objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    optional = Kind(OBJECT, optional=True)
+    optional = ArgumentType(OBJECT, optional=True)
     monkeypatch.setattr(schemas, "kind_of", lambda hint: optional if hint is Anything else kind_of(hint))
     SEEN.clear()
 
@@ -124,10 +123,10 @@ def test_a_number_that_stands_for_nothing(operator: Operator) -> None:
 
 
 def test_a_number_of_another_process(operator: Operator) -> None:
-    code = "from opsmith.core.tokens import token_of; print(token_of(abs))"
+    code = "from opsmith.core.lowering import token_of; print(token_of(abs))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     token = int(done.stdout)
-    assert object_of(token) == Unknown(token)
+    assert object_of(token) == UnknownObject(token)
     assert object_of(pickle.loads(pickle.dumps(token_of(abs)))) is abs
     with pytest.raises(errors.ArgumentError, match=STANDS_FOR):
         operator.torch_operator(torch.ones(2), token)
@@ -167,7 +166,7 @@ def test_numbers_keep_nothing_alive_and_are_not_used_again() -> None:
         assert tokens.find(token) is function
         known.add(token)
         del function
-        assert tokens.find(token) == Unknown(token)
+        assert tokens.find(token) == UnknownObject(token)
     assert len(known) == 10
 
 
@@ -175,7 +174,7 @@ def test_what_cannot_be_watched_is_held_to_a_limit() -> None:
     tokens = Tokens()
     first, pinned = tokens.take([0], pin=False), tokens.take([1], pin=True)
     last = [tokens.take([each], pin=False) for each in range(LIMIT)][-1]
-    assert tokens.find(first) == Unknown(first)
+    assert tokens.find(first) == UnknownObject(first)
     assert (tokens.find(pinned), tokens.find(last)) == ([1], [LIMIT - 1])
 
 

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 import opsmith
-from opsmith.torch_library.capabilities import table
-from opsmith.torch_library.capabilities.capability import TESTED, examine
+from opsmith.torch_library.capabilities.capability import CAPABILITIES, TESTED, examine
 
 # What is taken away from torch before opsmith is imported, for each capability.
 LOSSES = {
-    "front_door": "del torch._C._len_torch_dispatch_stack",
+    "fast_path": "del torch._C._len_torch_dispatch_stack",
     "torch_func": "del torch._functorch.autograd_function.reductify_leaf",
     "forward_mode": "del torch.autograd.forward_ad._set_fwd_grad_enabled",
     "autocast": "del torch._C._ExcludeDispatchKeyGuard",
@@ -26,12 +25,12 @@ LOSSES = {
     "sharding": "import torch.distributed.tensor as d; del d.DTensor._op_dispatcher",
     "fake_tensors": "del torch._subclasses.fake_tensor.FakeTensorMode",
     # torch's own counter of operations, by which opsmith counts, cannot be imported afterwards.
-    "watching": "import torch.utils.flop_counter; del torch.utils._python_dispatch.TorchDispatchMode",
+    "dispatch_mode": "import torch.utils.flop_counter; del torch.utils._python_dispatch.TorchDispatchMode",
     "onnx_registry": "from torch.onnx._internal.exporter import _registration as r; "
     "del r.ONNXRegistry.from_torchlib",
-    "registered": "del torch._library.custom_ops._maybe_get_opdef",
+    "library_operators": "del torch._library.custom_ops._maybe_get_opdef",
     # Attributes of C++ classes cannot be deleted: one that cannot be read hides the other.
-    "recorded_graph": "torch.autograd.function.BackwardCFunction._raw_saved_tensors = property()",
+    "autograd_graph": "torch.autograd.function.BackwardCFunction._raw_saved_tensors = property()",
 }
 PROGRAM = """
 import json, sys, warnings
@@ -64,7 +63,7 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
     assert cube(x.detach().float()).tolist() == [1.0, 8.0]
 
 from opsmith.torch_library.capabilities.capability import decide
-from opsmith.torch_library.capabilities.table import CAPABILITIES
+from opsmith.torch_library.capabilities.capability import CAPABILITIES
 for name in {names}:
     decide(CAPABILITIES[name])
 if "torch_func" in {names}:
@@ -93,7 +92,7 @@ def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_capability_with_another_way_is_taken_away() -> None:
-    assert set(LOSSES) == {each.name for each in table.CAPABILITIES.values() if each.instead is not None}
+    assert set(LOSSES) == {each.name for each in CAPABILITIES.values() if each.instead is not None}
 
 
 def warned_of(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -103,7 +102,7 @@ def warned_of(done: subprocess.CompletedProcess[str]) -> list[str]:
     for text in json.loads(done.stdout):
         names.append(text.partition("the capability `")[2].partition("`")[0])
         assert text.startswith("opsmith: with torch 2.99.0, ")
-        assert f"Instead: {table.CAPABILITIES[names[-1]].instead}. " in text
+        assert f"Instead: {CAPABILITIES[names[-1]].instead}. " in text
         assert "opsmith is tested with torch 2.11 and 2.13." in text
     return names
 
@@ -111,7 +110,7 @@ def warned_of(done: subprocess.CompletedProcess[str]) -> list[str]:
 @pytest.mark.slow
 def test_all_that_is_missing_warns_once_and_plain_use_stays_right() -> None:
     """Without several names at once, of those that torch itself does not need here."""
-    names = ["autocast", "front_door", "torch_func"]
+    names = ["autocast", "fast_path", "torch_func"]
     losses = ["import torch._dynamo", *(LOSSES[name] for name in names)]  # torch.func.grad imports it
     done = run(PROGRAM.format(loss="\n".join(losses), names=names))
     assert sorted(warned_of(done)) == names
@@ -157,7 +156,7 @@ def test_doctor_lists_it(name: str) -> None:
     answer = json.loads(done.stdout)
     assert answer["works"] is not required
     (row,) = [each for each in answer["capabilities"] if each["name"] == name]
-    capability = table.CAPABILITIES[name]
+    capability = CAPABILITIES[name]
     assert (row["on"], row["required"], row["instead"]) == (False, required, capability.instead)
     assert row["why"].split(":")[0] in ("AttributeError", "ImportError")
 
@@ -203,9 +202,9 @@ def test_a_capability_is_decided_outside_of_whatever_runs() -> None:
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-@pytest.mark.parametrize("name", table.CAPABILITIES)
+@pytest.mark.parametrize("name", CAPABILITIES)
 def test_every_self_test_passes_on_this_torch(name: str) -> None:
-    assert examine(table.CAPABILITIES[name]).why == ""
+    assert examine(CAPABILITIES[name]).why == ""
 
 
 def test_this_torch_is_tested() -> None:

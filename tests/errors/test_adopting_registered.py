@@ -12,7 +12,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
-from opsmith.torch_library.capabilities.public import registered as public
+from opsmith.torch_library.capabilities import public
 
 Place = Callable[[Callable[..., Any]], str]
 
@@ -236,7 +236,7 @@ def test_captured_parameter(define: Define, place: Place, says: Any) -> None:
     with says(
         errors.CapturedTensorError,
         f"""
-        theirs::captured: it uses `weight`, which requires a gradient and is no argument
+        theirs::captured: it uses `weight`, which requires a gradient and is not an argument
           argument: weight
           expected: a function of its arguments alone
           got: Tensor
@@ -511,7 +511,7 @@ def test_without_the_capability(form: Callable[[Any], Any], define: Define, says
     with says(
         errors.UnsupportedTorchError,
         """
-        theirs::off: it was registered elsewhere, and to adopt it needs the capability `registered`, which is off
+        theirs::off: it was registered elsewhere, and to adopt it needs the capability `library_operators`, which is off
           hint: `opsmith doctor` says why; declare an operator of your own, with this one as a kernel
         """,  # noqa: E501
     ):

@@ -492,7 +492,7 @@ def test_global_tensor_that_requires_a_gradient(gradient: bool, name: str, place
     with says(
         errors.CapturedTensorError,
         f"""
-        {name}: it uses `captured_weight`, which requires a gradient and is no argument
+        {name}: it uses `captured_weight`, which requires a gradient and is not an argument
           argument: captured_weight
           expected: a function of its arguments alone
           got: Tensor

@@ -110,11 +110,11 @@ MISFITS: dict[str, tuple[Any, list[str]]] = {
     ),
     "meta": (
         [(torch.ones(3, device="meta"), vector())],
-        ["`x` of sample 0 is no tensor to check on", "a tensor on the device `meta`", "make `x` on the CPU"],
+        ["`x` of sample 0 cannot be checked on", "a tensor on the device `meta`", "make `x` on the CPU"],
     ),
     "sparse": (
         [(vector(), vector()), (vector(), vector().to_sparse())],
-        ["`y` of sample 1 is no tensor to check on", "got: torch.sparse_coo", "hint: give `y.to_dense()`"],
+        ["`y` of sample 1 cannot be checked on", "got: torch.sparse_coo", "hint: give `y.to_dense()`"],
     ),
 }
 

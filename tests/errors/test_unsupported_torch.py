@@ -10,7 +10,7 @@ import torch
 
 from opsmith import errors
 from opsmith.torch_library.capabilities import capability
-from opsmith.torch_library.capabilities.table import CAPABILITIES
+from opsmith.torch_library.capabilities.capability import CAPABILITIES
 
 
 def test_what_is_required_and_fails(says: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,4 +30,4 @@ def test_what_is_required_and_fails(says: Any, monkeypatch: pytest.MonkeyPatch) 
           hint: pip install 'torch==2.13.*'; `opsmith doctor` lists what works here
         """,
     ):
-        capability.means(CAPABILITIES["dispatch"])
+        capability.implementation(CAPABILITIES["dispatch"])

@@ -13,8 +13,8 @@ from torch._subclasses import FakeTensorMode
 
 import opsmith
 from opsmith import errors
-from opsmith.build.cuda import nvrtc
-from opsmith.kernels.cuda_machine import TorchCuda
+from opsmith.kernels.cuda import nvrtc
+from opsmith.kernels.cuda.driver import TorchCuda
 from opsmith.torch_library import capabilities
 
 HERE = Path(__file__)
@@ -157,7 +157,7 @@ def test_a_file_that_is_not_there() -> None:
         (
             "cuda",
             {"cuda": RIGHT, "gird": 1},
-            "a kernel in CUDA C++ is given with words that it does not know",
+            "a kernel in CUDA C++ is given unknown options",
         ),
         ("cpu", {"cpp": "void twice() {}", "grid": 1}, "a kernel in C++ is not launched"),
         ("cuda", {"cuda": RIGHT, "cuda_file": "a.cu", "grid": 1}, "a kernel has one source"),
@@ -173,7 +173,7 @@ def test_words_that_do_not_fit(device: str, words: dict[str, Any], problem: str)
 def test_dtypes_that_have_no_type_in_cuda() -> None:
     with pytest.raises(errors.KernelDtypeError) as caught:
         declared("dtypes").kernel("cuda", cuda=RIGHT, grid=1, dtypes=[torch.complex64])
-    problem = "a kernel in CUDA C++ is declared for a dtype that has no type there"
+    problem = "a kernel in CUDA C++ is declared for a dtype that it does not support"
     assert (caught.value.problem, caught.value.got) == (problem, "torch.complex64")
 
 
@@ -182,7 +182,7 @@ def test_dtypes_for_what_is_no_template() -> None:
         declared("plain").kernel(
             "cuda", cuda="__global__ void twice() {}", entry="twice", grid=1, dtypes=[torch.float32]
         )
-    assert caught.value.problem == "dtypes are given for a CUDA function that is no template over them"
+    assert caught.value.problem == "dtypes are given for a CUDA function that is not a template over a type"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_dtypes_for_what_is_no_template() -> None:
         (
             {"grid": "ceil(y.numel / 256)"},
             [
-                "`grid` of a CUDA kernel is nothing that can be told from the sizes of a call",
+                "`grid` of a CUDA kernel is not a valid launch expression",
                 "  argument: grid",
                 "  expected: names among `x`, `by`, `result`",
                 "  got: `ceil(y.numel / 256)`, which names `y`",
@@ -199,7 +199,7 @@ def test_dtypes_for_what_is_no_template() -> None:
         ),
         (
             {"grid": "x.numel ** 2"},
-            ["  got: `x.numel ** 2`: `x.numel ** 2` is no part of the language"],
+            ["  got: `x.numel ** 2`: `x.numel ** 2` is not allowed"],
         ),
         (
             {"block": lambda x, z: 1},
@@ -239,23 +239,27 @@ def test_a_template_whose_number_is_not_given() -> None:
     [
         (
             {"grid": "result.numel / 2"},
-            "`grid` of a CUDA kernel cannot be told",
-            "1.5, which is no whole number",
+            "`grid` of a CUDA kernel cannot be computed",
+            "1.5, which is not a whole number",
         ),
-        ({"grid": "ceil(3 / (x.dim - 1))"}, "cannot be told", "`ceil(3 / (x.dim - 1))`: it divides by zero"),
+        (
+            {"grid": "ceil(3 / (x.dim - 1))"},
+            "cannot be computed",
+            "`ceil(3 / (x.dim - 1))`: it divides by zero",
+        ),
         (
             {"grid": "x.shape[2]"},
-            "cannot be told",
-            "`x.shape[2]`: `x.shape[2]` is beyond the last: there are 1",
+            "cannot be computed",
+            "`x.shape[2]`: `x.shape[2]` is out of range: there are 1",
         ),
-        ({"grid": "0 * x.numel"}, "nothing that a GPU can launch", "0, for x [3], result [3]"),
-        ({"block": (64, 32)}, "nothing that a GPU can launch", "64 x 32, for x [3], result [3]"),
+        ({"grid": "0 * x.numel"}, "outside the limits of a GPU", "0, for x [3], result [3]"),
+        ({"block": (64, 32)}, "outside the limits of a GPU", "64 x 32, for x [3], result [3]"),
         (
             {"block": lambda x: (1, 1, 65)},
-            "nothing that a GPU can launch",
+            "outside the limits of a GPU",
             "1 x 1 x 65, for x [3], result [3]",
         ),
-        ({"shared": "-x.numel"}, "nothing that a GPU can launch", "-3, for x [3], result [3]"),
+        ({"shared": "-x.numel"}, "outside the limits of a GPU", "-3, for x [3], result [3]"),
     ],
     ids=lambda given: "-".join(given) if isinstance(given, dict) else None,
 )
@@ -315,7 +319,7 @@ def test_more_shared_memory_is_asked_for_and_refused_beyond_what_there_is() -> N
 def test_without_nvrtc_the_reference_runs_and_explain_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nvrtc, "nvrtc_places", lambda: ())
+    monkeypatch.setattr(nvrtc, "nvrtc_files", lambda: ())
     operator, strict = given("missing"), given("missing_strictly", strict=True)
     assert torch.equal(operator(torch.ones(2)), torch.full((2,), 2.0))
     reason = operator.explain(torch.ones(2)).rejected[0].partition(": ")[2]
@@ -382,12 +386,12 @@ def test_reload_and_declaring_again(tmp_path: Path) -> None:
     kernel = on_cpu(operator)
     assert kernel.source.constants == ("K",)
     choice: Any = kernel.choose([torch.ones(2), 2.0], "sm_80")
-    before = kernel.compiled(choice.instance, "sm_80")
+    before = kernel.compile(choice.instance, "sm_80")
     file.write_text(RIGHT)
     operator.reload()
     assert kernel.source.constants == ()
     choice = kernel.choose([torch.ones(2), 2.0], "sm_80")
-    assert kernel.compiled(choice.instance, "sm_80").name != before.name
+    assert kernel.compile(choice.instance, "sm_80").name != before.name
     operator.kernel("cuda", cuda=RIGHT, entry="twice", grid=2)
     assert len([each for each in operator.specification.kernels if each.device == "cuda"]) == 1
     file.unlink()

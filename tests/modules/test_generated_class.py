@@ -25,7 +25,7 @@ from torch.testing import assert_close
 import opsmith
 from opsmith import errors
 from opsmith.modules import OperatorModule
-from opsmith.modules.expression import expression
+from opsmith.modules.module_arguments import read_dimension
 
 
 class Outer:
@@ -181,7 +181,7 @@ def test_shapes_by_arithmetic_and_by_letters() -> None:
     ],
 )
 def test_dimensions(text: Any, value: int) -> None:
-    read = expression(text)
+    read = read_dimension(text)
     assert read is not None
     assert read.value({"hidden": 7}) == value
 
@@ -209,7 +209,7 @@ def test_dimensions(text: Any, value: int) -> None:
     ],
 )
 def test_what_is_no_dimension(text: Any) -> None:
-    assert expression(text) is None
+    assert read_dimension(text) is None
 
 
 def test_values_against_torch() -> None:

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.adopting.functions import adopt_function
-from opsmith.adopting.registered import adopt_registered, is_operator, refuse_said
-from opsmith.adopting.sampling import Samples
+from opsmith.adopting.function_class import Samples, adopt_function
+from opsmith.adopting.library_operator import adopt_registered, is_operator, refuse_options
 from opsmith.adopting.signature import Signature
-from opsmith.core.calls import shown
-from opsmith.core.location import site_of
+from opsmith.core.call_arguments import shown
+from opsmith.core.location import call_site
 from opsmith.core.operator import Operator
 
 
@@ -67,7 +66,7 @@ def adopt(
         tensor([2., 6.])
     """
     frame = inspect.currentframe()
-    module = site_of(frame and frame.f_back).module
+    module = call_site(frame and frame.f_back).module
     if isinstance(subject, type) and issubclass(subject, torch.autograd.Function):
         named: Any = name  # what is none is refused there
         return adopt_function(
@@ -81,7 +80,7 @@ def adopt(
             module=module,
         )
     if is_operator(subject):
-        refuse_said(
+        refuse_options(
             subject,
             name=(name, None),
             signature=(signature, None),

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.core.calls import shown
+from opsmith.core.adopted import Outputs
+from opsmith.core.call_arguments import shown
 from opsmith.core.location import where
-from opsmith.core.outputs import Outputs
-from opsmith.torch_library.effects import foreign_kind
+from opsmith.torch_library.validation import unsupported_kind
 
 Shape = Any
 """What a structure is read from: "tensor", "optional", None, or a tuple of such."""
@@ -109,7 +109,7 @@ def _of_run(run: Callable[[], tuple[int, Any]], function_class: Any, operator: s
 
 def _of_value(value: Any, function_class: type, operator: str) -> Shape:
     if isinstance(value, torch.Tensor):
-        foreign = foreign_kind(value)
+        foreign = unsupported_kind(value)
         if foreign is not None:
             raise errors.LayoutError(
                 f"`{function_class.__qualname__}.forward` returns no strided dense tensor",

@@ -16,9 +16,7 @@ import torch
 
 from opsmith import errors
 from opsmith.core.annotations import kind_of
-from opsmith.core.bases import BASES, NUMBER, TENSOR, Base
-from opsmith.core.encoded import OBJECT
-from opsmith.core.kinds import Kind
+from opsmith.core.argument_types import NUMBER, OBJECT, TENSOR, VALUE_TYPES, ArgumentType, ValueType
 from opsmith.core.location import where
 from opsmith.core.results import RESERVED
 from opsmith.core.schema import REQUIRED, Argument, refuse_unwritable
@@ -140,7 +138,7 @@ def without_defaults(arguments: Sequence[Argument]) -> tuple[tuple[Argument, ...
     """
     plain = [each.default in (None, REQUIRED) or each.kind.base is not OBJECT for each in arguments]
     writable = all(plain) and not any(
-        isinstance(each.default, list | tuple) and each.kind.base is BASES[str] for each in arguments
+        isinstance(each.default, list | tuple) and each.kind.base is VALUE_TYPES[str] for each in arguments
     )
     if writable:
         return tuple(arguments), {}
@@ -151,7 +149,7 @@ def without_defaults(arguments: Sequence[Argument]) -> tuple[tuple[Argument, ...
 _BY_KEYWORD = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 """What `apply` never gives: it takes its default."""
 
-ANYTHING = Kind(OBJECT, optional=True)
+ANYTHING = ArgumentType(OBJECT, optional=True)
 """The kind of what no schema can carry."""
 
 
@@ -168,7 +166,7 @@ def _rest(
     rest = [value for sample in samples for value in sample[position:]]
     kind = kind_of(list[said]) if said not in (REQUIRED, Any) else None
     if kind is None and rest and all(isinstance(value, torch.Tensor) for value in rest):
-        kind = Kind(TENSOR, sequence=True)
+        kind = ArgumentType(TENSOR, sequence=True)
     if kind is not None:
         return (*arguments, Argument(parameter.name, kind)), True
     if len({len(sample) for sample in samples}) != 1:
@@ -180,7 +178,7 @@ def _rest(
     return (*arguments, *named), False
 
 
-def _argument(parameter: inspect.Parameter, kind: Kind) -> Argument:
+def _argument(parameter: inspect.Parameter, kind: ArgumentType) -> Argument:
     name, default = parameter.name, parameter.default
     if name.startswith(RESERVED):
         name = f"{name}_"  # formulas have names of their own for gradients and results
@@ -188,12 +186,12 @@ def _argument(parameter: inspect.Parameter, kind: Kind) -> Argument:
         kind = replace(kind, optional=True)
     if default is not REQUIRED and not kind.accepts(default):
         kind = ANYTHING
-    if default is not REQUIRED and kind.base is BASES[float] and type(default) is int:
+    if default is not REQUIRED and kind.base is VALUE_TYPES[float] and type(default) is int:
         default = float(default)
     return Argument(name, kind, default)
 
 
-def kind_of_values(values: Sequence[Any], default: Any) -> Kind:
+def kind_of_values(values: Sequence[Any], default: Any) -> ArgumentType:
     """The kind that fits values that were seen, and a default; Tensor where there are none.
 
     Example:
@@ -206,38 +204,38 @@ def kind_of_values(values: Sequence[Any], default: Any) -> Kind:
     optional = any(value is None for value in every)
     present = [value for value in every if value is not None]
     if not present:  # nothing is known, so that None may come too
-        return Kind(TENSOR, optional=optional or not values)
+        return ArgumentType(TENSOR, optional=optional or not values)
     for kind in (_single(present), _listed(present)):
         if kind is not None:
             return replace(kind, optional=optional)
     return ANYTHING
 
 
-def _single(values: Sequence[Any]) -> Kind | None:
+def _single(values: Sequence[Any]) -> ArgumentType | None:
     base = _base(values)
-    return None if base is None else Kind(base)
+    return None if base is None else ArgumentType(base)
 
 
-def _listed(values: Sequence[Any]) -> Kind | None:
+def _listed(values: Sequence[Any]) -> ArgumentType | None:
     types = set(map(type, values))
     if len(types) > 1 or not types <= {list, tuple, torch.Size}:
         return None
     items = {type(item) for value in values for item in value}
-    base = BASES.get(items.pop()) if len(items) == 1 else None
+    base = VALUE_TYPES.get(items.pop()) if len(items) == 1 else None
     if base is None or base is TENSOR:
         return None
-    return Kind(base, sequence=True, as_tuple=types != {list})
+    return ArgumentType(base, sequence=True, as_tuple=types != {list})
 
 
-def _base(values: Sequence[Any]) -> Base | None:
+def _base(values: Sequence[Any]) -> ValueType | None:
     """The type of single values; a number that came without a type hint may be whole or not."""
     types = {type(value) for value in values}
     if types and all(issubclass(each, torch.Tensor) for each in types):
         return TENSOR
     if types in ({int}, {float}, {int, float}):
-        return NUMBER if types != {float} else BASES[float]
+        return NUMBER if types != {float} else VALUE_TYPES[float]
     if len(types) == 1:
-        return BASES.get(next(iter(types)))
+        return VALUE_TYPES.get(next(iter(types)))
     return None
 
 

@@ -1,11 +1,11 @@
-"""An `autograd.Function` class that an operator was adopted from: what it is, what its runs have shown."""
+"""Adopted operators: `autograd.Function` classes, and operators of torch.library."""
 
 from __future__ import annotations
 
 import dis
 import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,8 +14,87 @@ import torch
 
 from opsmith.core.formula import Formula
 from opsmith.core.location import where
-from opsmith.core.outputs import Outputs, structured
 from opsmith.core.schema import Schema
+
+
+@dataclass(frozen=True)
+class LibraryOperator:
+    """An operator that opsmith did not register, and what it brings.
+
+    Args:
+        overload: The operator as torch knows it.
+        devices: Device types that it has kernels for; empty where one kernel serves all.
+        autograd: Device types on which it differentiates itself.
+        autocast: Device types on which it has a rule for autocast.
+        fake: Whether it has a fake kernel.
+        vmap: Whether it has a rule for `vmap`.
+        sources: What its behaviour in compiled code is written in; what has no source is no two times alike.
+    """
+
+    overload: Any
+    devices: tuple[str, ...] = ()
+    autograd: frozenset[str] = frozenset()
+    autocast: frozenset[str] = frozenset()
+    fake: bool = False
+    vmap: bool = False
+    sources: tuple[Any, ...] = ()
+
+
+Outputs = int | None | tuple["Outputs", ...]
+"""The position of a result, None, or a tuple of such."""
+
+
+class StructureMismatchError(Exception):
+    """A value that does not have the structure: what was expected there, and what came."""
+
+    def __init__(self, outputs: Outputs, value: Any) -> None:
+        super().__init__(outputs, value)
+        self.outputs, self.value = outputs, value
+
+
+def leaves(outputs: Outputs, value: Any) -> Iterator[tuple[int | None, Any]]:
+    """The parts of a value that lie where results, or None, are expected, each with its result's position.
+
+    Raises:
+        MisfitError: If a tuple is expected, and the value is none of that length.
+
+    Example:
+        >>> list(leaves((0, None, (1,)), ("a", None, ("b",))))
+        [(0, 'a'), (None, None), (1, 'b')]
+    """
+    if not isinstance(outputs, tuple):
+        yield outputs, value
+    elif not isinstance(value, tuple | list) or len(value) != len(outputs):
+        raise StructureMismatchError(outputs, value)
+    else:
+        for inner, part in zip(outputs, value, strict=True):
+            yield from leaves(inner, part)
+
+
+def structured(outputs: Outputs, results: Sequence[Any]) -> Any:
+    """Results, given in a row, in this structure; inverse of `leaves`.
+
+    Example:
+        >>> structured((0, None, (1,)), ["a", "b"])
+        ('a', None, ('b',))
+    """
+    if isinstance(outputs, tuple):
+        return tuple(structured(inner, results) for inner in outputs)
+    return None if outputs is None else results[outputs]
+
+
+def side_by_side(outputs: Outputs) -> tuple[int | None, ...]:
+    """For each output at the top the position of its result; None where it is no tensor of its own.
+
+    What lies in a tuple inside of the tuple is no output to torch, and has no gradient.
+
+    Example:
+        >>> side_by_side((0, None, (1, 2)))
+        (0, None, None)
+    """
+    top = outputs if isinstance(outputs, tuple) else (outputs,)
+    return tuple(each if isinstance(each, int) else None for each in top)
+
 
 KINDS = {
     "true": "the gradient is the derivative of the forward",
@@ -32,7 +111,7 @@ _LEAVING = frozenset({"numpy", "np", "detach", "data", "item", "tolist", "no_gra
 
 
 @dataclass
-class Facts:
+class ObservedFacts:
     """What the runs of a class have shown, which its source does not tell.
 
     Attributes:
@@ -51,7 +130,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Adopted:
+class AdoptedFunction:
     """A Function class, as an operator uses it; the class itself stays as it is.
 
     Args:
@@ -74,7 +153,7 @@ class Adopted:
     variadic: bool = False
     reference: Callable[..., Any] | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    facts: Facts = field(default_factory=Facts, compare=False)
+    facts: ObservedFacts = field(default_factory=ObservedFacts, compare=False)
 
     @property
     def name(self) -> str:

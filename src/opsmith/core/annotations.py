@@ -12,9 +12,18 @@ from typing import Any, Union
 
 import torch
 
-from opsmith.core.bases import BASES, FLOAT, INT, NUMBER, TENSOR, Base
-from opsmith.core.encoded import enum_base, literal_base
-from opsmith.core.kinds import Kind, Structure
+from opsmith.core.argument_types import (
+    FLOAT,
+    INT,
+    NUMBER,
+    TENSOR,
+    VALUE_TYPES,
+    ArgumentType,
+    Structure,
+    ValueType,
+    enum_base,
+    literal_base,
+)
 
 # What to write instead of a annotation that no schema can carry.
 _HINTS: list[tuple[Callable[[Any], bool], str]] = [
@@ -62,7 +71,7 @@ def hint_for(annotation: Any) -> str:
     return "use Tensor, int, float, bool, str, complex, torch.dtype, torch.device, a list or `| None` of one"
 
 
-def kind_of(annotation: Any) -> Kind | None:
+def kind_of(annotation: Any) -> ArgumentType | None:
     """The kind for a type hint, or None where there is none.
 
     Example:
@@ -78,7 +87,7 @@ def kind_of(annotation: Any) -> Kind | None:
         except _UnfitError:
             kind = None
     elif set(members) == {int, float}:
-        kind = Kind(NUMBER, optional)
+        kind = ArgumentType(NUMBER, optional)
     elif len(members) == 2:
         kind = _spread(members, optional)
     else:
@@ -93,11 +102,11 @@ def _split_union(annotation: Any) -> tuple[bool, list[Any]]:
     return type(None) in members, [member for member in members if member is not type(None)]
 
 
-def _single(annotation: Any, optional: bool) -> Kind | None:
+def _single(annotation: Any, optional: bool) -> ArgumentType | None:
     base = _base(annotation)
     if base is not None:
         # `None` may be one of the values of a `Literal`.
-        return Kind(base, optional or None in typing.get_args(annotation))
+        return ArgumentType(base, optional or None in typing.get_args(annotation))
     origin, items = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (list, Sequence) and len(items) == 1:
         return _sequence(items[0], optional, length=None, as_tuple=False)
@@ -108,12 +117,12 @@ def _single(annotation: Any, optional: bool) -> Kind | None:
     return None
 
 
-def _base(annotation: Any) -> Base | None:
+def _base(annotation: Any) -> ValueType | None:
     if typing.get_origin(annotation) is typing.Literal:
         return literal_base(tuple(value for value in typing.get_args(annotation) if value is not None))
     if not isinstance(annotation, type):
         return None
-    return BASES.get(annotation) or (enum_base(annotation) if issubclass(annotation, Enum) else None)
+    return VALUE_TYPES.get(annotation) or (enum_base(annotation) if issubclass(annotation, Enum) else None)
 
 
 def _is_class(annotation: Any, base: type) -> bool:
@@ -128,7 +137,7 @@ class _UnfitError(Exception):
         self.hint = hint
 
 
-def _structure(annotation: Any, *, optional: bool) -> Kind | None:
+def _structure(annotation: Any, *, optional: bool) -> ArgumentType | None:
     """The kind of a frozen dataclass, a named tuple, or a tuple of different types; None for all others."""
     hints = _parts(annotation)
     if hints is None:
@@ -140,7 +149,7 @@ def _structure(annotation: Any, *, optional: bool) -> Kind | None:
     )
     if optional:
         raise _UnfitError("take its parts as arguments of their own, each with `| None`")
-    parts: dict[str, Kind] = {}
+    parts: dict[str, ArgumentType] = {}
     for part, inside in hints.items():
         kind = kind_of(inside)
         if kind is None:
@@ -150,7 +159,7 @@ def _structure(annotation: Any, *, optional: bool) -> Kind | None:
         parts[part] = kind
     exact: Any = tuple if typing.get_origin(annotation) is tuple else annotation
     structure = Structure(exact, parts, issubclass(exact, tuple))
-    return Kind(Base(structure.annotation(), "", structure.accepts), structure=structure)
+    return ArgumentType(ValueType(structure.annotation(), "", structure.accepts), structure=structure)
 
 
 def _parts(annotation: Any) -> dict[str, Any] | None:
@@ -191,12 +200,12 @@ def _resolved(annotation: type) -> dict[str, Any]:
         ) from error
 
 
-def _sequence(item: Any, optional: bool, *, length: int | None, as_tuple: bool) -> Kind | None:
+def _sequence(item: Any, optional: bool, *, length: int | None, as_tuple: bool) -> ArgumentType | None:
     item_optional, members = _split_union(item)
     base = _base(members[0]) if len(members) == 1 else None
     if base is None or (item_optional and base is not TENSOR) or (length is not None and base is TENSOR):
         return None
-    return Kind(base, optional, True, length, item_optional, False, as_tuple)
+    return ArgumentType(base, optional, True, length, item_optional, False, as_tuple)
 
 
 def _is_tuple(annotation: Any) -> bool:
@@ -204,7 +213,7 @@ def _is_tuple(annotation: Any) -> bool:
     return origin is tuple
 
 
-def _spread(members: list[Any], optional: bool) -> Kind | None:
+def _spread(members: list[Any], optional: bool) -> ArgumentType | None:
     """`int | tuple[int, int]` and the same of floats, in either order."""
     single, several = sorted(members, key=_is_tuple)
     kind = _single(several, optional)
@@ -212,10 +221,10 @@ def _spread(members: list[Any], optional: bool) -> Kind | None:
         kind is None
         or kind.length is None
         or kind.base not in (INT, FLOAT)
-        or BASES.get(single) is not kind.base
+        or VALUE_TYPES.get(single) is not kind.base
     ):
         return None
-    return Kind(kind.base, optional, True, kind.length, False, True, True)
+    return ArgumentType(kind.base, optional, True, kind.length, False, True, True)
 
 
 def shown_annotation(annotation: Any) -> str:

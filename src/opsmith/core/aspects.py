@@ -9,17 +9,20 @@ from os import PathLike
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from opsmith import errors
-from opsmith.core.attaching import check_attached
-from opsmith.core.calls import shown
-from opsmith.core.cuda_options import CudaOptions
-from opsmith.core.faces import face
-from opsmith.core.gradients import GradientRules, Rule, formula_rules, joint_rules
-from opsmith.core.kernels import BuiltKernel, Kernel, check_device, dtypes_of
+from opsmith.core.call_arguments import check_attached, shown
+from opsmith.core.feature_packages import feature_function
+from opsmith.core.gradients import (
+    GradientRules,
+    Rule,
+    formula_rules,
+    joint_rules,
+    joint_tangent_rules,
+    tangent_rules,
+)
+from opsmith.core.kernels import BuiltKernel, CudaOptions, Kernel, TritonOptions, check_device, dtypes_of
 from opsmith.core.location import where
 from opsmith.core.samples import Samples
 from opsmith.core.specification import Specification
-from opsmith.core.tangents import joint_tangent_rules, tangent_rules
-from opsmith.core.triton_options import TritonOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -267,12 +270,12 @@ class Aspects:
             'kernel for cpu, neg'
         """
         check_device(device, self.name)
-        if self._specification.own is not None:
+        if self._specification.library_operator is not None:
             raise self._own_stays("kernels", "register it with `torch.library.impl`")
         chosen = None if dtypes is None else dtypes_of(dtypes, self.name)
         if not (cpp is cpp_file is entry is None and not strict and not options):
             frame = inspect.currentframe()
-            built = face("build_kernel")(
+            built = feature_function("build_kernel")(
                 self,
                 device,
                 frame=None if frame is None else frame.f_back,
@@ -326,7 +329,7 @@ class Aspects:
             torch.Size([3])
         """
         self._check_attached(function, "the fake kernel")
-        own = self._specification.own
+        own = self._specification.library_operator
         if own is not None and own.fake:
             raise self._own_stays("a fake kernel", "fix that one")
         self._replace(fake=function)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from opsmith.core.answers import NotImplementedGradient, Zero
-from opsmith.core.formula import Formula
+from opsmith.core.formula import Formula, NotImplementedGradient, Zero
 from opsmith.core.gradients import NEEDED
 from opsmith.core.kernels import choose
 from opsmith.core.specification import Specification
@@ -103,6 +102,6 @@ def runs_ordinary(specification: Specification, values: list[Any], *, forward_mo
 
 def takes_kernel(specification: Specification, values: list[Any]) -> bool:
     """Whether a kernel takes a call with these values, the author's or an adopted operator's own."""
-    if specification.own is not None:
+    if specification.library_operator is not None:
         return True
     return bool(specification.kernels) and choose(specification.kernels, values)[0] is not None

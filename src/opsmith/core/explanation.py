@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from opsmith.core.adopted import ClassFormula
-from opsmith.core.answers import NonDifferentiable
 from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_again, runs_ordinary
-from opsmith.core.calls import tensors_in
-from opsmith.core.formula import Formula
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.formula import Formula, NonDifferentiable
 from opsmith.core.kernels import BuiltKernel, choose
 from opsmith.core.location import where
 from opsmith.core.specification import Specification
@@ -68,7 +67,7 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
     """Explain a call with these argument values."""
     accepted, rejected = choose(specification.kernels, values)
     built = accepted.kernel.function if accepted else None
-    if specification.own is not None:
+    if specification.library_operator is not None:
         forward = "the operator's own kernel"
     elif accepted:
         forward = f"kernel for {accepted.kernel.device}, {accepted.kernel.where}"
@@ -107,9 +106,9 @@ OWN_AUTOGRAD = "the operator's own autograd; derived in forward mode and under `
 
 def _differentiates_itself(specification: Specification, values: list[Any]) -> bool:
     """Whether an adopted operator's own autograd serves a call: nobody gave formulas in its place."""
-    if specification.own is None or specification.gradients.given:
+    if specification.library_operator is None or specification.gradients.given:
         return False
-    return any(tensor.device.type in specification.own.autograd for tensor in tensors_in(values))
+    return any(tensor.device.type in specification.library_operator.autograd for tensor in tensors_in(values))
 
 
 def _computing(specification: Specification) -> str:

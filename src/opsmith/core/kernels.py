@@ -1,17 +1,80 @@
-"""Kernels by device, and which one takes a call: accepted, or rejected with a reason."""
+"""Kernels by device: how they are declared, and which one takes a call."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from os import PathLike
+from typing import Any, TypedDict
 
 import torch
 
 from opsmith import errors
-from opsmith.core.calls import tensors_in
+from opsmith.core.call_arguments import tensors_in
 from opsmith.core.location import where
+
+LaunchValue = int | str | Callable[..., Any] | Sequence[int | str]
+"""A number, an expression over sizes, a function of arguments and results, or up to three numbers."""
+
+
+class CudaOptions(TypedDict, total=False):
+    """A kernel in CUDA C++, and how it is compiled and launched.
+
+    Attributes:
+        cuda: The text: a `__global__` function whose parameters are the arguments and then the results.
+        cuda_file: Or a file that holds it, beside the one that declares the kernel.
+        entry: Name of the function in it; by default the operator's own.
+        dtypes: What its template is made for; float32 and float64 by default.
+        strict: Whether it is an error that it cannot be built here.
+        grid: How many blocks, in up to three directions; `"ceil(result.numel / 256)"`, for example.
+        block: How many threads a block has; 256 by default.
+        shared: Bytes of dynamic shared memory.
+        constants: The numbers of its template, by name: from sizes that few calls change.
+        max_spills: How many bytes it may spill: `check` and `opsmith compile` hold it to that.
+        max_registers: How many registers a thread may take.
+    """
+
+    cuda: str
+    cuda_file: str | PathLike[str]
+    entry: str
+    dtypes: Any
+    strict: bool
+    grid: LaunchValue
+    block: LaunchValue
+    shared: LaunchValue
+    constants: Mapping[str, LaunchValue]
+    max_spills: int
+    max_registers: int
+
+
+CUDA_SOURCES = ("cuda", "cuda_file")
+CUDA_LAUNCH_OPTIONS = ("grid", "block", "shared", "constants", "max_spills", "max_registers")
+"""The words that are for a kernel in CUDA C++ alone."""
+
+
+class TritonOptions(TypedDict, total=False):
+    """A kernel in Triton, and how it is launched.
+
+    Attributes:
+        triton: A function whose parameters are named after what they get; plain, or decorated by Triton.
+        grid: How many programs of it run: up to three numbers, or a function of what it names.
+        constants: What its other parameters get: values, or functions of what they name; `num_warps` too.
+        layouts: Tensors that it wants `channels-last`, or `contiguous` although it takes their strides.
+        dtypes: What it takes of floating tensors; float16, bfloat16 and float32 by default.
+        strict: Whether it is an error that Triton is missing.
+    """
+
+    triton: Callable[..., Any]
+    grid: int | Sequence[int] | Callable[..., Any]
+    constants: Mapping[str, Any]
+    layouts: Mapping[str, str]
+    dtypes: Any
+    strict: bool
+
+
+TRITON_LAUNCH_OPTIONS = ("grid", "constants", "layouts")
+"""The words that say how it is launched."""
 
 
 class BuiltKernel(ABC):
@@ -54,12 +117,12 @@ class BuiltKernel(ABC):
         """The kernel as it is called fastest, by who knows that it takes the call."""
         return self
 
-    def serve(self, name: str, aside: Callable[..., Any]) -> None:  # noqa: B027  many are called by Python
+    def serve(self, name: str, fallback: Callable[..., Any]) -> None:  # noqa: B027  many are called by Python
         """Take calls of an operator of torch's dispatcher, where a kernel can without Python.
 
         Args:
             name: Its name, `namespace::name`.
-            aside: Computes the calls that it does not take, in Python.
+            fallback: Computes the calls that it does not take, in Python.
         """
 
     def withdraw(self) -> None:  # noqa: B027

@@ -23,7 +23,7 @@ def where(function: Callable[..., Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Site:
+class CallSite:
     """Where a class is made: how Python would call a class statement there.
 
     Args:
@@ -37,7 +37,7 @@ class Site:
     where: str
 
 
-def site_of(frame: FrameType | None) -> Site:
+def call_site(frame: FrameType | None) -> CallSite:
     """The place that a frame is at.
 
     Example:
@@ -48,7 +48,7 @@ def site_of(frame: FrameType | None) -> Site:
         'some.<locals>.'
     """
     if frame is None:  # another Python than CPython
-        return Site("__main__", "", "")
+        return CallSite("__main__", "", "")
     code = frame.f_code
     if code.co_flags & inspect.CO_OPTIMIZED:
         scope = f"{code.co_qualname}.<locals>."
@@ -57,4 +57,4 @@ def site_of(frame: FrameType | None) -> Site:
     else:
         scope = ""
     module = str(frame.f_globals.get("__name__", "__main__"))
-    return Site(module, scope, f"{code.co_filename}:{frame.f_lineno}")
+    return CallSite(module, scope, f"{code.co_filename}:{frame.f_lineno}")

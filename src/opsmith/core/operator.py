@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeV
 import torch
 
 from opsmith import errors
-from opsmith.core import tokens
+from opsmith.core import lowering
 from opsmith.core.aspects import Aspects
-from opsmith.core.calls import call_fault, tensors_in
-from opsmith.core.faces import FaceMethods
+from opsmith.core.call_arguments import call_fault, tensors_in
+from opsmith.core.feature_packages import FeatureMethods
 from opsmith.core.specification import Specification
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Registration(Protocol):
         """Whether a call has been through the dispatcher without fault."""
         ...
 
-    def front_door(self, call: Callable[..., Any]) -> Callable[..., Any] | None:
+    def fast_path(self, call: Callable[..., Any]) -> Callable[..., Any] | None:
         """A `__call__` that is faster, and hands on to `call` what it does not take; None where none is."""
         ...
 
@@ -61,7 +61,7 @@ class Registration(Protocol):
         ...
 
 
-class Operator(Aspects, FaceMethods[R], Generic[P, R]):
+class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
     """An operator: call it as the function it was declared with; attach to it what you write by hand.
 
     Example:
@@ -122,11 +122,11 @@ class Operator(Aspects, FaceMethods[R], Generic[P, R]):
         return result
 
     def _take_lowering(self, specification: Specification) -> None:
-        lowering = self._lowering = specification.schema.lowering
+        self._lowering = specification.schema.lowering
         self._uncompiled: Callable[..., Any] | None = None
-        if lowering is not None and lowering.objects:
-            tokens.prepare()
-            if not tokens.TRACED:
+        if self._lowering is not None and self._lowering.objects:
+            lowering.prepare()
+            if not lowering.TRACED:
                 self._uncompiled = torch.compiler.disable(self._call_lowered)
 
     def _call_lowered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -155,7 +155,7 @@ class Operator(Aspects, FaceMethods[R], Generic[P, R]):
     def _open_door(self) -> None:
         """Take the front door from now on, since a call has been through the dispatcher without fault."""
         self._opened = True
-        door = self._registration.front_door(type(self)._from_door)
+        door = self._registration.fast_path(type(self)._from_door)
         if door is not None:
             setattr(type(self), "__call__", door)  # noqa: B010
 

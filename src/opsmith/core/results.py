@@ -13,7 +13,7 @@ import torch
 
 from opsmith import errors
 from opsmith.core.annotations import shown_annotation
-from opsmith.core.answers import NonDifferentiable
+from opsmith.core.formula import NonDifferentiable
 
 REQUIRED = inspect.Parameter.empty
 RESERVED = ("grad", "result")

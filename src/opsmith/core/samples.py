@@ -6,14 +6,17 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from opsmith import errors
-from opsmith.core.calls import Call, Fault, call_fault, shown
+from opsmith.core.call_arguments import CallArguments, Fault, call_fault, shown
 from opsmith.core.location import where
 from opsmith.core.schema import Schema
+
+if TYPE_CHECKING:
+    from opsmith.core.specification import Specification
 
 
 @dataclass(frozen=True)
@@ -52,21 +55,21 @@ class Make:
         """
         return torch.randint(low, high, shape, generator=self.generator).to(self.device)
 
-    def call(self, *args: Any, **kwargs: Any) -> Call:
+    def call(self, *args: Any, **kwargs: Any) -> CallArguments:
         """A call with keyword arguments; a plain tuple serves for a call without.
 
         Example:
             >>> Make().call(2.0, stride=1)
             Call(args=(2.0,), kwargs={'stride': 1})
         """
-        return Call(args, kwargs)
+        return CallArguments(args, kwargs)
 
 
 Samples = Callable[..., Iterable[Any]]
 
 
 @dataclass(frozen=True)
-class Placed:
+class LocatedSamples:
     """A function of samples that stands for the author's own, in messages too.
 
     Args:
@@ -81,14 +84,14 @@ class Placed:
         return self.function(make)
 
 
-def place_of(samples: Any, otherwise: str) -> str:
+def location_of(samples: Any, otherwise: str) -> str:
     """Where samples were written: `file:line` of a function, else what the caller knows."""
-    if isinstance(samples, Placed):
+    if isinstance(samples, LocatedSamples):
         return samples.place
     return where(samples) if callable(samples) else otherwise
 
 
-def listed(source: Any, make: Make, operator: str | None, place: str) -> list[Any]:
+def read_samples(source: Any, make: Make, operator: str | None, place: str) -> list[Any]:
     """The samples one by one, from a list of them or a function that gives one; no sample is looked into.
 
     Args:
@@ -101,10 +104,10 @@ def listed(source: Any, make: Make, operator: str | None, place: str) -> list[An
         SampleError: If the function raises, or what it gives is no list.
 
     Example:
-        >>> listed(lambda: [(1.0,)], Make(), "demo::twice", ""), listed([(2.0,)], Make(), "demo::twice", "")
-        ([(1.0,)], [(2.0,)])
+        >>> read_samples(lambda: [(1.0,)], Make(), "demo::twice", "")
+        [(1.0,)]
     """
-    place = place_of(source, place)
+    place = location_of(source, place)
     try:
         given = _called(source, make) if callable(source) else source
         if isinstance(given, Iterable) and not isinstance(given, _ONE):
@@ -155,7 +158,7 @@ def _last_line(error: BaseException, place: str) -> str:
     return f"{file}:{frames[-1].lineno}" if frames else place
 
 
-def forgotten_list(source: Any, fits: Callable[[Sequence[Any]], bool]) -> str:
+def missing_list_hint(source: Any, fits: Callable[[Sequence[Any]], bool]) -> str:
     """A remark for the hint where the samples look like the arguments of one call; else empty.
 
     Args:
@@ -163,7 +166,7 @@ def forgotten_list(source: Any, fits: Callable[[Sequence[Any]], bool]) -> str:
         fits: Whether it takes these arguments.
     """
     alone = isinstance(source, tuple | list) and not all(
-        isinstance(item, tuple | list | Call) for item in source
+        isinstance(item, tuple | list | CallArguments) for item in source
     )
     if not (alone and fits(source)):
         return ""
@@ -172,7 +175,7 @@ def forgotten_list(source: Any, fits: Callable[[Sequence[Any]], bool]) -> str:
 
 def as_call(
     sample: Any, schema: Schema, operator: str, place: str, position: int = 0, remark: str = ""
-) -> Call:
+) -> CallArguments:
     """One sample as a call, checked against the signature.
 
     Args:
@@ -189,9 +192,9 @@ def as_call(
     if isinstance(sample, torch.Tensor):
         sample = (sample,)
     if isinstance(sample, tuple | list):
-        sample = Call(tuple(sample))
-    if not isinstance(sample, Call):
-        raise no_call(sample, operator, place, position, remark)
+        sample = CallArguments(tuple(sample))
+    if not isinstance(sample, CallArguments):
+        raise not_a_sample(sample, operator, place, position, remark)
     fault = call_fault(sample.args, sample.kwargs, schema)
     if fault is not None:
         raise errors.SampleError(
@@ -216,7 +219,9 @@ def _mend(fault: Fault) -> str:
     return "yield the arguments as a call of the operator would give them"
 
 
-def no_call(sample: Any, operator: str, place: str, position: int, remark: str = "") -> errors.SampleError:
+def not_a_sample(
+    sample: Any, operator: str, place: str, position: int, remark: str = ""
+) -> errors.SampleError:
     """The error for a sample that is neither a tuple of arguments nor a call."""
     return errors.SampleError(
         f"sample {position} is neither a tuple of arguments nor `make.call(...)`",
@@ -227,7 +232,9 @@ def no_call(sample: Any, operator: str, place: str, position: int, remark: str =
     )
 
 
-def samples_of(source: Any, make: Make, schema: Schema, operator: str, place: str = "") -> list[Call]:
+def samples_of(
+    source: Any, make: Make, schema: Schema, operator: str, place: str = ""
+) -> list[CallArguments]:
     """Every sample of a list, or that a `samples` function yields, as a call that fits the signature.
 
     Args:
@@ -240,7 +247,34 @@ def samples_of(source: Any, make: Make, schema: Schema, operator: str, place: st
     Raises:
         SampleError: If it is no list of samples, or one of them does not fit.
     """
-    given = listed(source, make, operator, place)
-    place = place_of(source, place)
-    remark = forgotten_list(source, lambda args: call_fault(tuple(args), {}, schema) is None)
+    given = read_samples(source, make, operator, place)
+    place = location_of(source, place)
+    remark = missing_list_hint(source, lambda args: call_fault(tuple(args), {}, schema) is None)
     return [as_call(each, schema, operator, place, position, remark) for position, each in enumerate(given)]
+
+
+def first_call(specification: Specification, use: str, otherwise: str = "") -> CallArguments:
+    """The first sample of an operator, with floating tensors of float32.
+
+    Args:
+        specification: The specification of the operator.
+        use: The use of the call, for the message: `drawn`, `exported`.
+        otherwise: An alternative to samples, for the hint.
+
+    Raises:
+        MissingSamplesError: If there is none.
+        SampleError: If it does not fit the signature.
+    """
+    source = specification.samples
+    make = Make(torch.float32)
+    calls = [] if source is None else samples_of(source, make, specification.schema, specification.name)
+    if not calls:
+        lack = "has none" if source is None else "its samples are empty"
+        raise errors.MissingSamplesError(
+            f"it is {use} as its first sample calls it, and {lack}",
+            operator=specification.name,
+            where=specification.where,
+            hint=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
+            f"of arguments{otherwise}",
+        )
+    return calls[0]

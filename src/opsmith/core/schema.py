@@ -12,8 +12,7 @@ from typing import Any
 
 from opsmith import errors
 from opsmith.core.annotations import hint_for, kind_of, shown_annotation
-from opsmith.core.bases import FLOAT
-from opsmith.core.kinds import Kind
+from opsmith.core.argument_types import FLOAT, ArgumentType
 from opsmith.core.location import where
 from opsmith.core.lowering import Lowering
 from opsmith.core.results import REQUIRED as REQUIRED
@@ -25,7 +24,7 @@ class Argument:
     """One parameter of the reference."""
 
     name: str
-    kind: Kind
+    kind: ArgumentType
     default: Any = REQUIRED
     keyword_only: bool = False
 
@@ -331,7 +330,7 @@ def _refuse_clash(arguments: Iterable[Argument], operator: str, place: str) -> N
                 )
 
 
-def _check_default(name: str, kind: Kind, default: Any, operator: str, place: str) -> None:
+def _check_default(name: str, kind: ArgumentType, default: Any, operator: str, place: str) -> None:
     if not kind.accepts(default):
         raise errors.DefaultError(
             f"the default of `{name}` does not fit its type hint",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,8 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.core.bases import INT
+from opsmith.core.argument_types import INT
+from opsmith.core.expression import Expression, ExpressionError, parse
 from opsmith.core.formula import listed
 from opsmith.core.schema import Schema
 
@@ -42,25 +42,21 @@ class Dims:
     sizes: tuple[str, ...]
 
     @cached_property
-    def expressions(self) -> tuple[Any, ...]:
-        """The dimensions as code to evaluate, None for a letter or `_`."""
-        return tuple(
-            None if size.isidentifier() else compile(size, f"<shape {self.text}>", "eval")
-            for size in self.sizes
-        )
+    def expressions(self) -> tuple[Expression | None, ...]:
+        """The dimensions as expressions, None for a letter or `_`."""
+        return tuple(None if size.isidentifier() else parse(size) for size in self.sizes)
 
     @cached_property
     def letters(self) -> frozenset[str]:
         """Every letter used, in expressions too."""
-        trees = [ast.parse(size, mode="eval") for size in self.sizes if size != ANY]
-        return frozenset(node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name))
+        return frozenset(name for size in self.sizes if size != ANY for name in parse(size).names)
 
     def evaluate(self, sizes: Sizes) -> tuple[Any, ...]:
         """The shape, with None where it is not known."""
         lead = tuple(sizes[LEADING]) if self.leading else ()
         return lead + tuple(
-            (None if size == ANY else sizes.get(size)) if code is None else _value(code, sizes)
-            for size, code in zip(self.sizes, self.expressions, strict=True)
+            (None if size == ANY else sizes.get(size)) if expression is None else _value(expression, sizes)
+            for size, expression in zip(self.sizes, self.expressions, strict=True)
         )
 
 
@@ -90,10 +86,10 @@ class Shapes:
             if fault is not None:
                 return sizes, fault
         for label, dims, tensor in tensors:
-            for code, size, found in zip(
+            for expression, size, found in zip(
                 dims.expressions, dims.sizes, tensor.shape[tensor.dim() - len(dims.sizes) :], strict=True
             ):
-                wanted = None if code is None else _value(code, sizes)
+                wanted = None if expression is None else _value(expression, sizes)
                 if wanted is NO_SIZE:
                     return sizes, (
                         label,
@@ -131,13 +127,13 @@ def _bind(label: str, dims: Dims, tensor: torch.Tensor, sizes: Sizes) -> Fault |
     return None
 
 
-def _value(code: Any, sizes: Sizes) -> Any:
-    """The value of an expression; None where one of its letters is not known, NO_SIZE where it is none."""
-    if any(sizes.get(name) is None for name in code.co_names):
+def _value(expression: Expression, sizes: Sizes) -> Any:
+    """Evaluate an expression; None if a letter is not known, NO_SIZE if the value is not a size."""
+    if any(sizes.get(name) is None for name in expression.names):
         return None
     try:
-        value = eval(code, {"__builtins__": {}}, sizes)
-    except ZeroDivisionError:
+        value = expression.value(sizes)
+    except ExpressionError:
         return NO_SIZE
     return NO_SIZE if isinstance(value, int) and value < 0 else value
 
@@ -221,20 +217,10 @@ def _dims(text: str, refuse: Any) -> Dims:
     leading = bool(pieces) and pieces[0] == LEADING
     sizes = tuple(pieces[1:] if leading else pieces)
     for size in sizes:
-        if not _allowed(size):
-            raise refuse("has a dimension that cannot be read", "write letters, numbers, `H//2`, `_`", size)
+        try:
+            parse(size)
+        except ExpressionError:
+            raise refuse(
+                "has a dimension that cannot be read", "write letters, numbers, `H//2`, `_`", size
+            ) from None
     return Dims(text, leading, sizes)
-
-
-_NODES = (ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Name, ast.Load)
-
-
-def _allowed(size: str) -> bool:
-    try:
-        tree = ast.parse(size, mode="eval")
-    except SyntaxError:
-        return False
-    return all(
-        isinstance(node, _NODES) or (isinstance(node, ast.Constant) and type(node.value) is int)
-        for node in ast.walk(tree)
-    )

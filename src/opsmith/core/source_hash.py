@@ -11,28 +11,25 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import enum
-import functools
 import hashlib
 import sys
-import sysconfig
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 
 from opsmith.core.formula import Formula
-from opsmith.core.gradients import Rule
+from opsmith.core.gradients import Rule, TangentRule
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
+from opsmith.core.reachable import Step, is_library, is_wrapper, uses
 from opsmith.core.specification import Specification
-from opsmith.core.tangents import TangentRule
 
 Seen = dict[int, tuple[int, Any]]  # holds each value, so that no other can come to have its id
 
 _PROCESS = uuid.uuid4().hex
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _BY_REPR = (
     bool,
     int,
@@ -76,7 +73,7 @@ def source_hash(*things: Any) -> str:
 
 
 def _pieces(thing: Any, seen: Seen) -> Iterator[str]:
-    """The hash's input for a value, piece by piece; a value met before counts by when it was met."""
+    """Yield the text of a value; a value that was met before counts by its number."""
     if isinstance(thing, _BY_REPR):
         yield f"{type(thing).__name__}:{thing!r}"
         return
@@ -92,29 +89,21 @@ def _pieces(thing: Any, seen: Seen) -> Iterator[str]:
     yield f"opaque:{type(thing).__module__}.{type(thing).__qualname__}:{_PROCESS}"
 
 
+def _uses(thing: Any, seen: Seen, steps: Collection[Step]) -> Iterator[str]:
+    """Yield the text of the values that a function, class or wrapper uses."""
+    for each in uses(thing):
+        if each.step in steps:
+            yield f"{each.step.name}:{each.name}"
+            yield from _pieces(each.value, seen)
+
+
 def _function(function: Any, seen: Seen) -> Iterator[str]:
-    if _is_library(getattr(function, "__module__", None)):
+    if is_library(function.__module__):
         yield _library_name(function)
-        return
-    yield from _pieces(function.__code__, seen)
-    yield from _pieces((function.__defaults__, function.__kwdefaults__), seen)
-    for cell in function.__closure__ or ():
-        yield from _pieces(_contents(cell), seen)
-    names = _names(function.__code__)
-    for name in sorted(names):
-        if name in function.__globals__:
-            value = function.__globals__[name]
-            yield f"global:{name}"
-            yield from (
-                _module(value, names, seen) if isinstance(value, types.ModuleType) else _pieces(value, seen)
-            )
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet, as in a function that refers to itself
-        return None
+    else:
+        yield from _pieces(function.__code__, seen)
+    steps = (Step.CLOSURE, Step.DEFAULT, Step.GLOBAL, Step.MODULE_MEMBER, Step.WRAPPED)
+    yield from _uses(function, seen, steps)
 
 
 def _code(code: types.CodeType, seen: Seen) -> Iterator[str]:
@@ -124,38 +113,9 @@ def _code(code: types.CodeType, seen: Seen) -> Iterator[str]:
         yield from _pieces(constant, seen)
 
 
-def _names(code: types.CodeType) -> set[str]:
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names(constant)
-    return names
-
-
-def _module(module: types.ModuleType, names: set[str], seen: Seen) -> Iterator[str]:
-    """A module counts by those of its members that the code names."""
-    yield _library_name(module)
-    if _is_library(module.__name__):
-        return
-    for name in sorted(names & set(vars(module))):
-        value = vars(module)[name]
-        yield f"member:{name}"
-        yield from (
-            _module(value, names, seen) if isinstance(value, types.ModuleType) else _pieces(value, seen)
-        )
-
-
-def _is_library(module: str | None) -> bool:
-    """Whether a module is installed rather than written by the user: it counts by name and version."""
-    if module is None or module == "builtins":
-        return True
-    known = sys.modules.get(module)
-    file = getattr(known, "__file__", None)
-    if file is None:
-        return module in sys.builtin_module_names
-    if module.startswith("opsmith."):
-        return not module.startswith("opsmith.ops.")  # our operators are sources, like anyone's
-    return any(file.startswith(folder) for folder in _LIBRARIES)
+def _is_library_wrapper(thing: Any) -> bool:
+    """True for a method, a partial, a property or a cache; an object of the user's may have more state."""
+    return is_library(type(thing).__module__) and is_wrapper(thing)
 
 
 def _library_name(thing: Any) -> str:
@@ -167,13 +127,7 @@ def _library_name(thing: Any) -> str:
 
 def _class(kind: type, seen: Seen) -> Iterator[str]:
     yield _library_name(kind)
-    if _is_library(kind.__module__):
-        return
-    for name, value in sorted(vars(kind).items()):
-        if name not in ("__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__"):
-            yield f"member:{name}"
-            yield from _pieces(value, seen)
-    yield from _pieces(kind.__bases__, seen)
+    yield from _uses(kind, seen, (Step.ATTRIBUTE, Step.BASE))
 
 
 def _callable(thing: Any, seen: Seen) -> Iterator[str]:
@@ -248,17 +202,14 @@ def _aspects(specification: Specification) -> list[Any]:
         ],
         specification.adopted and (specification.adopted.function_class, specification.adopted.reference),
         (specification.opaque, specification.random, specification.autocast, specification.inline),
-        () if specification.own is None else specification.own.sources,
+        () if specification.library_operator is None else specification.library_operator.sources,
     ]
 
 
 _FOLLOW: list[tuple[Callable[[Any], bool], Callable[[Any, Seen], Iterator[str]]]] = [
     (lambda thing: isinstance(thing, types.FunctionType), _function),
     (lambda thing: isinstance(thing, types.CodeType), _code),
-    (lambda thing: isinstance(thing, types.MethodType), _attributes("__func__", "__self__")),
-    (lambda thing: isinstance(thing, staticmethod | classmethod), _attributes("__func__")),
-    (lambda thing: isinstance(thing, property), _attributes("fget", "fset")),
-    (lambda thing: isinstance(thing, functools.partial), _attributes("func", "args", "keywords")),
+    (_is_library_wrapper, lambda thing, seen: _uses(thing, seen, (Step.WRAPPED,))),
     (
         lambda thing: isinstance(thing, Operator),
         lambda thing, seen: _items(_aspects(thing.specification), seen),
@@ -271,7 +222,7 @@ _FOLLOW: list[tuple[Callable[[Any], bool], Callable[[Any, Seen], Iterator[str]]]
     (lambda thing: isinstance(thing, dict | types.MappingProxyType), _mapping),
     (lambda thing: isinstance(thing, torch.Tensor), _tensor),
     (lambda thing: dataclasses.is_dataclass(thing) and not isinstance(thing, type), _dataclass),
-    (lambda thing: callable(thing) and _is_library(type(thing).__module__), _callable),
+    (lambda thing: callable(thing) and is_library(type(thing).__module__), _callable),
     (
         lambda thing: isinstance(thing, types.MemberDescriptorType | types.GetSetDescriptorType),
         lambda thing, seen: iter([str(thing)]),

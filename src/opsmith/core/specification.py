@@ -6,16 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from opsmith.core.gradients import GradientRules
+from opsmith.core.gradients import GradientRules, TangentRules
 from opsmith.core.kernels import Kernel
 from opsmith.core.samples import Samples
 from opsmith.core.schema import Schema
 from opsmith.core.shapes import Shapes
-from opsmith.core.tangents import TangentRules
 
 if TYPE_CHECKING:  # who adopts nothing need not wait for them
-    from opsmith.core.adopted import Adopted
-    from opsmith.core.own import Own
+    from opsmith.core.adopted import AdoptedFunction, LibraryOperator
 
 Autocast = Literal["promote", "lower", "float32"]
 
@@ -43,7 +41,7 @@ class Specification:
         fake: Function that computes shapes and dtypes only, if the author gave one.
         samples: Function that yields representative inputs.
         flops: Function that tells how many floating-point operations a call takes, if the author gave one.
-        own: What it brings, where it was registered by others and adopted.
+        library_operator: What it has of its own, if it was registered elsewhere and adopted.
         adopted: The `autograd.Function` class that it was adopted from, if it was.
         forward: What computes a call in the place of the reference: the forward of that class.
     """
@@ -66,8 +64,8 @@ class Specification:
     fake: Callable[..., Any] | None = None
     samples: Samples | None = None
     flops: Callable[..., int] | None = None
-    own: Own | None = None
-    adopted: Adopted | None = None
+    library_operator: LibraryOperator | None = None
+    adopted: AdoptedFunction | None = None
     forward: Callable[..., Any] | None = None
 
     @property

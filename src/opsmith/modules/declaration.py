@@ -7,16 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from opsmith.core.calls import shown
+from opsmith.core.call_arguments import shown
 from opsmith.core.formula import listed
 from opsmith.core.operator import Operator
 from opsmith.core.schema import Argument
 from opsmith.core.shapes import ANY
 from opsmith.core.specification import Specification
+from opsmith.modules.module_arguments import ModuleArguments, is_name, read_shapes_of
 from opsmith.modules.operator_module import OperatorModule
-from opsmith.modules.owned_shapes import read_shapes_of
-from opsmith.modules.plan import ModulePlan, Owned
-from opsmith.modules.wording import Words, is_name
+from opsmith.modules.plan import ModulePlan, OwnedTensor
 
 INT, GENERATOR = "int", "torch.Generator"
 """What types are called that have a part of their own here."""
@@ -44,7 +43,7 @@ def read_plan(
     Raises:
         ModuleDeclarationError: For the first word that does not fit.
     """
-    words = Words(operator.specification, where)
+    words = ModuleArguments(operator.specification, where)
     title = words.class_name(name)
     names, letters = _sizes(words, sizes)
     options = _options(words, forward)
@@ -60,7 +59,9 @@ def read_plan(
     fills = _fills(words, init, [*shapes["parameters"], *shapes["buffers"]])
     by_name = operator.specification.schema.by_name
     owned = tuple(
-        Owned(each, shape, fills[each], by_name[each].kind.optional, word == "buffers", each not in left_out)
+        OwnedTensor(
+            each, shape, fills[each], by_name[each].kind.optional, word == "buffers", each not in left_out
+        )
         for word in shapes
         for each, shape in shapes[word].items()
     )
@@ -71,7 +72,7 @@ def read_plan(
     return ModulePlan(operator, title, where, names, letters, learnt, owned, options, rest)
 
 
-def _letters_of(specification: Specification, owned: tuple[Owned, ...]) -> dict[str, str]:
+def _letters_of(specification: Specification, owned: tuple[OwnedTensor, ...]) -> dict[str, str]:
     """What letters of `shapes=` are called, as the shapes that the author wrote tell."""
     pattern = {} if specification.shapes is None else specification.shapes.arguments
     found: dict[str, str] = {}
@@ -92,7 +93,7 @@ def _learnt(
     return frozenset(name for letter, name in letters.items() if letter in brought)
 
 
-def _sizes(words: Words, given: Any) -> tuple[tuple[str, ...], dict[str, str]]:
+def _sizes(words: ModuleArguments, given: Any) -> tuple[tuple[str, ...], dict[str, str]]:
     """The sizes in order, and what the letters of `shapes=` are called."""
     if isinstance(given, Mapping):
         for letter in given:
@@ -120,7 +121,7 @@ def _sizes(words: Words, given: Any) -> tuple[tuple[str, ...], dict[str, str]]:
     return tuple(names), letters
 
 
-def _options(words: Words, forward: Any) -> tuple[Argument, ...]:
+def _options(words: ModuleArguments, forward: Any) -> tuple[Argument, ...]:
     """Arguments that the constructor takes: all but tensors, generators and what `forward=` names."""
     schema = words.specification.schema
     plain = {each.name: each for each in schema.arguments if not each.kind.is_tensor}
@@ -142,7 +143,7 @@ def _options(words: Words, forward: Any) -> tuple[Argument, ...]:
 
 
 def _refuse_clashes(
-    words: Words,
+    words: ModuleArguments,
     sizes: tuple[str, ...],
     shapes: Mapping[str, Mapping[str, Any]],
     options: tuple[Argument, ...],
@@ -179,7 +180,9 @@ def _refuse_clashes(
         raise words.refuse("`self` is what `forward` calls the module", "self", "rename the argument")
 
 
-def _refuse_unused(words: Words, sizes: tuple[str, ...], shapes: Mapping[str, Mapping[str, Any]]) -> None:
+def _refuse_unused(
+    words: ModuleArguments, sizes: tuple[str, ...], shapes: Mapping[str, Mapping[str, Any]]
+) -> None:
     """Refuse a size that no shape names: it would do nothing."""
     used = {
         name for owned in shapes.values() for shape in owned.values() for each in shape for name in each.names
@@ -194,7 +197,7 @@ def _refuse_unused(words: Words, sizes: tuple[str, ...], shapes: Mapping[str, Ma
             )
 
 
-def _non_persistent(words: Words, given: Any, buffers: Mapping[str, Any]) -> list[str]:
+def _non_persistent(words: ModuleArguments, given: Any, buffers: Mapping[str, Any]) -> list[str]:
     """Buffers that no state_dict holds."""
     names = words.names("non_persistent", given)
     for name in names:
@@ -208,7 +211,7 @@ def _non_persistent(words: Words, given: Any, buffers: Mapping[str, Any]) -> lis
     return names
 
 
-def _fills(words: Words, init: Any, owned: list[str]) -> dict[str, Any]:
+def _fills(words: ModuleArguments, init: Any, owned: list[str]) -> dict[str, Any]:
     """What fills each parameter and buffer."""
     given = init if isinstance(init, Mapping) else {} if init is None else dict.fromkeys(owned, init)
     for name, fill in given.items():

@@ -1,8 +1,9 @@
-"""The base of every generated class: it makes what the plan says, fills it, shows it, and pickles by name."""
+"""Modules around an operator: `torch.nn.Module` classes, eager and lazy."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
 import sys
 from collections.abc import Mapping
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
 from opsmith import errors
-from opsmith.core.calls import misfit, shown
+from opsmith.core.call_arguments import misfit, shown
+from opsmith.core.expression import ExpressionError
 from opsmith.core.operator import Operator
-from opsmith.modules.plan import ModulePlan, Owned
+from opsmith.modules.plan import ModulePlan, OwnedTensor
 
 R = TypeVar("R")
 
@@ -110,8 +113,8 @@ class OperatorModule(nn.Module, Generic[R]):
     def _learns(self, name: str) -> bool:
         return False
 
-    def _new(self, owned: Owned, device: Any, dtype: torch.dtype | None) -> Any:
-        return new(self, owned, device, dtype)
+    def _new(self, owned: OwnedTensor, device: Any, dtype: torch.dtype | None) -> Any:
+        return new_tensor(self, owned, device, dtype)
 
     def _size(self, name: str, value: Any) -> int:
         try:
@@ -137,7 +140,7 @@ class OperatorModule(nn.Module, Generic[R]):
             if tensor is not None and not is_lazy(tensor):
                 self._fill(each, tensor)
 
-    def _fill(self, owned: Owned, tensor: Tensor) -> None:
+    def _fill(self, owned: OwnedTensor, tensor: Tensor) -> None:
         try:
             with torch.no_grad():
                 answer = owned.fill(tensor)
@@ -181,22 +184,22 @@ class OperatorModule(nn.Module, Generic[R]):
         return twin
 
 
-def new(
-    module: OperatorModule[Any], owned: Owned, device: Any, dtype: torch.dtype | None
+def new_tensor(
+    module: OperatorModule[Any], owned: OwnedTensor, device: Any, dtype: torch.dtype | None
 ) -> Tensor | nn.Parameter:
     """A parameter or buffer that nothing has filled yet."""
     tensor = torch.empty(shape_of(module, owned), device=device, dtype=dtype)
     return tensor if owned.buffer else nn.Parameter(tensor)
 
 
-def shape_of(module: OperatorModule[Any], owned: Owned) -> list[int]:
+def shape_of(module: OperatorModule[Any], owned: OwnedTensor) -> list[int]:
     """The shape of a parameter or buffer of a module whose sizes are known."""
     shape = []
     for dimension in owned.shape:
         values = {name: getattr(module, name) for name in dimension.names}
         try:
             size = dimension.value(values)
-        except ZeroDivisionError:
+        except ExpressionError:
             size = -1
         if size < 0:
             raise errors.SizeError(
@@ -241,3 +244,69 @@ def refuse_lost(kind: type[Any], plan: ModulePlan) -> None:
             hint=f"write `{short} = op.module(...)` there, or `name=` the name that it is bound to; "
             "a state_dict can be saved as it is",
         )
+
+
+class LearnsSizes(LazyModuleMixin):
+    """What a lazy twin of a class does otherwise, until it has seen a call; then it becomes that class."""
+
+    def _learns(self, name: str) -> bool:
+        """Whether a size may be None."""
+        this: Any = self
+        return name in this.plan.learnt
+
+    def _new(self, owned: OwnedTensor, device: Any, dtype: torch.dtype | None) -> Tensor:
+        """A tensor that has no shape yet, where a size of its shape is not known."""
+        this: Any = self
+        if all(getattr(this, name) is not None for each in owned.shape for name in each.names):
+            return new_tensor(this, owned, device, dtype)
+        kind: Any = UninitializedBuffer if owned.buffer else UninitializedParameter
+        unknown: Tensor = kind(device=device, dtype=dtype)
+        return unknown
+
+    def initialize_parameters(self, *args: Any, **kwargs: Any) -> None:
+        """Learn sizes from the arguments of a call, and make what could not be made before."""
+        this: Any = self
+        plan = this.plan
+        specification = plan.operator.specification
+        given = inspect.signature(this.forward).bind(*args, **kwargs).arguments
+        values = [given.get(name, getattr(this, name, None)) for name in specification.schema.names]
+        values = [None if isinstance(value, Tensor) and is_lazy(value) else value for value in values]
+        sizes, _ = specification.shapes.bind(specification.schema, values)
+        for letter, name in plan.letters.items():
+            if getattr(this, name) is None and sizes.get(letter) is not None:
+                setattr(this, name, int(sizes[letter]))
+        unknown = [name for name in plan.sizes if getattr(this, name) is None]
+        if unknown:
+            raise errors.SizeError(
+                f"`{unknown[0]}` does not follow from this call",
+                operator=f"{plan.name} ({plan.operator.name})",
+                argument=unknown[0],
+                expected=f"a call with tensors of `{specification.shapes.text}`",
+                where=plan.where,
+                hint=f"give `{unknown[0]}` when the module is made",
+            )
+        lazy = [each for each in plan.owned if is_lazy(getattr(this, each.name))]
+        for each in lazy:
+            getattr(this, each.name).materialize(shape_of(this, each))
+        if lazy:
+            this.reset_parameters()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        this: Any = self
+        raise errors.ModulePicklingError(
+            "its parameters have no shape yet, and a pickle of such a one forgets its dtype and device",
+            operator=f"{this.plan.name} ({this.plan.operator.name})",
+            where=this.plan.where,
+            hint="call it once before it is pickled",
+        )
+
+
+def lazy_twin(kind: type[OperatorModule[Any]]) -> type[nn.Module]:
+    """The class of what `kind(None, ...)` makes."""
+    members = {
+        "__module__": kind.__module__,
+        "__qualname__": f"{kind.__qualname__}.Lazy",
+        "__doc__": f"A `{kind.__name__}` before its first call, which tells it its sizes.",
+        "cls_to_become": kind,
+    }
+    return type(f"Lazy{kind.__name__}", (LearnsSizes, kind), members)

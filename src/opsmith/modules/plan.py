@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
+from opsmith.core.expression import Expression
 from opsmith.core.operator import Operator
 from opsmith.core.schema import Argument
-from opsmith.modules.expression import Expression
 
 
 @dataclass(frozen=True)
-class Owned:
+class OwnedTensor:
     """A parameter or buffer.
 
     Args:
@@ -77,11 +77,11 @@ class ModulePlan:
     sizes: tuple[str, ...]
     letters: dict[str, str]
     learnt: frozenset[str]
-    owned: tuple[Owned, ...]
+    owned: tuple[OwnedTensor, ...]
     options: tuple[Argument, ...]
     forward: tuple[Argument, ...]
 
     @property
-    def flags(self) -> tuple[Owned, ...]:
+    def flags(self) -> tuple[OwnedTensor, ...]:
         """What a module may do without."""
         return tuple(each for each in self.owned if each.optional)

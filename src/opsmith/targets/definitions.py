@@ -1,14 +1,20 @@
-"""The Function classes of a module: those that its own file defines, at its top level or inside classes."""
+"""Definitions of a module: `autograd.Function` classes, and operators of torch.library."""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from opsmith import errors
+from opsmith.adopting.library_operator import custom_function, is_custom_op, is_operator, name_of
+from opsmith.core.operator import Operator
+from opsmith.declaration import declared_operators
+from opsmith.torch_library import capabilities
 
 Class = type[torch.autograd.Function]
 
@@ -96,3 +102,60 @@ def _named(module: ModuleType, name: str) -> Class:
 
 def _place(module: ModuleType) -> str:
     return getattr(module, "__file__", None) or module.__name__
+
+
+_NAME = re.compile(r"(?P<space>[^\W\d]\w*)::(?P<name>[^\W\d]\w*)(?:\.(?P<overload>\w+))?")
+
+
+def custom_ops_in(module: ModuleType, *, inside: bool = False) -> dict[str, Any]:
+    """The `custom_op` objects by the variable that holds them, in the order of the file.
+
+    One counts where its function was written in this module, so that what is imported does not; those that
+    opsmith has adopted are left out.
+
+    Args:
+        module: The module.
+        inside: Whether the modules inside a package count, too.
+    """
+    found: dict[str, Any] = {}
+    for known in modules_of(module, inside=inside):
+        prefix = f"{known.__name__.removeprefix(module.__name__)}.".removeprefix(".")
+        for name, value in list(vars(known).items()):
+            if not is_custom_op(value) or any(value is other for other in found.values()):
+                continue
+            if _is_of(value, known) and not _is_adopted(value):
+                found[f"{prefix}{name}"] = value
+    return found
+
+
+def _is_of(custom_op: Any, module: ModuleType) -> bool:
+    """Whether its function was written in a module; yes where torch does not tell, so that it is not lost."""
+    if not capabilities.on("library_operators"):
+        return True
+    function = custom_function(custom_op)
+    return function is None or getattr(function, "__module__", None) == module.__name__
+
+
+def _is_adopted(custom_op: Any) -> bool:
+    declared = declared_operators()
+    return bool(declared) and capabilities.on("library_operators") and name_of(custom_op) in _names(declared)
+
+
+def _names(operators: Iterable[Operator[..., Any]]) -> set[str]:
+    return {operator.name for operator in operators}
+
+
+def registered_as(name: str) -> Any:
+    """The operator of torch.library that has this name, `namespace::name`; None where there is none.
+
+    Example:
+        >>> registered_as("aten::no_such_operator") is None
+        True
+    """
+    found = _NAME.fullmatch(name)
+    if found is None or name in _names(declared_operators()):
+        return None
+    value = getattr(getattr(torch.ops, found["space"]), found["name"], None)
+    if found["overload"] is not None:
+        value = getattr(value, found["overload"], None)
+    return value if value is not None and is_operator(value) else None

@@ -9,15 +9,14 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.adopting.matching import matched
+from opsmith.adopting.schema_matching import matched
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
-from opsmith.core.samples import Make, Placed, Samples, listed
+from opsmith.core.samples import LocatedSamples, Make, Samples, read_samples
 from opsmith.core.specification import Specification
-from opsmith.declaring import declare_specified, declared_operators
+from opsmith.declaration import declare_specified, declared_operators
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.foreign import ForeignRegistration, own_of
-from opsmith.torch_library.looking import COMPOSITE, computes
+from opsmith.torch_library.library_operators import COMPOSITE, LibraryOperatorRegistration, has_kernel, own_of
 from opsmith.torch_library.registration import HIDDEN_SUFFIX
 
 _TORCH_S_OWN = ("aten", "prim", "prims")
@@ -37,7 +36,7 @@ def custom_function(subject: Any) -> Callable[..., Any] | None:
     """The function that a `torch.library.custom_op` was written as; None where torch does not tell.
 
     Raises:
-        UnsupportedTorchError: If the capability `registered` is off.
+        UnsupportedTorchError: If the capability `library_operators` is off.
     """
     parts = capabilities.custom_parts(_overload(capabilities.overloads_of(subject) or {}, subject))
     return None if parts is None else parts.function
@@ -85,21 +84,21 @@ def adopt_registered(
         random=torch.Tag.nondeterministic_seeded in overload.tags,
         inline=False,
     )
-    specification = replace(specification, own=own_of(overload))
-    handle = declare_specified(specification, register=ForeignRegistration)
+    specification = replace(specification, library_operator=own_of(overload))
+    handle = declare_specified(specification, register=LibraryOperatorRegistration)
     if samples is not None:
         handle.samples(samples if callable(samples) else _placed(samples, signature.name))
     return handle
 
 
-def _placed(samples: Iterable[Any], operator: str) -> Placed:
+def _placed(samples: Iterable[Any], operator: str) -> LocatedSamples:
     """A list of samples as a function of them."""
     place = "the samples given to `adopt`"
-    given = listed(samples, Make(), operator, place)
-    return Placed(lambda make: given, place)
+    given = read_samples(samples, Make(), operator, place)
+    return LocatedSamples(lambda make: given, place)
 
 
-def refuse_said(subject: Any, /, **said: tuple[Any, Any]) -> None:
+def refuse_options(subject: Any, /, **said: tuple[Any, Any]) -> None:
     """Refuse what means nothing for an operator.
 
     Args:
@@ -152,13 +151,13 @@ def _name(overloads: Mapping[str, Any]) -> str:
     return name if len(overloads) == 1 else name.partition(".")[0]
 
 
-def _refuse(overload: Any, signature: capabilities.Signature) -> None:
+def _refuse(overload: Any, signature: capabilities.OperatorSchema) -> None:
     """Refuse an operator that cannot be adopted, or has nothing to gain.
 
     Raises:
         UsageError: Saying why.
     """
-    ours = {operator.name for operator in declared_operators() if operator.specification.own is None}
+    ours = {each.name for each in declared_operators() if each.specification.library_operator is None}
     what: tuple[str, str] | None = None
     if {signature.name, signature.name.removesuffix(HIDDEN_SUFFIX)} & ours:
         what = (
@@ -180,7 +179,7 @@ def _refuse(overload: Any, signature: capabilities.Signature) -> None:
             "it is composite: torch sees the operations that it is made of, which have everything",
             "use it as it is; `@opsmith.operator` over a function that calls it gives it a name to check",
         )
-    elif not computes(overload):
+    elif not has_kernel(overload):
         what = "it has no kernel on any device", "import the library that registers its kernels first"
     if what is not None:
         problem, hint = what

@@ -247,10 +247,10 @@ def declared_operators(module: str | None = None) -> list[Operator[..., Any]]:
 
 
 def _refuse_other_place(old: Specification, new: Specification) -> None:
-    foreign = old.own is not None
+    foreign = old.library_operator is not None
     # What others registered is the same operator, whatever its reference is called.
     same = old.module == new.module and (foreign or old.qualname == new.qualname)
-    if not same or foreign != (new.own is not None):
+    if not same or foreign != (new.library_operator is not None):
         raise errors.NameTakenError(
             f"the name is taken by `{old.module}.{old.qualname}`",
             operator=new.name,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import opsmith
-from opsmith.torch_library.call_forms import LIMIT
+from opsmith.torch_library.fast_path.call_signatures import MAX_SIGNATURES
 
 RAN: list[str] = []
 
@@ -53,11 +53,11 @@ def test_each_form_is_met_once(operator: Any) -> None:
 
 
 def test_more_forms_than_are_kept(operator: Any) -> None:
-    for rank in range(2 * LIMIT):
+    for rank in range(2 * MAX_SIGNATURES):
         x = torch.full((1,) * rank, 3.0, requires_grad=True)
         (gradient,) = torch.autograd.grad(operator(x, torch.ones(1)).sum(), x)
         assert_close(gradient, torch.ones_like(x))
-    assert len(ways(operator)) == LIMIT
+    assert len(ways(operator)) == MAX_SIGNATURES
 
 
 def test_one_tensor_twice(operator: Any) -> None:
@@ -341,7 +341,7 @@ def test_what_is_captured_out_of_sight(name: str) -> None:
 
     operator = opsmith.operator(name)(hiding)
     assert not operator(torch.ones(2)).requires_grad
-    message = "it uses something that requires a gradient and is no argument"
+    message = "it uses something that requires a gradient and is not an argument"
     with pytest.raises(opsmith.errors.CapturedTensorError, match=message):
         operator(torch.ones(2))
 

@@ -1,36 +1,185 @@
-"""Adopting an `autograd.Function` class: from its two methods to an operator like any other."""
+"""Adopting an `autograd.Function` class: its samples, its specification, and its handle."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from opsmith import errors
-from opsmith.adopting.operator import AdoptedOperator
 from opsmith.adopting.outputs import outputs_of
-from opsmith.adopting.sampling import ClassSamples, Samples, class_samples
-from opsmith.adopting.signature import Signature, arguments_of, resolved, stated_signature, without_defaults
-from opsmith.core.adopted import KINDS, Adopted, overrides
-from opsmith.core.answers import non_differentiable, not_implemented
-from opsmith.core.attaching import check_attached
-from opsmith.core.calls import Call
-from opsmith.core.gradients import GradientRules, Rule
+from opsmith.adopting.signature import (
+    Signature,
+    arguments_of,
+    forward_signature,
+    resolved,
+    stated_signature,
+    without_defaults,
+)
+from opsmith.core.adopted import KINDS, AdoptedFunction, Outputs, leaves, overrides, side_by_side
+from opsmith.core.call_arguments import CallArguments, check_attached
+from opsmith.core.formula import non_differentiable, not_implemented
+from opsmith.core.gradients import GradientRules, Rule, TangentRule, TangentRules
 from opsmith.core.operator import Operator
-from opsmith.core.outputs import Outputs, leaves, side_by_side
 from opsmith.core.results import Result
-from opsmith.core.samples import Make, Placed
+from opsmith.core.samples import (
+    LocatedSamples,
+    Make,
+    location_of,
+    missing_list_hint,
+    not_a_sample,
+    read_samples,
+)
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
-from opsmith.core.tangents import TangentRule, TangentRules
-from opsmith.declaring import check_name, declare_specified
+from opsmith.declaration import check_name, declare_specified
 from opsmith.torch_library.adopted.fallback import declare_opaque
-from opsmith.torch_library.adopted.formula import gradient_formula, tangent_formula
-from opsmith.torch_library.adopted.forward import as_function, returned_by
+from opsmith.torch_library.adopted.forward import forward_function, returned_by
+from opsmith.torch_library.adopted.gradients import gradient_formula, tangent_formula
+
+
+class AdoptedOperator(Operator[..., Any]):
+    """An operator that stands for a Function class."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Compute the operator."""
+        adopted = self._specification.adopted
+        if adopted is None:
+            return super().__call__(*args, **kwargs)
+        args, kwargs = adopted.completed(args, kwargs)
+        results = super().__call__(*args, **kwargs)
+        return adopted.structured(results if isinstance(results, tuple) else (results,))
+
+    def _from_door(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return AdoptedOperator.__call__(self, *args, **kwargs)
+
+    def _call_mend(self) -> str:
+        call = self._specification.schema.call_text(self._specification.short_name)
+        say = '`adopt(..., signature="(x: Tensor, n: int) -> Tensor")`'
+        return f"call it as {call}; if its types are others, say so: {say}"
+
+    @property
+    def function_class(self) -> type[torch.autograd.Function] | None:
+        """The class; None once the operator was declared anew as another one."""
+        adopted = self._specification.adopted
+        return None if adopted is None else adopted.function_class
+
+
+@dataclass(frozen=True)
+class ClassSamples:
+    """Samples of a class: a list that was read once, or a function that is called for each list.
+
+    Args:
+        function_class: The class.
+        source: The list or the function.
+        operator: What messages call the class.
+        place: Where they were given.
+    """
+
+    function_class: type[torch.autograd.Function]
+    source: Any
+    operator: str
+    place: str
+
+    def values(self, make: Make) -> list[list[Any]]:
+        """The arguments of each sample, as forward takes them.
+
+        Raises:
+            SampleError: If it is no list of samples, or one has more or fewer arguments than forward.
+        """
+        given = read_samples(self.source, make, self.operator, self.place)
+        remark = missing_list_hint(self.source, self._takes)
+        return [self._values(sample, position, remark) for position, sample in enumerate(given)]
+
+    def _values(self, sample: Any, position: int, remark: str) -> list[Any]:
+        if isinstance(sample, CallArguments):
+            try:
+                bound = forward_signature(self.function_class).bind(*sample.args, **sample.kwargs)
+            except TypeError as error:
+                raise self._misfit(f"sample {position} does not fit", remark, got=str(error)) from None
+            bound.apply_defaults()
+            return list(bound.args)
+        if isinstance(sample, torch.Tensor):
+            sample = (sample,)
+        if not isinstance(sample, tuple | list):
+            raise not_a_sample(sample, self.operator, self.place, position, remark)
+        if not self._takes(sample):
+            count = f"{len(sample)} argument{'s' * (len(sample) != 1)}"
+            if (
+                isinstance(sample, list)
+                and len(self._parameters) == 1
+                and self._takes([sample])
+                and not remark
+            ):
+                remark = "one argument that is a list stands in a tuple of one, `([...],)`; or "
+            raise self._misfit(f"sample {position} has {count}", remark)
+        return list(sample)
+
+    def _misfit(self, problem: str, remark: str, got: str | None = None) -> errors.SampleError:
+        names = ", ".join(str(each).partition(":")[0] for each in self._parameters)
+        return errors.SampleError(
+            f"{problem}, and `{self.function_class.__qualname__}.forward` takes {self._count} ({names})",
+            operator=self.operator,
+            got=got,
+            where=self.place,
+            hint=f"{remark}give each sample the arguments that `apply` takes",
+        )
+
+    @property
+    def _parameters(self) -> list[inspect.Parameter]:
+        every = forward_signature(self.function_class).parameters.values()
+        return [each for each in every if each.kind in (*_FIXED, each.VAR_POSITIONAL)]
+
+    @property
+    def _range(self) -> tuple[int, int | None]:
+        """How many arguments forward takes at least, and at most."""
+        fixed = [each for each in self._parameters if each.kind in _FIXED]
+        least = sum(each.default is each.empty for each in fixed)
+        return least, len(fixed) if len(fixed) == len(self._parameters) else None
+
+    @property
+    def _count(self) -> str:
+        least, most = self._range
+        if most is None:
+            return f"{least} or more"
+        return str(most) if least == most else f"{least} to {most}"
+
+    def _takes(self, values: Sequence[Any]) -> bool:
+        least, most = self._range
+        return least <= len(values) and (most is None or len(values) <= most)
+
+
+_FIXED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+Samples = Callable[..., Iterable[Any]] | Iterable[Any] | None
+
+
+def class_samples(
+    samples: Samples | ClassSamples, function_class: type[torch.autograd.Function], operator: str, giver: str
+) -> ClassSamples | None:
+    """What was given for samples, made ready to be read; None where nothing was.
+
+    Args:
+        samples: A list, or a function of `make` or of nothing.
+        function_class: The class.
+        operator: What messages call the class.
+        giver: Name of the function that was given them.
+
+    Raises:
+        SampleError: If it is neither.
+    """
+    if samples is None or isinstance(samples, ClassSamples):
+        return samples
+    place = location_of(samples, f"the samples given to `{giver}`")
+    source = samples if callable(samples) else read_samples(samples, Make(), operator, place)
+    return ClassSamples(function_class, source, operator, place)
+
 
 Runner = Callable[[type[torch.autograd.Function], Sequence[Sequence[Any]]], tuple[int, Any]]
 
@@ -74,7 +223,7 @@ def _describe(
     samples: ClassSamples | None,
     signature: Signature,
     run: Runner,
-) -> Adopted:
+) -> AdoptedFunction:
     """What a class is as an operator: its arguments and results, from all that its author has said."""
     stated = stated_signature(signature, name)
     calls = [] if samples is None else samples.values(Make())
@@ -88,14 +237,14 @@ def _describe(
     schema = Schema(arguments, _results(outputs, optional), single=outputs == 0)
     if reference is not None:
         reference = _as_reference(reference, schema, outputs, variadic, name)
-    return Adopted(name, schema, function_class, outputs, kinds, variadic, reference, defaults)
+    return AdoptedFunction(name, schema, function_class, outputs, kinds, variadic, reference, defaults)
 
 
 def _specification(
-    adopted: Adopted, samples: ClassSamples | None, module: str, *, opaque: bool
+    adopted: AdoptedFunction, samples: ClassSamples | None, module: str, *, opaque: bool
 ) -> Specification:
     function_class = adopted.function_class
-    forward = as_function(adopted)
+    forward = forward_function(adopted)
     if opaque:
         declare_opaque(adopted)
     return Specification(
@@ -115,7 +264,7 @@ def _specification(
     )
 
 
-def _gradients(adopted: Adopted) -> dict[str, Rule]:
+def _gradients(adopted: AdoptedFunction) -> dict[str, Rule]:
     rules: dict[str, Rule] = {}
     if adopted.backward is not None:
         rules = dict.fromkeys(adopted.differentiable, gradient_formula(adopted))
@@ -123,7 +272,7 @@ def _gradients(adopted: Adopted) -> dict[str, Rule]:
     return rules | dict.fromkeys(constants, non_differentiable)
 
 
-def _tangents(adopted: Adopted) -> dict[str, TangentRule]:
+def _tangents(adopted: AdoptedFunction) -> dict[str, TangentRule]:
     results = [result.name for result in adopted.schema.results if result.differentiable]
     if adopted.random:
         why = "its forward draws random numbers, and forward mode would have to run it again and draw others"
@@ -169,13 +318,13 @@ def _as_reference(
     return in_a_row
 
 
-def _packed(samples: ClassSamples, adopted: Adopted) -> Placed:
+def _packed(samples: ClassSamples, adopted: AdoptedFunction) -> LocatedSamples:
     """Samples as calls of the operator, whose last argument takes what `*args` took."""
 
     def packed(make: Make) -> Iterable[Any]:
-        return [Call(tuple(adopted.packed(values))) for values in samples.values(make)]
+        return [CallArguments(tuple(adopted.packed(values))) for values in samples.values(make)]
 
-    return Placed(packed, samples.place)
+    return LocatedSamples(packed, samples.place)
 
 
 def _kinds(kind: str | Iterable[str], operator: str) -> frozenset[str]:

@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
 # The private means themselves, whatever is decided about them.
-from opsmith.torch_library.capabilities.private import front_door as capabilities
-from opsmith.torch_library.capabilities.private.watching import watching
+from opsmith.torch_library.capabilities.private import fast_path as capabilities
+from opsmith.torch_library.capabilities.private.dispatch_mode import observe_operators
 
 X = torch.tensor([2.0, 3.0])
 NOTED: list[Any] = []
@@ -30,23 +30,23 @@ def inside(transform: Any, see: Any) -> None:
     transform(lambda x: (see(x), x.sum())[1])(torch.ones(3, 2))
 
 
-def test_front_door_checks() -> None:
+def test_guard_names() -> None:
     """Each condition fails where it should; what watches torch functions is asked for by the tensors."""
-    names = capabilities.front_door_checks()
+    names = capabilities.guard_names()
 
     def fails() -> list[str]:
-        conditions = (capabilities.watched_source("x"), *capabilities.FRONT_DOOR_CONDITIONS)
+        conditions = (capabilities.torch_function_condition("x"), *capabilities.GUARD_CONDITIONS)
         return [text for text in conditions if not eval(text, {**names, "x": X})]
 
     assert fails() == []
-    with watching(lambda operator, kwargs: None):
+    with observe_operators(lambda operator, kwargs: None):
         assert fails() == ["not _op_dispatch_modes()"]
     with FakeTensorMode():
         assert fails() == ["not _op_dispatch_modes()"]
     make_fx(lambda x: (_note(fails()), x * 2)[1])(X)
     assert "not _op_dispatch_modes()" in NOTED.pop()
     with TorchFunctionMode():
-        assert fails() == [capabilities.watched_source("x")]
+        assert fails() == [capabilities.torch_function_condition("x")]
     with forward_ad.dual_level():
         assert fails() == ["_op_forward_mode._current_level < 0"]
     with torch.profiler.profile():
@@ -57,9 +57,9 @@ def test_front_door_checks() -> None:
     assert fails() == []
 
 
-def test_front_door_conditions() -> None:
-    names = capabilities.front_door_checks()
-    assert all(any(name in text for name in names) for text in capabilities.FRONT_DOOR_CONDITIONS)
+def test_guard_conditions() -> None:
+    names = capabilities.guard_names()
+    assert all(any(name in text for name in names) for text in capabilities.GUARD_CONDITIONS)
 
 
 def test_any_autocast() -> None:
@@ -68,12 +68,12 @@ def test_any_autocast() -> None:
         assert capabilities.any_autocast()
 
 
-def test_watched_source() -> None:
+def test_torch_function_condition() -> None:
     class Watching(Tensor):
         pass
 
-    question = capabilities.watched_source("x, y")
-    names = {**capabilities.front_door_checks(), "y": None}
+    question = capabilities.torch_function_condition("x, y")
+    names = {**capabilities.guard_names(), "y": None}
     assert eval(question, {**names, "x": X})
     assert not eval(question, {**names, "x": X.as_subclass(Watching)})
 
@@ -81,7 +81,7 @@ def test_watched_source() -> None:
 def test_nothing_active() -> None:
     assert capabilities.nothing_active()
     for region in (
-        watching(lambda operator, kwargs: None),
+        observe_operators(lambda operator, kwargs: None),
         TorchFunctionMode(),
         torch.autocast("cpu"),
         forward_ad.dual_level(),
@@ -142,7 +142,7 @@ def test_tensor_guard_tells_what_is_active() -> None:
     check = capabilities.tensor_guard((X, X.clone()))
     other = X.clone()
     for region in (
-        watching(lambda operator, kwargs: None),
+        observe_operators(lambda operator, kwargs: None),
         torch.autocast("cpu"),
         torch.inference_mode(),
     ):

@@ -10,19 +10,18 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from opsmith.core.location import Site
+from opsmith.core.location import CallSite
 from opsmith.core.operator import Operator
 from opsmith.core.schema import REQUIRED, Argument
 from opsmith.modules.declaration import read_plan
-from opsmith.modules.lazy import lazy_twin
-from opsmith.modules.operator_module import OperatorModule
+from opsmith.modules.operator_module import OperatorModule, lazy_twin
 from opsmith.modules.plan import ModulePlan
 
 R = TypeVar("R")
 
 
-def module_of(
-    operator: Operator[..., R], *, site: Site, doc: str | None = None, **words: Any
+def module_class(
+    operator: Operator[..., R], *, site: CallSite, doc: str | None = None, **words: Any
 ) -> type[OperatorModule[R]]:
     """What `op.module(...)` makes.
 

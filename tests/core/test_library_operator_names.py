@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-capabilities: Any = import_module("opsmith.torch_library.capabilities.private.registered")
+capabilities: Any = import_module("opsmith.torch_library.capabilities.private.library_operators")
 COUNT = iter(range(100))
 
 

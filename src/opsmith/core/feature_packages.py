@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch import Tensor
 
-from opsmith.core.location import site_of
+from opsmith.core.location import call_site
 
 if TYPE_CHECKING:
     from opsmith.modules import OperatorModule  # the type that editors see; at run time the hook brings it
@@ -24,17 +24,17 @@ Shapes = Mapping[str, Sequence[int | str]] | Iterable[str]
 _faces: dict[str, Callable[[], Callable[..., Any]]] = {}
 
 
-def connect_face(method: str, load: Callable[[], Callable[..., Any]]) -> None:
+def connect_feature(method: str, load: Callable[[], Callable[..., Any]]) -> None:
     """Say what answers a method: `load` imports the face, and returns its function."""
     _faces[method] = load
 
 
-def face(method: str) -> Callable[..., Any]:
+def feature_function(method: str) -> Callable[..., Any]:
     """What answers a method, imported now if it has not been."""
     return _faces[method]()
 
 
-class FaceMethods(Generic[R]):
+class FeatureMethods(Generic[R]):
     """The methods of a handle that make something else of the operator."""
 
     def module(
@@ -75,9 +75,9 @@ class FaceMethods(Generic[R]):
             Scaled(features=3)
         """
         frame = inspect.currentframe()
-        generated: type[OperatorModule[R]] = face("module")(
+        generated: type[OperatorModule[R]] = feature_function("module")(
             self,
-            site=site_of(None if frame is None else frame.f_back),
+            site=call_site(None if frame is None else frame.f_back),
             sizes=sizes,
             parameters=parameters,
             buffers=buffers,

@@ -1,20 +1,165 @@
-"""The kinds of argument an operator can take: values, lists of them, and what stands for several."""
+"""Types of arguments: values, lists of them, and structures of several values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, Flag
 from typing import Any
 
 import torch
 
 from opsmith import errors
-from opsmith.core.bases import FLOAT, INT, NUMBERED, TENSOR, Base, is_int
 from opsmith.core.location import where
+from opsmith.core.lowering import UnknownObject, holds_tensor, object_of, token_of
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueType:
+    """One value, without optional or list around it.
+
+    Args:
+        annotation: As its author would annotate it.
+        schema: Its type in torch's schema language.
+        accepts: Whether a value is one.
+        lower: Makes of a value what torch's dispatcher carries; None where it carries the value itself.
+        lift: Makes of that the value again; leaves what it cannot read, which is then not accepted.
+        members: The values that there are, where they can be counted.
+        exact: The type of every value, where that alone says that it is one.
+        hint: What to do about a value that is none.
+        held: Whether what the dispatcher hands over may be no value, although the schema allows it.
+    """
+
+    annotation: str
+    schema: str
+    accepts: Callable[[Any], bool]
+    lower: Callable[[Any], Any] | None = None
+    lift: Callable[[Any], Any] | None = None
+    members: tuple[str, ...] = ()
+    exact: type | None = None
+    hint: str = ""
+    held: bool = False
+
+    def default_text(self, value: Any) -> str:
+        """A default value in the schema language."""
+        if isinstance(value, Enum):
+            return f'"{value.name}"'
+        if self.schema == "complex":
+            # Only imaginary numbers can be written; for others this is no schema, and declaring says so.
+            return f"{value.imag!r}j" if value.real == 0 else repr(complex(value))
+        if isinstance(value, str | torch.device):
+            escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+            return f'"{escaped}"'
+        if isinstance(value, bool | int | float):
+            return repr(value)
+        return str(value).removeprefix("torch.")  # dtype, layout, memory format
+
+
+def is_int(value: Any) -> bool:
+    """Whether it is a whole number, or stands for one."""
+    return isinstance(value, int | torch.SymInt)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, int | float | torch.SymInt | torch.SymFloat)
+
+
+TENSOR = ValueType("Tensor", "Tensor", lambda value: isinstance(value, torch.Tensor))
+INT = ValueType("int", "SymInt", is_int)
+FLOAT = ValueType("float", "float", _is_float)
+BOOL = ValueType("bool", "bool", lambda value: isinstance(value, bool | torch.SymBool))
+STR = ValueType("str", "str", lambda value: isinstance(value, str))
+COMPLEX = ValueType("complex", "complex", lambda value: isinstance(value, int | float | complex))
+NUMBER = ValueType("int | float", "Scalar", _is_float, held=True)
+
+
+def _numbered(names: str) -> tuple[Any, ...]:
+    return tuple(getattr(torch, name, None) for name in names.split())
+
+
+NUMBERED: dict[str, tuple[Any, ...]] = {
+    "ScalarType": _numbered(
+        "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 "
+        "quint8 qint32 bfloat16 quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 float8_e5m2 "
+        "float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz uint16 uint32 uint64 uint1 uint2 uint3 uint4 uint5 "
+        "uint6 uint7 int1 int2 int3 int4 int5 int6 int7 float8_e8m0fnu float4_e2m1fn_x2"
+    ),
+    "Layout": _numbered("strided sparse_coo sparse_csr _mkldnn sparse_csc sparse_bsr sparse_bsc jagged"),
+    "MemoryFormat": _numbered("contiguous_format preserve_format channels_last channels_last_3d"),
+}
+"""What torch counts, by type in the schema: in lists of these, torch 2.11 hands over numbers."""
+
+VALUE_TYPES: dict[Any, ValueType] = {
+    torch.Tensor: TENSOR,
+    bool: BOOL,
+    int: INT,
+    float: FLOAT,
+    str: STR,
+    complex: COMPLEX,
+    torch.dtype: ValueType("torch.dtype", "ScalarType", lambda value: isinstance(value, torch.dtype)),
+    torch.device: ValueType("torch.device", "Device", lambda value: isinstance(value, torch.device | str)),
+    torch.layout: ValueType("torch.layout", "Layout", lambda value: isinstance(value, torch.layout)),
+    torch.memory_format: ValueType(
+        "torch.memory_format", "MemoryFormat", lambda value: isinstance(value, torch.memory_format)
+    ),
+    torch.Generator: ValueType(
+        "torch.Generator", "Generator", lambda value: isinstance(value, torch.Generator)
+    ),
+}
+
+
+def enum_base(members: type[Enum]) -> ValueType | None:
+    """The base for an enum, by the names of its members; None for flags, whose sums have no name."""
+    if issubclass(members, Flag):
+        return None
+
+    def lower(value: Any) -> str:
+        if not isinstance(value, members):
+            raise TypeError(members)
+        return value.name
+
+    def lift(value: Any) -> Any:
+        return members.__members__.get(value, value) if type(value) is str else value
+
+    return ValueType(
+        members.__name__,
+        "str",
+        lambda value: isinstance(value, members),
+        lower,
+        lift,
+        tuple(members.__members__),
+        members if len(members) else None,
+    )
+
+
+def literal_base(values: tuple[Any, ...]) -> ValueType | None:
+    """The base for `Literal[...]` of strings or of whole numbers; None for others."""
+    types = {type(value) for value in values}
+    if types not in ({str}, {int}):
+        return None
+
+    def accepts(value: Any) -> bool:
+        return type(value) in types and value in values
+
+    return ValueType(
+        f"Literal[{', '.join(map(repr, values))}]", "str" if types == {str} else "int", accepts, held=True
+    )
+
+
+OBJECT = ValueType(
+    "object",
+    "int",
+    lambda value: not isinstance(value, UnknownObject) and not holds_tensor(value),
+    token_of,
+    object_of,
+    hint="take tensors as arguments of their own; a number stands for an object of the process that made it: "
+    "call the operator by its handle",
+)
+"""Any object at all, by a number that stands for it: a callable, a module, a dict, a nested tuple."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentType:
     """The type of one argument, as its author wrote it.
 
     Args:
@@ -28,7 +173,7 @@ class Kind:
         structure: The values that it is taken apart into, where torch carries them one by one.
     """
 
-    base: Base
+    base: ValueType
     optional: bool = False
     sequence: bool = False
     length: int | None = None
@@ -141,7 +286,7 @@ class Kind:
         """The value again; inverse of `lower`, takes as many items."""
         return self.restore(next(values)) if self.structure is None else self.structure.lift(values)
 
-    def leaves(self, name: str) -> list[tuple[str, Kind]]:
+    def leaves(self, name: str) -> list[tuple[str, ArgumentType]]:
         """Name and kind of each argument in the schema that stands for one of this name."""
         if self.structure is None:
             return [(name, self)]
@@ -159,7 +304,7 @@ class Structure:
     """
 
     type: type[Any]
-    parts: dict[str, Kind]
+    parts: dict[str, ArgumentType]
     by_position: bool
 
     def take_apart(self, value: Any) -> Sequence[Any]:
@@ -177,7 +322,7 @@ class Structure:
         """Whether a value is of this structure, and its parts of their kinds."""
         return self.fault(value) is None
 
-    def fault(self, value: Any) -> tuple[str, Kind, Any] | None:
+    def fault(self, value: Any) -> tuple[str, ArgumentType, Any] | None:
         """The first part that is of another kind: behind its argument's name, its kind, what it is."""
         try:
             parts = self.take_apart(value)
@@ -193,8 +338,8 @@ class Structure:
                 return behind, kind, part
         return None
 
-    def _whole(self) -> Kind:
-        return Kind(Base(self.annotation(), "", lambda value: False), structure=self)
+    def _whole(self) -> ArgumentType:
+        return ArgumentType(ValueType(self.annotation(), "", lambda value: False), structure=self)
 
     def annotation(self) -> str:
         """The type as its author would annotate it."""

@@ -11,14 +11,23 @@ from typing import Any
 
 from opsmith import errors
 from opsmith.core.annotations import shown_annotation
-from opsmith.core.bases import BASES, COMPLEX, FLOAT, INT, NUMBER, NUMBERED, STR, Base
-from opsmith.core.kinds import Kind
+from opsmith.core.argument_types import (
+    COMPLEX,
+    FLOAT,
+    INT,
+    NUMBER,
+    NUMBERED,
+    STR,
+    VALUE_TYPES,
+    ArgumentType,
+    ValueType,
+)
 from opsmith.core.location import where
 from opsmith.core.results import Result, result_names
 from opsmith.core.schema import REQUIRED, Argument, Schema, schema_of
 from opsmith.torch_library import capabilities
 
-_TYPES = {**{base.schema: base for base in BASES.values()}, "int": INT, "number": NUMBER}
+_TYPES = {**{base.schema: base for base in VALUE_TYPES.values()}, "int": INT, "number": NUMBER}
 """Kinds by the name that torch's compiler has for a type."""
 _ALSO = {NUMBER: (FLOAT, COMPLEX), FLOAT: (NUMBER,)}
 """What a reference may take where the operator takes this."""
@@ -26,7 +35,7 @@ _RESULT_WORDS = ("result", "out", "output", "answer", "value")
 """Names for results without one, the first that says something else than every argument."""
 
 
-def matched(signature: capabilities.Signature, reference: Callable[..., Any]) -> Schema:
+def matched(signature: capabilities.OperatorSchema, reference: Callable[..., Any]) -> Schema:
     """The schema of an operator, in opsmith's terms: its own names and defaults, the reference's containers.
 
     Args:
@@ -60,7 +69,7 @@ def matched(signature: capabilities.Signature, reference: Callable[..., Any]) ->
     return Schema(arguments, tuple(map(Result, names)), theirs.single)
 
 
-def described(signature: capabilities.Signature) -> Schema:
+def described(signature: capabilities.OperatorSchema) -> Schema:
     """The schema of an operator, in opsmith's terms, where there is no reference beside it.
 
     Args:
@@ -79,7 +88,7 @@ def described(signature: capabilities.Signature) -> Schema:
     return Schema(tuple(arguments), tuple(map(Result, names)), len(names) == 1)
 
 
-def _refuse_results(signature: capabilities.Signature) -> None:
+def _refuse_results(signature: capabilities.OperatorSchema) -> None:
     if any(kind != "Tensor" for _, kind in signature.results) or not signature.results:
         raise errors.UnsupportedTypeError(
             "an operator returns a tensor, or a fixed number of them",
@@ -99,7 +108,7 @@ class _Mismatch:
         reference: The reference.
     """
 
-    signature: capabilities.Signature
+    signature: capabilities.OperatorSchema
     reference: Callable[..., Any]
 
     def error(self, problem: str, hint: str, argument: str | None = None) -> errors.SignatureMismatchError:
@@ -135,7 +144,7 @@ def _written(reference: Callable[..., Any]) -> str:
     return str(signature.replace(parameters=parameters, return_annotation=returned))
 
 
-def _argument(declared: capabilities.Declared, other: Argument, mismatch: _Mismatch) -> Argument:
+def _argument(declared: capabilities.ArgumentSchema, other: Argument, mismatch: _Mismatch) -> Argument:
     """An argument with the operator's name and default, in the container that the reference takes."""
     kind = _kind(declared, mismatch.signature)
     if not _fits(kind, other.kind):
@@ -161,7 +170,7 @@ def _argument(declared: capabilities.Declared, other: Argument, mismatch: _Misma
     return Argument(declared.name, kind, default, declared.keyword_only)
 
 
-def _kind(declared: capabilities.Declared, signature: capabilities.Signature) -> Kind:
+def _kind(declared: capabilities.ArgumentSchema, signature: capabilities.OperatorSchema) -> ArgumentType:
     found = re.fullmatch(r"(Optional\[)?(List\[)?(Optional\[)?(\w+)\]*", declared.type)
     if found is None or found[4] not in _TYPES:
         raise errors.UnsupportedTypeError(
@@ -172,7 +181,7 @@ def _kind(declared: capabilities.Declared, signature: capabilities.Signature) ->
             hint="it takes tensors, numbers, strings, dtypes, devices, layouts, generators and lists of them",
         )
     base, sequence = _TYPES[found[4]], found[2] is not None
-    return Kind(
+    return ArgumentType(
         base,
         optional=found[1] is not None,
         sequence=sequence,
@@ -182,7 +191,7 @@ def _kind(declared: capabilities.Declared, signature: capabilities.Signature) ->
     )
 
 
-def _fits(kind: Kind, other: Kind) -> bool:
+def _fits(kind: ArgumentType, other: ArgumentType) -> bool:
     """Whether a reference that takes one kind can be given what an operator takes."""
     return (
         other.structure is None
@@ -198,13 +207,13 @@ def _fits(kind: Kind, other: Kind) -> bool:
     )
 
 
-def _is_literal_of(base: Base, other: Base) -> bool:
+def _is_literal_of(base: ValueType, other: ValueType) -> bool:
     """Whether a reference takes some of the strings or whole numbers that an operator takes."""
     plain = {STR: "str", INT: "int"}.get(base)
     return other.held and other.lower is None and other.schema == plain
 
 
-def _default(kind: Kind, value: Any) -> Any:
+def _default(kind: ArgumentType, value: Any) -> Any:
     """A default of torch's as a call would give it: dtypes, layouts and memory formats are numbered there."""
     numbered = NUMBERED.get(kind.base.schema)
     if numbered is None or value is None:

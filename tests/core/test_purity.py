@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, tanh
 
 from opsmith.ops import exp
-from opsmith.torch_library import unwritten
-from opsmith.torch_library.capabilities.private import front_door
-from opsmith.torch_library.unwritten import always_new, never_writes
+from opsmith.torch_library.capabilities.private import fast_path
+from opsmith.torch_library.fast_path import purity
+from opsmith.torch_library.fast_path.purity import always_new, never_writes
 
 TABLE = [torch.ones(1)]
 
@@ -22,7 +22,7 @@ TABLE = [torch.ones(1)]
 @pytest.fixture(autouse=True)
 def _private_means(monkeypatch: pytest.MonkeyPatch) -> None:
     """The means themselves, whatever is decided about them: without them nobody looks at code."""
-    monkeypatch.setattr(unwritten, "capabilities", front_door)
+    monkeypatch.setattr(purity, "capabilities", fast_path)
 
 
 def helper(x: Tensor) -> Tensor:

@@ -1,0 +1,70 @@
+"""Tensors in nested values: found with their names, replaced, tiled to other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def subscript(name: str, key: Any) -> str:
+    """The name of an item as Python writes it; an item of an unnamed value has no name."""
+    return f"{name}[{key!r}]" if name else ""
+
+
+def named_tensors(
+    value: Any, name: str = "", label: Callable[[str, Any], str] = subscript
+) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in nested tuples, lists and mappings, with its name.
+
+    Args:
+        value: A tensor, a container, or any other value, which holds none.
+        name: The name of the value.
+        label: The name of an item, from the name of its container and its key or position.
+
+    Example:
+        >>> [name for name, _ in named_tensors([torch.ones(1), {"a": torch.ones(1), "n": 2}], "y")]
+        ['y[0]', "y[1]['a']"]
+    """
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from named_tensors(each, label(name, key), label)
+    elif isinstance(value, list | tuple):
+        for position, each in enumerate(value):
+            yield from named_tensors(each, label(name, position), label)
+
+
+def nested_tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor in nested tuples, lists and mappings."""
+    return (tensor for _, tensor in named_tensors(value))
+
+
+def replace_tensors(value: Any, tensors: Iterator[Any]) -> Any:
+    """The value with its tensors replaced, in the order of `named_tensors`."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if isinstance(value, Mapping):
+        items = {key: replace_tensors(each, tensors) for key, each in value.items()}
+        return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
+    if isinstance(value, list | tuple):
+        items_ = [replace_tensors(each, tensors) for each in value]
+        return type(value)(*items_) if hasattr(value, "_fields") else type(value)(items_)
+    return value
+
+
+def tiled(tensor: Tensor, sizes: Mapping[int, int]) -> Tensor:
+    """The tensor at other sizes along some axes: its entries repeated from the first, or fewer of them.
+
+    Example:
+        >>> tiled(torch.tensor([1, 2, 3]), {0: 5})
+        tensor([1, 2, 3, 1, 2])
+    """
+    for axis, size in sizes.items():
+        if tensor.shape[axis] != size:
+            index = torch.arange(size, device=tensor.device) % tensor.shape[axis]
+            tensor = tensor.index_select(axis, index)
+    return tensor

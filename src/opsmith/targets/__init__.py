@@ -1,0 +1,8 @@
+"""Targets of the command line: from `FILE_OR_MODULE[:NAME]` to operators and Function classes."""
+
+from __future__ import annotations
+
+from opsmith.targets.definitions import classes_of
+from opsmith.targets.target import Target
+
+__all__ = ["Target", "classes_of"]
