@@ -168,7 +168,7 @@ alone""",
         network,
         {},
         errors.UsageError,
-        """`inputs` are no call of the module: missing a required argument: 'x'
+        """`inputs` do not fit the module: missing a required argument: 'x'
   argument: inputs
   expected: what `forward(x: 'Tensor') -> 'dict[str, Tensor]'` takes
   got: nothing
@@ -186,7 +186,7 @@ alone""",
         lambda: plain,
         {"inputs": (1, 2)},
         errors.UsageError,
-        """drawn::plain: `inputs` are no call of the operator: it takes 1 positional argument and 2 were given
+        """drawn::plain: `inputs` do not fit the operator: it takes 1 positional argument and 2 were given
   argument: inputs
   hint: give `inputs=` what plain(Tensor x) -> Tensor takes""",
     ),
@@ -204,7 +204,7 @@ alone""",
         lambda: leaf() * 2,
         {"depth": -1},
         errors.UsageError,
-        """`depth` is no number of levels
+        """`depth` must be a number of levels
   argument: depth
   expected: 0 or more, or None
   got: -1
@@ -269,10 +269,12 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_a_folder_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.svg"
-    monkeypatch.setattr("opsmith.drawing.request.os.access", lambda *_: False)  # root may write anywhere
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
     with pytest.raises(errors.UsageError) as caught:
         opsmith.draw(leaf() * 2, path)
-    assert str(caught.value) == UNWRITABLE.format(path=path, got="it is read-only", hint="name another file")
+    assert str(caught.value) == UNWRITABLE.format(
+        path=path, got=f"the folder `{tmp_path}` is read-only", hint="name another file"
+    )
 
 
 def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from opsmith import errors
 from opsmith.drawing import Graph, Options, encoded, figure, to_dot, to_page, trace
 from opsmith.drawing.captions import WORDS
 from opsmith.drawing.dot import STYLES
-from opsmith.drawing.graph import Edge, Node, shown_bytes
-from opsmith.drawing.references import FEW, MANY, with_references
+from opsmith.drawing.graph import Edge, Node, format_bytes
+from opsmith.drawing.grouping import FEW, MANY, with_references
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = '</script><script>alert("&")</script>\x00\u2028 ${title} \\N'
@@ -178,7 +178,7 @@ def test_a_layout_that_takes_too_long_is_done_in_haste_and_told(
 ) -> None:
     import subprocess
 
-    from opsmith.drawing import layout
+    from opsmith.drawing import graphviz
 
     run, calls = subprocess.run, []
 
@@ -188,7 +188,7 @@ def test_a_layout_that_takes_too_long_is_done_in_haste_and_told(
             raise subprocess.TimeoutExpired(command, options["timeout"])
         return run(command, **options)
 
-    monkeypatch.setattr(layout.subprocess, "run", slow_at_first)
+    monkeypatch.setattr(graphviz.subprocess, "run", slow_at_first)
     y, _ = row_e1()
     with pytest.warns(
         UserWarning, match="laid out in haste, with straight lines, since Graphviz took too long"
@@ -204,10 +204,10 @@ def test_what_never_ends_is_ended() -> None:
 
 
 def test_graphviz_s_own_words_are_in_the_error() -> None:
-    from opsmith.drawing.layout import rendered
+    from opsmith.drawing.graphviz import render
 
     with pytest.raises(errors.DrawingError) as caught:
-        rendered("digraph { a -> ", "svg")
+        render("digraph { a -> ", "svg")
     assert caught.value.problem == "Graphviz failed"
     assert caught.value.got == "it cannot read the graph: Invalid Input"
 
@@ -283,7 +283,7 @@ def test_names_that_are_no_text_do_not_stop_a_picture(form: str) -> None:
 
 
 def test_bytes_are_shown_as_people_read_them() -> None:
-    found = [shown_bytes(count) for count in (0, 999, 1000, 999_499, 999_500, 2_500_000, 7 * 10**9, 10**15)]
+    found = [format_bytes(count) for count in (0, 999, 1000, 999_499, 999_500, 2_500_000, 7 * 10**9, 10**15)]
     assert found == ["0 B", "999 B", "1 kB", "999 kB", "1 MB", "2.5 MB", "7 GB", "1e+03 TB"]
 
 

@@ -9,8 +9,8 @@ import torch
 from drawn import network
 
 from opsmith.drawing import Graph, Options, fitting, folded, trace
-from opsmith.drawing.folding import closed_at, depths, fitting_depth, sectioned
 from opsmith.drawing.graph import Edge, Group, Node, numbered
+from opsmith.drawing.grouping import closed_at, depths, fitting_depth, sectioned
 
 
 @pytest.fixture(scope="module")

@@ -420,13 +420,14 @@ def test_a_compiled_module_is_drawn_as_it_was_written() -> None:
 
 
 def test_packages_whose_names_begin_with_torch_are_not_torch() -> None:
-    from opsmith.drawing.places import site_of_traceback
+    from opsmith.core.source_lines import short_path, user_line_of_traceback
 
     torch_folder, ours = Path(torch.__file__).parent, Path(opsmith.__file__).parent
     vision = torch_folder.with_name("torchvision") / "models" / "resnet.py"
     entries = [f'  File "{place}", line 3, in call' for place in (vision, torch_folder / "nn" / "a.py")]
-    assert site_of_traceback(entries)[0] == "torchvision/models/resnet.py:3"
+    file, line = user_line_of_traceback("\n".join(entries)) or ("", 0)
+    assert (short_path(file), line) == ("torchvision/models/resnet.py", 3)
     beside = ours.with_name("opsmith_models") / "net.py"
     entries = [f'  File "{place}", line 7, in call' for place in (beside, ours / "core" / "a.py")]
-    assert site_of_traceback(entries)[0].endswith("opsmith_models/net.py:7")
-    assert site_of_traceback(entries[1:]) == ("", "")
+    assert user_line_of_traceback("\n".join(entries)) == (str(beside), 7)
+    assert user_line_of_traceback(entries[1]) is None

@@ -14,7 +14,8 @@ from onnx_files import Made, attributes, exported, off
 from torch import Tensor
 
 import opsmith
-from opsmith.exporting.tensors import leaves
+from opsmith.core.tensors import named_tensors
+from opsmith.exporting.model import item_name
 
 Exported = Callable[..., Made]
 torch.manual_seed(0)
@@ -115,7 +116,7 @@ TOLERANCES = {"float16": 2e-2, "float64": 1e-14, "numbers_in_float64": 1e-14}
 def compared(forms: Made) -> dict[str, tuple[Any, ...]]:
     """Of each output, PyTorch's, ONNX Runtime's and ONNX's evaluator's, at another size."""
     x = torch.randn(7, 6)
-    want = dict(leaves(AllForms().eval()(x, W, B), ""))
+    want = dict(named_tensors(AllForms().eval()(x, W, B), "", item_name))
     got, evaluated = forms.named(forms.in_runtime(x, W, B)), forms.named(forms.in_evaluator(x, W, B))
     return {name: (want[name], got[name], evaluated[name]) for name in want}
 
@@ -123,7 +124,7 @@ def compared(forms: Made) -> dict[str, tuple[Any, ...]]:
 @pytest.mark.parametrize("form", FORMS)
 def test_results_at_another_size(compared: dict[str, tuple[Any, ...]], form: str) -> None:
     names = [name for name in compared if name == form or name.rpartition("_")[0] == form]
-    assert len(names) == len(list(leaves(FORMS[form](X, W, B), "")))
+    assert len(names) == len(list(named_tensors(FORMS[form](X, W, B))))
     for name in names:
         want, *others = compared[name]
         for got in others:
@@ -142,7 +143,7 @@ def test_inlined_forms(in_place: Made, forms: Made) -> None:
     assert {each.domain for each in in_place.model.opset_import} == {""}
     assert in_place.export.nodes == forms.export.nodes
     x = torch.randn(7, 6)
-    want = dict(leaves(AllForms().eval()(x, W, B), ""))
+    want = dict(named_tensors(AllForms().eval()(x, W, B), "", item_name))
     got = in_place.named(in_place.in_runtime(x, W, B))
     for name in want:
         tolerance = next((TOLERANCES[form] for form in TOLERANCES if name.startswith(form)), 1e-6)

@@ -76,7 +76,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
         {"verify": "yes"},
         errors.UsageError,
         """
-        `verify` has a value that means nothing
+        `verify` must be True or False
           argument: verify
           expected: True or False
           got: 'yes'
@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
         {},
         errors.UsageError,
         """
-        `args` are no call of the model: too many positional arguments
+        `args` do not fit the model: too many positional arguments
           argument: args
           expected: what `forward(input: torch.Tensor) -> torch.Tensor` takes
           hint: give `args=` a tuple of what it takes by position, and `kwargs=` a dict of the rest
@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
         {},
         errors.UsageError,
         """
-        `args` are no arguments of a call
+        `args` must be a tensor or a tuple
           argument: args
           expected: a tensor, or a tuple of what the model takes by position
           got: dict
@@ -123,7 +123,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
         {"kwargs": [X]},
         errors.UsageError,
         """
-        `kwargs` are no arguments of a call
+        `kwargs` must be a dict
           argument: kwargs
           expected: a dict of what the model takes by name
           got: list

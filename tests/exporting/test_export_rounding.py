@@ -15,8 +15,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.errors import ExportMismatchError
-from opsmith.exporting.rounding import rounding
-from opsmith.exporting.tolerance import in_coarser, tolerance
+from opsmith.exporting.tolerance import in_coarser, rounding, tolerance
 
 TEXT = """
 <ir_version: 10, opset_import: ["" : 20, "d" : 1]>

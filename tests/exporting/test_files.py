@@ -15,13 +15,13 @@ from onnx_operators import Calls
 import opsmith
 import opsmith.onnx
 from opsmith import errors
-from opsmith.exporting import files
+from opsmith.exporting import model_file
 
 
 def test_tensors_beyond_the_limit_are_beside_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "LIMIT", 4096)
+    monkeypatch.setattr(model_file, "LIMIT", 4096)
     model, x = opsmith.ops.Linear(64, 64).eval(), torch.randn(3, 64)
     opsmith.export_onnx(model, x, tmp_path / "model.onnx")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
@@ -38,7 +38,7 @@ def test_tensors_beyond_the_limit_are_beside_the_file(
 def test_beyond_the_limit_the_first_node_that_differs_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "LIMIT", 64)
+    monkeypatch.setattr(model_file, "LIMIT", 64)
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), Calls(of.off), torch.nn.Linear(6, 2)).eval()
     with pytest.raises(errors.ExportMismatchError) as caught:
         opsmith.export_onnx(model, torch.linspace(-1, 1, 24).reshape(4, 6), tmp_path / "model.onnx")
@@ -51,14 +51,14 @@ def test_a_constant_of_a_body_counts(tmp_path: Path) -> None:
     opsmith.export_onnx(of.constant, torch.ones(2, 3), tmp_path / "model.onnx", verify=False)
     model = onnx_ir.load(tmp_path / "model.onnx")
     assert not model.graph.initializers
-    assert sum(each.nbytes for each in files.tensors_in(model)) >= 12
+    assert sum(each.nbytes for each in model_file.tensors_in(model)) >= 12
 
 
 def test_a_file_that_onnx_refuses_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise onnx.checker.ValidationError("Field 'type' is missing")
 
-    monkeypatch.setattr(files.onnx.checker, "check_model", refuse)
+    monkeypatch.setattr(model_file.onnx.checker, "check_model", refuse)
     with pytest.raises(errors.ExportError) as caught:
         opsmith.export_onnx(opsmith.ops.exp, torch.ones(2), tmp_path / "model.onnx")
     assert str(caught.value) == (
@@ -72,7 +72,7 @@ def test_a_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.onnx_ir, "save", full)
+    monkeypatch.setattr(model_file.onnx_ir, "save", full)
     with pytest.raises(errors.UsageError) as caught:
         opsmith.export_onnx(opsmith.ops.exp, torch.ones(2), tmp_path / "model.onnx")
     assert caught.value.got == "No space left on device"

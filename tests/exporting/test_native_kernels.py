@@ -24,7 +24,7 @@ from torch import Tensor
 import opsmith
 import opsmith.onnx
 from opsmith.exporting import Export
-from opsmith.exporting.attributes import attribute, bits
+from opsmith.exporting.translation import attribute, bits
 from opsmith.ops.rednet import rednet
 
 Native = Callable[..., Export]

@@ -18,9 +18,9 @@ import opsmith
 import opsmith.onnx
 from opsmith import errors
 from opsmith.build import toolchain
-from opsmith.build.ort import packaging
 from opsmith.exporting.library import refuse_unused
-from opsmith.kernels.cpp import CppKernel
+from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.ort import library as packaging
 
 X = torch.arange(4.0)
 Fails = Callable[..., str]
@@ -66,7 +66,7 @@ def test_an_inlined_file_has_no_nodes_for_it(fails: Fails) -> None:
             "there is no folder `{folder}/missing`",
             "make the folder first",
         ),
-        ("model.onnx", "{folder}/model.onnx", "the file that is exported goes there", "name another one"),
+        ("model.onnx", "{folder}/model.onnx", "the exported model goes there", "name another file"),
         (3, "3", "int", "give the name of a file, `ops.so`"),
     ],
     ids=["folder", "missing", "same", "number"],

@@ -92,7 +92,7 @@ def test_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert str(caught.value) == (
         f"no file can be written to `{tmp_path / 'model.onnx'}`\n  argument: path\n"
         "  expected: a file in a folder that is there, and can be written to\n"
-        "  got: the folder is read-only\n  hint: name another one"
+        f"  got: the folder `{tmp_path}` is read-only\n  hint: name another file"
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 import opsmith
 from opsmith.pages.aspects import aspects_of
-from opsmith.pages.sources import codes_of, source_of
+from opsmith.pages.declaration import codes_of, source_of
 
 NAMES = {"result", "second order", "forward mode", "vmap", "shapes and dtypes", "autocast", "torch.compile"}
 NAMES |= {"ONNX", "count of operations", "samples"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import numpy
 import pytest
@@ -11,11 +12,11 @@ from html_reader import Reader
 
 import opsmith
 from opsmith import ops
-from opsmith.build.cuda.nvrtc import find_nvrtc
-from opsmith.pages.content import Absent
-from opsmith.pages.exports import exports_of
+from opsmith.exporting.export import Body
+from opsmith.kernels.cuda.nvrtc import find_nvrtc
+from opsmith.pages.content import AbsentSection, PageOptions, collect_content
+from opsmith.pages.first_sample import BODIES, exports_of
 from opsmith.pages.kernels import kernels_of
-from opsmith.pages.looking import Wanted, look_at
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated")]
 
@@ -24,13 +25,17 @@ EVERY = (ops.exp, ops.mul, ops.add, ops.linear, ops.involution)
 
 @pytest.mark.parametrize("operator", EVERY, ids=lambda each: each.name)
 def test_nothing_is_absent_that_there_is(operator: opsmith.Operator[..., object]) -> None:
-    content = look_at(operator, Wanted(None, True, "quick", 0, ("sm_90",)), lambda what: None)
-    absent = {name for name, value in vars(content).items() if isinstance(value, Absent)}
+    content = collect_content(operator, PageOptions(None, True, "quick", 0, ("sm_90",)), lambda what: None)
+    absent = {name for name, value in vars(content).items() if isinstance(value, AbsentSection)}
     assert absent == ({"kernels"} if not operator.specification.kernels else set())
-    assert not isinstance(content.report, Absent)
+    assert not isinstance(content.report, AbsentSection)
     assert content.report.passed
-    assert not isinstance(content.exports, Absent)
+    assert not isinstance(content.exports, AbsentSection)
     assert [each.refused for each in content.exports] == ["", "", ""]
+
+
+def test_every_kind_of_body_is_exported() -> None:
+    assert set(BODIES) == {*get_args(Body)}
 
 
 def test_an_export_is_compared_with_pytorch() -> None:

@@ -18,10 +18,10 @@ from html_reader import Reader
 import opsmith
 from opsmith import errors
 from opsmith.benchmarking import Benchmark
-from opsmith.benchmarking.result import Case, Ceiling, Contender, Timing, Work
+from opsmith.benchmarking.result import BenchmarkCase, Ceiling, Contender, Timing, Work
 from opsmith.checking import Outcome, Report
-from opsmith.pages import looking
-from opsmith.pages.content import Absent
+from opsmith.pages import content
+from opsmith.pages.content import AbsentSection
 
 pytestmark = pytest.mark.usefixtures("no_exports")
 
@@ -35,7 +35,7 @@ def measured(name: str) -> Benchmark:
         Timing(each, "forward", 1, (seconds, seconds))
         for each, seconds in zip(names, (1e-4, 4e-4), strict=True)
     )
-    case = Case(
+    case = BenchmarkCase(
         "B=64",
         {"B": 64},
         ("x [64, 3]",),
@@ -262,16 +262,16 @@ def test_without_the_packages_of_onnx_its_section_names_them(
     def missing(operator: Any) -> Any:
         raise errors.MissingExtraError("an export needs the package `onnx`", hint="pip install '.[onnx]'")
 
-    monkeypatch.setattr(looking, "exports_of", missing)
+    monkeypatch.setattr(content, "exports_of", missing)
     words = Reader(section(written(tmp_path, paged.plain), "onnx")).text
     assert "an export needs the package onnx hint: pip install '.[onnx]'" in words
 
 
 def test_without_jinja2_nothing_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("opsmith.pages.rendering", "opsmith.checking.output.html"):
+    for module in ("opsmith.pages.html", "opsmith.checking.output.html"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.setattr("opsmith.pages.paging.look_at", None)
+    monkeypatch.setattr("opsmith.pages.writer.collect_content", None)
     with pytest.raises(errors.MissingExtraError, match=r"a page needs the package `jinja2`"):
         opsmith.page(paged.plain, tmp_path / "page.html")
 
@@ -293,10 +293,10 @@ def test_what_is_looked_at_is_told(tmp_path: Path) -> None:
 
 
 def test_a_mistake_of_the_sections_is_not_hidden_from_tests(tmp_path: Path) -> None:
-    looked = looking.look_at(
+    looked = content.collect_content(
         paged.affine,
-        looking.Wanted(paged.passed(paged.affine), measured("paged::affine"), "quick", 0, ()),
+        content.PageOptions(paged.passed(paged.affine), measured("paged::affine"), "quick", 0, ()),
         lambda what: None,
     )
-    absent = [name for name, value in vars(looked).items() if isinstance(value, Absent)]
+    absent = [name for name, value in vars(looked).items() if isinstance(value, AbsentSection)]
     assert absent == []

@@ -12,8 +12,8 @@ from html_reader import Reader
 
 import opsmith
 from opsmith import errors
-from opsmith.pages import paging
-from opsmith.pages.places import write
+from opsmith.pages import writer
+from opsmith.pages.writer import write
 
 pytestmark = pytest.mark.usefixtures("no_exports")
 
@@ -50,7 +50,7 @@ def test_an_operator_that_is_named_twice_has_one_page(tmp_path: Path) -> None:
 
 def refusal(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> list[str]:
     """What an error says; nothing was looked at before."""
-    monkeypatch.setattr(paging, "look_at", None)
+    monkeypatch.setattr(writer, "collect_content", None)
     with pytest.raises(errors.UsageError) as raised:
         opsmith.page(*args, **options)
     return str(raised.value).splitlines()
@@ -66,7 +66,7 @@ def test_one_file_is_not_for_several(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]
 
 
-EXPECTED = "  expected: a file in a folder that is there, or a folder, that can be written to"
+EXPECTED = "  expected: a file in a folder that is there, and can be written to"
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ EXPECTED = "  expected: a file in a folder that is there, or a folder, that can 
         ("none/page.html", "there is no folder `{folder}/none`", "make the folder first"),
         ("none/pages", "there is no folder `{folder}/none`", "make the folder first"),
         ("file", "a file", "name it `page.html`, or name a folder"),
-        ("locked.html", "it is read-only", "name another place"),
-        ("closed/page.html", "`{folder}/closed` is read-only", "name another place"),
+        ("locked.html", "it is read-only", "name another file"),
+        ("closed/page.html", "the folder `{folder}/closed` is read-only", "name another file"),
     ],
 )
 def test_a_place_that_cannot_be_written_to_is_refused_first(
@@ -88,7 +88,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_first(
     unwritable = {str(tmp_path / "locked.html"), str(tmp_path / "closed")}
     monkeypatch.setattr("os.access", lambda path, mode: str(path) not in unwritable)  # root may write all
     assert refusal(monkeypatch, paged.plain, tmp_path / name) == [
-        f"no page can be written to `{tmp_path}/{name}`",
+        f"no file can be written to `{tmp_path}/{name}`",
         "  argument: path",
         EXPECTED,
         f"  got: {got.format(folder=tmp_path)}",
@@ -147,7 +147,7 @@ def test_a_disk_that_fails_leaves_nothing_of_a_page(tmp_path: Path, monkeypatch:
         self.touch()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(errors.UsageError, match="got: No space left on device"):
         write(tmp_path / "page.html", "words")
     assert list(tmp_path.iterdir()) == []

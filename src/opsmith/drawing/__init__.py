@@ -1,11 +1,11 @@
-"""Drawing graphs: what autograd recorded, what a module computes, what an operator consists of."""
+"""Draw graphs: the recorded graph of autograd, the calls of a module, the parts of an operator."""
 
 from opsmith.drawing.dot import to_dot
-from opsmith.drawing.drawing import draw, encoded
-from opsmith.drawing.folding import fitting, folded
 from opsmith.drawing.graph import Edge, Form, Graph, Group, Node, Saved
+from opsmith.drawing.grouping import fitting, folded
 from opsmith.drawing.page import Figure, figure, to_page
-from opsmith.drawing.tracing import Options, trace
+from opsmith.drawing.picture import draw, encoded
+from opsmith.drawing.tracer import Options, trace
 
 __all__ = [
     "Edge",

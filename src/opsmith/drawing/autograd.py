@@ -1,4 +1,4 @@
-"""From tensors to the graph that a backward runs through: every node of autograd, and what it keeps."""
+"""Autograd graphs: the nodes behind some tensors, and the tensors that they save."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.formula import Formula
-from opsmith.drawing.attributes import recorded_attributes
-from opsmith.drawing.calls import Call, Recording
+from opsmith.core.source_lines import short_location, shown_line, user_line_of_traceback
 from opsmith.drawing.graph import Edge, Form, Graph, Group, Kind, Node, Saved
-from opsmith.drawing.kept import kept_by, on_context
-from opsmith.drawing.leaves import leaf_of
-from opsmith.drawing.names import Names
-from opsmith.drawing.nesting import nested
-from opsmith.drawing.places import short_place, site_of_traceback
-from opsmith.drawing.storages import Storages, form_of
+from opsmith.drawing.grouping import nested
+from opsmith.drawing.node_attributes import context_tensors, leaf_of, recorded_attributes, saved_values
+from opsmith.drawing.recording import RecordedCall, Recording
+from opsmith.drawing.tensors import Storages, TensorNames, form_of
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.recorded_as import RecordedAs, recorded_as
+from opsmith.torch_library.autograd.node import RecordedOperator, recorded_operator
 
 
 def autograd_graph(
     outputs: Mapping[str, Tensor],
-    names: Names,
+    names: TensorNames,
     *,
     title: str,
     show_saved: bool = False,
@@ -36,20 +33,20 @@ def autograd_graph(
 
     Args:
         outputs: The tensors, by name.
-        names: What other tensors are called.
-        title: What it is a graph of.
-        show_saved: Whether what torch's own nodes save is in the graph too; what operators and other
-            Functions save always is.
-        memory: Whether to look at what is kept.
-        recording: The calls that made it, where they were recorded.
+        names: Names of other tensors.
+        title: The title.
+        show_saved: Add a node for each tensor that torch's own nodes save; tensors that operators and
+            Functions save always have one.
+        memory: Record saved tensors.
+        recording: The calls that made the graph; None if they were not recorded.
 
     Raises:
-        NoGraphError: If a tensor has none.
-        FreedGraphError: If what it kept is gone.
+        NoGraphError: If a tensor has no graph.
+        FreedGraphError: If the saved tensors were freed.
     """
     for name, tensor in outputs.items():
         refuse_without_graph(tensor, name)
-    tracing = _Tracing(names, show_saved=show_saved, memory=memory, recording=recording)
+    tracing = _AutogradGraphBuilder(names, show_saved=show_saved, memory=memory, recording=recording)
     for name, tensor in outputs.items():
         names.add(name, tensor, "output")
     order = ordered([tensor.grad_fn for tensor in outputs.values()])
@@ -64,10 +61,10 @@ def autograd_graph(
 
 
 def refuse_without_graph(tensor: Tensor, name: str) -> None:
-    """Refuse a tensor that no operation on something that requires a gradient has made.
+    """Refuse a tensor without a `grad_fn`.
 
     Raises:
-        NoGraphError: If it is one.
+        NoGraphError: If it has none.
     """
     if tensor.grad_fn is not None:
         return
@@ -90,7 +87,7 @@ def refuse_without_graph(tensor: Tensor, name: str) -> None:
 
 
 def ordered(roots: Sequence[Any]) -> list[Any]:
-    """All nodes behind some, each after those behind it."""
+    """All nodes behind the roots, in topological order."""
     found: list[Any] = []
     seen: set[int] = set()
     pending: list[tuple[Any, bool]] = [(root, False) for root in reversed(roots)]
@@ -105,10 +102,12 @@ def ordered(roots: Sequence[Any]) -> list[Any]:
     return found
 
 
-class _Tracing:
-    """The graph so far. Autograd's nodes are held by the list that they come from, and keep their `id`."""
+class _AutogradGraphBuilder:
+    """Builder of an autograd graph. The caller holds autograd's nodes, so that their `id` stays unique."""
 
-    def __init__(self, names: Names, *, show_saved: bool, memory: bool, recording: Recording | None) -> None:
+    def __init__(
+        self, names: TensorNames, *, show_saved: bool, memory: bool, recording: Recording | None
+    ) -> None:
         self.storages = Storages()
         self._names, self._show_saved, self._memory = names, show_saved, memory
         self._recording = recording
@@ -120,7 +119,7 @@ class _Tracing:
         self._of_calls: dict[int, Group] = {}
 
     def graph(self, title: str) -> Graph:
-        """What was gathered."""
+        """The finished graph."""
         notes = []
         broken = [node.label for node in self._nodes if node.overwritten]
         if broken:
@@ -138,7 +137,7 @@ class _Tracing:
         )
 
     def own_leaves(self, order: Sequence[Any]) -> None:
-        """Tell whose the storages of leaves are, before anything is found to keep them."""
+        """Register the leaves as owners of their storages, before any node saves them."""
         for node in order:
             leaf = leaf_of(node)
             if leaf is not None:
@@ -155,7 +154,7 @@ class _Tracing:
             self._ids[id(node)] = added.id
             self._edges.append(Edge(source, added.id))
             return
-        record = recorded_as(node)
+        record = recorded_operator(node)
         call = self._recording.call_of(node) if self._recording is not None else None
         where, source_line = self._place(node, call)
         kind, label = _kind(node, record, name)
@@ -185,7 +184,7 @@ class _Tracing:
                 self._edges.append(Edge(self._kept(each, value), added.id, each.name, "saved"))
 
     def add_output(self, name: str, tensor: Tensor) -> None:
-        """Add a tensor that was asked for, and what it is a view of."""
+        """Add an output tensor, and the base that it is a view of."""
         added = self._append(Node("", "output", name, forms=(form_of(tensor),)))
         self._edges.append(Edge(self._ids[id(tensor.grad_fn)], added.id))
         base = capabilities.view_base(tensor)
@@ -214,7 +213,7 @@ class _Tracing:
         return self._tensors[id(leaf)]
 
     def _kept(self, saved: Saved, value: Any) -> str:
-        """The node of a tensor that is kept: a leaf's own, or one for all who keep it in this form."""
+        """The node of a saved tensor: that of a leaf, or one for all nodes that save the same view."""
         if id(value) in self._tensors:
             return self._tensors[id(value)]
         key = (
@@ -228,29 +227,29 @@ class _Tracing:
             self._tensors[key] = added.id
         return self._tensors[key]
 
-    def _saved(self, node: Any, record: RecordedAs | None) -> tuple[list[tuple[Saved, Any]], bool]:
-        """What a node saved, each with the value, and whether any of it was written to since."""
+    def _saved(self, node: Any, record: RecordedOperator | None) -> tuple[list[tuple[Saved, Any]], bool]:
+        """The tensors that a node saved, with their values, and whether one was modified in place."""
         if not self._memory:
             return [], False
-        values = kept_by(node)
+        values = saved_values(node)
         if values is None:
             raise _freed(type(node).__name__)
         if record is not None and len(record.saved) == len(values):
             values = dict(zip(record.saved, values.values(), strict=True))
         named = {f"saved {name}" if name.isdigit() else name: value for name, value in values.items()}
-        named |= on_context(node)
+        named |= context_tensors(node)
         kept = [
             (self.storages.saved(name, value), value) for name, value in named.items() if value is not None
         ]
         return kept, capabilities.overwritten(node)
 
-    def _place(self, node: Any, call: Call | None) -> tuple[str, str]:
+    def _place(self, node: Any, call: RecordedCall | None) -> tuple[str, str]:
         if call is not None:
             return call.where, call.source
-        return site_of_traceback(list(node.metadata.get("traceback_", ())))
+        return shown_line(user_line_of_traceback("\n".join(node.metadata.get("traceback_", ()))))
 
-    def _group(self, call: Call | None, record: RecordedAs | None) -> str | None:
-        """The region of a call; an operator whose operations autograd records is one of its own."""
+    def _group(self, call: RecordedCall | None, record: RecordedOperator | None) -> str | None:
+        """The group of a call; an operator whose operations autograd records is a group itself."""
         if call is None:
             return None
         if call.operator is None or record is not None:
@@ -265,11 +264,11 @@ class _Tracing:
 def _is_plain(value: Any) -> bool:
     try:
         return isinstance(value, Tensor) and value.storage_offset() >= 0
-    except (NotImplementedError, RuntimeError):  # sparse, or a stand-in of a transform
+    except (NotImplementedError, RuntimeError):  # sparse, or a tensor of a transform
         return False
 
 
-def _kind(node: Any, record: RecordedAs | None, name: str) -> tuple[Kind, str]:
+def _kind(node: Any, record: RecordedOperator | None, name: str) -> tuple[Kind, str]:
     if record is not None:
         return "operator", record.specification.name
     function = capabilities.forward_class(node)
@@ -281,19 +280,19 @@ def _kind(node: Any, record: RecordedAs | None, name: str) -> tuple[Kind, str]:
 def _forms(node: Any) -> tuple[Form, ...]:
     return tuple(
         Form(shape, str(dtype).removeprefix("torch."), str(device))
-        for shape, dtype, device in capabilities.result_forms(node)
+        for shape, dtype, device in capabilities.result_metadata(node)
     )
 
 
-def _rules(record: RecordedAs | None) -> tuple[tuple[str, str], ...]:
-    """What computes the gradients of an operator's inputs."""
+def _rules(record: RecordedOperator | None) -> tuple[tuple[str, str], ...]:
+    """The rule for the gradient of each input of an operator."""
     if record is None:
         return ()
     rules = record.specification.gradients.rules
     return tuple(
         (
             f"gradient of {name}",
-            f"formula, {short_place(rule.where)}" if isinstance(rule, Formula) else repr(rule),
+            f"formula, {short_location(rule.where)}" if isinstance(rule, Formula) else repr(rule),
         )
         for name in dict.fromkeys(label.partition("[")[0] for label in record.inputs)
         if (rule := rules.get(name)) is not None

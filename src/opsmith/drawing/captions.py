@@ -1,11 +1,11 @@
-"""What stands on a node: the same words in every picture."""
+"""Captions of nodes, shared by all renderers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from opsmith.drawing.graph import Graph, Kind, Node, shown_bytes
+from opsmith.drawing.graph import Graph, Kind, Node, format_bytes
 
 WORDS: dict[Kind, str] = {
     "operator": "operator of opsmith",
@@ -23,16 +23,16 @@ WORDS: dict[Kind, str] = {
     "answer": "no formula",
     "reference": "reference to a tensor",
 }
-"""What each kind is called, in legends and for screen readers."""
+"""Description of each kind, in legends and for screen readers."""
 
 
 def heading(node: Node) -> str:
-    """The first line: what it is called, or if it has no name, what it is."""
+    """The first line: its label, or its kind if it has none."""
     return node.label or WORDS[node.kind]
 
 
 def lines(node: Node, *, attributes: bool = False) -> Iterator[str]:
-    """The lines below."""
+    """The lines below the heading."""
     if node.name and node.name != node.label:
         yield node.name
     if node.forms:
@@ -42,9 +42,9 @@ def lines(node: Node, *, attributes: bool = False) -> Iterator[str]:
         yield f"{node.holds} nodes"
         yield from (value for name, value in node.attributes if name == "operators")
     if node.kind == "saved" and node.saved:
-        yield f"{shown_bytes(node.saved[0].bytes)}, {node.saved[0].role} {node.saved[0].of}".rstrip()
+        yield f"{format_bytes(node.saved[0].bytes)}, {node.saved[0].role} {node.saved[0].of}".rstrip()
     elif node.own_bytes:
-        yield f"keeps {shown_bytes(node.own_bytes)}"
+        yield f"keeps {format_bytes(node.own_bytes)}"
     if node.overwritten:
         yield "saved, and written to since"
     if attributes or node.kind == "answer":
@@ -53,7 +53,7 @@ def lines(node: Node, *, attributes: bool = False) -> Iterator[str]:
 
 
 def readable(text: str) -> str:
-    """A text without letters that no XML may hold (XML 1.0, production 2), of which some are no UTF-8.
+    """A text with characters that XML 1.0 forbids (production 2) replaced.
 
     Example:
         >>> readable("a" + chr(0)) == "a" + chr(0xFFFD)
@@ -66,15 +66,15 @@ _UNREADABLE = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 
 
 def kinds_of(graph: Graph) -> list[Kind]:
-    """The kinds that a graph has, in the order of `WORDS`."""
+    """The kinds of the nodes in a graph, in the order of `WORDS`."""
     there = {node.kind for node in graph.nodes}
     return [kind for kind in WORDS if kind in there]
 
 
 def tooltip(node: Node) -> str:
-    """What a reader is told who points at a node."""
-    told = [heading(node), *lines(node, attributes=True)]
-    told += [f"{node.where}: {node.source}" if node.source else node.where] * bool(node.where)
-    told += [f"saved {each}" for each in node.saved[:8]]
-    told += [f"and {len(node.saved) - 8} more"] * (len(node.saved) > 8)
-    return "\n".join(told)
+    """The tooltip of a node."""
+    text = [heading(node), *lines(node, attributes=True)]
+    text += [f"{node.where}: {node.source}" if node.source else node.where] * bool(node.where)
+    text += [f"saved {each}" for each in node.saved[:8]]
+    text += [f"and {len(node.saved) - 8} more"] * (len(node.saved) > 8)
+    return "\n".join(text)

@@ -1,7 +1,7 @@
 """A graph in DOT, the language of Graphviz.
 
-The colours are tints of Okabe and Ito's, which colour-blind readers tell apart (Color Universal Design,
-2008); each kind has a shape or a line of its own besides, for print.
+The colours are tints of the palette of Okabe and Ito, which is safe for colour-blind readers (Color Universal
+Design, 2008); each kind also has its own shape or line style, for print.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, readable, tooltip
 from opsmith.drawing.graph import Graph, Group, Kind, Node
-from opsmith.drawing.references import with_references
+from opsmith.drawing.grouping import with_references
 
 STYLES: dict[Kind, dict[str, str]] = {
     "operator": {
@@ -48,11 +48,11 @@ EDGES = {
 
 
 def to_dot(graph: Graph, *, show_attrs: bool = False) -> str:
-    """The graph in DOT, for any program that reads it.
+    """The graph in DOT.
 
     Args:
         graph: The graph.
-        show_attrs: Whether the attributes of nodes stand on them.
+        show_attrs: Write attributes on nodes.
 
     Example:
         >>> from opsmith.drawing.graph import Edge, Graph, Node
@@ -108,11 +108,11 @@ _EFFORTS: tuple[tuple[float, dict[str, str]], ...] = (
     (500, {"nslimit": "2", "nslimit1": "2", "mclimit": "0.5"}),
     (float("inf"), {"nslimit": "1", "nslimit1": "1", "mclimit": "0.1", "splines": "polyline"}),
 )
-"""How long Graphviz may look for the best picture, by the number of edges: some would take minutes."""
+"""Limits of Graphviz's optimisation by the number of edges: without them a large graph takes minutes."""
 
 
 def _inside(graph: Graph, group: str | None, attributes: bool, indent: str) -> Iterator[str]:
-    """What a group holds, or what is in none."""
+    """The nodes and subgroups of a group, or of none."""
     for node in graph.nodes:
         if node.group == group:
             yield f"{indent}{_quoted(node.id)} [{_node(node, attributes)}];"
@@ -158,16 +158,16 @@ _SMALL = {"height": "0.2", "margin": "0.04,0.02"}
 
 def _title(graph: Graph) -> str:
     """Title, summary, notes and legend, above the picture."""
-    told = "<BR/>".join(_escaped(line) for line in (graph.summary(), *graph.notes))
+    words = "<BR/>".join(_escaped(line) for line in (graph.summary(), *graph.notes))
     cells = "".join(
         f'<TD BGCOLOR="{STYLES[kind]["fillcolor"]}" COLOR="{STYLES[kind]["color"]}" BORDER="1">'
         f'<FONT POINT-SIZE="9">{WORDS[kind]}</FONT></TD>'
         for kind in kinds_of(graph)
     )
     legend = f'<TR><TD><TABLE BORDER="0" CELLSPACING="4" CELLPADDING="3"><TR>{cells}</TR></TABLE></TD></TR>'
-    # Rows of their own: lines of one cell are as far apart as the lower one is high, and would touch.
+    # Separate rows: lines of different sizes in one cell would touch.
     head = f'<TR><TD><FONT POINT-SIZE="14"><B>{_escaped(graph.title) or " "}</B></FONT></TD></TR>'
-    head += f'<TR><TD><FONT POINT-SIZE="10">{told}</FONT></TD></TR>'
+    head += f'<TR><TD><FONT POINT-SIZE="10">{words}</FONT></TD></TR>'
     return f'<<TABLE BORDER="0" CELLSPACING="2">{head}{legend if cells else ""}</TABLE>>'
 
 

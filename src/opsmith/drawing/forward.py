@@ -1,69 +1,66 @@
-"""From a call to the graph of what it computes: each function that was called, in its modules."""
+"""Forward graphs: the recorded calls of a module or function as nodes and edges."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.drawing.calls import Recording, tensors_in
-from opsmith.drawing.computing import Computing
-from opsmith.drawing.graph import Edge, Graph, Node, counted
-from opsmith.drawing.names import Names
-from opsmith.drawing.nesting import nested
-from opsmith.drawing.regions import following
-from opsmith.drawing.storages import form_of
-from opsmith.drawing.subject import Subject, named_tensors
-from opsmith.drawing.undisturbed import undisturbed
+from opsmith.core.tensors import named_tensors, nested_tensors
+from opsmith.drawing.graph import Edge, Graph, Group, Kind, Node, Saved, counted
+from opsmith.drawing.grouping import nested
+from opsmith.drawing.node_attributes import context_tensors, saved_values
+from opsmith.drawing.recording import RecordedCall, Recording, module_regions, preserved_state
+from opsmith.drawing.subject import DrawnCall
+from opsmith.drawing.tensors import Storages, TensorNames, form_of
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """A call that was carried out, and what was recorded.
+class CallRecord:
+    """The record of a call.
 
     Args:
-        recording: The calls in it.
+        recording: The calls inside.
         outputs: The tensors that it returned, by name.
-        names: What the tensors are called that it was given.
+        names: Names of the tensors that it was given.
     """
 
     recording: Recording
     outputs: dict[str, Tensor]
-    names: Names
+    names: TensorNames
 
 
-def recorded(subject: Subject, names: Names) -> Recorded:
-    """Carry out a call, and record it. Buffers and the random state are what they were, afterwards.
-
-    What it raises is raised.
+def record_call(subject: DrawnCall, names: TensorNames) -> CallRecord:
+    """Run a call and record it; buffers and the random state are preserved.
 
     Raises:
         UsageError: If a module's parameters have no shape yet.
+        Exception: If the call raises.
     """
     if subject.module is not None:
         _refuse_lazy(subject.module)
     for name, tensor in subject.tensors():
         names.add(name, tensor, "input")
     recording = Recording()
-    for tensor in tensors_in((subject.args, subject.kwargs)):
+    for tensor in nested_tensors((subject.args, subject.kwargs)):
         recording.ignore(tensor.grad_fn)
-    regions = following(recording, subject.module) if subject.module is not None else nullcontext()
-    with undisturbed(subject.module), eager():
+    regions = module_regions(recording, subject.module) if subject.module is not None else nullcontext()
+    with preserved_state(subject.module), eager():
         if subject.module is not None:
             names.add_module(subject.module)
         with regions, recording:
             returned = subject.function(*subject.args, **subject.kwargs)
-    outputs = named_tensors(returned, subject.output)
+    outputs = dict(named_tensors(returned, subject.output))
     recording.see(outputs.values())
-    return Recorded(recording, outputs, names)
+    return CallRecord(recording, outputs, names)
 
 
 def _refuse_lazy(module: torch.nn.Module) -> None:
-    """Refuse a lazy module: the call would give it its shapes, and it is only to be looked at."""
+    """Refuse a lazy module, whose parameters the call would initialize."""
     owned = (*module.named_parameters(), *module.named_buffers())
     lazy = [name for name, tensor in owned if torch.nn.parameter.is_lazy(tensor)]
     if lazy:
@@ -77,19 +74,19 @@ def _refuse_lazy(module: torch.nn.Module) -> None:
 
 
 def eager() -> Any:
-    """A region in which compiled functions run as they were written: that is where calls are seen."""
+    """A region in which compiled functions run eagerly, so that their calls are recorded."""
     return torch.compiler.set_stance("force_eager")
 
 
-def forward_graph(found: Recorded, title: str, *, memory: bool = True) -> Graph:
+def forward_graph(found: CallRecord, title: str, *, memory: bool = True) -> Graph:
     """The graph of a recorded call.
 
     Args:
         found: The call.
-        title: What it is a graph of.
-        memory: Whether to look at what each call keeps for a backward.
+        title: The title.
+        memory: Record saved tensors.
     """
-    computing = Computing(found.names, memory=memory)
+    computing = GraphBuilder(found.names, memory=memory)
     found.names.own(computing.storages)
     for name, tensor in found.outputs.items():
         computing.storages.own(tensor, "output", name)
@@ -113,8 +110,8 @@ def forward_graph(found: Recorded, title: str, *, memory: bool = True) -> Graph:
     )
 
 
-def _left_out(found: Recorded, left: int) -> str:
-    """What has to be said of calls that are not drawn: whether no output depends on them can be unknown."""
+def _left_out(found: CallRecord, left: int) -> str:
+    """A note about calls that are not drawn; whether an output depends on them may be unknown."""
     if not left:
         return ""
     sources = {name: found.recording.source_of(tensor) for name, tensor in found.outputs.items()}
@@ -129,3 +126,116 @@ def _left_out(found: Recorded, left: int) -> str:
             f"followed, and {counted(left, 'call')} {verb} not drawn"
         )
     return f"{counted(left, 'call')} that no output depends on {verb} left out"
+
+
+class GraphBuilder:
+    """Nodes and edges of one or several recordings.
+
+    Args:
+        names: Names of tensors that no recorded call has computed.
+        memory: Record saved tensors.
+
+    Attributes:
+        nodes: The nodes.
+        edges: The edges.
+        groups: The groups.
+        storages: The storages with their owners.
+    """
+
+    def __init__(self, names: TensorNames, *, memory: bool) -> None:
+        self.names, self._memory = names, memory
+        self.storages = Storages()
+        self.nodes: list[Node] = []
+        self.edges: list[Edge] = []
+        self.groups: list[Group] = []
+        self._tensors: dict[int, tuple[Tensor, str]] = {}
+        self._calls: dict[int, str] = {}
+
+    def append(self, node: Node) -> str:
+        """Add a node, and return its id."""
+        node = replace(node, id=f"n{len(self.nodes)}")
+        self.nodes.append(node)
+        return node.id
+
+    def tensor(self, tensor: Tensor, kind: Kind, label: str, group: str | None = None) -> str:
+        """Add a node for a tensor that calls use."""
+        added = self.append(Node("", kind, label, forms=(form_of(tensor),), group=group))
+        self._tensors[id(tensor)] = (tensor, added)
+        return added
+
+    def add(self, recording: Recording, ends: list[Tensor], group: str | None = None) -> list[str]:
+        """Add the recorded calls that lead to these tensors or return values to Python.
+
+        Args:
+            recording: The calls.
+            ends: Results.
+            group: The group that all of it is in.
+
+        Returns:
+            The node that computes each of the ends.
+        """
+        sources = [recording.source_of(end) for end in ends]
+        used = _used(sources, recording.calls)
+        places = {each.id: f"{group or ''}{each.id}" for each in recording.groups}
+        self.groups += [
+            replace(each, id=places[each.id], parent=places[each.parent] if each.parent else group)
+            for each in recording.groups
+        ]
+        for call in recording.calls:
+            if call.number in used:
+                self._add(call, places[call.group] if call.group else group)
+        return [self._source(source) for source in sources]
+
+    def _add(self, call: RecordedCall, group: str | None) -> None:
+        sources = [(self._source(source), label) for source, label in call.sources]
+        node = Node(
+            "",
+            "operator" if call.operator is not None else "operation",
+            call.label,
+            forms=call.forms,
+            group=group,
+            attributes=call.attributes,
+            saved=self._saved(call),
+            where=call.where,
+            source=call.source,
+            recorded=", ".join(type(each).__name__ for each in reversed(call.recorded)),
+        )
+        added = self._calls[id(call)] = self.append(node)
+        for source, label in dict.fromkeys(sources):
+            self.edges.append(Edge(source, added, label))
+
+    def _saved(self, call: RecordedCall) -> tuple[Saved, ...]:
+        """The tensors that autograd saves for a call; none if a backward inside the recording freed them."""
+        if not self._memory:
+            return ()
+        return tuple(
+            self.storages.saved(name, value)
+            for node in reversed(call.recorded)
+            for name, value in {**(saved_values(node) or {}), **context_tensors(node)}.items()
+            if value is not None
+        )
+
+    def _source(self, source: RecordedCall | Tensor) -> str:
+        if isinstance(source, RecordedCall):
+            return self._calls[id(source)]
+        if id(source) not in self._tensors:
+            known, owner = source in self.names, self.names.of(source)
+            kind: Kind = "constant"
+            if known and owner.role == "intermediate":
+                kind = "input"
+            elif known and owner.role in get_args(Kind):
+                kind = owner.role  # type: ignore[assignment]  # a role that is a kind as well
+            self.tensor(source, kind, owner.name)
+        return self._tensors[id(source)][1]
+
+
+def _used(ends: list[RecordedCall | Tensor], calls: list[RecordedCall]) -> set[int]:
+    """Numbers of the calls that an output, or a value returned to Python, depends on."""
+    pending = [end for end in ends if isinstance(end, RecordedCall)] + [call for call in calls if call.reads]
+    found: set[int] = set()
+    while pending:
+        call = pending.pop()
+        if call.number not in found:
+            found.add(call.number)
+            pending.extend(source for source, _ in call.sources if isinstance(source, RecordedCall))
+    return found

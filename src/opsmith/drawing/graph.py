@@ -1,4 +1,4 @@
-"""A graph as a plain value: tracers return it, renderers only read it."""
+"""Graph: an immutable value that tracers return and renderers read."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from functools import cached_property
 from typing import Any, Literal
 
 SCHEMA = 1
-"""Version of what `to_dict` returns; it changes when a key changes its meaning or goes."""
+"""Version of the keys of `Graph.to_dict`."""
 
 Kind = Literal[
     "operator",  # of opsmith
     "operation",  # torch's own
-    "function",  # an autograd.Function that nobody adopted
-    "accumulate",  # where a leaf's gradient is added up
+    "function",  # an autograd.Function that is not adopted
+    "accumulate",  # AccumulateGrad of a leaf
     "parameter",
     "buffer",
     "input",
     "constant",
-    "saved",  # a tensor that is kept, and is nothing of the above
-    "base",  # what an output is a view of
+    "saved",  # a saved tensor that is none of the above
+    "base",  # the base of an output that is a view
     "output",
-    "module",  # folded: what a module, an operator or a section holds
-    "answer",  # a gradient that no formula computes, in words
-    "reference",  # to a tensor that many use, beside one of them: in pictures alone
+    "module",  # a folded module, operator or section
+    "answer",  # a gradient without a formula, described in words
+    "reference",  # stands for a tensor with many users, beside one of them; in pictures alone
 ]
 Role = Literal["parameter", "buffer", "input", "output", "intermediate", "packed"]
 INTERMEDIATE: tuple[Role, ...] = ("intermediate", "packed")
-"""What nobody but the graph keeps."""
+"""Roles of tensors that the graph alone keeps alive."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a tensor looks like.
+    """The shape, dtype and device of a tensor.
 
     Args:
-        shape: Its sizes.
-        dtype: As torch calls it, without `torch.`.
-        device: As torch calls it.
+        shape: The shape.
+        dtype: The name of the dtype, without `torch.`.
+        device: The name of the device.
     """
 
     shape: tuple[int, ...]
@@ -52,16 +52,16 @@ class Form:
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor that a node keeps for the backward.
+    """A tensor that a node saves for the backward.
 
     Args:
-        name: What the node calls it.
-        form: What it looks like; None where a hook has packed it.
-        bytes: What its storage takes, all of which it keeps.
-        storage: Number of the storage: tensors of one number share memory.
-        role: Whose it is: the graph's alone, or somebody's who has it anyway.
-        counted: Whether its bytes count here; else they do at another node, which comes first.
-        of: What it is called elsewhere: the name of a parameter, of an input, of an output, or of a variable.
+        name: The name that the node has for it.
+        form: Shape, dtype and device; None if a hook has packed it.
+        bytes: The size of its whole storage, which it keeps alive.
+        storage: The number of the storage: tensors with the same number share memory.
+        role: `intermediate` if the graph alone keeps it alive; else its role outside of the graph.
+        counted: Its bytes count here; otherwise they count at an earlier node with the same storage.
+        of: Its name outside of the graph: of a parameter, an input, an output or a variable.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Saved:
             self.role, f"{self.role} {self.of}"
         )
         told = [whose.strip()] * bool(whose.strip()) + ["counted elsewhere"] * (not self.counted)
-        size = shown_bytes(self.bytes) if self.role != "packed" else ""
+        size = format_bytes(self.bytes) if self.role != "packed" else ""
         return f"{self.name}{form}{' ' * bool(size)}{size}" + (f" ({', '.join(told)})" if told else "")
 
 
@@ -88,18 +88,18 @@ class Node:
 
     Args:
         id: Its name in the graph.
-        kind: What it is.
-        label: What it is called in pictures: `opsmith::linear`, `MulBackward0`, `weight`.
-        name: The module that it belongs to alone, or nothing.
-        forms: What its results look like, or the tensor itself.
+        kind: Its kind.
+        label: Its label in pictures: `opsmith::linear`, `MulBackward0`, `weight`.
+        name: The module that consists of this node alone; empty for none.
+        forms: Shape, dtype and device of the tensor, or of each result.
         group: The innermost group that it is in.
-        attributes: What else is known about it, by name.
-        saved: What it keeps for the backward.
-        where: `file:line` that it was called at, where that is known.
-        source: That line.
+        attributes: Other arguments and properties, by name.
+        saved: The tensors that it saves for the backward.
+        where: `file:line` of the call; empty if unknown.
+        source: The text of that line.
         recorded: The name of autograd's node: `MulBackward0`.
-        holds: Of a folded node: how many nodes it stands for.
-        overwritten: Whether something that it saved was written to since, so that a backward raises.
+        holds: The number of nodes that a folded node stands for.
+        overwritten: A saved tensor was modified in place, so that a backward raises.
     """
 
     id: str
@@ -118,25 +118,25 @@ class Node:
 
     @property
     def kept_bytes(self) -> int:
-        """What it keeps, storages that an earlier node keeps not counted again."""
+        """Bytes that it saves, without storages that an earlier node saves."""
         return sum(each.bytes for each in self.saved if each.counted)
 
     @property
     def own_bytes(self) -> int:
-        """What of that nobody but the graph keeps."""
+        """Bytes of that which the graph alone keeps alive."""
         return sum(each.bytes for each in self.saved if each.counted and each.role in INTERMEDIATE)
 
 
 @dataclass(frozen=True)
 class Edge:
-    """What flows from one node to another.
+    """An edge from one node to another.
 
     Args:
-        source: Where it comes from.
-        target: Where it goes.
-        label: Which input of the target it is, where that has a name.
-        kind: `flow`; `saved`, of a tensor and who keeps it; `view`, of a tensor and its base.
-        count: How many edges it stands for, between folded nodes.
+        source: The node that it starts at.
+        target: The node that it ends at.
+        label: The name of the target's input; empty if it has none.
+        kind: `flow`; `saved`, between a tensor and the node that saves it; `view`, from a base to its view.
+        count: The number of edges that it stands for, between folded nodes.
     """
 
     source: str
@@ -148,12 +148,12 @@ class Edge:
 
 @dataclass(frozen=True)
 class Group:
-    """What can be folded: one call of a module or an operator, or a section of a graph that has none.
+    """A group of nodes that can be folded: a call of a module or an operator, or a section.
 
     Args:
         id: Its name in the graph.
-        label: `layer1.0.conv1`, with the number of the call if there is more than one.
-        kind: What it is.
+        label: `layer1.0.conv1`, with the number of the call if there are several.
+        kind: Its kind.
         title: The class of a module.
         parent: The group that it is in.
     """
@@ -167,17 +167,17 @@ class Group:
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph of operations and tensors, in an order in which everything comes after what it is made of.
+    """A graph of operations and tensors, in topological order.
 
     Args:
-        title: What it is of.
-        subject: `autograd`: the nodes that a backward runs through; `forward`: the calls that computed
-            something; `operator`: an operator's reference and its formulas.
+        title: The title.
+        subject: `autograd`: the nodes of a backward; `forward`: recorded calls; `operator`: the reference and
+            the formulas of an operator.
         nodes: The nodes, each after those that lead to it.
-        edges: What flows between them.
-        groups: What can be folded, each after the one that it is in.
-        notes: What a reader has to know about the picture.
-        memory: Whether it was looked at what is kept.
+        edges: The edges.
+        groups: The groups, each after its parent.
+        notes: Remarks about the graph.
+        memory: Saved tensors were recorded.
     """
 
     title: str
@@ -195,16 +195,16 @@ class Graph:
 
     @property
     def kept_bytes(self) -> int:
-        """What all nodes keep for the backward, each storage counted once."""
+        """Bytes that all nodes save for the backward, each storage counted once."""
         return sum(node.kept_bytes for node in self.nodes)
 
     @property
     def own_bytes(self) -> int:
-        """What of that are intermediate results, which go when the graph goes."""
+        """Bytes of that in intermediate results, which are freed with the graph."""
         return sum(node.own_bytes for node in self.nodes)
 
     def heaviest(self, count: int = 10) -> list[Node]:
-        """The nodes that keep the most of what only the graph keeps, the heaviest first."""
+        """The nodes that save the most intermediate bytes, the largest first."""
         keeping = [node for node in self.nodes if node.own_bytes]
         return sorted(keeping, key=lambda node: -node.own_bytes)[:count]
 
@@ -226,14 +226,14 @@ class Graph:
         return found
 
     def summary(self) -> str:
-        """How much there is, and what it keeps, in a line."""
+        """Number of nodes, and bytes that they save, in one line."""
         text = counted(len(self.nodes), "node")
         if not self.memory:
             return f"{text}; what it keeps was not looked at"
         if self.subject != "operator" or self.kept_bytes:
-            text += f"; keeps {shown_bytes(self.kept_bytes) if self.kept_bytes else 'nothing'}"
+            text += f"; keeps {format_bytes(self.kept_bytes) if self.kept_bytes else 'nothing'}"
             if self.kept_bytes:
-                share = shown_bytes(self.own_bytes) if self.own_bytes else "none"
+                share = format_bytes(self.own_bytes) if self.own_bytes else "none"
                 share = "all" if self.own_bytes == self.kept_bytes else share
                 text += f" for the backward, {share} of it intermediate results"
             packed = sum(each.role == "packed" for node in self.nodes for each in node.saved)
@@ -275,11 +275,11 @@ def ancestry(group: str | None, parents: dict[str, str | None]) -> list[str]:
     return found
 
 
-def shown_bytes(count: int) -> str:
-    """A number of bytes as people read it.
+def format_bytes(count: int) -> str:
+    """A number of bytes with a unit.
 
     Example:
-        >>> shown_bytes(24), shown_bytes(4_700_000)
+        >>> format_bytes(24), format_bytes(4_700_000)
         ('24 B', '4.7 MB')
     """
     if count < 1000:
@@ -300,7 +300,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def numbered(labels: Iterable[str]) -> list[str]:
-    """Labels of which those that come more than once have a number behind them.
+    """Labels, of which repeated ones get a number.
 
     Example:
         >>> numbered(["relu", "conv", "relu"])

@@ -1,4 +1,4 @@
-"""From an operator to what it consists of: its reference on a call, what is saved, and its formulas."""
+"""Operator graphs: the reference on a call, the saved tensors, and the gradient formulas."""
 
 from __future__ import annotations
 
@@ -9,63 +9,61 @@ import torch
 from torch import Tensor
 
 from opsmith.core.adopted import ClassFormula
-from opsmith.core.answers import NonDifferentiable
 from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
-from opsmith.core.formula import Formula
+from opsmith.core.formula import Formula, NonDifferentiable
 from opsmith.core.gradients import NEEDED
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
+from opsmith.core.source_lines import short_location
 from opsmith.core.specification import Specification
-from opsmith.drawing.attributes import shown
-from opsmith.drawing.calls import Recording, tensors_in
-from opsmith.drawing.computing import Computing
+from opsmith.core.tensors import named_tensors, nested_tensors
+from opsmith.drawing.forward import GraphBuilder
 from opsmith.drawing.graph import Edge, Graph, Group, Node, Saved
-from opsmith.drawing.names import Names
-from opsmith.drawing.nesting import without_empty
-from opsmith.drawing.places import short_place
-from opsmith.drawing.storages import form_of
-from opsmith.drawing.subject import Subject, named_tensors
-from opsmith.drawing.undisturbed import undisturbed
+from opsmith.drawing.grouping import without_empty
+from opsmith.drawing.node_attributes import short_text
+from opsmith.drawing.recording import Recording, preserved_state
+from opsmith.drawing.subject import DrawnCall
+from opsmith.drawing.tensors import TensorNames, form_of
 from opsmith.torch_library import capabilities
 
 REFERENCE, KEPT, BACKWARD = "reference", "saved", "backward"
 
 
-def operator_graph(operator: Operator[..., Any], call: Subject) -> Graph:
+def operator_graph(operator: Operator[..., Any], call: DrawnCall) -> Graph:
     """The graph of an operator on a call.
 
-    Inputs lead to results through the reference; what a backward keeps of them leads, with the gradients
-    that come in, through the formulas to the gradients of the inputs.
+    The reference leads from inputs to results; the formulas lead from saved tensors and `grad_output` to the
+    gradients of the inputs.
     """
-    with undisturbed(None):
-        return _Picture(operator, call).graph()
+    with preserved_state(None):
+        return _OperatorGraphBuilder(operator, call).graph()
 
 
-class _Picture:
-    def __init__(self, operator: Operator[..., Any], call: Subject) -> None:
+class _OperatorGraphBuilder:
+    def __init__(self, operator: Operator[..., Any], call: DrawnCall) -> None:
         self._operator = operator
         self._specification = operator.specification
         schema = self._specification.schema
         values = schema.call_values(call.args, call.kwargs)
         self._values: dict[str, Any] = dict(zip(schema.names, values, strict=True))
-        self._computing = Computing(Names(), memory=False)
+        self._builder = GraphBuilder(TensorNames(), memory=False)
         self._notes: list[str] = []
         self._places: dict[str, list[tuple[Tensor, str]]] = {}
 
     def graph(self) -> Graph:
-        specification, computing = self._specification, self._computing
+        specification, builder = self._specification, self._builder
         for name, value in self._values.items():
             self._places[name] = [
-                (tensor, computing.tensor(tensor, "input", label))
-                for label, tensor in named_tensors(value, name).items()
+                (tensor, builder.tensor(tensor, "input", label))
+                for label, tensor in named_tensors(value, name)
             ]
             for tensor, _ in self._places[name]:
-                computing.storages.own(tensor, "input", name)
+                builder.storages.own(tensor, "input", name)
         self._forward()
         values = list(self._values.values())
         if runs_ordinary(specification, values):
             self._answer("every input", "autograd records the operations of the reference")
-        elif specification.own is not None and not specification.gradients.given:
+        elif specification.library_operator is not None and not specification.gradients.given:
             self._answer("every input", "the operator's own autograd")
         else:
             self._backward()
@@ -73,50 +71,54 @@ class _Picture:
             Graph(
                 specification.name,
                 "operator",
-                tuple(computing.nodes),
-                tuple(computing.edges),
-                tuple(computing.groups),
+                tuple(builder.nodes),
+                tuple(builder.edges),
+                tuple(builder.groups),
                 tuple(self._notes),
             )
         )
 
     def _forward(self) -> None:
-        """Run the reference, recorded, and add its results; what is no reference in torch is one node."""
-        specification, computing = self._specification, self._computing
+        """Record the reference and add its results; an operator without a reference in torch is one node."""
+        specification, builder = self._specification, self._builder
         others = tuple(
-            (name, shown(value))
+            (name, short_text(value))
             for name, value in self._values.items()
-            if value is not None and not named_tensors(value, name)
+            if value is not None and not list(nested_tensors(value))
         )
         args, kwargs = specification.schema.split(list(self._values.values()))
-        if specification.opaque or specification.own is not None or specification.adopted is not None:
+        if (
+            specification.opaque
+            or specification.library_operator is not None
+            or specification.adopted is not None
+        ):
             returned, saved = self._called(args, kwargs)
             label = "opaque" if specification.opaque else "its own kernel"
             if specification.adopted is not None:
                 label = f"forward of {specification.adopted.name}"
-            where = short_place(specification.where)
+            where = short_location(specification.where)
             node = Node("", "operation", label, attributes=others, where=where, saved=saved)
             results = [result for result in specification.schema.results if not result.hidden]
-            added = computing.append(node)
-            computing.edges += [
+            added = builder.append(node)
+            builder.edges += [
                 Edge(place, added, name) for name, each in self._places.items() for _, place in each
             ]
             flat = returned if len(results) > 1 else (returned,)
             self._results(results, flat, lambda tensors: [added] * len(tensors))
             return
-        title = short_place(specification.where)
-        computing.groups.append(Group(REFERENCE, specification.name, "operator", f"reference, {title}"))
+        title = short_location(specification.where)
+        builder.groups.append(Group(REFERENCE, specification.name, "operator", f"reference, {title}"))
         with Recording() as recording:
             returned = specification.reference(*args, **kwargs)
         results = list(specification.schema.results)
         flat = returned if len(results) > 1 else (returned,)
-        self._results(results, flat, lambda tensors: computing.add(recording, tensors, REFERENCE))
+        self._results(results, flat, lambda tensors: builder.add(recording, tensors, REFERENCE))
         if others:
             told = ", ".join(f"{name}={value}" for name, value in others)
             self._notes.append(f"on a call with {told}")
 
     def _called(self, args: Any, kwargs: Any) -> tuple[Any, tuple[Saved, ...]]:
-        """Call the operator as it is; what a class keeps for its backward, it says while it runs."""
+        """Call the operator itself, and return its result with the tensors that an adopted class saves."""
         if self._specification.adopted is None:
             with torch.no_grad():
                 return self._operator(*args, **kwargs), ()
@@ -125,41 +127,41 @@ class _Picture:
             for leaf in leaves:
                 leaf.requires_grad_()
             returned = self._operator(*args, **kwargs)
-            nodes = {id(each.grad_fn): each.grad_fn for each in tensors_in(returned) if each.grad_fn}
+            nodes = {id(each.grad_fn): each.grad_fn for each in nested_tensors(returned) if each.grad_fn}
             values = [pair for node in nodes.values() for pair in capabilities.saved_tensors(node).items()]
         finally:
             for leaf in leaves:
                 leaf.requires_grad_(False)
-        saved = [self._computing.storages.saved(f"saved {name}", value) for name, value in values]
+        saved = [self._builder.storages.saved(f"saved {name}", value) for name, value in values]
         return returned, tuple(saved)
 
     def _results(self, results: list[Any], values: Any, sources: Any) -> None:
-        """Add results, each by its name, behind what they come from."""
+        """Add a node for each result."""
         named = [
             (result, label, tensor)
             for result, value in zip(results, values, strict=True)
-            for label, tensor in named_tensors(value, result.name).items()
+            for label, tensor in named_tensors(value, result.name)
         ]
         ends = sources([tensor for _, _, tensor in named])
         for (result, label, tensor), end in zip(named, ends, strict=True):
             hidden = (("hidden", "callers do not see it"),) * result.hidden
-            added = self._computing.append(
+            added = self._builder.append(
                 Node("", "output", label, forms=(form_of(tensor),), attributes=hidden)
             )
-            self._computing.edges.append(Edge(end, added))
-            self._computing.storages.own(tensor, "output", label)
+            self._builder.edges.append(Edge(end, added))
+            self._builder.storages.own(tensor, "output", label)
             self._places.setdefault(result.name, []).append((tensor, added))
 
     def _backward(self) -> None:
-        specification, computing = self._specification, self._computing
+        specification, builder = self._specification, self._builder
         rules = specification.gradients
         names = frozenset(filter(rules.differentiable, specification.schema.tensor_names))
         plan = backward_plan(specification, names)
-        computing.groups.append(Group(BACKWARD, "backward", "part"))
+        builder.groups.append(Group(BACKWARD, "backward", "part"))
         kept = self._kept(plan)
         done: list[Formula] = []
         for name in specification.schema.tensor_names:
-            if not named_tensors(self._values[name], name):
+            if not list(nested_tensors(self._values[name])):
                 continue
             rule = rules.rules.get(name)
             if isinstance(rule, Formula) and not isinstance(rule, ClassFormula):
@@ -170,19 +172,19 @@ class _Picture:
                 self._answer(name, _in_words(specification, name), kept)
 
     def _kept(self, plan: BackwardPlan) -> dict[str, Any]:
-        """Add what is saved, and return the values by name: copies of what they are, to be told apart."""
+        """Add the saved tensors, and return all values by name, with an alias for each saved one."""
         found: dict[str, Any] = dict(self._values)
         if plan.saved:
-            self._computing.groups.append(Group(KEPT, "saved for the backward", "part"))
+            self._builder.groups.append(Group(KEPT, "saved for the backward", "part"))
         for name in plan.saved:
             aliases = []
             places = self._places.get(name, ())
             for position, (tensor, place) in enumerate(places):
                 label = f"{name}[{position}]" if len(places) > 1 else name
                 alias = tensor.detach()
-                saved = self._computing.storages.saved(label, tensor)
+                saved = self._builder.storages.saved(label, tensor)
                 added = self._saved_node(label, alias, saved)
-                self._computing.edges.append(Edge(place, added, "saved", "saved"))
+                self._builder.edges.append(Edge(place, added, "saved", "saved"))
                 aliases.append(alias)
             if aliases:
                 value = found.get(name)
@@ -190,25 +192,25 @@ class _Picture:
         return found
 
     def _saved_node(self, name: str, alias: Tensor, saved: Saved) -> str:
-        added = self._computing.tensor(alias, "saved", name, KEPT)
-        node = self._computing.nodes[-1]
-        self._computing.nodes[-1] = Node(
+        added = self._builder.tensor(alias, "saved", name, KEPT)
+        node = self._builder.nodes[-1]
+        self._builder.nodes[-1] = Node(
             node.id, node.kind, node.label, forms=node.forms, group=KEPT, saved=(saved,)
         )
         return added
 
     def _formula(self, formula: Formula, kept: Mapping[str, Any]) -> None:
-        """Run a formula, recorded, on what is saved and gradients of ones."""
-        computing, schema = self._computing, self._specification.schema
-        number = len(computing.groups)
+        """Record a formula on the saved tensors and a `grad_output` of ones."""
+        builder, schema = self._builder, self._specification.schema
+        number = len(builder.groups)
         inputs = ", ".join(f"`{name}`" for name in formula.answers_for)
         label = f"gradient{'s' * (len(formula.answers_for) > 1)} of {inputs}".replace("`", "")
-        group = Group(f"formula{number}", label, "part", short_place(formula.where), BACKWARD)
-        computing.groups.append(group)
+        group = Group(f"formula{number}", label, "part", short_location(formula.where), BACKWARD)
+        builder.groups.append(group)
         values: dict[str, Any] = {}
         for parameter in formula.parameters:
             if parameter in schema.gradient_position:
-                values[parameter] = self._incoming(parameter)
+                values[parameter] = self._grad_output(parameter)
             elif parameter == NEEDED:
                 values[parameter] = frozenset(formula.answers_for)
             elif parameter in schema.shapes:
@@ -224,44 +226,44 @@ class _Picture:
             answer = formula.function(**given)
         answers = answer if formula.joint else {formula.answers_for[0]: answer}
         for name, value in answers.items():
-            found = named_tensors(value, f"gradient of {name}")
-            ends = computing.add(recording, list(found.values()), group.id) if found else []
+            found = dict(named_tensors(value, f"gradient of {name}"))
+            ends = builder.add(recording, list(found.values()), group.id) if found else []
             shapes = [tensor.shape for tensor, _ in self._places[name]]
             for position, ((each, tensor), end) in enumerate(zip(found.items(), ends, strict=True)):
                 if position < len(shapes) and tensor.shape != shapes[position]:
                     tensor, end = self._fitted(tensor, shapes[position], end, group.id)
-                added = computing.append(Node("", "output", each, forms=(form_of(tensor),), group=BACKWARD))
-                computing.edges.append(Edge(end, added))
+                added = builder.append(Node("", "output", each, forms=(form_of(tensor),), group=BACKWARD))
+                builder.edges.append(Edge(end, added))
             if not found:
                 self._answer(name, "none" if value is None else repr(value))
 
     def _fitted(self, grad: Tensor, shape: torch.Size, end: str, group: str) -> tuple[Tensor, str]:
-        """Add what opsmith does with a gradient that has the shape to which its input was broadcast."""
+        """Add the sum that opsmith computes where a gradient has the broadcast shape of its input."""
         fitted = grad.new_empty(shape)
         told = (("why", "the formula leaves out the sum over what was broadcast"),)
         node = Node(
             "", "operation", "summed to the input", forms=(form_of(fitted),), group=group, attributes=told
         )
-        added = self._computing.append(node)
-        self._computing.edges.append(Edge(end, added))
+        added = self._builder.append(node)
+        self._builder.edges.append(Edge(end, added))
         return fitted, added
 
-    def _incoming(self, name: str) -> Tensor:
-        """The gradient that comes in for a result: ones; the same node for all formulas."""
+    def _grad_output(self, name: str) -> Tensor:
+        """The gradient of a result, ones, whose node all formulas share."""
         known = self._places.get(name)
         if known is None:
             result = next(each for each in self._specification.schema.results if each.gradient_name() == name)
             like = self._places[result.name][0][0]
             grad = torch.ones_like(like)
-            known = self._places[name] = [(grad, self._computing.tensor(grad, "input", name, BACKWARD))]
+            known = self._places[name] = [(grad, self._builder.tensor(grad, "input", name, BACKWARD))]
         return known[0][0]
 
     def _answer(self, name: str, words: str, kept: Mapping[str, Any] | None = None) -> None:
-        """Add a gradient that no formula computes."""
-        added = self._computing.append(Node("", "answer", f"gradient of {name}", attributes=(("is", words),)))
+        """Add a gradient without a formula."""
+        added = self._builder.append(Node("", "answer", f"gradient of {name}", attributes=(("is", words),)))
         used = "run again" in words and kept is not None
-        saved = [node for node in self._computing.nodes if node.kind == "saved"] if used else []
-        self._computing.edges += [Edge(node.id, added) for node in saved]
+        saved = [node for node in self._builder.nodes if node.kind == "saved"] if used else []
+        self._builder.edges += [Edge(node.id, added) for node in saved]
 
 
 def _differentiable(tensor: Tensor) -> bool:
@@ -278,7 +280,7 @@ def _in_words(specification: Specification, name: str) -> str:
     if rule is not None:
         return repr(rule).removeprefix("opsmith.")
     if rules.stand_in is not None:
-        return f"derived: the stand-in, run again, {short_place(where(rules.stand_in))}"
+        return f"derived: the stand-in, run again, {short_location(where(rules.stand_in))}"
     if specification.opaque:
         return "none: the operator is opaque, and no formula is given"
     return "derived: the reference, run again"

@@ -1,4 +1,4 @@
-"""A graph as a page that needs no network: it unfolds, and tells of each node what is known."""
+"""Graph as an interactive HTML page or figure, which needs no network."""
 
 from __future__ import annotations
 
@@ -13,24 +13,31 @@ from importlib import resources
 from typing import Any
 
 from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, readable
-from opsmith.drawing.folding import MOST, closed_at, fitting_depth, folded, operators_among, sectioned
-from opsmith.drawing.graph import Graph, Node, counted, shown_bytes
-from opsmith.drawing.references import with_references
+from opsmith.drawing.graph import Graph, Node, counted, format_bytes
+from opsmith.drawing.grouping import (
+    MOST,
+    closed_at,
+    fitting_depth,
+    folded,
+    operators_among,
+    sectioned,
+    with_references,
+)
 
 _SCRIPTS = ("layout.js", "shapes.js", "graph.js")
 
 FIRST = 60
-"""Nodes that are seen at first, at most, where there is something to unfold."""
+"""Largest number of nodes at first, if groups can be unfolded."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A graph as parts of a page, which may have several; style and script are the same for all.
+    """A graph as parts of a page; all figures of a page share one style and one script.
 
     Args:
-        style: What stands in a `<style>`.
-        markup: The figure.
-        script: What stands in a `<script>` at the end of the page.
+        style: The content of a `<style>` element.
+        markup: The markup of the figure.
+        script: The content of a `<script>` element at the end of the page.
     """
 
     style: str
@@ -39,15 +46,15 @@ class Figure:
 
 
 def figure(graph: Graph, *, depth: int | None = None, show_attrs: bool = False) -> Figure:
-    """A graph as an interactive figure, to stand in a page of somebody else's.
+    """A graph as an interactive figure for another page.
 
     Args:
         graph: The graph.
-        depth: How many levels of modules are unfolded at first; None: as many as can be looked at.
-        show_attrs: Whether attributes stand on nodes.
+        depth: Number of levels of modules unfolded at first; None for as many as fit.
+        show_attrs: Write attributes on nodes.
     """
     text = json.dumps(_data(graph, depth, show_attrs), separators=(",", ":"), ensure_ascii=False)
-    for letter in "<>&\u2028\u2029":  # so that nothing in it ends the script element, or a line of it
+    for letter in "<>&\u2028\u2029":  # none of these may end the script element or a line
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     filled = {"title": _title(graph), "data": readable(text)}
     markup = re.sub(r"\$\{([a-z-]+)\}", lambda found: filled[found[1]], _source("graph.html"))
@@ -72,7 +79,7 @@ def to_page(graph: Graph, *, depth: int | None = None, show_attrs: bool = False)
         "script": parts.script,
         "figure": parts.markup,
     }
-    # In one pass: what a graph says may look like a place to fill, too.
+    # One pass, since text of the graph may contain placeholders.
     return re.sub(r"\$\{([a-z-]+)\}", lambda found: filled[found[1]], _source("page.html"))
 
 
@@ -86,12 +93,12 @@ def _source(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """What the page's own policy calls the one script, or the one style sheet, that it lets through."""
+    """The hash of the script or style sheet that the content security policy permits."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _data(graph: Graph, depth: int | None, attributes: bool) -> dict[str, Any]:
-    """What the script reads."""
+    """The data for the script."""
     if depth is None and len(folded(graph, closed_at(graph, 0)).nodes) > MOST:
         graph = sectioned(graph, MOST)
     drawn = with_references(graph)
@@ -110,7 +117,7 @@ def _data(graph: Graph, depth: int | None, attributes: bool) -> dict[str, Any]:
                 "label": group.label,
                 "kind": group.kind,
                 "parent": group.parent,
-                "lines": [*told, *[f"keeps {shown_bytes(own)}"] * bool(own)],
+                "lines": [*told, *[f"keeps {format_bytes(own)}"] * bool(own)],
                 "open": group.id not in closed,
             }
         )
@@ -122,7 +129,7 @@ def _data(graph: Graph, depth: int | None, attributes: bool) -> dict[str, Any]:
         "groups": groups,
         "nodes": [_node(node, labels.get(node.group or "", ""), attributes) for node in drawn.nodes],
         "edges": [[edge.source, edge.target, edge.label, edge.kind] for edge in drawn.edges],
-        "heaviest": [{"id": node.id, "bytes": shown_bytes(node.own_bytes)} for node in graph.heaviest(8)],
+        "heaviest": [{"id": node.id, "bytes": format_bytes(node.own_bytes)} for node in graph.heaviest(8)],
     }
 
 
@@ -146,6 +153,6 @@ def _node(node: Node, place: str, attributes: bool) -> dict[str, Any]:
         "after": "@@" in node.id,
         "told": [[name, value] for name, value in told.items() if value],
         "saved": [str(each) for each in node.saved],
-        "bytes": shown_bytes(node.own_bytes) if node.own_bytes else "",
+        "bytes": format_bytes(node.own_bytes) if node.own_bytes else "",
         "of_module": node.name or place,
     }

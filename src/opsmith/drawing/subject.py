@@ -1,4 +1,4 @@
-"""What is to be drawn, as a call: a function, what it is called with, and what its tensors are called."""
+"""The call to draw: a function with its arguments, the names of its tensors, an operator's first sample."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.calls import call_fault
+from opsmith.core.call_arguments import call_fault
 from opsmith.core.operator import Operator
-from opsmith.core.samples import Make, samples_of
+from opsmith.core.samples import first_call
+from opsmith.core.tensors import named_tensors
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A call.
+class DrawnCall:
+    """A call to draw.
 
     Args:
-        function: What is called.
-        args: What it is called with by position.
-        kwargs: And by keyword.
-        module: The module that it is, if it is one.
-        output: What its results are called, if it returns no mapping.
+        function: The function, module or operator.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        module: The function itself if it is a module; else None.
+        output: The name of its result, unless it returns a mapping.
     """
 
     function: Callable[..., Any]
@@ -37,46 +38,29 @@ class Subject:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors among its arguments, by the names of the parameters."""
         for name, value in self._bound():
-            yield from named_tensors(value, name).items()
+            yield from named_tensors(value, name)
 
     def _bound(self) -> Iterator[tuple[str, Any]]:
         function = self.function.forward if isinstance(self.function, torch.nn.Module) else self.function
         try:
             bound = inspect.signature(function).bind(*self.args, **self.kwargs).arguments
-        except (TypeError, ValueError):  # no signature, or none that fits: the call itself will say
+        except (TypeError, ValueError):  # no signature, or a misfit: the call itself raises
             yield from ((f"input{position}", value) for position, value in enumerate(self.args))
             yield from self.kwargs.items()
             return
         yield from bound.items()
 
 
-def named_tensors(value: Any, name: str) -> dict[str, Tensor]:
-    """Every tensor in tuples, lists and mappings, by name.
-
-    Example:
-        >>> list(named_tensors([torch.ones(1), {"a": torch.ones(1)}], "y"))
-        ['y[0]', "y[1]['a']"]
-    """
-    if isinstance(value, Tensor):
-        return {name: value}
-    pairs: Any = ()
-    if isinstance(value, Mapping):
-        pairs = ((f"{name}[{key!r}]", each) for key, each in value.items())
-    elif isinstance(value, list | tuple):
-        pairs = ((f"{name}[{position}]", each) for position, each in enumerate(value))
-    return {label: tensor for inner, each in pairs for label, tensor in named_tensors(each, inner).items()}
-
-
-def call_of(function: Any, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> Subject:
-    """The call of a module or function with these inputs: a tuple of arguments, a dict by name, or a tensor.
+def function_call(function: Any, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> DrawnCall:
+    """The call of a module or function.
 
     Args:
-        function: What is called.
-        inputs: What it is called with.
-        kwargs: And by keyword.
+        function: The module or function.
+        inputs: A tuple of positional arguments, a dict of keyword arguments, or a tensor.
+        kwargs: Further keyword arguments.
 
     Raises:
-        UsageError: If they are no call of it.
+        UsageError: If they do not fit its signature.
     """
     module = function if isinstance(function, torch.nn.Module) else None
     args, named = _arguments(inputs, kwargs)
@@ -86,15 +70,15 @@ def call_of(function: Any, inputs: Any, kwargs: Mapping[str, Any] | None = None)
     except TypeError as error:
         what = "module" if module is not None else "function"
         raise errors.UsageError(
-            f"`inputs` are no call of the {what}: {error}",
+            f"`inputs` do not fit the {what}: {error}",
             argument="inputs",
             expected=f"what `{getattr(called, '__name__', what)}{inspect.signature(called)}` takes",
             got=f"{len(args) + len(named)} given" if args or named else "nothing",
             hint='write `inputs=(x, y)`, or `inputs={"x": x}` by name',
         ) from error
-    except ValueError:  # a function in C, which takes what it takes
+    except ValueError:  # a function in C has no signature
         pass
-    return Subject(function, args, named, module)
+    return DrawnCall(function, args, named, module)
 
 
 def _arguments(inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -108,44 +92,26 @@ def _arguments(inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any
 
 def operator_call(
     operator: Operator[..., Any], inputs: Any = None, kwargs: Mapping[str, Any] | None = None
-) -> Subject:
+) -> DrawnCall:
     """The call of an operator with these inputs, or else with its first sample.
 
     Raises:
-        MissingSamplesError: If there are neither.
-        UsageError: If they do not fit.
+        MissingSamplesError: If there are neither inputs nor samples.
+        UsageError: If the inputs do not fit the signature.
     """
     specification = operator.specification
     if inputs is None and not kwargs:
-        if specification.samples is None:
-            raise _without_samples(operator, "it is drawn as its first sample calls it, and has none")
-        make = Make(torch.float32)
-        calls = samples_of(specification.samples, make, specification.schema, specification.name)
-        if not calls:
-            raise _without_samples(
-                operator, "it is drawn as its first sample calls it, and its samples are empty"
-            )
-        return Subject(operator, tuple(calls[0].args), dict(calls[0].kwargs))
+        call = first_call(specification, "drawn", ", or give `inputs=`")
+        return DrawnCall(operator, tuple(call.args), dict(call.kwargs))
     args, named = _arguments(inputs, kwargs)
     fault = call_fault(args, named, specification.schema)
     if fault is not None:
         raise errors.UsageError(
-            f"`inputs` are no call of the operator: {fault[0]}",
+            f"`inputs` do not fit the operator: {fault[0]}",
             operator=operator.name,
             argument=fault[1] or "inputs",
             expected=fault[2],
             got=fault[3],
             hint=f"give `inputs=` what {specification.schema.call_text(specification.short_name)} takes",
         )
-    return Subject(operator, args, named)
-
-
-def _without_samples(operator: Operator[..., Any], problem: str) -> errors.MissingSamplesError:
-    specification = operator.specification
-    return errors.MissingSamplesError(
-        problem,
-        operator=operator.name,
-        where=specification.where,
-        hint=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples of "
-        "arguments, or give `inputs=`",
-    )
+    return DrawnCall(operator, args, named)

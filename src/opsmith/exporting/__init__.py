@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opsmith.exporting.exporting import export_onnx
+from opsmith.exporting.export import export_onnx
 from opsmith.exporting.report import Comparison, Export
 
 __all__ = ["Comparison", "Export", "export_onnx"]

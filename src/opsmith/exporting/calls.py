@@ -1,8 +1,8 @@
-"""A call of an operator in an exported program: its tensors in order, its other values, its results."""
+"""Calls of operators in an exported program: tensor inputs in order, other arguments, results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,34 +11,56 @@ import torch
 from opsmith import errors
 from opsmith.core.schema import REQUIRED, Argument
 from opsmith.core.specification import Specification
-from opsmith.exporting.packages import onnx_ir
-from opsmith.exporting.sizes import example_shape, example_size, varies
-from opsmith.exporting.symbolic import Named
+from opsmith.exporting.axes import example_shape, example_size, varies
+from opsmith.exporting.dtypes import DTYPES
+from opsmith.exporting.packages import onnx, onnx_ir
+
+SYMBOLIC_NODE = "opsmith_named"
+"""Key of the `SymbolicNode` in the `meta` of an onnx_ir node."""
+
+VERSION = 1
+"""Version of the domains of our nodes."""
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call.
+class SymbolicNode:
+    """A node of another domain than ONNX's, made by `symbolic`.
 
     Args:
-        specification: The operator's.
-        node: The call, in torch's graph.
-        named: The node that the `symbolic` of its class made of it, if one did.
+        domain, op_type: Its type.
+        inputs: For each input its position among the tensors of the call; None for an omitted one.
+        attributes: Its attributes as text, which distinguish calls.
+    """
+
+    domain: str
+    op_type: str
+    inputs: tuple[int | None, ...]
+    attributes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """A call of an operator in torch's graph.
+
+    Args:
+        specification: The specification of the operator.
+        node: The node of torch's graph.
+        named: The node that `symbolic` of its class made for it; None where there is no `symbolic`.
     """
 
     specification: Specification
     node: torch.fx.Node
-    named: Named | None = None
+    named: SymbolicNode | None = None
 
     @property
-    def place(self) -> tuple[str, str]:
-        """Domain and type of its node."""
+    def node_type(self) -> tuple[str, str]:
+        """Domain and type of its ONNX node."""
         if self.named is not None:
             return self.named.domain, self.named.op_type
         return self.specification.namespace, self.specification.short_name
 
     def formal(self) -> list[str]:
-        """The inputs of its node, those that are left out behind the last aside."""
+        """Names of the inputs of its ONNX node, without those behind the last one that is given."""
         slots = self.slots()
         if self.named is not None:
             return [
@@ -49,7 +71,7 @@ class Call:
         return [name for name, _ in slots[: last + 1]]
 
     def values(self) -> Iterator[tuple[Argument, Any]]:
-        """Each argument of torch's schema, with its value: for a tensor, the node that makes it."""
+        """Each argument of torch's schema with its value: for a tensor, the graph node that computes it."""
         for at, leaf in enumerate(self.specification.schema.leaves):
             if at < len(self.node.args):
                 yield leaf, self.node.args[at]
@@ -59,23 +81,23 @@ class Call:
                 yield leaf, default(leaf)
 
     def slots(self) -> list[tuple[str, torch.fx.Node | None]]:
-        """The inputs of the node in ONNX: name and origin, which is None where an optional one is absent."""
+        """The inputs of its ONNX node: name, and graph node; None for an absent optional input."""
         return list(input_slots(list(self.values())))
 
     def inputs(self) -> list[torch.Tensor | torch.SymInt]:
-        """What is there of them, without values: tensors, and then sizes."""
+        """The inputs that are given, as fake values: tensors, then sizes."""
         return [node.meta["val"] for _, node in self.slots() if node is not None]
 
     def results(self) -> list[torch.Tensor]:
-        """The results that are there, lists spread out, without their values."""
+        """The results that are tensors, as fake values, lists flattened."""
         return list(flat_results(self.node.meta["val"]))
 
     def dtypes(self) -> set[torch.dtype]:
-        """Of its tensors, results included."""
+        """The dtypes of its tensor inputs and results."""
         return {each.dtype for each in (*self.inputs(), *self.results()) if isinstance(each, torch.Tensor)}
 
     def signature(self) -> tuple[Any, ...]:
-        """What a body depends on: sizes, `?` for those that vary, with an example; dtypes; other values."""
+        """The key of its body: sizes, and which of them are symbolic; dtypes; other arguments."""
         described = [
             (leaf.name, _described(value) if leaf.kind.is_tensor or size_items(value) else repr(value))
             for leaf, value in self.values()
@@ -84,14 +106,14 @@ class Call:
 
 
 def default(leaf: Argument) -> Any:
-    """What an argument is that a call leaves out, as torch's schema has it."""
+    """The default of an argument in the form of torch's schema."""
     return None if leaf.default is REQUIRED else leaf.kind.lower(leaf.default)[0]
 
 
 def input_slots(values: Sequence[tuple[Argument, Any]]) -> Iterator[tuple[str, Any]]:
-    """The inputs of a node, from the values of a call: each tensor of a list has one of its own.
+    """The inputs of an ONNX node, from the values of a call; each tensor of a list is an input.
 
-    Behind all tensors come the whole numbers that follow from dynamic axes, which no attribute can be.
+    Integers that are computed from dynamic axes cannot be attributes: they are inputs behind all tensors.
     """
     for leaf, value in values:
         if not leaf.kind.is_tensor:
@@ -109,7 +131,7 @@ def input_slots(values: Sequence[tuple[Argument, Any]]) -> Iterator[tuple[str, A
 
 
 def size_items(value: Any) -> dict[int, Any]:
-    """What of an argument that is no tensor the graph computes as a whole number, by position."""
+    """The integers in an argument that the graph computes, by position."""
     items = value if isinstance(value, list | tuple) else [value]
     return {at: item for at, item in enumerate(items) if _is_size(item)}
 
@@ -121,7 +143,7 @@ def _is_size(item: Any) -> bool:
 
 
 def flat_results(value: Any) -> Iterator[Any]:
-    """The tensors among results, lists of them spread out."""
+    """The tensors among results, lists flattened."""
     if isinstance(value, list | tuple):
         for each in value:
             yield from flat_results(each)
@@ -142,10 +164,10 @@ def _described(value: Any) -> Any:
 
 
 def refuse_lists_before_others(specification: Specification) -> None:
-    """Refuse a list of results before another result: a node's outputs are told by position alone.
+    """Refuse an operator that returns a list before another result: outputs of a node have positions alone.
 
     Raises:
-        ExportError: If there is one.
+        ExportError: If it does.
     """
     shown: Sequence[Any] = [each for each in specification.schema.results if not each.hidden]
     if any(result.sequence for result in shown[:-1]):
@@ -157,3 +179,36 @@ def refuse_lists_before_others(specification: Specification) -> None:
             where=specification.where,
             hint="return the list last, or its tensors one by one",
         )
+
+
+def symbolic_of(specification: Specification) -> Callable[..., Any] | None:
+    """The `symbolic` of the class that an operator was adopted from, if it has one."""
+    adopted = specification.adopted
+    return None if adopted is None else getattr(adopted.function_class, "symbolic", None)
+
+
+def schema_of(domain: str, op_type: str, inputs: int, outputs: int, attributes: Mapping[str, str]) -> Any:
+    """A schema for a node of another domain: optional inputs and outputs of any dtype.
+
+    Args:
+        domain, op_type: The type of the node.
+        inputs, outputs: Their numbers.
+        attributes: The type of each attribute, by name.
+    """
+    schema = onnx.defs.OpSchema
+    optional = schema.FormalParameterOption.Optional
+    letters = [f"T{at}" for at in range(inputs + outputs)]
+    return schema(
+        op_type,
+        domain,
+        VERSION,
+        inputs=[
+            schema.FormalParameter(f"input{at}", letters[at], param_option=optional) for at in range(inputs)
+        ],
+        outputs=[schema.FormalParameter(f"output{at}", letters[inputs + at]) for at in range(outputs)],
+        type_constraints=[(letter, sorted(DTYPES), "any tensor") for letter in letters],
+        attributes=[
+            schema.Attribute(name, getattr(schema.AttrType, kind), required=False)
+            for name, kind in attributes.items()
+        ],
+    )

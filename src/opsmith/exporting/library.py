@@ -1,47 +1,239 @@
-"""A library of an exported file's kernels: packaged, loaded into ONNX Runtime, and held to PyTorch."""
+"""Library of C++ kernels for the nodes of a file: chosen, packaged, loaded and compared with PyTorch."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from opsmith import errors
-from opsmith.build.ort.packaging import LIBRARY, packaged
-from opsmith.exporting.calls import Call
-from opsmith.exporting.finishing import counted
-from opsmith.exporting.natives import Natives, Place, natives
+from opsmith.core.specification import Specification
+from opsmith.exporting.bodies import subgraphs
+from opsmith.exporting.calls import OperatorCall, size_items
+from opsmith.exporting.dtypes import ONNX_TYPES
 from opsmith.exporting.packages import onnx
 from opsmith.exporting.report import Export
-from opsmith.exporting.request import Request
+from opsmith.exporting.result_sizes import sizes_in_cpp
 from opsmith.exporting.runtime import Runtime
-from opsmith.exporting.verifying import Verification
+from opsmith.exporting.verification import Verification
+from opsmith.kernels.common.parameters import cpp_arguments
+from opsmith.kernels.cpp.compiler import kernel_toolchain
+from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.ort.library import LIBRARY, KernelObject, packaged
+from opsmith.kernels.ort.nodes import NodeArgument, NodeOperator, NodeType
+
+NodeName = tuple[str, str]
+"""Domain and type of a node."""
 
 
-def calls_by_place(pairs: Iterable[tuple[Any, Call]]) -> dict[Place, list[Call]]:
-    """The calls that nodes of each type stand for, of those that are alike one.
+@dataclass(frozen=True)
+class LibraryPlan:
+    """The contents of a library.
+
+    Args:
+        types: The node types that it computes.
+        kernels: The kernels for them.
+        operators: The operator of each node type.
+        left: For each operator whose nodes are computed by their bodies, the reason.
+    """
+
+    types: tuple[NodeType, ...]
+    kernels: tuple[KernelObject, ...]
+    operators: Mapping[NodeName, str]
+    left: Mapping[str, str]
+
+
+def plan_library(
+    calls: Mapping[NodeName, Sequence[OperatorCall]],
+    names: Iterable[NodeName],
+    within: Mapping[NodeName, Iterable[NodeName]] | None,
+) -> LibraryPlan:
+    """Choose the node types of a file that a library computes.
+
+    A node type is chosen if a kernel takes each of its calls: ONNX Runtime does not use the body where a
+    kernel refuses a node. Nodes inside the other bodies may be chosen in turn.
+
+    Args:
+        calls: The calls behind the nodes of each type.
+        names: The node types in the graph of the file.
+        within: The node types in the body of each; None where nodes have no bodies.
+
+    Raises:
+        ExportError: If nothing can be packaged, or a node without a body cannot.
+        CompileError: If the compiler refuses a kernel.
+        ToolchainError: If there is no compiler.
+    """
+    kernel_toolchain()  # report a missing compiler before anything about operators
+    chosen: dict[NodeName, list[CppKernel]] = {}
+    left: dict[str, str] = {}
+    waiting, seen = list(names), set()
+    while waiting:
+        name = waiting.pop(0)
+        if name in seen or name not in calls:
+            continue
+        seen.add(name)
+        specification = calls[name][0].specification
+        found = _kernels_for(calls[name])
+        if not isinstance(found, str):
+            chosen[name] = found
+            continue
+        if within is None:
+            raise _unpackaged(specification, found)
+        left.setdefault(specification.name, found)
+        waiting += within.get(name, ())
+    if not chosen:
+        raise errors.ExportError(
+            "no operator of the model can be packaged into a library",
+            expected="an operator with a kernel in C++ that takes its calls",
+            got="; ".join(f"{name}: {reason}" for name, reason in left.items()) or "no operators",
+            hint="give one a kernel, `op.kernel('cpu', cpp=...)`, or leave `library=` out",
+        )
+    operators = _operators(calls, chosen)
+    objects = dict.fromkeys(kernel for each in operators.values() for kernel in each[1])
+    types = [
+        made
+        for name in chosen
+        for made in _types(name, calls[name], operators[calls[name][0].specification.name][0])
+    ]
+    named = {name: calls[name][0].specification.name for name in chosen}
+    return LibraryPlan(tuple(types), tuple(objects), named, left)
+
+
+def _kernels_for(calls: Sequence[OperatorCall]) -> list[CppKernel] | str:
+    """The kernels that take all of these calls, or the reason why one has none."""
+    specification = calls[0].specification
+    kernels = [
+        each.function
+        for each in specification.kernels
+        if each.device == "cpu" and isinstance(each.function, CppKernel)
+    ]
+    if not kernels:
+        return "it has no kernel in C++"
+    taken: list[CppKernel] = []
+    for call in calls:
+        if call.named is not None:
+            return "its node is named by `symbolic`, which may write its attributes in any form"
+        if any(size_items(value) for leaf, value in call.values() if not leaf.kind.is_tensor):
+            return "a whole number follows from a dynamic axis: it is an input of the node, no attribute"
+        values = [_value(value) if leaf.kind.is_tensor else value for leaf, value in call.values()]
+        refusals = []
+        for kernel in kernels:
+            refusal = kernel.refusal(values)
+            if refusal is None:
+                break
+            refusals.append(refusal)
+        else:
+            return refusals[-1]
+        if not kernel.computes_sizes and not sizes_in_cpp([call]):
+            return "neither its kernel nor the sizes of its tensors tell the sizes of its results"
+        taken.append(kernel)
+    return [kernel for kernel in kernels if kernel in taken]
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_value(each) for each in value]
+    return None if value is None else value.meta["val"]
+
+
+def _unpackaged(specification: Specification, reason: str) -> errors.ExportError:
+    return errors.ExportError(
+        "it cannot be packaged into a library, and its node has no body",
+        operator=specification.name,
+        expected="a kernel in C++ that takes its calls",
+        got=reason,
+        where=specification.where,
+        hint="give it one, `op.kernel('cpu', cpp=...)`, or write `body='function'`, and its body computes it",
+    )
+
+
+def _operators(
+    calls: Mapping[NodeName, Sequence[OperatorCall]], chosen: Mapping[NodeName, Iterable[CppKernel]]
+) -> dict[str, tuple[NodeOperator, list[KernelObject]]]:
+    """Each operator in the form of a library, with its compiled kernels, by name."""
+    found: dict[str, list[OperatorCall]] = {}
+    taken: dict[str, set[CppKernel]] = {}
+    for name, kernels in chosen.items():
+        name = calls[name][0].specification.name
+        found.setdefault(name, []).extend(calls[name])
+        taken.setdefault(name, set()).update(kernels)
+    made = {}
+    for name, of in found.items():
+        specification = of[0].specification
+        functions = [each.function for each in specification.kernels]
+        objects = [
+            each.library_object() for each in functions if isinstance(each, CppKernel) and each in taken[name]
+        ]
+        parameters = cpp_arguments(specification.schema, name, specification.where)
+        arguments = tuple(
+            NodeArgument(argument, parameter.type, parameter.optional)
+            for argument, parameter in zip(specification.schema.names, parameters, strict=True)
+        )
+        tables = tuple(each.table for each in objects)
+        shapes = specification.shapes.text if specification.shapes is not None else ""
+        made[name] = NodeOperator(name, tables, arguments, _outputs(of[0]), shapes), objects
+    return made
+
+
+def _outputs(call: OperatorCall) -> tuple[int, ...]:
+    """The position of each result among the outputs of a node; -1 for a hidden one."""
+    specification = call.specification
+    shown = [each.name for each in specification.schema.results if not each.hidden]
+    return tuple(-1 if each.hidden else shown.index(each.name) for each in specification.schema.results)
+
+
+def _types(name: NodeName, calls: Sequence[OperatorCall], operator: NodeOperator) -> list[NodeType]:
+    """A node type for each choice of element types among its calls."""
+    inputs = [
+        [None if node is None else node.meta["val"].dtype for _, node in call.slots()] for call in calls
+    ]
+    count = max(map(len, inputs))
+    padded = [each + [None] * (count - len(each)) for each in inputs]
+    optional = tuple(any(each[at] is None for each in padded) for at in range(count))
+    found: dict[tuple[Any, ...], NodeType] = {}
+    sizes = sizes_in_cpp(calls)
+    for call, dtypes in zip(calls, padded, strict=True):
+        outputs = tuple(ONNX_TYPES[result.dtype] for result in call.results())
+        filled = tuple(ONNX_TYPES[_type_of(at, dtypes, padded)] for at in range(count))
+        found[filled] = NodeType(*name, operator, filled, optional, outputs, sizes)
+    return list(found.values())
+
+
+def _type_of(at: int, dtypes: Sequence[Any], others: Sequence[Sequence[Any]]) -> torch.dtype:
+    """The dtype of an input; of an omitted one, that of another call or of another input."""
+    alike = [each[at] for each in others if _agree(each, dtypes)]
+    dtype: torch.dtype = next(each for each in (dtypes[at], *alike, *dtypes) if each is not None)
+    return dtype
+
+
+def _agree(one: Sequence[Any], two: Sequence[Any]) -> bool:
+    return all(a is None or b is None or a == b for a, b in zip(one, two, strict=True))
+
+
+def calls_by_type(pairs: Iterable[tuple[Any, OperatorCall]]) -> dict[NodeName, list[OperatorCall]]:
+    """The different calls behind the nodes of each type.
 
     Args:
         pairs: Nodes and their calls.
     """
-    found: dict[Place, dict[Any, Call]] = {}
+    found: dict[NodeName, dict[Any, OperatorCall]] = {}
     for node, call in pairs:
         found.setdefault((node.domain, node.op_type), {}).setdefault(call.signature(), call)
-    return {place: list(calls.values()) for place, calls in found.items()}
+    return {name: list(calls.values()) for name, calls in found.items()}
 
 
-def by_library_alone(request: Request, pairs: Iterable[tuple[Any, Call]]) -> bool:
-    """Whether nothing but a library can compute the nodes of a file, which is held to PyTorch with it alone.
+def needs_library(pairs: Iterable[tuple[Any, OperatorCall]]) -> bool:
+    """Whether ONNX Runtime can compute the nodes of a file with a library alone.
 
-    That is so of operators without a body, and of bfloat16, for which it has next to no kernels.
+    This holds for opaque operators, which have no body, and for bfloat16, for which ONNX Runtime has next to
+    no kernels.
     """
-    if request.library is None:
-        return False
     return any(call.specification.opaque or torch.bfloat16 in call.dtypes() for _, call in pairs)
 
 
@@ -49,36 +241,38 @@ def with_library(
     export: Export,
     file: Path,
     library: Path,
-    calls: Mapping[Place, Sequence[Call]],
+    calls: Mapping[NodeName, Sequence[OperatorCall]],
     verification: Verification | None,
 ) -> Export:
-    """Write a library with the kernels of a file's nodes, and hold the two together to PyTorch.
+    """Write a library with the kernels of a file's nodes, and compare the two with PyTorch.
 
     Args:
-        export: What was written.
-        file: Where it is now.
-        library: Where the library goes.
-        calls: The calls that its nodes stand for, those in bodies too.
-        verification: How it is compared; None where it is not to be.
+        export: The export so far.
+        file: The current path of the file.
+        library: The path of the library.
+        calls: The calls behind the nodes of each type, bodies included.
+        verification: The comparison; None for none.
 
     Raises:
         ExportError, CompileError, ToolchainError: If it cannot be packaged.
-        ExportMismatchError: If the kernels compute something else than PyTorch.
-        OnnxRuntimeError: If ONNX Runtime does not take the library, or leaves a node to its body.
+        ExportMismatchError: If the results differ from PyTorch's.
+        OnnxRuntimeError: If ONNX Runtime refuses the library, or does not use a kernel.
     """
     model = onnx.load(str(file), load_external_data=False)
-    within = {(function.domain, function.name): list(_places(function.node)) for function in model.functions}
-    held = natives(calls, _places(model.graph.node), within if export.body == "function" else None)
-    shutil.copyfile(packaged(held.kernels, held.types).directory / LIBRARY, library)
+    within = {
+        (function.domain, function.name): list(_node_names(function.node)) for function in model.functions
+    }
+    plan = plan_library(calls, _node_names(model.graph.node), within if export.body == "function" else None)
+    shutil.copyfile(packaged(plan.kernels, plan.types).directory / LIBRARY, library)
     library.chmod(0o755)
-    native = counted(_named(model.graph, held))
-    export = replace(export, native=native, left_to_bodies=held.left)
+    native = Counter(_named(model.graph, plan))
+    export = replace(export, native=native, left_to_bodies=plan.left)
     if verification is None:
         return export
     with tempfile.TemporaryDirectory() as folder:
         optimised = Path(folder) / "optimised.onnx"
         runtime = Runtime(file, export.path.name, library=library, optimised=optimised)
-        used = counted(_named(onnx.load(str(optimised), load_external_data=False).graph, held))
+        used = Counter(_named(onnx.load(str(optimised), load_external_data=False).graph, plan))
     refuse_unused(native, used, export.path.name)
     comparisons, left_out = verification.compare(runtime, library=library)
     return replace(export, comparisons=(*export.comparisons, *comparisons), left_out=left_out)
@@ -88,9 +282,9 @@ def refuse_unused(native: Mapping[str, int], used: Mapping[str, int], name: str)
     """Refuse a library whose kernels ONNX Runtime does not use for every node.
 
     Args:
-        native: How many nodes of each operator it is to compute.
-        used: How many are left where ONNX Runtime has put bodies in the place of all others.
-        name: Of the file.
+        native: Number of nodes of each operator that have a kernel.
+        used: Number of these nodes in the optimised graph, in which all others were replaced by bodies.
+        name: Name of the file.
 
     Raises:
         OnnxRuntimeError: If there are fewer.
@@ -106,15 +300,14 @@ def refuse_unused(native: Mapping[str, int], used: Mapping[str, int], name: str)
             )
 
 
-def _named(graph: Any, held: Natives) -> Iterator[str]:
-    """The operators of a graph's nodes that a library computes."""
-    return (held.operators[place] for place in _places(graph.node) if place in held.operators)
+def _named(graph: Any, plan: LibraryPlan) -> Iterator[str]:
+    """The operator of each node in a graph that a library computes."""
+    return (plan.operators[name] for name in _node_names(graph.node) if name in plan.operators)
 
 
-def _places(nodes: Iterable[Any]) -> Iterator[Place]:
-    """The types of nodes, and of those in their graphs."""
+def _node_names(nodes: Iterable[Any]) -> Iterator[NodeName]:
+    """The types of nodes, subgraphs included."""
     for node in nodes:
         yield node.domain, node.op_type
-        for attribute in node.attribute:
-            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from _places(inner.node)
+        for graph in subgraphs(node):
+            yield from _node_names(graph.node)

@@ -1,4 +1,4 @@
-"""The packages that an export needs beside torch; a message says how to install those that are missing."""
+"""The packages that an export needs besides torch, with a message for those that are not installed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ try:
     import onnx_ir
     import onnxruntime
     import onnxscript
+    from onnx_ir.passes.common import InlinePass
 except ModuleNotFoundError as error:
     raise errors.MissingExtraError(
         "ONNX needs the packages `onnx`, `onnxscript` and `onnxruntime`",
@@ -17,4 +18,4 @@ except ModuleNotFoundError as error:
         hint=install("onnx"),
     ) from error
 
-__all__ = ["onnx", "onnx_ir", "onnxruntime", "onnxscript"]
+__all__ = ["InlinePass", "onnx", "onnx_ir", "onnxruntime", "onnxscript"]

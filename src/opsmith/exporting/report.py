@@ -1,24 +1,24 @@
-"""What an export did: the file, its nodes, and how it compared with PyTorch."""
+"""The result of an export: the file, its nodes, and the comparisons with PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The file beside PyTorch, at one choice of sizes.
+    """The comparison of one output with PyTorch, at one choice of sizes.
 
     Args:
         sizes: The size of each dynamic axis.
         output: Name of the output.
-        difference: The largest difference, as a part of the largest value.
-        allowed: The largest that there may be.
-        reason: Why that much.
-        library: Whether ONNX Runtime had the library of kernels.
+        difference: The largest difference, relative to the largest value.
+        allowed: The tolerance.
+        reason: The derivation of the tolerance.
+        library: ONNX Runtime used the library of kernels.
     """
 
     sizes: Mapping[str, int]
@@ -31,19 +31,19 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Export:
-    """A file that was exported.
+    """An exported file.
 
     Args:
-        path: Where it is.
+        path: Path of the file.
         body: `function`, `inline` or `node`.
         opset: Version of ONNX's operators.
         inputs, outputs: Their names, in order.
-        nodes: How many nodes call each operator; in an inlined file, how many did.
-        comparisons: How it compared with PyTorch; empty where it was not to be compared.
-        left_out: Sizes that were not compared, since PyTorch refuses them, each with the reason.
-        library: Where the library of kernels is; None where there is none.
-        native: How many nodes of each operator it computes.
-        left_to_bodies: For each operator of which it leaves nodes to their bodies, why.
+        nodes: Number of nodes of each operator, in an inlined file before the inlining.
+        comparisons: The comparisons with PyTorch; empty without verification.
+        left_out: Sizes that were not compared since PyTorch refuses them, each with the reason.
+        library: Path of the library of kernels; None without one.
+        native: Number of nodes of each operator that the library computes.
+        left_to_bodies: For each operator whose nodes are computed by their bodies, the reason.
     """
 
     path: Path
@@ -60,39 +60,21 @@ class Export:
 
     @property
     def verified(self) -> bool:
-        """Whether it was compared with PyTorch."""
+        """The file was compared with PyTorch."""
         return bool(self.comparisons)
 
     @property
     def difference(self) -> float:
-        """The largest difference of all comparisons; 0 where there were none."""
+        """The largest difference of all comparisons; 0 without any."""
         return max((each.difference for each in self.comparisons), default=0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same in plain types, for `--json`."""
+        """The export in JSON's types."""
         return {
+            **asdict(self),
             "path": str(self.path),
-            "body": self.body,
-            "opset": self.opset,
-            "inputs": list(self.inputs),
-            "outputs": list(self.outputs),
-            "nodes": dict(self.nodes),
-            "verified": self.verified,
-            "comparisons": [
-                {
-                    "sizes": dict(each.sizes),
-                    "output": each.output,
-                    "difference": each.difference,
-                    "allowed": each.allowed,
-                    "reason": each.reason,
-                    "library": each.library,
-                }
-                for each in self.comparisons
-            ],
-            "left_out": list(self.left_out),
             "library": None if self.library is None else str(self.library),
-            "native": dict(self.native),
-            "left_to_bodies": dict(self.left_to_bodies),
+            "verified": self.verified,
         }
 
     def __str__(self) -> str:

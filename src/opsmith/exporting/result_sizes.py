@@ -1,4 +1,4 @@
-"""The sizes of a call's results in C++, as they follow from those of its tensors in an exported program."""
+"""Result sizes of a call as C++ expressions of the sizes of its tensors, from an exported program."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any
 import torch
 
 from opsmith.core.schema import Argument
-from opsmith.exporting.calls import Call
-from opsmith.exporting.sizes import varies
+from opsmith.exporting.axes import varies
+from opsmith.exporting.calls import OperatorCall
 
 _SIGNS = {"Add": " + ", "Mul": " * "}
 _CHOICES = {"Max": "std::max", "Min": "std::min"}
 _DIVISIONS = ("FloorDiv", "CleanDiv")
 
 
-def sizes_in_cpp(calls: Sequence[Call]) -> str:
-    """The body of a function of `v`, values of arguments, that puts the sizes of results into `r`.
+def sizes_in_cpp(calls: Sequence[OperatorCall]) -> str:
+    """The body of a C++ function of `v`, the arguments, that writes the sizes of results into `r`.
 
-    It tells them for calls that are like one of these: the same values that are no tensors, the same sizes
-    where they do not vary. Nothing where that is not to be had of any.
+    It covers calls with the static sizes and the other arguments of one of these calls. Empty if the sizes of
+    none of them can be written.
     """
     blocks = dict.fromkeys(block for block in map(_block, calls) if block)
-    return "\n".join([*blocks, "  return opsmith::UNTOLD;"]) if blocks else ""
+    return "\n".join([*blocks, "  return opsmith::UNKNOWN;"]) if blocks else ""
 
 
 class _UnwrittenError(Exception):
     """A size that cannot be written in C++."""
 
 
-def _block(call: Call) -> str:
-    if len(call.results()) < len(call.specification.schema.results):  # of hidden ones nothing is known
+def _block(call: OperatorCall) -> str:
+    if len(call.results()) < len(call.specification.schema.results):  # the sizes of hidden ones are unknown
         return ""
     try:
         lines = [*_Block(call).lines()]
@@ -43,13 +43,13 @@ def _block(call: Call) -> str:
 
 
 class _Block:
-    """The lines for one call; `break` leaves them where another call is not like it.
+    """The C++ lines for one call; `break` leaves them where the actual call differs from it.
 
     Args:
         call: The call.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: OperatorCall) -> None:
         self._call = call
         self._known: dict[str, str] = {}
         self._composed: list[tuple[str, Any]] = []
@@ -69,7 +69,7 @@ class _Block:
             sizes = ", ".join(self._size(size) for size in result.shape)
             yield f"r[{number}] = opsmith::Shape({{{sizes}}});"
         yield "if (bad) break;"
-        yield "return opsmith::TOLD;"
+        yield "return opsmith::KNOWN;"
 
     def _tensors(self, name: str, value: Any, several: bool) -> Iterator[str]:
         if not several:
@@ -103,7 +103,7 @@ class _Block:
         return self._written(size.node.expr) if varies(size) else f"int64_t({int(size)})"
 
     def _written(self, expression: Any, *, whole: bool = True) -> str:
-        """An expression of sympy in C++; where `whole` is false, not as the size that it is as a whole."""
+        """An expression of sympy in C++; `whole` permits a variable with the value of all of it."""
         text, kind = str(expression), type(expression).__name__
         if whole and text in self._known:
             return self._known[text]
@@ -124,7 +124,7 @@ class _Block:
 
 
 def _unlike(name: str, leaf: Argument, value: Any) -> Iterator[str]:
-    """Leaves where an argument that is no tensor has another value."""
+    """Leave the block if an argument that is no tensor has another value."""
     yield f"if ({name}.given != {_flag(value is not None)}) break;"
     if value is None:
         return
@@ -148,7 +148,7 @@ _FIELDS = {"bool": "flag", "int": "integer", "float": "number"}
 
 
 def _other(found: str, form: str, value: Any) -> str:
-    """Whether a value is another; numbers in single precision, as an attribute may have them."""
+    """The C++ condition that a value differs; floats in single precision, as in an attribute."""
     if form == "bool":
         return f"{found} != {_flag(value)}"
     if form == "int":

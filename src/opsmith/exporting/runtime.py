@@ -1,7 +1,8 @@
-"""ONNX Runtime: a file, run on tensors of torch."""
+"""ONNX Runtime: a file as a session that takes tensors, and as a module."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.exporting.dtypes import DTYPES, ONNX_TYPES
 from opsmith.exporting.packages import onnxruntime
-from opsmith.exporting.tensors import DTYPES, ONNX_TYPES
 
 ERRORS_ONLY = 3
 
@@ -20,7 +21,7 @@ _BESIDE = {
     "session.optimized_model_external_initializers_file_name": "weights",
     "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
 }
-"""Has an optimised graph written without its weights, of which there may be more than a file holds."""
+"""Session options that write the weights of an optimised graph to a file of their own."""
 _MERGING = ["ConstantFolding", "CommonSubexpressionElimination"]
 
 
@@ -29,14 +30,14 @@ class Runtime:
 
     Args:
         source: A path, or a model as bytes.
-        name: What messages call it.
+        name: The name in messages.
         library: A library of kernels for its nodes.
-        optimised: Where the graph is written as it runs. Nodes that are alike are not made one then, and
-            constants are computed in every run, so that each node of the file can be told in it.
+        optimised: Path for the optimised graph. Equal nodes are not merged and constants are not folded then,
+            so that each node of the file can be identified in it.
 
     Attributes:
-        inputs: For each input its name, dtype and shape; a size that varies has a name.
-        outputs: The same of each output.
+        inputs: Name, dtype and shape of each input; a dynamic size has a name.
+        outputs: The same for each output.
 
     Raises:
         OnnxRuntimeError: If ONNX Runtime does not load it.
@@ -124,7 +125,7 @@ def _from_runtime(value: Any) -> Tensor:
 
 
 def reason(error: BaseException) -> str:
-    """What ONNX Runtime says, without its numbers and places in its own source."""
+    """The message of ONNX Runtime without its error codes and locations."""
     text = " ".join(str(error).split())
     while text.startswith("[ONNXRuntimeError]"):
         text = text.removeprefix("[ONNXRuntimeError]").partition(" : ")[2].partition(" : ")[2] or text[18:]
@@ -145,3 +146,102 @@ def _not_loaded(name: str, error: BaseException) -> errors.OnnxRuntimeError:
         else "export it in a type that ONNX Runtime computes on the CPU: float32, float64, mostly float16; "
         "or with `verify=False` for another runtime",
     )
+
+
+class OnnxModule(torch.nn.Module):
+    """A file in ONNX Runtime as a module, called as the exported model, with tensors alone.
+
+    It computes on the CPU, has no parameters and no gradients, and is always in evaluation mode.
+
+    Attributes:
+        path: The file.
+        library: The library of kernels; None for none.
+        input_names, output_names: In order.
+    """
+
+    def __init__(self, path: Path, library: Path | None = None) -> None:
+        super().__init__()
+        self.path, self.library = path, library
+        self._runtime = Runtime(path, path.name, library=library)
+        self.input_names = tuple(name for name, _, _ in self._runtime.inputs)
+        self.output_names = tuple(name for name, _, _ in self._runtime.outputs)
+        self.eval()
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
+        """The outputs for these inputs, by position or by name: a tensor, or a tuple of them.
+
+        Raises:
+            OnnxRuntimeError: If they do not fit the file.
+        """
+        if len(args) > len(self.input_names):
+            raise self._misfit("there are too many inputs", str(len(args)))
+        given = dict(zip(self.input_names, args, strict=False))
+        twice = next((name for name in kwargs if name in given), None)
+        if twice is not None:
+            raise self._misfit(f"`{twice}` is given twice", twice)
+        given |= kwargs
+        self._refuse_misfits(given)
+        results = self._runtime.run(given)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _refuse_misfits(self, given: Mapping[str, Any]) -> None:
+        if set(given) != set(self.input_names):
+            raise self._misfit("these are not its inputs", ", ".join(given) or "none")
+        for name, dtype, shape in self._runtime.inputs:
+            tensor = given[name]
+            if not isinstance(tensor, Tensor):
+                raise self._misfit(f"`{name}` is no tensor", type(tensor).__name__)
+            fits = len(shape) == tensor.ndim and all(
+                size == own for size, own in zip(shape, tensor.shape, strict=True) if isinstance(size, int)
+            )
+            if tensor.dtype is not dtype or not fits:
+                raise self._misfit(f"`{name}` does not fit", f"{tensor.dtype} {list(tensor.shape)}")
+
+    def _misfit(self, problem: str, got: str) -> errors.OnnxRuntimeError:
+        expected = ", ".join(f"{name}: {dtype} {list(shape)}" for name, dtype, shape in self._runtime.inputs)
+        return errors.OnnxRuntimeError(
+            f"`{self.path.name}` cannot be called so: {problem}",
+            expected=expected.replace("'", "") or "no inputs",
+            got=got,
+            hint="give each input a tensor of its type; an axis without a name has the size of the export",
+        )
+
+    def extra_repr(self) -> str:
+        """The file, with its inputs and outputs."""
+        return f"{str(self.path)!r}, {', '.join(self.input_names)} -> {', '.join(self.output_names)}"
+
+    def __reduce__(self) -> Any:
+        return load, (self.path, self.library)
+
+
+def load(path: str | os.PathLike[str], library: str | os.PathLike[str] | None = None) -> OnnxModule:
+    """Load an ONNX file as a module that ONNX Runtime computes.
+
+    Args:
+        path: The file.
+        library: The library that `opsmith.export_onnx(..., library=...)` wrote for it.
+
+    Returns:
+        A module with tensors on the CPU as inputs and outputs.
+
+    Raises:
+        UsageError: If there is no such file.
+        OnnxRuntimeError: If ONNX Runtime does not load it, or the library.
+
+    Example:
+        >>> import torch, opsmith, tempfile, opsmith.onnx
+        >>> file = tempfile.mkdtemp() + "/add.onnx"
+        >>> _ = opsmith.export_onnx(opsmith.ops.add, (torch.ones(2), torch.ones(2)), file)
+        >>> opsmith.onnx.load(file)(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+        tensor([4., 6.])
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise errors.UsageError(
+            f"there is no file `{file}`",
+            argument="path",
+            expected="a file of ONNX",
+            got="a folder" if file.is_dir() else "nothing there",
+            hint="export it first: `opsmith.export_onnx(model, args, path)`",
+        )
+    return OnnxModule(file, None if library is None else Path(library))

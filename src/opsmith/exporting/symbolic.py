@@ -1,13 +1,12 @@
-"""`symbolic` of adopted `autograd.Function` classes: the nodes that it names, under today's exporter.
+"""Support for `symbolic` of adopted `autograd.Function` classes under torch's current exporter.
 
-torch's old exporter called it with a graph, whose `op` made a node. Here `op` makes the node in the program
-that is being translated; nothing else of the old graph is there.
+torch's old exporter called `symbolic` with a graph, whose `op` made a node. Here `op` makes the node in the
+program that is being translated; the old graph has nothing else here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,73 +14,48 @@ import torch
 from opsmith import errors
 from opsmith.core.location import where
 from opsmith.core.specification import Specification
+from opsmith.exporting.calls import SYMBOLIC_NODE, VERSION, SymbolicNode, schema_of, symbolic_of
 from opsmith.exporting.packages import onnx, onnx_ir, onnxscript
-from opsmith.exporting.tensors import DTYPES
-
-NAMED = "opsmith_named"
-"""Key, in the notes that a node keeps until it is written, of what its `symbolic` said."""
 
 FORMS = {"i": "INT", "f": "FLOAT", "s": "STRING", "t": "TENSOR"}
-"""Forms of attributes, by what the names of keywords of `g.op` end with."""
-
-
-@dataclass(frozen=True)
-class Named:
-    """A node that is not ONNX's own, as a `symbolic` asked for it.
-
-    Args:
-        domain, op_type: Its name.
-        inputs: Its inputs in order: each a position among the tensors of the call; None: left out.
-        attributes: Texts of its attributes, by which calls are told apart.
-    """
-
-    domain: str
-    op_type: str
-    inputs: tuple[int | None, ...]
-    attributes: tuple[str, ...]
-
-
-def symbolic_of(specification: Specification) -> Callable[..., Any] | None:
-    """The `symbolic` of the class that an operator was adopted from, if it has one."""
-    adopted = specification.adopted
-    return None if adopted is None else getattr(adopted.function_class, "symbolic", None)
+"""Type of an attribute by the ending of the keyword of `g.op`."""
 
 
 def by_symbolic(
     specification: Specification, values: Sequence[Any], tensors: Sequence[Any], opset: int, notes: list[str]
 ) -> Any:
-    """What the `symbolic` of an operator's class returns for a call: values of the nodes that it has made.
+    """Run the `symbolic` of an operator's class for a call, and return the values that it returns.
 
     Args:
-        specification: The operator's; its class has a `symbolic`.
-        values: The arguments, as `forward` has them.
-        tensors: The tensors among them, in order; None where an optional one is left out.
+        specification: The specification of the operator, whose class has a `symbolic`.
+        values: The arguments, as `forward` takes them.
+        tensors: The tensors among them, in order; None for an omitted optional one.
         opset: Version of ONNX's operators.
-        notes: Takes up what the author should know.
+        notes: Collects warnings for the author.
 
     Raises:
-        ExportError: If it does what cannot be done here.
+        ExportError: If `symbolic` fails, or makes nodes that are not supported here.
     """
     symbolic = symbolic_of(specification)
     assert symbolic is not None, specification.name
-    graph = Graph(specification, tensors, opset, notes)
+    graph = SymbolicGraph(specification, tensors, opset, notes)
     try:
         made = symbolic(graph, *values)
     except errors.OpsmithError:
         raise
-    except Exception as error:  # whatever the author's code raises
+    except Exception as error:  # the author's code may raise anything
         raise errors.ExportError(
             f"its `symbolic` cannot be run: {type(error).__name__}: {error}",
             operator=specification.name,
             where=where(symbolic),
-            hint="let it call `g.op` on the arguments of `forward` alone: what else the old exporter had, "
-            "as sizes and types of values, is not there",
+            hint="let it call `g.op` on the arguments of `forward` alone: sizes and types of values, which "
+            "the old exporter had, are not available",
         ) from error
     return graph.returned(made)
 
 
-class Graph:
-    """What a `symbolic` has for the graph `g`: it has `op`, and makes nodes of it.
+class SymbolicGraph:
+    """The graph `g` that is given to `symbolic`, with `op` alone.
 
     Args:
         specification, tensors, opset, notes: As in `by_symbolic`.
@@ -95,25 +69,31 @@ class Graph:
         self._others: list[Any] = []  # nodes that are not ONNX's own
 
     def op(self, name: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
-        """Make a node: its value, or a tuple of `outputs` values.
+        """Make a node, and return its value, or a tuple of `outputs` values.
 
         Args:
             name: `domain::Name`, or the name of an operator of ONNX.
-            inputs: Values; None where an optional one is left out.
-            outputs: How many it has.
-            attributes: Each with an ending that says what it is: `_i` whole numbers, `_f` numbers, `_s`
-                texts, `_t` a tensor; a list of them becomes a list.
+            inputs: Values; None for an omitted optional input.
+            outputs: Number of outputs.
+            attributes: Attributes, whose type is the ending of the name: `_i` integers, `_f` floats, `_s`
+                strings, `_t` a tensor; a list becomes a list.
         """
         domain, op_type = self._place(name)
         written = [self._attribute(key, value) for key, value in sorted(attributes.items())]
-        described = _described(domain, op_type, len(inputs), outputs, written, self._opset)
-        version = 1 if domain else self._opset
-        made = onnxscript.values.Op(onnxscript.values.Opset(domain, version), op_type, described)(
+        if domain:
+            types = {each.name: each.type.name for each in written}
+            schema = schema_of(domain, op_type, len(inputs), outputs, types)
+        else:
+            schema = onnx.defs.get_schema(op_type, max_inclusive_version=self._opset)
+        opset = onnxscript.values.Opset(domain, VERSION if domain else self._opset)
+        made = onnxscript.values.Op(opset, op_type, schema)(
             *inputs, **{each.name: _plain(each) for each in written}
         )
         if domain:
             node = (made[0] if isinstance(made, tuple | list) else made).producer()
-            node.meta[NAMED] = Named(domain, op_type, self._positions(inputs), tuple(map(str, written)))
+            node.meta[SYMBOLIC_NODE] = SymbolicNode(
+                domain, op_type, self._positions(inputs), tuple(map(str, written))
+            )
             self._others.append(node)
         return made
 
@@ -164,7 +144,7 @@ class Graph:
         return tuple(found)
 
     def returned(self, made: Any) -> Any:
-        """What the `symbolic` returned, once it is held to be what can be done here."""
+        """The values that `symbolic` returned, refused where they are not supported here."""
         values = list(made) if isinstance(made, list | tuple) else [made]
         shown = [result for result in self._specification.schema.results if not result.hidden]
         if len(values) != len(shown) or any(value is None for value in values):
@@ -206,28 +186,3 @@ _PYTHON: dict[str, Callable[[Any], Any]] = {"i": int, "f": float, "s": str}
 
 def _plain(attribute: Any) -> Any:
     return attribute if attribute.type == onnx_ir.AttributeType.TENSOR else attribute.value
-
-
-def _described(
-    domain: str, op_type: str, inputs: int, outputs: int, attributes: Iterable[Any], opset: int
-) -> Any:
-    """The schema of a node: ONNX's own, or one that takes what it is given."""
-    schema = onnx.defs.OpSchema
-    if not domain:
-        return onnx.defs.get_schema(op_type, max_inclusive_version=opset)
-    optional = schema.FormalParameterOption.Optional
-    letters = [f"T{at}" for at in range(inputs + outputs)]
-    return schema(
-        op_type,
-        domain,
-        1,
-        inputs=[
-            schema.FormalParameter(f"input{at}", letters[at], param_option=optional) for at in range(inputs)
-        ],
-        outputs=[schema.FormalParameter(f"output{at}", letters[inputs + at]) for at in range(outputs)],
-        type_constraints=[(letter, sorted(DTYPES), "any tensor") for letter in letters],
-        attributes=[
-            schema.Attribute(each.name, getattr(schema.AttrType, each.type.name), required=False)
-            for each in attributes
-        ],
-    )

@@ -1,9 +1,9 @@
-"""How far a file may be off from PyTorch: what rounding explains, and no more."""
+"""Tolerance of a comparison: how far rounding may move an output of a file."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -11,20 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ONCE, EACH = 16, 4
-"""Of the result's unit: what one node may lose, and what the square root of their number adds."""
+from opsmith.exporting.dtypes import BY_NUMBER
 
-AS_OFF = 4
-"""How many times as far off as PyTorch itself a file may be, where PyTorch is far off from float64."""
+ONCE, EACH = 16, 4
+"""Tolerance in eps: a constant part, and a factor of the square root of the number of nodes."""
+
+ERROR_RATIO = 4
+"""Largest allowed ratio of the file's error to PyTorch's own, both measured against float64."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What is allowed for one output.
+    """The tolerance of an output.
 
     Args:
-        relative: The largest difference, as a part of the largest value.
-        reason: Where that comes from.
+        relative: The largest difference, relative to the largest value.
+        reason: The derivation of the number.
     """
 
     relative: float
@@ -32,10 +34,10 @@ class Tolerance:
 
 
 def tolerance(dtype: torch.dtype, nodes: int) -> Tolerance:
-    """What is allowed for an output of a file with so many nodes.
+    """The tolerance of an output of a file with this number of nodes.
 
-    Each node rounds once, and both sides sum in orders of their own: errors that are independent grow with
-    the square root of their number.
+    Each node rounds once, and the two sides sum in different orders: independent errors grow with the square
+    root of their number.
 
     Example:
         >>> tolerance(torch.int64, 9).relative
@@ -51,7 +53,7 @@ def tolerance(dtype: torch.dtype, nodes: int) -> Tolerance:
 
 
 def in_coarser(dtype: torch.dtype, coarsest: torch.dtype | None, nodes: int) -> Tolerance | None:
-    """What is allowed for an output that is computed from values of a coarser type; None if there are none.
+    """The tolerance of an output that is computed from values of a coarser dtype; None without such values.
 
     Example:
         >>> in_coarser(torch.float32, torch.float16, 9).reason
@@ -67,7 +69,7 @@ def in_coarser(dtype: torch.dtype, coarsest: torch.dtype | None, nodes: int) -> 
 
 
 def difference(got: Tensor, want: Tensor) -> float:
-    """The largest difference, as a part of the largest value; inf where shapes, dtypes or nans differ.
+    """The largest difference, relative to the largest value; inf where shapes, dtypes or nans differ.
 
     Example:
         >>> difference(torch.tensor([1.0, 4.5]), torch.tensor([1.0, 4.0]))
@@ -93,29 +95,101 @@ def difference(got: Tensor, want: Tensor) -> float:
 
 
 def in_float64(model: torch.nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
-    """What a model computes in float64, from the same parameters; None where it does not run in it."""
+    """The results of a model in float64; None where it does not run in float64."""
     wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
     try:
         with torch.no_grad():
             results: Any = deepcopy(model).double()(*wide)
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):  # it has a dtype written in it
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):  # it has a fixed dtype
         return None
     return tuple(results)
 
 
 def explained(got: Tensor, want: Tensor, truth: Tensor) -> Tolerance | None:
-    """What is allowed where PyTorch itself is off from float64; None if that explains nothing.
+    """The tolerance that PyTorch's own error against float64 explains; None if it explains nothing.
 
-    Rounding explains what leaves half of the digits. Where PyTorch is further off, as by a kernel that is
-    wrong and takes no float64, its own error is no measure.
+    Rounding leaves at least half of the digits. If PyTorch's error is larger, for example by a wrong kernel
+    that does not take float64, it is no measure.
     """
     if not want.dtype.is_floating_point or truth.shape != want.shape:
         return None
     own = difference(want.double(), truth)
     its = difference(got.double(), truth)
     half = math.sqrt(torch.finfo(want.dtype).eps)
-    if not own <= half or not its <= AS_OFF * own:  # nan is no answer either
+    if not own <= half or not its <= ERROR_RATIO * own:  # nan explains nothing
         return None
     return Tolerance(
-        (AS_OFF + 1) * own, f"{AS_OFF + 1} times what PyTorch itself is off from float64, {own:.1e}"
+        (ERROR_RATIO + 1) * own, f"{ERROR_RATIO + 1} times what PyTorch itself is off from float64, {own:.1e}"
     )
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The nodes that round.
+
+    Args:
+        nodes: The number of nodes that run, those of bodies counted in every call.
+        coarsest: For each value that a node computes, the coarsest floating dtype that it or a value before
+            it was rounded to.
+    """
+
+    nodes: int
+    coarsest: Mapping[str, torch.dtype]
+
+
+def rounding(model: Any) -> Rounding:
+    """Count the nodes that round in an onnx_ir model with its functions."""
+    functions = {function.identifier(): function for function in model.functions.values()}
+    sizes = {name: len(function.graph) for name, function in functions.items()}
+    found: dict[str, torch.dtype] = {}
+    for node in model.graph:
+        inside = [value for each in _inside(node) for value in each.outputs]
+        before = [found[value.name] for value in node.inputs if value is not None and value.name in found]
+        before += [dtype for value in inside if (dtype := _floating(value.dtype)) is not None]
+        before += _in_body(node, functions)
+        for value in node.outputs:
+            own = _floating(value.dtype)
+            types = before if own is None else [*before, own]
+            if types:
+                found[value.name] = max(types, key=lambda dtype: torch.finfo(dtype).eps)
+    return Rounding(sum(sizes.get(node.op_identifier(), 1) for node in model.graph), found)
+
+
+def _inside(node: Any) -> list[Any]:
+    """The nodes in the subgraphs of a node: branches, and bodies of loops."""
+    graphs = [graph for attribute in node.attributes.values() for graph in _graphs(attribute)]
+    return [each for graph in graphs for each in graph.all_nodes()]
+
+
+def _graphs(attribute: Any) -> Sequence[Any]:
+    if attribute.is_ref():
+        return ()
+    if attribute.type.name == "GRAPH":
+        return (attribute.value,)
+    return tuple(attribute.value) if attribute.type.name == "GRAPHS" else ()
+
+
+def _in_body(node: Any, functions: Mapping[Any, Any]) -> list[torch.dtype]:
+    """The floating dtypes in the body of a node, from its inputs and casts: other values have none."""
+    function = functions.get(node.op_identifier())
+    if function is None:
+        return []
+    found = [
+        _floating(given.dtype)
+        for given, formal in zip(node.inputs, function.inputs, strict=False)
+        if given is not None and not all(map(_is_cast, formal.consumers()))
+    ]
+    for each in function.graph.all_nodes():
+        if _is_cast(each):
+            found.append(_floating(each.attributes["to"].value))
+        found += _in_body(each, functions)
+    return [dtype for dtype in found if dtype is not None]
+
+
+def _is_cast(node: Any) -> bool:
+    return node.op_type == "Cast" and not node.domain
+
+
+def _floating(number: Any) -> torch.dtype | None:
+    dtype = None if number is None else BY_NUMBER.get(int(number))
+    return dtype if dtype is not None and dtype.is_floating_point else None

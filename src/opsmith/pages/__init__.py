@@ -1,7 +1,7 @@
-"""Pages: all that is known about an operator, in one file that asks no network for anything."""
+"""Pages: everything about an operator in one HTML file that needs no network."""
 
 from __future__ import annotations
 
-from opsmith.pages.paging import page
+from opsmith.pages.writer import page
 
 __all__ = ["page"]

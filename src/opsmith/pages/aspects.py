@@ -1,4 +1,4 @@
-"""What an operator's author wrote by hand, and what is derived; each with what looks whether it is right."""
+"""Aspects of an operator: handwritten, declared or derived, and the property that checks each."""
 
 from __future__ import annotations
 
@@ -7,27 +7,26 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from opsmith.core.adopted import ClassFormula
-from opsmith.core.answers import NonDifferentiable, NotImplementedGradient
-from opsmith.core.formula import Formula
+from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
 from opsmith.core.location import where
 from opsmith.core.specification import Specification
-from opsmith.pages.kernels import listed
+from opsmith.pages.kernels import kernel_entries
 
 Origin = Literal["handwritten", "declared", "derived", "its own", "missing"]
-"""Written by its author as code; said by its author in a word; made from the reference; what an operator that
-was registered by others brings; and what nothing can be made from."""
+"""Written as code; declared by an option; derived from the reference; registered with a library operator; and
+not derivable."""
 
 
 @dataclass(frozen=True)
 class Aspect:
-    """One thing that an operator needs.
+    """An aspect of an operator.
 
     Args:
-        name: What it is.
-        origin: Whose it is.
-        how: In words.
-        where: `file:line` of what was written.
-        checked_by: Name of the property that looks at it; empty where none does.
+        name: The name.
+        origin: The origin.
+        how: The description of the implementation.
+        where: `file:line` of handwritten code.
+        checked_by: The property that checks it; empty for none.
     """
 
     name: str
@@ -38,7 +37,7 @@ class Aspect:
 
 
 def aspects_of(specification: Specification) -> tuple[Aspect, ...]:
-    """Every aspect of an operator, in the order in which a call meets them."""
+    """Every aspect of an operator."""
     return (
         *_forward(specification),
         *_gradients(specification),
@@ -56,14 +55,14 @@ def aspects_of(specification: Specification) -> tuple[Aspect, ...]:
 
 def _forward(specification: Specification) -> Iterator[Aspect]:
     adopted = specification.adopted
-    if specification.own is not None:
+    if specification.library_operator is not None:
         yield Aspect("result", "its own", "the kernels that it was registered with", "", "forward")
     elif adopted is not None:
         yield Aspect("result", "handwritten", f"the forward of `{adopted.name}`", adopted.where, "forward")
     else:
         what = "the function itself, which is opaque" if specification.opaque else "the reference"
         yield Aspect("result", "handwritten", f"{what}: what is right", specification.where, "forward")
-    for kernel in listed(specification.kernels):
+    for kernel in kernel_entries(specification.kernels):
         dtypes = f", for {', '.join(kernel.dtypes)}" if kernel.dtypes else ""
         how = f"a kernel in {kernel.language}{dtypes}"
         yield Aspect(f"result on {kernel.device}", "handwritten", how, kernel.where, "forward")
@@ -96,7 +95,7 @@ def _derived_gradient(specification: Specification, title: str, looked: str) -> 
     rules = specification.gradients
     if rules.stand_in is not None:
         return Aspect(title, "derived", "from the stand-in", where(rules.stand_in), looked)
-    if specification.own is not None and specification.own.autograd:
+    if specification.library_operator is not None and specification.library_operator.autograd:
         return Aspect(title, "its own", "the autograd that it was registered with", "", looked)
     if specification.opaque:
         how = "the operator is opaque, and no formula is given"
@@ -148,7 +147,7 @@ def _tangents(specification: Specification) -> Iterator[Aspect]:
 
 
 def _vmap(specification: Specification) -> Aspect:
-    adopted, own = specification.adopted, specification.own
+    adopted, own = specification.adopted, specification.library_operator
     if specification.batching is not None:
         how = f"one call serves the whole batch along `{specification.batching}`"
         return Aspect("vmap", "declared", how, "", "batching")
@@ -165,7 +164,7 @@ def _fake(specification: Specification) -> Aspect:
     if specification.fake is not None:
         how = "a fake kernel"
         return Aspect("shapes and dtypes", "handwritten", how, where(specification.fake), "fake")
-    if specification.own is not None and specification.own.fake:
+    if specification.library_operator is not None and specification.library_operator.fake:
         how = "the fake kernel that it was registered with"
         return Aspect("shapes and dtypes", "its own", how, "", "fake")
     if specification.shapes is not None:
@@ -185,14 +184,14 @@ _AUTOCAST = {
 
 def _autocast(specification: Specification) -> Aspect:
     how = _AUTOCAST[specification.autocast]
-    if specification.own is not None and specification.own.autocast:
+    if specification.library_operator is not None and specification.library_operator.autocast:
         return Aspect("autocast", "its own", "the rule that it was registered with", "", "autocast")
     origin: Origin = "derived" if specification.autocast == "promote" else "declared"
     return Aspect("autocast", origin, how, "", "autocast")
 
 
 def _compiled(specification: Specification) -> Aspect:
-    if specification.opaque or specification.own is not None:
+    if specification.opaque or specification.library_operator is not None:
         return Aspect(
             "torch.compile", "derived", "one call, which the compiler does not look into", "", "compile"
         )

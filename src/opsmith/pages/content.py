@@ -1,71 +1,75 @@
-"""What a page says, as plain values: what looks at an operator makes them, templates only read them."""
+"""Content of a page: every section, collected from one operator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import torch
 
 from opsmith import errors
-from opsmith.checking import Report
+from opsmith.benchmarking import Benchmark
+from opsmith.benchmarking.machine import environment_of
+from opsmith.build.toolchain import find_toolchain
+from opsmith.checking import Report, check
+from opsmith.core.operator import Operator
 from opsmith.drawing import Figure
-from opsmith.pages.aspects import Aspect
-from opsmith.pages.benchmarks import Measured
-from opsmith.pages.exports import Exported
-from opsmith.pages.kernels import Kernels
-from opsmith.pages.memory import Kept
-from opsmith.pages.signature import Signature
-from opsmith.pages.sources import Code
+from opsmith.pages.aspects import Aspect, aspects_of
+from opsmith.pages.declaration import CallSignature, SourceCode, codes_of, signature_of
+from opsmith.pages.first_sample import ExportResult, SavedTensors, exports_of, graph_of, saved_tensors
+from opsmith.pages.kernels import KernelList, kernels_of
+from opsmith.pages.results import BenchmarkResult, measured, pictured
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Absent:
-    """A section that is not there.
+class AbsentSection:
+    """A section that cannot be made.
 
     Args:
-        reason: Why, and what to do about it.
+        reason: The reason, and a remedy.
     """
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Content:
-    """All that the page of one operator says.
+class PageContent:
+    """The content of an operator's page.
 
     Args:
         name: `namespace::name`.
         where: `file:line` of the reference.
-        signature: How it is called.
-        codes: What its author wrote: the reference, formulas, samples.
-        aspects: What is handwritten and what is derived.
-        report: What a check found.
-        graph: The graph of its reference and formulas.
-        kept: What a call keeps for the backward.
-        kernels: Its kernels, and what they take.
-        exports: What became of it in ONNX, in each kind of body.
-        measured: How fast it is.
-        environment: What all of this was seen with.
+        signature: The signature.
+        codes: The source of the reference, formulas and samples.
+        aspects: The origin of each aspect: handwritten, declared or derived.
+        report: The report of a check.
+        graph: The graph of the reference and the formulas.
+        saved: The tensors that a call saves for the backward.
+        kernels: The kernels with their resources.
+        exports: The ONNX export with each kind of body.
+        measured: The benchmark.
+        environment: Versions, machine and compiler.
     """
 
     name: str
     where: str
-    signature: Signature
-    codes: tuple[Code, ...]
+    signature: CallSignature
+    codes: tuple[SourceCode, ...]
     aspects: tuple[Aspect, ...]
-    report: Report | Absent
-    graph: Figure | Absent
-    kept: Kept | Absent
-    kernels: Kernels | Absent
-    exports: tuple[Exported, ...] | Absent
-    measured: Measured | Absent
+    report: Report | AbsentSection
+    graph: Figure | AbsentSection
+    saved: SavedTensors | AbsentSection
+    kernels: KernelList | AbsentSection
+    exports: tuple[ExportResult, ...] | AbsentSection
+    measured: BenchmarkResult | AbsentSection
     environment: Mapping[str, str]
 
 
-def attempted(make: Callable[[], T]) -> T | Absent:
-    """What a section holds, or why there is none: what an operator raises ends a section, and not the page.
+def attempted(make: Callable[[], T]) -> T | AbsentSection:
+    """The content of a section, or the reason for its absence: an exception does not end the page.
 
     Example:
         >>> attempted(lambda: [1.0][0]), attempted(lambda: [][0])
@@ -74,6 +78,87 @@ def attempted(make: Callable[[], T]) -> T | Absent:
     try:
         return make()
     except errors.OpsmithError as error:
-        return Absent(str(error))
+        return AbsentSection(str(error))
     except Exception as error:
-        return Absent(f"{type(error).__name__}: {error}".rstrip(": "))
+        return AbsentSection(f"{type(error).__name__}: {error}".rstrip(": "))
+
+
+Say = Callable[[str], None]
+"""A function of the current step."""
+
+UNMEASURED = AbsentSection(
+    "not benchmarked: `opsmith page ... --benchmark` measures it, and `--benchmarked FILE` takes what "
+    "`opsmith benchmark ... -o FILE` wrote; in Python `benchmarks=`"
+)
+NO_KERNEL = AbsentSection("it has no kernel: the reference computes every call")
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """Options of a page.
+
+    Args:
+        report: An existing report; None runs a check.
+        benchmark: An existing benchmark; True measures one; None and False omit it.
+        effort: Effort of the check.
+        seed: Seed of the check.
+        architectures: Architectures that CUDA kernels are compiled for.
+    """
+
+    report: Report | None
+    benchmark: Benchmark | bool | None
+    effort: str
+    seed: int
+    architectures: Sequence[str]
+
+
+def collect_content(operator: Operator[..., Any], options: PageOptions, say: Say) -> PageContent:
+    """Make every section of an operator's page."""
+    specification = operator.specification
+
+    def checked() -> Report:
+        if options.report is not None:
+            return options.report
+        say("check")
+        effort: Any = options.effort
+        return check(operator, effort=effort, seed=options.seed)
+
+    report = attempted(checked)
+    say("graph")
+    graph = attempted(lambda: graph_of(operator))
+    saved = attempted(lambda: saved_tensors(operator))
+    say("kernels")
+    kernels = attempted(lambda: kernels_of(operator, options.architectures))
+    say("ONNX")
+    exports = attempted(lambda: exports_of(operator))
+    say("benchmark")
+    return PageContent(
+        name=specification.name,
+        where=specification.where,
+        signature=signature_of(specification),
+        codes=codes_of(specification),
+        aspects=aspects_of(specification),
+        report=report,
+        graph=graph,
+        saved=saved,
+        kernels=kernels if specification.kernels else NO_KERNEL,
+        exports=exports,
+        measured=_measured(operator, options, None if isinstance(report, AbsentSection) else report),
+        environment=environment(),
+    )
+
+
+def _measured(operator: Operator[..., Any], options: PageOptions, report: Report | None) -> Any:
+    given = options.benchmark
+    if given is None or given is False:
+        return UNMEASURED
+    made = attempted(lambda: measured(operator, report)) if given is True else given
+    return made if isinstance(made, AbsentSection) else attempted(lambda: pictured(made))
+
+
+def environment() -> dict[str, str]:
+    """Versions, machine and compiler."""
+    found = environment_of(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    compiler = attempted(lambda: find_toolchain().command[0])
+    found["compiler"] = "none" if isinstance(compiler, AbsentSection) else compiler
+    return found

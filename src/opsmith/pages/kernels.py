@@ -1,4 +1,4 @@
-"""The kernels of an operator: where each is, what it takes, and what it takes of a GPU."""
+"""Kernels of an operator: device, language and dtypes, and the GPU resources of CUDA kernels."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from opsmith import errors
 from opsmith.checking.report import ordered
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
-from opsmith.kernels.cpp import CppKernel
-from opsmith.kernels.cuda import CudaKernel
-from opsmith.kernels.cuda_report import ARCHITECTURES, Usage, usage_of
-from opsmith.kernels.triton import TritonKernel
-from opsmith.kernels.triton_ahead import triton_usage
+from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage
+from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.cuda.ahead import cuda_usage
+from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.triton.ahead import triton_usage
+from opsmith.kernels.triton.kernel import TritonKernel
 
 LANGUAGES: tuple[tuple[type, str], ...] = (
     (CppKernel, "C++"),
@@ -24,15 +25,15 @@ LANGUAGES: tuple[tuple[type, str], ...] = (
 
 
 @dataclass(frozen=True)
-class Listed:
+class KernelEntry:
     """One kernel.
 
     Args:
         device: Type of device.
         language: What it is written in.
         entry: Name of the function.
-        where: `file:line` of it.
-        dtypes: The dtypes that it is declared for; empty where that is not said.
+        where: `file:line` of the function.
+        dtypes: The declared dtypes; empty for all.
     """
 
     device: str
@@ -43,21 +44,21 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Kernels:
+class KernelList:
     """All kernels of an operator.
 
     Args:
         listed: Each of them.
-        usage: What those for CUDA take of a GPU, on each architecture.
-        refused: Why nothing can be said of some.
+        usage: The GPU resources of CUDA kernels, for each architecture.
+        refused: Errors of kernels that cannot be compiled.
     """
 
-    listed: tuple[Listed, ...]
-    usage: tuple[Usage, ...]
+    listed: tuple[KernelEntry, ...]
+    usage: tuple[KernelUsage, ...]
     refused: tuple[str, ...]
 
     def summary(self) -> str:
-        """What those for CUDA take, in a line."""
+        """The resources of CUDA kernels in one line."""
         spills = max(each.spills for each in self.usage)
         registers = _range(each.registers for each in self.usage)
         part = _range(round(100 * each.occupancy) for each in self.usage if each.occupancy is not None)
@@ -75,24 +76,24 @@ def _range(numbers: Iterable[int]) -> str:
     return str(found[0]) if found[0] == found[-1] else f"{found[0]} to {found[-1]}"
 
 
-def kernels_of(operator: Operator[..., Any], architectures: Sequence[str] = ARCHITECTURES) -> Kernels:
-    """The kernels of an operator; those for CUDA are compiled, which needs neither a GPU nor a driver."""
-    used: list[Usage] = []
+def kernels_of(operator: Operator[..., Any], architectures: Sequence[str] = ARCHITECTURES) -> KernelList:
+    """The kernels of an operator; CUDA kernels are compiled, which needs neither a GPU nor a driver."""
+    used: list[KernelUsage] = []
     refused: list[str] = []
     for kernel in operator.specification.kernels:
         function = kernel.function
         try:
             if isinstance(function, CudaKernel):
-                used += usage_of(operator, function, architectures)
+                used += cuda_usage(operator, function, architectures)
             elif isinstance(function, TritonKernel):
                 used += triton_usage(function, architectures)
         except errors.OpsmithError as error:
             refused.append(str(error))
-    return Kernels(listed(operator.specification.kernels), tuple(used), tuple(refused))
+    return KernelList(kernel_entries(operator.specification.kernels), tuple(used), tuple(refused))
 
 
-def listed(kernels: Sequence[Kernel]) -> tuple[Listed, ...]:
-    """The kernels, each function once, whatever number of dtypes it was declared for, one by one."""
+def kernel_entries(kernels: Sequence[Kernel]) -> tuple[KernelEntry, ...]:
+    """An entry for each function, also if it was declared several times for different dtypes."""
     found: dict[tuple[str, str, str, str], dict[str, None]] = {}
     for kernel in kernels:
         function = kernel.function
@@ -104,4 +105,4 @@ def listed(kernels: Sequence[Kernel]) -> tuple[Listed, ...]:
             dtypes = kernel.dtypes or ()
         names = found.setdefault((kernel.device, language, entry, kernel.where), {})
         names.update(dict.fromkeys(str(each).removeprefix("torch.") for each in dtypes))
-    return tuple(Listed(*key, ordered(names)) for key, names in found.items())
+    return tuple(KernelEntry(*key, ordered(names)) for key, names in found.items())

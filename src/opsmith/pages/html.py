@@ -1,16 +1,16 @@
-"""Pages as text: templates filled with what was found; style and scripts are let through by their hashes."""
+"""Pages as HTML: templates filled with the content."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opsmith.benchmarking import telling
+from opsmith.benchmarking import text
 from opsmith.checking.output.html import Environment, source, templates
 from opsmith.checking.report import Report
-from opsmith.drawing.graph import shown_bytes
-from opsmith.drawing.places import short_place
+from opsmith.core.source_lines import short_location
+from opsmith.drawing.graph import format_bytes
 from opsmith.pages.aspects import Aspect
-from opsmith.pages.content import Absent, Content
+from opsmith.pages.content import AbsentSection, PageContent
 
 SECTIONS = {
     "check": "Check",
@@ -25,17 +25,17 @@ SECTIONS = {
 }
 
 
-def rendered(content: Content, index: str | None = None) -> str:
+def rendered(content: PageContent, index: str | None = None) -> str:
     """The page of one operator.
 
     Args:
-        content: What it says.
-        index: Name of the file beside it that lists others; None where there is none.
+        content: The content.
+        index: Name of the index file; None for none.
     """
     made = _templates()
     styles = [source(made, "page.css"), source(made, "operator.css")]
     scripts = [source(made, "page.js")]
-    if not isinstance(content.graph, Absent):
+    if not isinstance(content.graph, AbsentSection):
         styles.append(content.graph.style)
         scripts.append(content.graph.script)
     return made.get_template("operator.html").render(
@@ -43,12 +43,12 @@ def rendered(content: Content, index: str | None = None) -> str:
     )
 
 
-def rendered_index(contents: Sequence[Content], files: Sequence[str]) -> str:
-    """The page that lists several.
+def rendered_index(contents: Sequence[PageContent], files: Sequence[str]) -> str:
+    """The index of several pages.
 
     Args:
-        contents: What each says.
-        files: Their files, beside this one.
+        contents: The content of each page.
+        files: Their file names.
     """
     made = _templates()
     styles = [source(made, "page.css"), source(made, "operator.css")]
@@ -60,15 +60,15 @@ def rendered_index(contents: Sequence[Content], files: Sequence[str]) -> str:
     )
 
 
-def verdict_on(aspect: Aspect, report: Report | Absent) -> tuple[str, str]:
-    """What a check says of an aspect: a status, or none, and words.
+def verdict_on(aspect: Aspect, report: Report | AbsentSection) -> tuple[str, str]:
+    """The status of an aspect in a report, or an empty one, and its description.
 
-    A property may have passed without a kernel that cannot run here: then that is what is said of the kernel.
+    A property may have passed without a kernel that cannot run here: the kernel is then reported as skipped.
     """
     name = aspect.checked_by
     if not name:
         return "", ""
-    outcomes = [] if isinstance(report, Absent) else report.outcomes
+    outcomes = [] if isinstance(report, AbsentSection) else report.outcomes
     found = next((each for each in outcomes if each.property == name), None)
     if found is None:
         return "", f"{name}: not checked"
@@ -79,7 +79,7 @@ def verdict_on(aspect: Aspect, report: Report | Absent) -> tuple[str, str]:
 
 def _templates() -> Environment:
     made = templates("opsmith.pages")
-    made.filters |= {"size": shown_bytes, "place": short_place, "verdict_on": verdict_on}
-    made.tests["absent"] = lambda value: isinstance(value, Absent)
-    made.globals |= {"telling": telling}
+    made.filters |= {"size": format_bytes, "place": short_location, "verdict_on": verdict_on}
+    made.tests["absent"] = lambda value: isinstance(value, AbsentSection)
+    made.globals |= {"telling": text}
     return made

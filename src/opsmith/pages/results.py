@@ -1,4 +1,4 @@
-"""Benchmarks on a page: measured now, or before; with pictures where what draws them is installed."""
+"""Reports and benchmarks: measured now, or read from files."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from opsmith import errors
 from opsmith.benchmarking import Benchmark, benchmark
 from opsmith.benchmarking.result import benchmarks_in
 from opsmith.checking import Report
+from opsmith.checking.output.json import read_reports
 from opsmith.core.operator import Operator
 
 
 @dataclass(frozen=True)
-class Measured:
+class BenchmarkResult:
     """A benchmark with its pictures.
 
     Args:
         benchmark: The benchmark.
         plots: An `<svg>` element by name.
-        unpictured: Why there is none; empty where there are.
+        unpictured: The reason why there are none; empty if there are.
     """
 
     benchmark: Benchmark
@@ -39,13 +40,13 @@ def measured(operator: Operator[..., Any], report: Report | None) -> Benchmark:
     return benchmark(operator, effort="quick", report=report)
 
 
-def pictured(made: Benchmark) -> Measured:
-    """A benchmark with its pictures, if they can be drawn."""
+def pictured(made: Benchmark) -> BenchmarkResult:
+    """A benchmark with its plots, if the packages for plots are installed."""
     try:
         from opsmith.benchmarking.plotting import plots
     except errors.MissingExtraError as error:
-        return Measured(made, {}, str(error))
-    return Measured(made, plots(made))
+        return BenchmarkResult(made, {}, str(error))
+    return BenchmarkResult(made, plots(made))
 
 
 def read_benchmarks(file: Path) -> dict[str, Benchmark]:
@@ -80,3 +81,15 @@ def readable(file: Path, wrote: str) -> str:
             got=getattr(error, "strerror", None) or str(error),
             hint=f"make it first: `{wrote} {file}`",
         ) from error
+
+
+def read_reports_of(file: Path) -> dict[str, Report]:
+    """The reports of a file, by the names of their operators.
+
+    Args:
+        file: What `opsmith check --json` printed.
+
+    Raises:
+        UsageError: If it cannot be read, or holds something else.
+    """
+    return read_reports(readable(file, "opsmith check ... --json >"))

@@ -1,4 +1,4 @@
-"""From whatever can be drawn to its graph."""
+"""Trace a subject: tensors, a module, a function or an operator becomes a graph."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.operator import Operator
+from opsmith.core.tensors import named_tensors
 from opsmith.drawing.autograd import autograd_graph
-from opsmith.drawing.forward import forward_graph, recorded
+from opsmith.drawing.forward import forward_graph, record_call
 from opsmith.drawing.graph import Graph
-from opsmith.drawing.names import Names, given_names, variables
 from opsmith.drawing.operators import operator_graph
-from opsmith.drawing.subject import call_of, named_tensors, operator_call
+from opsmith.drawing.subject import function_call, operator_call
+from opsmith.drawing.tensors import TensorNames, add_variables, given_names
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a trace looks at.
+    """Options of a trace.
 
     Args:
-        inputs: What a module, a function or an operator is called with.
-        kwargs: What it is called with by keyword, besides.
-        names: What tensors are called: a module, or tensors and modules by name.
-        training: Whether a call is drawn as the graph that its backward runs through.
-        show_saved: Whether what torch's own nodes save are nodes too.
-        memory: Whether it is looked at what is kept.
-        title: What stands above it.
+        inputs: Arguments for a module, a function or an operator.
+        kwargs: Further keyword arguments.
+        names: Names of tensors: a module, or a dict of tensors and modules.
+        training: Draw the graph of the backward instead of the calls.
+        show_saved: Add a node for each tensor that torch's own nodes save.
+        memory: Record saved tensors.
+        title: The title of the graph.
     """
 
     inputs: Any = None
@@ -44,12 +45,12 @@ class Options:
 
 
 def trace(subject: Any, options: Options | None = None, frame: FrameType | None = None) -> Graph:
-    """The graph of a tensor, of several, of a module, a function or an operator.
+    """Trace a tensor, several tensors, a module, a function or an operator.
 
     Args:
-        subject: What to trace.
-        options: What to look at.
-        frame: Where the variables are that tensors are named after, where nothing else names them.
+        subject: The subject.
+        options: The options.
+        frame: The frame whose variables name tensors that have no other name.
 
     Raises:
         UsageError, NoGraphError, FreedGraphError, MissingSamplesError: As their names say.
@@ -73,7 +74,7 @@ def trace(subject: Any, options: Options | None = None, frame: FrameType | None 
             got=type(subject).__name__,
             hint="leave it out, or draw what computes them",
         )
-    variables(names, frame)
+    add_variables(names, frame)
     named = {_named(name, tensor, names): tensor for name, tensor in outputs.items()}
     return autograd_graph(
         named,
@@ -90,8 +91,8 @@ def _is_called(subject: Any) -> bool:
     return isinstance(subject, torch.nn.Module) or (callable(subject) and not isinstance(subject, Tensor))
 
 
-def _of_call(subject: Any, options: Options, names: Names) -> Graph:
-    found = recorded(call_of(subject, options.inputs, options.kwargs), names)
+def _of_call(subject: Any, options: Options, names: TensorNames) -> Graph:
+    found = record_call(function_call(subject, options.inputs, options.kwargs), names)
     name = type(subject).__name__ if isinstance(subject, torch.nn.Module) else ""
     title = options.title or name or str(getattr(subject, "__name__", type(subject).__name__))
     if not found.outputs:
@@ -121,7 +122,7 @@ def _outputs(subject: Any) -> dict[str, Tensor]:
         if all(isinstance(each, Tensor) for each in found.values()):
             return found
     if isinstance(subject, tuple | list) and subject and all(isinstance(each, Tensor) for each in subject):
-        return named_tensors(subject, "output")
+        return dict(named_tensors(subject, "output"))
     hint = 'draw what a loss or an output hangs on: `opsmith.draw(loss, "graph.svg")`'
     if isinstance(subject, type) and issubclass(subject, torch.autograd.Function):
         hint = "adopt it, `opsmith.adopt(...)`, or draw a tensor that it has computed"
@@ -136,8 +137,8 @@ def _outputs(subject: Any) -> dict[str, Tensor]:
     )
 
 
-def _named(name: str, tensor: Tensor, names: Names) -> str:
-    """What an output is called: as its variable is, unless a mapping says."""
+def _named(name: str, tensor: Tensor, names: TensorNames) -> str:
+    """The name of an output: the key of a mapping, or the name of its variable."""
     if tensor in names and (name == "output" or name.startswith("output[")):
         return names.of(tensor).name
     return name

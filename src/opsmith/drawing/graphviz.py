@@ -1,4 +1,4 @@
-"""From DOT to SVG, PNG and PDF, by the Graphviz that pygraphviz brings, in a process that can be ended."""
+"""Render DOT as SVG, PNG or PDF with pygraphviz, in a subprocess with a time limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opsmith.extras import install
 Format = Literal["svg", "png", "pdf"]
 
 SECONDS = 30.0
-"""How long one attempt may take."""
+"""Time limit of one attempt."""
 
 ATTEMPTS: tuple[tuple[str, dict[str, str]], ...] = (
     ("", {}),
@@ -24,7 +24,7 @@ ATTEMPTS: tuple[tuple[str, dict[str, str]], ...] = (
         {"splines": "line", "nslimit": "1", "nslimit1": "1", "mclimit": "0.05", "concentrate": "false"},
     ),
 )
-"""What is tried, one after the other: attributes of the graph, and what to say of the picture."""
+"""Attempts in order: the note about the picture, and additional attributes of the graph."""
 
 _PROGRAM = """
 import sys
@@ -47,20 +47,20 @@ class Picture:
 
     Args:
         data: The file.
-        note: What has to be said of it; empty if nothing has.
+        note: A remark about the picture; empty for none.
     """
 
     data: bytes
     note: str = ""
 
 
-def rendered(dot: str, form: Format, *, seconds: float = SECONDS) -> Picture:
-    """The picture that Graphviz makes of DOT.
+def render(dot: str, form: Format, *, seconds: float = SECONDS) -> Picture:
+    """Render DOT with Graphviz.
 
     Args:
         dot: The graph.
-        form: The kind of file.
-        seconds: How long each of two attempts may take, the second with less care.
+        form: The format.
+        seconds: Time limit of each of two attempts, the second one with less optimisation.
 
     Raises:
         MissingExtraError: If pygraphviz is not installed.
@@ -70,7 +70,7 @@ def rendered(dot: str, form: Format, *, seconds: float = SECONDS) -> Picture:
     more = {"dpi": "144"} if form == "png" else {}
     for note, attributes in ATTEMPTS:
         pairs = [f"{name}={value}" for name, value in {**attributes, **more}.items()]
-        # -P: the working folder is no place for modules, whatever lies there.
+        # -P: do not import modules from the working folder.
         command = [sys.executable, "-P", "-c", _PROGRAM, folder, form, *pairs]
         try:
             done = subprocess.run(
@@ -95,8 +95,8 @@ def rendered(dot: str, form: Format, *, seconds: float = SECONDS) -> Picture:
     )
 
 
-def require() -> None:
-    """See that there is what draws.
+def require_pygraphviz() -> None:
+    """Refuse to continue without pygraphviz.
 
     Raises:
         MissingExtraError: If it is not installed.

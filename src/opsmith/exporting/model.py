@@ -1,4 +1,4 @@
-"""What is exported, as one module: tensors in, tensors out, everything else fixed inside."""
+"""The model to export: its call, its input and output tensors, and one module from tensors to tensors."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.operator import Operator
-from opsmith.exporting.tensors import ONNX_TYPES, TYPE_NAMES, filled, leaves
+from opsmith.core.tensors import named_tensors, nested_tensors, replace_tensors
+from opsmith.exporting.dtypes import ONNX_TYPES, TYPE_NAMES
 
 
-class Flat(torch.nn.Module):
-    """A model that takes its tensors one by one and returns those of its results.
+class FlatModel(torch.nn.Module):
+    """A model as a module from tensors to tensors; every other argument is fixed.
 
     Args:
         model: A module or an operator.
-        call: Positional and keyword arguments, whose tensors tell where those that it is called with belong.
+        call: Positional and keyword arguments, in which the tensors of each call take the place of these.
     """
 
     def __init__(self, model: Any, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
@@ -30,12 +31,12 @@ class Flat(torch.nn.Module):
         self.call = call
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The tensors that a call with these returns."""
-        return tuple(tensor for _, tensor in leaves(self.returned(*tensors), ""))
+        """The tensors in the results of a call with these tensors."""
+        return tuple(nested_tensors(self.returned(*tensors)))
 
     def returned(self, *tensors: Tensor) -> Any:
-        """What a call with these returns, as the model returns it."""
-        args, kwargs = filled(self.call, iter(tensors))
+        """The results of a call with these tensors, as the model returns them."""
+        args, kwargs = replace_tensors(self.call, iter(tensors))
         return self.model(*args, **kwargs)
 
 
@@ -43,11 +44,11 @@ def read_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of a call.
 
     Raises:
-        UsageError: If they are none.
+        UsageError: If they have another type.
     """
     if not isinstance(args, Tensor | tuple | list):
         raise errors.UsageError(
-            "`args` are no arguments of a call",
+            "`args` must be a tensor or a tuple",
             argument="args",
             expected="a tensor, or a tuple of what the model takes by position",
             got=type(args).__name__,
@@ -55,7 +56,7 @@ def read_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         )
     if not isinstance(kwargs, Mapping | None):
         raise errors.UsageError(
-            "`kwargs` are no arguments of a call",
+            "`kwargs` must be a dict",
             argument="kwargs",
             expected="a dict of what the model takes by name",
             got=type(kwargs).__name__,
@@ -65,10 +66,10 @@ def read_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def bound_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The arguments of a call, each with the name of its parameter, those by position first.
+    """The arguments of a call, each with the name of its parameter, positional ones first.
 
     Raises:
-        UsageError: If the model cannot be called so.
+        UsageError: If the arguments do not fit the model's signature.
     """
     if isinstance(model, Operator):
         names = model.specification.schema.names
@@ -79,7 +80,7 @@ def bound_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise errors.UsageError(
-            f"`args` are no call of the model: {error}",
+            f"`args` do not fit the model: {error}",
             argument="args",
             expected=f"what `forward{signature}` takes",
             hint="give `args=` a tuple of what it takes by position, and `kwargs=` a dict of the rest",
@@ -96,13 +97,13 @@ def bound_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     return named + list(kwargs.items())
 
 
-def input_leaves(named: Sequence[tuple[str, Any]]) -> tuple[list[str], list[Tensor]]:
+def input_tensors(named: Sequence[tuple[str, Any]]) -> tuple[list[str], list[Tensor]]:
     """Names and values of the tensors in the arguments of a call.
 
     Raises:
         ExportError: If there is a tensor that no file can take.
     """
-    found = [leaf for name, value in named for leaf in leaves(value, name)]
+    found = [leaf for name, value in named for leaf in named_tensors(value, name, item_name)]
     for name, tensor in found:
         if tensor.dtype not in ONNX_TYPES or tensor.layout != torch.strided:
             raise errors.ExportError(
@@ -115,7 +116,12 @@ def input_leaves(named: Sequence[tuple[str, Any]]) -> tuple[list[str], list[Tens
     return [name for name, _ in found], [tensor for _, tensor in found]
 
 
-def output_names(model: Any, returned: Any) -> list[str]:
+def item_name(name: str, key: Any) -> str:
+    """The name of an item in ONNX: `xs_0`, `x_key`."""
+    return f"{name}_{key}" if name else str(key)
+
+
+def names_of_outputs(model: Any, returned: Any) -> list[str]:
     """Names for the tensors that a model returns: an operator's results have theirs.
 
     Raises:
@@ -125,9 +131,18 @@ def output_names(model: Any, returned: Any) -> list[str]:
         results = model.specification.schema.results
         shown = [result.name for result in results if not result.hidden]
         each = (returned,) if len(shown) == 1 else returned
-        names = [name for result, value in zip(shown, each, strict=True) for name, _ in leaves(value, result)]
+        names = [
+            name
+            for result, value in zip(shown, each, strict=True)
+            for name, _ in named_tensors(value, result, item_name)
+        ]
     else:
-        names = [name for name, _ in leaves(returned, "" if isinstance(returned, Mapping) else "output")]
+        names = [
+            name
+            for name, _ in named_tensors(
+                returned, "" if isinstance(returned, Mapping) else "output", item_name
+            )
+        ]
     if not names:
         raise errors.ExportError(
             "the model returns no tensor",
@@ -140,10 +155,10 @@ def output_names(model: Any, returned: Any) -> list[str]:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """A region in which a module is in evaluation mode; afterwards each of its parts is as it was.
+    """A region in which a module is in evaluation mode; the training mode of each part is restored.
 
     Warns:
-        UserWarning: If a part of it is in training mode, where it would compute something else.
+        UserWarning: If a part of it is in training mode.
     """
     if not isinstance(model, torch.nn.Module):
         yield

@@ -1,0 +1,307 @@
+"""Capture models and operator references with `torch.export`, and translate them to ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.location import where
+from opsmith.exporting.axes import Axes, example_shape, example_size, specialising_line, varies, where_called
+from opsmith.exporting.calls import OperatorCall, flat_results
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.torch_messages import quiet_exporter
+
+Table = Mapping[Any, Any]
+
+Translate = Callable[..., Any]
+"""Translates a program of torch, or a module with inputs and `dynamic_shapes`, to ONNX."""
+
+TORCH_NAMESPACES = ("aten", "prim", "prims", "higher_order", "_operator")
+"""Namespaces of operators that torch's exporter translates itself."""
+
+
+def translator(opset: int, table: Table) -> Translate:
+    """Torch's exporter with our operators registered, for all programs of one export.
+
+    Args:
+        opset: Version of ONNX's operators.
+        table: For each operator, the function that makes its node.
+    """
+    with quiet_exporter():
+        inner = capabilities.onnx_translator(opset, table)
+
+    def translate(*args: Any) -> Any:
+        with quiet_exporter(), torch.no_grad():
+            return inner(*args)
+
+    return translate
+
+
+def translated_model(
+    model: torch.nn.Module, inputs: Sequence[Tensor], axes: Axes, translate: Translate, table: Table
+) -> Any:
+    """A model in ONNX, as torch's exporter returns it, with its dynamic axes symbolic.
+
+    Args:
+        model: A module from tensors to tensors.
+        inputs: The inputs for tracing.
+        axes: Their dynamic axes.
+        translate: torch's exporter.
+        table: The operators that it knows besides torch's.
+
+    Raises:
+        DynamicAxisError: If the model fixes a dynamic axis.
+        ExportError: If torch's exporter refuses the model.
+    """
+    dims = axes.dims(torch.export.Dim.DYNAMIC)
+    try:
+        program = translate(model, tuple(inputs), (dims,) if axes else None)
+    except Exception as error:
+        chain = list(_chain(error))
+        own = next((each for each in chain if isinstance(each, errors.OpsmithError)), None)
+        if own is not None:
+            raise own from None
+        _refuse_fixed(model, inputs, axes)
+        _refuse_unknown(model, inputs, table)
+        raise errors.ExportError(
+            f"torch's exporter does not take the model: {first_line(chain[-1])}",
+            got=type(chain[-1]).__name__,
+            hint="`torch.export.export(model, args)` must take it, and ONNX have an operator for each of "
+            "torch's in it; the error that led to this one says more",
+        ) from error
+    _refuse_fixed(model, inputs, axes, program.exported_program)
+    return program
+
+
+def _chain(error: BaseException) -> Any:
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__
+
+
+def exported(model: torch.nn.Module, inputs: Sequence[Any], dims: Any) -> Any:
+    """The program of a module as `torch.export` sees it, with these dynamic shapes."""
+    with quiet_exporter(), torch.no_grad():
+        return torch.export.export(
+            model, tuple(inputs), dynamic_shapes=(dims,) if any(dims) else None, strict=False
+        )
+
+
+def _exported_or_none(model: torch.nn.Module, inputs: Sequence[Tensor], axes: Axes) -> Any:
+    """The program of a model that may fix its dynamic axes; None where it cannot be traced at all."""
+    try:
+        return exported(model, inputs, axes.dims(torch.export.Dim.AUTO))
+    except Exception:  # the caller reports its own error
+        return None
+
+
+def _refuse_fixed(model: torch.nn.Module, inputs: Sequence[Tensor], axes: Axes, program: Any = None) -> None:
+    """Refuse a model that fixes the size of a dynamic axis.
+
+    Raises:
+        DynamicAxisError: Naming the axis, and the line.
+    """
+    if not axes:
+        return
+    found = _exported_or_none(model, inputs, axes) if program is None else program
+    if found is None:
+        return
+    for node, name, of, given in zip(user_inputs(found), axes.inputs, axes.of, inputs, strict=True):
+        for axis, title in of.items():
+            if varies(node.meta["val"].shape[axis]):
+                continue
+            raise errors.DynamicAxisError(
+                f"the model fixes the axis `{title}`, which is to be dynamic",
+                argument=name,
+                expected=f"a computation for every size of axis {axis} of `{name}`",
+                got=f"one for size {given.shape[axis]} alone",
+                where=specialising_line(lambda: _exported_or_none(model, inputs, axes), given.shape[axis]),
+                hint="compute with `x.shape` as it comes, without comparing it with numbers or making a "
+                "number of it, or leave the axis out of `dynamic=`",
+            )
+
+
+def _refuse_unknown(model: torch.nn.Module, inputs: Sequence[Tensor], table: Table) -> None:
+    """Refuse a model with an operator that is neither torch's nor ours.
+
+    Raises:
+        ExportError: Naming it, and what is wrong with it.
+    """
+    found = _exported_or_none(model, inputs, Axes((), ()))
+    for node in () if found is None else found.graph.nodes:
+        space = getattr(node.target, "namespace", "aten")
+        if space in TORCH_NAMESPACES or node.target in table:
+            continue
+        name = f"{space}::{str(node.target).split('.')[1]}"
+        writes = capabilities.on("library_operators") and not capabilities.signature_of(node.target).pure
+        adopt = f"`opsmith.adopt(torch.ops.{name.replace('::', '.')}, reference=f)`"
+        raise errors.ExportError(
+            "the model calls an operator that writes into its arguments, or returns views of them, and a "
+            "node of ONNX does neither"
+            if writes
+            else "the model calls an operator that opsmith does not know, and ONNX has no node for it",
+            operator=name,
+            where=where_called(node),
+            hint="register one that returns what this one writes, and call that"
+            if writes
+            else f"adopt it first, with a reference: {adopt}",
+        )
+
+
+class References(torch.nn.Module):
+    """The references of several calls as one module, so that all bodies of a model are translated at once.
+
+    Args:
+        calls: The calls; the tensors of all of them are the inputs, in order.
+    """
+
+    def __init__(self, calls: Sequence[OperatorCall]) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The results of all calls, in order."""
+        rest = iter(tensors)
+        return tuple(result for call in self.calls for result in computed(call, rest))
+
+
+def computed(call: OperatorCall, given: Iterator[Any]) -> list[Tensor]:
+    """The visible results of the reference, on inputs from the front of `given`."""
+    schema, function = call.specification.schema, reference_of(call)
+    inputs = [next(given) for _ in call.inputs()]
+    tensors = iter([each for each in inputs if isinstance(each, Tensor)])
+    sizes = iter([each for each in inputs if not isinstance(each, Tensor)])
+    args = _filled(tuple(call.node.args), tensors, sizes)
+    kwargs = {name: _filled(value, tensors, sizes) for name, value in call.node.kwargs.items()}
+    positional, named = schema.split(schema.received(args, kwargs))
+    returned = function(*positional, **named)
+    results = (returned,) if schema.single else tuple(returned)
+    return list(flat_results([results[at] for at in schema.visible]))
+
+
+def _filled(value: Any, tensors: Iterator[Tensor], sizes: Iterator[Any]) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return next(sizes if isinstance(value.meta["val"], torch.SymInt) else tensors)
+    if isinstance(value, list | tuple):
+        items = [_filled(each, tensors, sizes) for each in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    return value
+
+
+def reference_of(call: OperatorCall) -> Any:
+    """The function that a body is derived from.
+
+    Raises:
+        ExportError: If there is none.
+    """
+    specification = call.specification
+    if specification.opaque or (
+        specification.library_operator is not None and specification.reference is None
+    ):
+        raise errors.ExportError(
+            "it is opaque: there is no reference in PyTorch that a body could be derived from",
+            operator=specification.name,
+            where=specification.where,
+            hint="write `body='node', verify=False`, and give the runtime a kernel for it",
+        )
+    return specification.reference
+
+
+def traced(calls: Sequence[OperatorCall]) -> Any:
+    """The references of some calls as one program; symbolic sizes of a call stay symbolic.
+
+    Raises:
+        ExportError: If torch cannot trace a reference.
+        DynamicAxisError: If a reference fixes a symbolic size.
+    """
+    try:
+        return _traced(calls)
+    except errors.OpsmithError:
+        raise
+    except Exception as error:
+        if len(calls) == 1:
+            specification = calls[0].specification
+            raise errors.ExportError(
+                f"torch cannot trace its reference: {first_line(error)}",
+                operator=specification.name,
+                where=where(reference_of(calls[0])),
+                hint="write it in torch's operations on tensors, and take no values out of them; or "
+                "`body='node', verify=False`",
+            ) from error
+        for call in calls:  # find the one that fails
+            traced([call])
+        raise
+
+
+def _traced(calls: Sequence[OperatorCall]) -> Any:
+    inputs = [each for call in calls for each in call.inputs()]
+    auto = torch.export.Dim.AUTO
+    dims = tuple(
+        dict.fromkeys(_open_axes(each), auto) if isinstance(each, Tensor) else auto for each in inputs
+    )
+
+    def trace() -> Any:
+        with quiet_exporter(), torch.no_grad():
+            return torch.export.export(
+                References(calls).eval(),
+                tuple(map(_example, inputs)),
+                dynamic_shapes=(dims,) if any(dims) else None,
+                strict=False,
+            )
+
+    program = trace()
+    names = [(call, name) for call in calls for name, node in call.slots() if node is not None]
+    seen = [node.meta["val"] for node in user_inputs(program)]
+    for (call, name), given, made in zip(names, inputs, seen, strict=True):
+        if not isinstance(given, Tensor):
+            if not varies(made):
+                raise _fixed(call, name, f"`{name}`", int(made), trace)
+            continue
+        for axis in _open_axes(given):
+            if not varies(made.shape[axis]):
+                raise _fixed(call, name, f"axis {axis} of `{name}`", int(made.shape[axis]), trace)
+    return program
+
+
+def _open_axes(tensor: Tensor) -> list[int]:
+    return [axis for axis, size in enumerate(tensor.shape) if varies(size)]
+
+
+def _example(given: Tensor | torch.SymInt) -> Any:
+    if not isinstance(given, Tensor):
+        return example_size(given)
+    return torch.zeros(example_shape(given), dtype=given.dtype, device=given.device)
+
+
+def _fixed(
+    call: OperatorCall, name: str, what: str, size: int, trace: Callable[[], Any]
+) -> errors.DynamicAxisError:
+    return errors.DynamicAxisError(
+        f"its reference fixes {what}, which varies in this call",
+        operator=call.specification.name,
+        argument=name,
+        expected="a computation for every size",
+        got=f"one for size {size} alone",
+        where=specialising_line(trace, size) or call.specification.where,
+        hint="export with a larger example: torch takes a size of 0 or 1 for a constant"
+        if size < 2
+        else "compute with sizes as they come, without comparing them with numbers",
+    )
+
+
+def user_inputs(program: Any) -> list[Any]:
+    """The placeholders of a program for the inputs of the user."""
+    kind = torch.export.graph_signature.InputKind.USER_INPUT
+    names = {each.arg.name for each in program.graph_signature.input_specs if each.kind is kind}
+    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message that is not empty; torch prints programs below it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

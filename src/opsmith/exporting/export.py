@@ -1,0 +1,286 @@
+"""`opsmith.export_onnx`: write a model with opsmith's operators as an ONNX file."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.operator import Operator
+from opsmith.core.output_file import unwritable, writable_file
+from opsmith.core.tensors import nested_tensors
+from opsmith.declaration import declared_operators
+from opsmith.exporting.axes import read_axes, traced_inputs
+from opsmith.exporting.bodies import Bodies, inline_bodies, remove_bodies
+from opsmith.exporting.capture import translated_model, translator
+from opsmith.exporting.library import calls_by_type, needs_library, with_library
+from opsmith.exporting.model import (
+    FlatModel,
+    bound_call,
+    evaluating,
+    input_tensors,
+    names_of_outputs,
+    read_call,
+)
+from opsmith.exporting.model_file import add_metadata, drafted, name_axes, name_values, strip_metadata
+from opsmith.exporting.report import Export
+from opsmith.exporting.runtime import Runtime
+from opsmith.exporting.tolerance import rounding
+from opsmith.exporting.translation import complete, exact_scalars, operator_nodes, translations
+from opsmith.exporting.verification import Verification, refuse_random
+
+Body = Literal["function", "inline", "node"]
+OPSETS = range(18, 24)
+"""Versions of ONNX's operators that torch's exporter writes."""
+DEFAULT_OPSET = 20
+
+
+def export_onnx(
+    model: torch.nn.Module | Operator[..., Any],
+    args: Tensor | tuple[Any, ...],
+    path: str | os.PathLike[str],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    body: Body = "function",
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    opset: int | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    verify: bool = True,
+    library: str | os.PathLike[str] | None = None,
+) -> Export:
+    """Write a model or an operator as an ONNX file, after a comparison with PyTorch.
+
+    Args:
+        model: A module that calls opsmith's operators anywhere, or an operator.
+        args: Positional arguments: a tensor, or a tuple; numbers and strings become part of the file.
+        path: Path of the file.
+        kwargs: Keyword arguments.
+        body: Form of a call of an operator. `"function"`: a node with the operator's name, and its reference
+            as a function in the file; `"inline"`: the nodes of the reference; `"node"`: a node alone, which a
+            runtime needs a kernel for.
+        dynamic: Names of axes that may have any size, by input and position: `{"x": {0: "batch"}}`.
+        opset: Version of ONNX's operators; by default 20.
+        input_names, output_names: By default the names of the parameters, and of an operator's results.
+        verify: Compare the file with PyTorch, at the given sizes and two others of every dynamic axis.
+        library: Path of a library of the operators' C++ kernels, which ONNX Runtime uses instead of the
+            bodies: `SessionOptions.register_custom_ops_library`. It is compared with PyTorch as well.
+
+    Returns:
+        The file, its nodes, and the comparisons. On an error no file is left at `path`.
+
+    Raises:
+        UsageError, ExportError, DynamicAxisError, ExportMismatchError, OnnxRuntimeError: As their names say.
+        CompileError, ToolchainError: If a library cannot be built.
+
+    Example:
+        >>> import torch, opsmith, tempfile
+        >>> file = tempfile.mkdtemp() + "/exp.onnx"
+        >>> export = opsmith.export_onnx(opsmith.ops.exp, torch.ones(3), file, dynamic={"x": {0: "n"}})
+        >>> export.nodes, export.verified
+        ({'opsmith::exp': 1}, True)
+    """
+    options = read_options(path, body, opset, verify, library)
+    if not isinstance(model, torch.nn.Module | Operator):
+        raise errors.UsageError(
+            "this is neither a module nor an operator",
+            argument="model",
+            expected="an nn.Module, or an operator of opsmith",
+            got=type(model).__name__,
+            hint="put a function into the `forward` of a module",
+        )
+    call = read_call(args, kwargs)
+    with evaluating(model):
+        return _export(model, call, options, dynamic, input_names, output_names)
+
+
+def _export(
+    model: Any,
+    call: tuple[tuple[Any, ...], dict[str, Any]],
+    options: ExportOptions,
+    dynamic: Any,
+    given_inputs: Any,
+    given_outputs: Any,
+) -> Export:
+    names, tensors = input_tensors(bound_call(model, *call))
+    flat = FlatModel(model, call).eval()
+    with torch.no_grad():
+        returned = flat.returned(*(tensor.clone() for tensor in tensors))  # a model may write into them
+    inputs = read_names(given_inputs, names, "input_names")
+    names = [f"{name}_out" if name in inputs else name for name in names_of_outputs(model, returned)]
+    outputs = read_names(given_outputs, names, "output_names", taken=inputs)
+    axes = read_axes(dynamic, inputs, tensors)
+
+    operators = declared_operators()
+    specifications = {each.torch_operator: each.specification for each in operators}
+    notes: list[str] = []
+    table = translations(operators, options.opset, notes) | exact_scalars(options.opset)
+    translate = translator(options.opset, table)
+    program = translated_model(flat, traced_inputs(axes, tensors), axes, translate, table)
+    for note in dict.fromkeys(notes):
+        warnings.warn(note, UserWarning, stacklevel=3)
+    pairs = list(operator_nodes(program.model, specifications))
+    for node, made in pairs:
+        complete(node, made)
+    used = {made.specification.name: made.specification for _, made in pairs}.values()
+    renamed = name_values(program.model, inputs, outputs)
+    name_axes(program.model, axes)
+    bodies = Bodies(specifications, lambda traced: translate(traced).model)
+    by_library = options.library is not None and needs_library(pairs)
+    bodied = options.body != "node" or (options.verify and not by_library)
+    if bodied:
+        bodies.attach(program.model)
+    if options.verify:
+        refuse_random(used)
+    add_metadata(program.model, options.body, used)
+    strip_metadata(program.model)
+    export = Export(
+        options.path,
+        options.body,
+        options.opset,
+        tuple(inputs),
+        tuple(outputs),
+        dict(Counter(made.specification.name for _, made in pairs)),
+        library=options.library,
+    )
+    expected = list(nested_tensors(returned))
+    verification = Verification(
+        flat, tensors, expected, axes, outputs, rounding(program.model), program, renamed
+    )
+    with drafted(options.path) as draft:
+        if options.body == "inline":
+            inline_bodies(program.model)
+        if options.verify and bodied:
+            draft.write(program.model)
+            comparisons, left_out = verification.compare(Runtime(draft.file, options.path.name))
+            export = replace(export, comparisons=comparisons, left_out=left_out)
+        if options.body == "node":  # it was compared with its bodies
+            remove_bodies(program.model)
+        if options.body == "node" or not options.verify:
+            draft.write(program.model)
+        if options.library is not None:
+            calls = calls_by_type([*pairs, *(bodies.inner if options.body == "function" else ())])
+            with drafted(options.library, "library") as built:
+                given = verification if options.verify else None
+                export = with_library(export, draft.file, built.file, calls, given)
+                built.publish()
+        draft.publish()
+    return export
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of an export, checked.
+
+    Args:
+        path: Path of the file.
+        body: Form of a call of an operator.
+        opset: Version of ONNX's operators.
+        verify: Compare the file with PyTorch.
+        library: Path of the library of kernels; None for none.
+    """
+
+    path: Path
+    body: Body
+    opset: int
+    verify: bool
+    library: Path | None = None
+
+
+def read_options(path: Any, body: Any, opset: Any, verify: Any, library: Any = None) -> ExportOptions:
+    """The options, refused where they cannot work, before anything takes long.
+
+    Raises:
+        UsageError: With the option that does not fit.
+    """
+    if body not in get_args(Body):
+        raise errors.UsageError(
+            "unknown form of an operator's body",
+            argument="body",
+            expected=", ".join(f"`{each}`" for each in get_args(Body)),
+            got=repr(body),
+            hint='leave it out, or write `body="inline"`',
+        )
+    number = DEFAULT_OPSET if opset is None else opset
+    if not isinstance(number, int) or isinstance(number, bool) or number not in OPSETS:
+        raise errors.UsageError(
+            "torch's exporter does not write this version of ONNX's operators",
+            argument="opset",
+            expected=f"{OPSETS[0]} to {OPSETS[-1]}",
+            got=repr(opset),
+            hint=f"leave it out, and it is {DEFAULT_OPSET}; `onnx.version_converter` may make an older file "
+            "of it",
+        )
+    if not isinstance(verify, bool):
+        raise errors.UsageError(
+            "`verify` must be True or False",
+            argument="verify",
+            expected="True or False",
+            got=repr(verify),
+            hint="leave it out, and the file is compared with PyTorch",
+        )
+    file = writable_file(path, "model.onnx")
+    return ExportOptions(file, body, number, verify, _read_library(library, file, body))
+
+
+def _read_library(library: Any, file: Path, body: str) -> Path | None:
+    if library is None:
+        return None
+    if body == "inline":
+        raise errors.UsageError(
+            "an inlined file has no nodes that a library could compute",
+            argument="library",
+            expected="`body='function'` or `body='node'`",
+            got="`body='inline'`",
+            hint="leave `body=` out, or leave `library=` out",
+        )
+    path = writable_file(library, "ops.so", "library")
+    if path.absolute() == file.absolute():
+        raise unwritable(path, "the exported model goes there", argument="library")
+    return path
+
+
+def read_names(given: Any, default: Sequence[str], argument: str, taken: Sequence[str] = ()) -> list[str]:
+    """Names of inputs or outputs: the given ones, or the default ones, made unique.
+
+    Args:
+        given: The names as the user gave them, or None.
+        default: A name for each tensor.
+        argument: The argument that they were given as, for messages.
+        taken: Names that other values of the file have.
+
+    Raises:
+        UsageError: If their number is wrong, two are equal, or one is taken.
+    """
+    if given is None:
+        found: list[str] = []
+        for name in default:
+            found.append(name if name not in found else f"{name}_{len(found)}")
+        return found
+    names = [given] if isinstance(given, str) else [name if isinstance(name, str) else "" for name in given]
+    if len(names) != len(default) or len(set(names)) != len(names) or not all(names):
+        raise errors.UsageError(
+            f"`{argument}` does not fit the model",
+            argument=argument,
+            expected=f"{len(default)} different names: {', '.join(default)}",
+            got=", ".join(map(str, names)) or "none",
+            hint="give each tensor a name, in this order, or leave it out",
+        )
+    both = [name for name in names if name in taken]
+    if both:
+        raise errors.UsageError(
+            f"`{both[0]}` is the name of an input and of an output",
+            argument=argument,
+            expected="names that no input has",
+            got=", ".join(names),
+            hint="name one of the two otherwise; `input_names=` names inputs",
+        )
+    return names

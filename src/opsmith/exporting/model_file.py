@@ -1,0 +1,215 @@
+"""The ONNX file: names and metadata of the model, and a draft that is checked and then published."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opsmith import __version__, errors
+from opsmith.core.output_file import unwritable
+from opsmith.core.source_hash import operator_hash
+from opsmith.core.specification import Specification
+from opsmith.exporting.axes import Axes
+from opsmith.exporting.packages import onnx, onnx_ir
+
+PREFIX = "model."
+"""Prefix of the names of a model's parameters in `FlatModel`."""
+
+
+def name_values(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
+    """Name the inputs and outputs of a model, and its tensors as in the state dict of what was exported.
+
+    Returns:
+        The earlier name of each value that was renamed.
+    """
+    graph = model.graph
+    before = {id(value): (value, value.name) for value in (*graph.outputs, *_values(graph))}
+    for name in list(graph.initializers):
+        value = graph.initializers.pop(name)
+        value.name = name.removeprefix(PREFIX)
+        graph.initializers[value.name] = value
+    ends = [*graph.inputs, *graph.outputs]
+    wanted = [*inputs, *outputs]
+    for value in _values(graph):
+        if value.name in wanted and not any(value is end for end in ends):
+            _rename(graph, value, _free(value.name, wanted, graph))
+    for value, name in zip(ends, wanted, strict=True):
+        value.name = name
+    return {value.name: name for value, name in before.values() if value.name != name}
+
+
+def _rename(graph: Any, value: Any, name: str) -> None:
+    held = graph.initializers.pop(value.name, None)
+    value.name = name
+    if held is not None:
+        graph.initializers[name] = held
+
+
+def _free(name: str, taken: Sequence[str], graph: Any) -> str:
+    known = {value.name for value in _values(graph)} | set(taken)
+    count = 1
+    while f"{name}_{count}" in known:
+        count += 1
+    return f"{name}_{count}"
+
+
+def _values(graph: Any) -> list[Any]:
+    found = [*graph.inputs, *graph.initializers.values()]
+    for node in graph.all_nodes():
+        found += node.outputs
+    return found
+
+
+def name_axes(model: Any, axes: Axes) -> None:
+    """Name the dynamic axes in all shapes, also where a size is computed from them."""
+    names: dict[str, str] = {}
+    for value, of in zip(model.graph.inputs, axes.of, strict=True):
+        for axis, name in of.items():
+            names.setdefault(_text(value.shape[axis]), name)
+    pattern = re.compile("|".join(rf"\b{re.escape(each)}\b" for each in names) or r"(?!)")
+    for graph in model.graphs():
+        for value in _values(graph):
+            if value.shape is not None:
+                value.shape = onnx_ir.Shape(
+                    [
+                        size
+                        if isinstance(size, int)
+                        else pattern.sub(lambda found: names[found[0]], _text(size))
+                        for size in value.shape
+                    ]
+                )
+    for value, of in zip(model.graph.inputs, axes.of, strict=True):
+        sizes = [of.get(axis, size) for axis, size in enumerate(value.shape)]
+        value.shape = onnx_ir.Shape(sizes)
+
+
+def _text(size: Any) -> str:
+    return str(getattr(size, "value", size))
+
+
+def add_metadata(model: Any, body: str, used: Iterable[Specification]) -> None:
+    """Write versions, and the source hash of each operator, into the metadata of a model."""
+    hashes = {each.name: operator_hash(each) for each in used}
+    model.metadata_props.update(
+        {
+            "opsmith.version": __version__,
+            "opsmith.torch": str(torch.__version__),
+            "opsmith.body": body,
+            "opsmith.operators": json.dumps(hashes, sort_keys=True),
+        }
+    )
+
+
+NOISE = ("pkg.torch", "namespace")
+"""Prefixes of metadata keys for torch's graph and paths of this machine."""
+
+
+def strip_metadata(model: Any) -> None:
+    """Remove the metadata of torch's exporter: its graph, and paths of this machine."""
+    keep = {"pkg.torch.onnx.name_scopes"}
+    for graph in model.graphs():
+        _drop(graph.metadata_props, keep)
+        for node in graph:
+            _drop(node.metadata_props, keep)
+        for value in _values(graph):
+            _drop(value.metadata_props, keep)
+
+
+def _drop(properties: Any, keep: set[str]) -> None:
+    for key in [key for key in properties if key.startswith(NOISE) and key not in keep]:
+        del properties[key]
+
+
+LIMIT = 2**31 - 2**24
+"""Largest size of tensors, in bytes, inside the file: a protobuf message holds less than 2 GiB."""
+
+
+def save(model: Any, file: Path) -> None:
+    """Write an onnx_ir model; beyond the limit, its initializers go into `FILE.data`.
+
+    Tensors in attributes of nodes, such as constants of a body, count, and stay in the file.
+    """
+    held = sum(each.nbytes for each in tensors_in(model))
+    onnx_ir.save(model, file, external_data=f"{file.name}.data" if held > LIMIT else None)
+
+
+def tensors_in(model: Any) -> Iterator[Any]:
+    """The tensors in an onnx_ir model: initializers, and attributes of nodes, functions included."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value.const_value
+    for graph in (*model.graphs(), *model.functions.values()):
+        for node in graph.all_nodes():
+            for attribute in node.attributes.values():
+                if attribute.type == onnx_ir.AttributeType.TENSOR and not attribute.is_ref():
+                    yield attribute.value
+
+
+class DraftFile:
+    """A file that is not published yet.
+
+    Args:
+        folder: A temporary folder beside the path.
+        path: The final path.
+    """
+
+    def __init__(self, folder: Path, path: Path) -> None:
+        self._folder, self._path = folder, path
+
+    @property
+    def file(self) -> Path:
+        """The current path."""
+        return self._folder / self._path.name
+
+    def write(self, model: Any) -> None:
+        """Write an onnx_ir model with its tensors, in place of an earlier one, and validate the file.
+
+        Raises:
+            ExportError: If it is no valid ONNX file.
+        """
+        for each in self._folder.iterdir():
+            each.unlink()
+        save(model, self.file)
+        try:
+            onnx.checker.check_model(str(self.file), full_check=True)
+        except Exception as error:  # it raises classes of its own, which share no base
+            raise errors.ExportError(
+                f"what torch's exporter wrote is no valid file: {' '.join(str(error).split())}",
+                hint="try another `opset=`; the model may use an operator that ONNX has in later ones",
+            ) from error
+
+    def publish(self) -> None:
+        """Move it to its final path, and replace an earlier file."""
+        for each in sorted(self._folder.iterdir(), key=lambda file: file.name == self._path.name):
+            os.replace(each, self._path.parent / each.name)  # the model last, after its external data
+
+
+@contextmanager
+def drafted(path: Path, argument: str = "path") -> Iterator[DraftFile]:
+    """A region with the draft of a file, which is deleted at the end if it was not published.
+
+    Args:
+        path: The final path.
+        argument: The argument that the path was given as.
+
+    Raises:
+        UsageError: If the file cannot be written.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        try:
+            yield DraftFile(folder, path)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise unwritable(path, error.strerror or str(error), argument=argument) from error

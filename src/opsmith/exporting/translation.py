@@ -1,0 +1,314 @@
+"""Translate calls of operators to ONNX nodes: domain, type, attributes and outputs."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.core.argument_types import OBJECT
+from opsmith.core.operator import Operator
+from opsmith.core.schema import Argument
+from opsmith.core.specification import Specification
+from opsmith.exporting.axes import varies
+from opsmith.exporting.calls import (
+    SYMBOLIC_NODE,
+    VERSION,
+    OperatorCall,
+    default,
+    input_slots,
+    refuse_lists_before_others,
+    schema_of,
+    size_items,
+    symbolic_of,
+)
+from opsmith.exporting.dtypes import ONNX_TYPES, TYPE_NAMES
+from opsmith.exporting.packages import onnx, onnx_ir, onnxscript
+from opsmith.exporting.symbolic import by_symbolic
+from opsmith.kernels.ort.nodes import BITS
+
+KEY = "opsmith_key"
+"""A preliminary attribute, which differs between calls, so that the exporter does not merge their nodes."""
+
+OPERATOR = "opsmith.operator"
+"""Key of the operator's name in the metadata of a node."""
+
+
+class ListOutputs(Sequence[Any]):
+    """The last outputs of a node, which are a list of tensors: there are as many as are read.
+
+    The exporter translates a call before the number of its results is known; `complete` corrects the number.
+
+    Args:
+        first: The first output of the list.
+        alone: The node has no outputs before the list. The exporter then iterates twice: first in parallel
+            with the results of torch's call, to set types and shapes, so the iteration must not end; then
+            over the existing outputs, to name them.
+    """
+
+    def __init__(self, first: Any, *, alone: bool) -> None:
+        self._node = first.producer()
+        self._start: int = first.index()
+        self._open = alone
+
+    def __getitem__(self, at: Any) -> Any:
+        if self._start + at >= len(self._node.outputs):
+            self._node.resize_outputs(self._start + at + 1)
+        return self._node.outputs[self._start + at]
+
+    def __len__(self) -> int:
+        return len(self._node.outputs) - self._start
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._open:
+            return iter(tuple(self._node.outputs[self._start :]))
+        self._open = False
+        return map(self.__getitem__, itertools.count())
+
+
+class MixedResults(Sequence[Any]):
+    """Results of which the last is a list; iteration, by which the exporter names them, omits the list.
+
+    Args:
+        single: The results before the list.
+        rest: The list.
+    """
+
+    def __init__(self, single: Sequence[Any], rest: ListOutputs) -> None:
+        self._single, self._rest = single, rest
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._rest if at == len(self._single) else self._single[at]
+
+    def __len__(self) -> int:
+        return len(self._single)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._single)
+
+
+def translations(
+    operators: Sequence[Operator[Any, Any]], opset: int, notes: list[str]
+) -> dict[Any, Callable[..., Any]]:
+    """A function for each operator, by which torch's exporter makes its node.
+
+    Args:
+        operators: All operators that a model may call.
+        opset: Version of ONNX's operators.
+        notes: Collects warnings about a `symbolic`, since the exporter runs without warnings.
+    """
+    return {
+        each.torch_operator: _translation(each.specification)
+        if symbolic_of(each.specification) is None
+        else _by_class(each.specification, opset, notes)
+        for each in operators
+    }
+
+
+def _by_class(specification: Specification, opset: int, notes: list[str]) -> Callable[..., Any]:
+    leaves, adopted = specification.schema.leaves, specification.adopted
+
+    def translate(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip((leaf.name for leaf in leaves), args, strict=False)), **kwargs}
+        pairs = [(leaf, given.get(leaf.name, default(leaf))) for leaf in leaves]
+        values = [value for _, value in pairs]
+        if adopted is not None and adopted.variadic:
+            values[-1:] = values[-1] or ()
+        tensors = [value for _, value in input_slots(pairs)]
+        return by_symbolic(specification, values, tensors, opset, notes)
+
+    return translate
+
+
+def _translation(specification: Specification) -> Callable[..., Any]:
+    leaves = specification.schema.leaves
+    shown = [result for result in specification.schema.results if not result.hidden]
+    numbers = itertools.count()
+
+    def translate(*args: Any, **kwargs: Any) -> Any:
+        refuse_lists_before_others(specification)
+        given = {**dict(zip((leaf.name for leaf in leaves), args, strict=False)), **kwargs}
+        inputs = [value for _, value in input_slots([(leaf, given.get(leaf.name)) for leaf in leaves])]
+        plain = [(leaf.name, given.get(leaf.name)) for leaf in leaves if not leaf.kind.is_tensor]
+        key = next(numbers) if specification.random else plain
+        made = _node(specification, inputs, len(shown), repr(key))
+        if not shown[-1].sequence:
+            return made
+        if len(shown) == 1:
+            return ListOutputs(made, alone=True)
+        return MixedResults(made[:-1], ListOutputs(made[-1], alone=False))
+
+    return translate
+
+
+def _node(specification: Specification, inputs: Sequence[Any], outputs: int, key: str) -> Any:
+    """Have the exporter record a node; `complete` adds its attributes and the number of its outputs."""
+    domain, op_type = specification.namespace, specification.short_name
+    schema = schema_of(domain, op_type, len(inputs), outputs, {KEY: "STRING"})
+    opset = onnxscript.values.Opset(domain, VERSION)
+    return onnxscript.values.Op(opset, op_type, schema)(*inputs, **{KEY: key})
+
+
+def operator_nodes(model: Any, operators: Mapping[Any, Specification]) -> Iterator[tuple[Any, OperatorCall]]:
+    """The nodes of a translated model, functions included, that call our operators, each with its call.
+
+    Args:
+        model: The onnx_ir model.
+        operators: The specification of each operator, by torch's operator.
+    """
+    graphs = [model.graph, *(function.graph for function in model.functions.values())]
+    for graph in graphs:
+        for node in list(graph.all_nodes()):
+            call = node.meta.get("node")
+            if call is not None and call.target in operators and node.domain:
+                yield node, OperatorCall(operators[call.target], call, node.meta.get(SYMBOLIC_NODE))
+
+
+def complete(node: Any, call: OperatorCall) -> None:
+    """Complete a node: its attributes, and as many typed outputs as the call has results.
+
+    Raises:
+        ExportError: If a value cannot be an attribute.
+    """
+    specification = call.specification
+    if call.named is None:
+        del node.attributes[KEY]
+        _describe(node, call)
+    results = call.results()
+    if not results:
+        raise errors.ExportError(
+            "it returns no tensor in this call",
+            operator=specification.name,
+            where=specification.where,
+            hint="leave the call out of the model",
+        )
+    node.resize_outputs(len(results))
+    for at, (output, result) in enumerate(zip(node.outputs, results, strict=True)):
+        # onnx's shape inference cannot read a node with fewer outputs than its function
+        output.name = output.name or f"{node.name}__{at}"
+        output.type = onnx_ir.TensorType(onnx_ir.DataType(_onnx_type(specification, result.dtype)))
+        output.shape = onnx_ir.Shape([str(size) if varies(size) else int(size) for size in result.shape])
+    node.metadata_props[OPERATOR] = specification.name
+
+
+def _describe(node: Any, call: OperatorCall) -> None:
+    wide = torch.float64 in call.dtypes()
+    for leaf, value in call.values():
+        if leaf.kind.is_tensor:
+            if leaf.kind.sequence and value is not None:
+                made = onnx_ir.AttrInt64(f"{leaf.name}_count", len(value))
+                node.attributes[made.name] = made
+            continue
+        if size_items(value):
+            continue
+        written = attribute(call.specification, leaf, value)
+        if written is not None:
+            node.attributes[leaf.name] = written
+            exact = bits(leaf, value) if wide else None
+            if exact is not None:
+                node.attributes[exact.name] = exact
+
+
+def _onnx_type(specification: Specification, dtype: Any) -> int:
+    if dtype not in ONNX_TYPES:
+        raise errors.ExportError(
+            "ONNX has no tensors of the type that it returns",
+            operator=specification.name,
+            expected=TYPE_NAMES,
+            got=str(dtype),
+            where=specification.where,
+            hint="return another type; of complex numbers, `torch.view_as_real`",
+        )
+    return ONNX_TYPES[dtype]
+
+
+def exact_scalars(opset: int) -> dict[Any, Callable[..., Any]]:
+    """A translation of `scalar_tensor` that keeps float64; torch's exporter rounds it to single precision.
+
+    `scalar_tensor` is the number in `0.3 * x`.
+
+    Args:
+        opset: Version of ONNX's operators.
+    """
+    from onnxscript.function_libs.torch_lib.ops import core  # a thousand translations: not before an export
+
+    operators = onnxscript.values.Opset("", opset)
+
+    def scalar_tensor(s: Any, **options: Any) -> Any:
+        if isinstance(s, float) and options.get("dtype") == onnx.TensorProto.DOUBLE:
+            return operators.Constant(value=onnx.helper.make_tensor("", onnx.TensorProto.DOUBLE, [], [s]))
+        return core.aten_scalar_tensor(s, **options)
+
+    return {torch.ops.aten.scalar_tensor.default: scalar_tensor}
+
+
+INTS, FLOATS, STRINGS = "INT", "FLOAT", "STRING"
+
+FORMS = {"SymInt": INTS, "int": INTS, "bool": INTS, "float": FLOATS, "str": STRINGS, "complex": FLOATS}
+"""Type of an attribute by the argument's type in torch's schema; any other type becomes a string."""
+
+
+def attribute(specification: Specification, leaf: Argument, value: Any) -> Any:
+    """The attribute for the value of an argument; None for no value or an object of Python.
+
+    A single number for a pair is written twice, a complex number as two parts. `FLOAT` has single precision;
+    the body contains the exact value.
+
+    Raises:
+        ExportError: If the value depends on a dynamic axis.
+    """
+    kind = leaf.kind
+    if value is None or kind.base is OBJECT:
+        return None
+    items = value if isinstance(value, list | tuple) else [value]
+    if kind.spread and not isinstance(value, list | tuple):
+        items = [value] * (kind.length or 1)
+    if any(isinstance(item, torch.fx.Node | torch.SymInt | torch.SymFloat | torch.SymBool) for item in items):
+        raise errors.ExportError(
+            "an argument that is no tensor follows from a dynamic axis, and an attribute is fixed",
+            operator=specification.name,
+            argument=leaf.name,
+            expected=f"{kind.annotation()} that is the same in every call",
+            got=", ".join(map(str, items)),
+            where=specification.where,
+            hint="let the reference take it from the shape of a tensor, or leave that axis out of `dynamic=`",
+        )
+    form = FORMS.get(kind.base.schema, STRINGS)
+    if kind.base.schema == "Scalar":
+        form = INTS if isinstance(value, int) else FLOATS
+    plain = _plain(items, form)
+    several = kind.sequence or kind.base.schema == "complex"
+    suffix = "S" if several else ""
+    return onnx_ir.Attr(leaf.name, onnx_ir.AttributeType[form + suffix], plain if several else plain[0])
+
+
+def bits(leaf: Argument, value: Any) -> Any:
+    """An attribute with the exact bits of floats that single precision changes; None where it changes none.
+
+    Each float is the integer with the same 64 bits.
+    """
+    if value is None or leaf.kind.base.schema != "float":
+        return None
+    items = value if isinstance(value, list | tuple) else [value]
+    wide = struct.unpack(f"<{len(items)}q", struct.pack(f"<{len(items)}d", *items))
+    single = torch.tensor([float(item) for item in items], dtype=torch.float64)
+    if torch.allclose(single.float().double(), single, rtol=0.0, atol=0.0, equal_nan=True):
+        return None
+    made = onnx_ir.AttrInt64s if leaf.kind.sequence else onnx_ir.AttrInt64
+    return made(leaf.name + BITS, wide if leaf.kind.sequence else wide[0])
+
+
+def _plain(items: Sequence[Any], form: str) -> list[Any]:
+    if form == INTS:
+        return [int(item) for item in items]
+    if form == STRINGS:
+        return [item if isinstance(item, str) else str(item).removeprefix("torch.") for item in items]
+    return [
+        part
+        for item in items
+        for part in ((item.real, item.imag) if isinstance(item, complex) else (float(item),))
+    ]

@@ -1,0 +1,202 @@
+"""`opsmith.page`: write a page for each operator, and an index."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.benchmarking import Benchmark
+from opsmith.checking import Report
+from opsmith.checking.effort import effort_named
+from opsmith.core.call_arguments import shown
+from opsmith.core.operator import Operator
+from opsmith.core.output_file import replace_file, unwritable, writable_file
+from opsmith.kernels.common.gpu_resources import ARCHITECTURES
+from opsmith.pages.content import PageContent, PageOptions, collect_content
+
+Progress = Callable[[str, int, int], None]
+
+
+# A caller's inference mode would disable autograd.
+@torch.inference_mode(mode=False)
+def page(
+    operators: Operator[..., Any] | Iterable[Operator[..., Any]],
+    path: str | os.PathLike[str],
+    *,
+    reports: Mapping[str, Report] | None = None,
+    benchmarks: Mapping[str, Benchmark] | bool = False,
+    effort: str = "default",
+    seed: int = 0,
+    architectures: Sequence[str] = ARCHITECTURES,
+    progress: Progress | None = None,
+) -> tuple[Path, ...]:
+    """Write a page about an operator; for several, a page each and an index.
+
+    A page is one file that needs no network: signature, sources, origin of each aspect, check, graph, saved
+    tensors, kernels and their resources, benchmarks, ONNX exports. A section that cannot be made contains the
+    reason.
+
+    Args:
+        operators: An operator, or several.
+        path: A name that ends in `.html`, for one operator; else a folder.
+        reports: Existing reports of `check`, by operator; other operators are checked.
+        benchmarks: Existing results of `benchmark`, by operator; True measures all at quick effort.
+        effort: Effort of the check: `quick`, `default` or `thorough`.
+        seed: Seed of the check.
+        architectures: Architectures that CUDA kernels are compiled for, such as `sm_90`.
+        progress: A function of the current step, the number of finished operators, and their total.
+
+    Returns:
+        The files, the index first.
+
+    Raises:
+        UsageError: If a file cannot be written, or an argument has the wrong type.
+        MissingExtraError: If the package for pages is missing.
+
+    Example:
+        >>> import tempfile, torch, opsmith
+        >>> @opsmith.operator("demo::twice")
+        ... def twice(x: torch.Tensor) -> torch.Tensor:
+        ...     return 2 * x
+        >>> (file,) = opsmith.page(twice, tempfile.mkdtemp() + "/twice.html")
+        >>> "write <code>@twice.samples</code>" in file.read_text()  # needed for check and graph
+        True
+    """
+    from opsmith.pages.html import rendered, rendered_index
+
+    every = _operators(operators)
+    effort_named(effort)
+    _refuse_others(reports or {}, Report, "reports", "check")
+    if not isinstance(benchmarks, bool):
+        _refuse_others(benchmarks, Benchmark, "benchmarks", "benchmark")
+    places = page_paths(path, [each.name for each in every])
+    contents: list[PageContent] = []
+    for done, (operator, file) in enumerate(zip(every, places.pages, strict=True)):
+
+        def say(what: str, done: int = done, name: str = operator.name) -> None:
+            if progress is not None:
+                progress(f"{name}: {what}", done, len(every))
+
+        options = PageOptions(
+            (reports or {}).get(operator.name),
+            benchmarks.get(operator.name) if isinstance(benchmarks, Mapping) else benchmarks,
+            effort,
+            seed,
+            architectures,
+        )
+        contents.append(collect_content(operator, options, say))
+        write(file, rendered(contents[-1], None if places.index is None else places.index.name))
+    if progress is not None:
+        progress("", len(every), len(every))
+    if places.index is None:
+        return places.pages
+    write(places.index, rendered_index(contents, [file.name for file in places.pages]))
+    return (places.index, *places.pages)
+
+
+def _refuse_others(given: Any, kind: type, argument: str, made_by: str) -> None:
+    """Refuse results that are no mapping from operator names to results of these operators.
+
+    Raises:
+        UsageError: For the first misfit.
+    """
+    fits = isinstance(given, Mapping)
+    found: dict[Any, Any] = dict(given) if fits else {}
+    strange = []
+    for name, each in found.items():
+        if not isinstance(each, kind):
+            strange.append(f"for `{name}` {shown(each)}")
+        elif (other := getattr(each, "operator", None)) != name:
+            strange.append(f"for `{name}` one of `{other}`")
+    if not fits or strange:
+        raise errors.UsageError(
+            f"`{argument}` is not by the operators' names",
+            argument=argument,
+            expected=f"what `opsmith.{made_by}` returned of each operator, by its name",
+            got=strange[0] if strange else shown(given),
+            hint=f"write `{argument}={{found.operator: found}}`",
+        )
+
+
+def _operators(given: Any) -> list[Operator[..., Any]]:
+    every = [given] if isinstance(given, Operator) or not isinstance(given, Iterable) else [*given]
+    strange = [each for each in every if not isinstance(each, Operator)]
+    if strange or not every:
+        raise errors.UsageError(
+            "a page is about operators of opsmith",
+            argument="operators",
+            expected="an operator, or several",
+            got=shown(strange[0]) if strange else "none",
+            hint='declare it, with `@opsmith.operator("mylib::name")`, or `opsmith.adopt` what there is',
+        )
+    names = [each.name for each in every]
+    return [each for at, each in enumerate(every) if each.name not in names[:at]]
+
+
+SUFFIXES = (".html", ".htm")
+INDEX = "index.html"
+
+
+@dataclass(frozen=True)
+class PagePaths:
+    """Paths of pages.
+
+    Args:
+        pages: A file for each operator, in order.
+        index: The index; None for a single page.
+    """
+
+    pages: tuple[Path, ...]
+    index: Path | None
+
+
+def page_paths(path: Any, names: Sequence[str]) -> PagePaths:
+    """The paths of all pages.
+
+    Args:
+        path: A name that ends in `.html`, for one operator; else a folder, which may not be there yet.
+        names: The operators' names.
+
+    Raises:
+        UsageError: If a file cannot be written, or one file is given for several pages.
+
+    Example:
+        >>> page_paths("pages", ["demo::twice"])
+        Places(pages=(PosixPath('pages/demo-twice.html'),), index=PosixPath('pages/index.html'))
+    """
+    place = Path(os.fsdecode(path)) if isinstance(path, str | os.PathLike) else None
+    if place is None or (place.suffix.lower() in SUFFIXES and not place.is_dir()):
+        if place is not None and len(names) != 1:
+            raise errors.UsageError(
+                f"`{place}` is one file, and there are {len(names)} operators",
+                argument="path",
+                expected="a folder, for an index and a page for each",
+                got=", ".join(f"`{name}`" for name in names),
+                hint=f"write `{place.with_suffix('')}`, or name one operator",
+            )
+        return PagePaths((writable_file(path, "page.html"),), None)
+    if place.exists() and not place.is_dir():
+        raise unwritable(place, "a file", "name it `page.html`, or name a folder")
+    pages = tuple(place / f"{name.replace('::', '-')}.html" for name in names)
+    for each in (*pages, place / INDEX) if place.is_dir() else (place,):
+        writable_file(each, "page.html")
+    return PagePaths(pages, place / INDEX)
+
+
+def write(file: Path, text: str) -> None:
+    """Write a page; characters that UTF-8 does not have, as in a docstring, become `?`.
+
+    Raises:
+        UsageError: If it cannot be written.
+    """
+    try:
+        file.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise unwritable(file, error.strerror or str(error)) from error
+    replace_file(file, text.encode("utf-8", errors="replace"))
