@@ -1,4 +1,4 @@
-"""What finds the faults of the corpus in tests/checking: opsmith's `check`, gradcheck, opcheck.
+"""What finds the faults of the corpus in tests/checking/corpora: opsmith's `check`, gradcheck, opcheck.
 
     python benchmarks/check_power.py
     python benchmarks/check_power.py --effort quick --only linear_transposed swish
@@ -29,7 +29,7 @@ import torch
 
 import opsmith
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "checking"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "checking" / "corpora"))
 from corpora import COMPILED, corpora, corpus_of, rightly_named, told
 from entries import PLANTED, SOUND, Planted, Sound
 from torch_tools import Verdict, by_gradcheck, by_gradgradcheck, by_opcheck

@@ -49,6 +49,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:dynamo_pgo force disabled:UserWarning")
 
 
+EXPORTS = re.compile(r"exporting/|test_export_command|test_tour_exported")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep what needs a warm-up in one process: the first compile takes 15 seconds, the first export 5."""
+    for item in items:
+        path = item.path.relative_to(HERE).as_posix()
+        if path.startswith("docs/"):  # a page's blocks stay together
+            continue
+        if item.get_closest_marker("compile"):
+            item.add_marker(pytest.mark.xdist_group("compile"), append=False)
+        elif EXPORTS.search(path):
+            item.add_marker(pytest.mark.xdist_group("exports"), append=False)
+
+
 def pytest_sessionstart() -> None:
     # A CUDA build of torch 2.11 that finds no GPU starts autograd's threads if a process computes its first
     # gradient within `torch.compile`, and only then; no check is isolated in that process after it.

@@ -37,6 +37,16 @@ def sampled(which: Callable[[Entry], Any], most: int = 4) -> Any:
     return pytest.mark.parametrize(("entry", "index"), rows)
 
 
+@functools.cache
+def results_with_gradient(entry: Entry) -> int:
+    """How many results of the first sample have a gradient."""
+    return len(followed(run(entry.apply, sample(entry, 0))))
+
+
+def has_gradient(entry: Entry) -> bool:
+    return results_with_gradient(entry) > 0
+
+
 def differentiable(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 

@@ -16,8 +16,10 @@ from adopted_corpus import (
     differentiable,
     followed,
     gradients,
+    has_gradient,
     incoming,
     places,
+    results_with_gradient,
     run,
     sample,
     sampled,
@@ -67,7 +69,7 @@ def test_values_of_inputs_that_ask_for_nothing(entry: Entry, index: int) -> None
         pytest.param(entry, index, strided, id=f"{entry.name}-{index}-{'strided' if strided else 'dense'}")
         for entry, index in NUMBERED
         for strided in (False, True)
-        if followed(run(entry.apply, sample(entry, 0))) and (index == 0 or not strided)
+        if has_gradient(entry) and (index == 0 or not strided)
     ],
 )
 def test_gradients(entry: Entry, index: int, strided: bool) -> None:
@@ -81,7 +83,7 @@ def test_gradients(entry: Entry, index: int, strided: bool) -> None:
             assert_same(gradients(results, arguments, grads), gradients(expected, others, grads))
 
 
-@sampled(lambda entry: len(followed(run(entry.apply, sample(entry, 0)))) > 1)
+@sampled(lambda entry: results_with_gradient(entry) > 1)
 def test_gradients_of_each_result_alone(entry: Entry, index: int) -> None:
     for which in range(len(followed(run(entry.apply, sample(entry, index))))):
         arguments, others = sample(entry, index), sample(entry, index)
@@ -93,7 +95,7 @@ def test_gradients_of_each_result_alone(entry: Entry, index: int) -> None:
         assert_same(gradients([result], arguments, grads), gradients([expected], others, grads))
 
 
-@chosen(lambda entry: followed(run(entry.apply, sample(entry, 0))))
+@chosen(has_gradient)
 def test_hooks(entry: Entry) -> None:
     def told(function: Any) -> list[Any]:
         """What the hooks of the results and of the inputs are given, and the gradients that they change."""

@@ -12,6 +12,7 @@ from adopted_corpus import (
     chosen,
     followed,
     gradients,
+    has_gradient,
     incoming,
     loss,
     places,
@@ -23,10 +24,6 @@ from corpus import Entry, tensors
 from torch import Tensor
 
 import opsmith
-
-
-def has_gradient(entry: Entry) -> bool:
-    return bool(followed(run(entry.apply, sample(entry, 0))))
 
 
 def expected_gradients(entry: Entry, index: int) -> list[Tensor]:

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 import opsmith
-from opsmith.build.cache import Cache
-from opsmith.build.entry import MANIFEST, is_sound, parts_of
+from opsmith.build.cache import MANIFEST, Cache, is_sound, parts_of
 from opsmith.config import CACHE
 
 PROCESSES, KILLS = 16, 50

@@ -14,8 +14,7 @@ import pytest
 
 from opsmith import errors
 from opsmith.build import cache as cache_module
-from opsmith.build.cache import Cache
-from opsmith.build.entry import MANIFEST, key_of, parts_of
+from opsmith.build.cache import MANIFEST, Cache, key_of, parts_of
 
 PARTS = {"source": "y = 2 * x", "flags": "-O3"}
 

@@ -63,7 +63,7 @@ def test_a_report_comes_back_from_its_json(report: Report) -> None:
     (read,) = read_reports(report.to_json()).values()
     assert (read.passed, read.failures[0].dtypes) == (False, ("bfloat16",))
     assert [each.property for each in read.outcomes] == [each.property for each in report.outcomes]
-    several = json.dumps({"schema": 2, "reports": [report.to_dict(), {**report.to_dict(), "operator": "b"}]})
+    several = json.dumps({"schema": 3, "reports": [report.to_dict(), {**report.to_dict(), "operator": "b"}]})
     assert list(read_reports(several)) == ["tests_dtypes::square", "b"]
     assert list(read_reports(json.dumps([report.to_dict()]))) == ["tests_dtypes::square"]
 
@@ -72,13 +72,13 @@ def test_a_report_comes_back_from_its_json(report: Report) -> None:
     ("text", "expected", "got"),
     [
         ("{", "JSON", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        ("[3]", "an object for each report", "3"),
-        ('{"schema": 1}', 'version 2 of it, `"schema": 2`', "1"),
-        ('{"schema": 2}', "`operator` in each report", "schema"),
-        ('{"schema": 2, "reports": [3]}', "an object for each report", "3"),
+        ("[3]", "an object", "int 3"),
+        ('{"schema": 1}', 'version 3 of it, `"schema": 3`', "1"),
+        ('{"schema": 3}', "the key `operator`", "schema"),
+        ('{"schema": 3, "reports": [3]}', "an object for each report", "3"),
         (
-            '{"schema": 2, "operator": "a", "seed": 0, "outcomes": [{"property": "x"}]}',
-            "`status` in each outcome",
+            '{"schema": 3, "operator": "a", "seed": 0, "outcomes": [{"property": "x"}]}',
+            "the key `status` in `outcomes[0]`",
             "property",
         ),
     ],

@@ -127,7 +127,7 @@ def test_json_holds_everything_and_is_json() -> None:
         "seconds": 0.0,
         "notes": [],
         "left_out": True,
-        "apart": False,
+        "compiles": False,
         "failures": [],
         "dtypes": [],
     }

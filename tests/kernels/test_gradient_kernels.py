@@ -74,4 +74,4 @@ def test_the_kernel_computes_the_gradient() -> None:
     for _ in range(3):
         (gradient,) = torch.autograd.grad(softsign(x).sum(), x)
         assert_close(gradient, 1 / (1 + x.detach().abs()) ** 2)
-    assert softsign_gradient.specification.kernels[0].function.remembered >= 1  # type: ignore[attr-defined]
+    assert softsign_gradient.specification.kernels[0].function.cached_plans >= 1  # type: ignore[attr-defined]

@@ -5,15 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-sys.path.append(str(Path(__file__).parents[1] / "kernels"))
-
 from cuda_on_cpu import ARCHITECTURE, OnCpu, emulate, forget, record
 from involution_cases import (
     BEYOND,
@@ -30,6 +25,7 @@ from involution_cases import (
     held,
     poisoned,
 )
+from torch import Tensor
 
 from opsmith.build.source_text import includes_of
 from opsmith.kernels.cuda.ahead import cuda_usage

@@ -17,11 +17,11 @@ from opsmith.torch_library.capabilities.capability import CAPABILITIES
 CAPABILITIES_PACKAGE = capabilities.__name__
 ROOT = Path(opsmith.__file__).parent
 PRIVATE = ROOT / "torch_library" / "capabilities" / "private"
-CORE = Path(__file__).parents[1] / "core"
+HOME = Path(__file__).parents[1] / "torch_library"
 TESTS = [
-    CORE / "test_capabilities.py",
-    CORE / "test_fast_path_names.py",
-    CORE / "test_library_operator_names.py",
+    HOME / "test_capabilities.py",
+    HOME / "test_fast_path_names.py",
+    HOME / "test_library_operator_names.py",
 ]
 
 OWN = {"self", "cls"}

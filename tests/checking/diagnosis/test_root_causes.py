@@ -1,0 +1,54 @@
+"""A failure of what is made of an operator names the one that explains it."""
+
+from __future__ import annotations
+
+import pytest
+
+from opsmith.checking import Failure
+from opsmith.checking.root_causes import explained_by
+
+
+def failure(check: str, cause: str, input: str | None = None) -> Failure:
+    return Failure(check, input, cause, f"{check} is wrong")
+
+
+def tangent(reverse: str) -> Failure:
+    return Failure("forward_mode", "x", "scale", "it is wrong", None, {"reverse mode": reverse})
+
+
+SHAPE = failure("forward", "shape", "result")
+WRONG = failure("forward", "kernel-mismatch", "result")
+SIGN = failure("gradient", "sign", "x")
+UNSTEADY = failure("determinism", "nondeterministic", "x")
+WRITES = failure("effects", "mutates-input", "x")
+
+
+@pytest.mark.parametrize(
+    ("late", "before", "explained"),
+    [
+        (failure("fake", "fake-mismatch", "result"), [SHAPE], "forward"),
+        (failure("opcheck", "mutates-input", "y"), [SIGN, WRITES], "effects"),
+        (failure("compile", "kernel-mismatch", "x"), [SIGN], "gradient"),
+        (failure("export", "raises"), [SIGN, WRITES], "effects"),
+        (failure("vmap", "kernel-mismatch", "y"), [SIGN], None),
+        (failure("autocast", "side-effect"), [SHAPE], None),
+        (failure("gradient", "raises"), [WRITES], None),
+        (failure("gradient", "raises"), [SHAPE], "forward"),
+        (failure("gradient", "sign", "x"), [SHAPE], None),
+        (failure("memory", "raises"), [SHAPE], None),
+        (tangent("wrong as well"), [WRONG], "forward"),
+        (tangent("right"), [WRONG], None),
+        (tangent("wrong as well"), [SIGN], None),
+        (failure("effects", "mutates-saved", "x"), [UNSTEADY], "determinism"),
+        (failure("effects", "mutates-saved", "y"), [UNSTEADY], None),
+        (failure("effects", "mutates-saved"), [UNSTEADY], None),
+        (failure("vmap", "raises"), [failure("vmap", "shape", "result")], None),
+    ],
+)
+def test_what_explains_it(late: Failure, before: list[Failure], explained: str | None) -> None:
+    assert explained_by(late, before) == explained
+
+
+def test_what_follows_itself_explains_nothing() -> None:
+    follower = Failure("forward_mode", None, "raises", "it raises", follows="gradient")
+    assert explained_by(failure("compile", "raises"), [follower]) is None

@@ -1,0 +1,35 @@
+"""What a batch gives, beside what its examples give one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from opsmith.checking.properties.torch.mapping import ExampleLoop
+
+
+def loop_of(*results: Tensor | None) -> ExampleLoop:
+    def function(flat: list[Any]) -> Sequence[Tensor | None]:
+        return results
+
+    rows = [[torch.ones(2)], [torch.ones(2)]]
+    return ExampleLoop(function, rows, (0,), torch.Generator(), True, torch.float32)
+
+
+@pytest.mark.parametrize("got", [torch.zeros(1), torch.ones(2, 3)], ids=["one zero", "several"])
+def test_a_tensor_where_none_is_right_is_a_fault_whatever_its_numbers(got: Tensor) -> None:
+    fault = loop_of(None).fault(0, got)
+    assert str(fault) == "it is a tensor, where None is right"
+
+
+def test_none_where_a_tensor_is_right_is_a_fault() -> None:
+    fault = loop_of(torch.ones(2)).fault(0, None)
+    assert str(fault) == "it is None, where a tensor is right"
+
+
+def test_none_where_none_is_right_is_no_fault() -> None:
+    assert loop_of(None).fault(0, None) is None

@@ -1,0 +1,168 @@
+"""The property `compile`: compiled code beside the operator itself."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import opsmith
+from opsmith.checking import Outcome
+
+pytestmark = [pytest.mark.compile, pytest.mark.xdist_group("opcheck")]
+
+X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
+names = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    yield
+    torch.compiler.reset()
+
+
+def compiled(checked: Any, *samples: Any, **options: Any) -> Outcome:
+    report = opsmith.check(checked, samples=list(samples) or None, only=["compile"], **options)
+    return next(outcome for outcome in report.outcomes if outcome.property == "compile")
+
+
+def declare(reference: Any, **options: Any) -> Any:
+    return opsmith.operator(f"test_compile::op{next(names)}", **options)(reference)
+
+
+class Square(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return 2 * grad * ctx.saved_tensors[0]
+
+
+class OtherwiseCompiled(Square):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x * (2 if torch.compiler.is_compiling() else 1)
+
+
+class OtherGradientCompiled(Square):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return (3 if torch.compiler.is_compiling() else 2) * grad * ctx.saved_tensors[0]
+
+
+class ThroughNumpy(Square):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.from_numpy(x.detach().numpy() ** 2)
+
+
+class Prints(Square):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        torch._dynamo.graph_break()
+        return x * x
+
+
+@pytest.mark.parametrize(
+    ("wrong", "input", "says"),
+    [
+        (OtherwiseCompiled, "result", "`result` is another than without: at"),
+        (OtherGradientCompiled, "x", "the gradient of `x` is another than without: at"),
+    ],
+)
+def test_a_class_that_gives_something_else_in_compiled_code_is_found(
+    wrong: Any, input: str, says: str
+) -> None:
+    (failure, *_) = compiled(wrong, (X,)).failures
+    assert (failure.cause, failure.input) == ("kernel-mismatch", input)
+    assert failure.message.startswith("compiled by torch.compile(..., dynamic=False, backend='aot_eager')")
+    assert says in failure.message
+
+
+def test_a_class_that_compiles_passes() -> None:
+    found = compiled(Square, (X,), (X[0],))
+    assert (found.status, found.notes, found.compiles) == ("passed", (), True)
+
+
+def test_a_break_of_the_graph_is_noted_with_torch_s_reason() -> None:
+    found = compiled(Prints, (X,))
+    assert found.status == "passed"
+    assert found.notes[0].startswith("it breaks the graph: ")
+
+
+def test_quick_compiles_nothing() -> None:
+    found = compiled(Square, (X,), effort="quick")
+    assert (found.status, found.reason) == ("skipped", "the effort is `quick`, which compiles nothing")
+
+
+def square(x: Tensor) -> Tensor:
+    return x * x
+
+
+def test_an_operator_compiles_for_other_sizes_at_once() -> None:
+    operator = declare(square).gradients(x=lambda grad, x: 2 * grad * x)
+    found = compiled(operator, (X,), (X[:2],))
+    assert (found.status, found.notes) == ("passed", ())
+
+
+def test_an_operator_that_is_compiled_anew_for_each_size_is_noted() -> None:
+    def sized(x: Tensor) -> Tensor:
+        return x * int(x.shape[0])
+
+    found = compiled(declare(sized), (X,), (torch.rand(5, 4),))
+    assert found.status == "passed"
+    assert any(
+        note.startswith("with dynamic=True it is compiled anew for other sizes") for note in found.notes
+    )
+
+
+def test_a_fake_kernel_that_is_wrong_breaks_compiled_code() -> None:
+    operator = declare(square, inline=False).kernel("cpu", lambda x: x * x)
+    operator.fake(lambda x: x.new_empty(x.shape[0], x.shape[1] + 1))
+    found = compiled(operator, (X,))
+    assert found.status == "failed"
+    assert found.failures[0].cause in ("raises", "shape", "kernel-mismatch")
+
+
+def test_what_raises_by_itself_is_left_to_others() -> None:
+    class Miscounts(Square):
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return grad, grad, grad
+
+    found = compiled(Miscounts, (X,))
+    assert found.status == "skipped"
+    assert "raises without `torch.compile`" in found.notes[0]
+
+
+def test_without_a_fake_kernel_it_is_skipped_with_the_mend() -> None:
+    def sine(x: Tensor) -> Tensor:
+        return torch.from_numpy(x.detach().numpy() * 2)
+
+    operator = declare(sine, opaque=True).gradients(x=opsmith.non_differentiable)
+    found = compiled(operator, (X,))
+    assert found.status == "skipped"
+    assert any("there is no fake kernel" in note for note in found.notes)
+
+
+def test_what_draws_is_held_to_its_form() -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return x * torch.rand_like(x)
+
+    assert compiled(declare(noisy, random=True), (X,)).status == "passed"
+
+
+@pytest.mark.slow
+def test_thorough_runs_inductor() -> None:
+    assert compiled(Square, (X,), effort="thorough").status == "passed"

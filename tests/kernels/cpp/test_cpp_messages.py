@@ -1,0 +1,347 @@
+"""What is said where a kernel in C++ cannot be had: its author's own file, line and column, and the hint."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opsmith
+from opsmith import errors
+from opsmith.build import toolchain
+
+HERE = Path(__file__)
+
+
+def declared(name: str) -> Any:
+    @opsmith.operator(f"cpp_messages::{name}")
+    def twice(x: Tensor, by: float = 2.0) -> Tensor:
+        return x * by
+
+    return twice
+
+
+def line_of(text: str) -> int:
+    """The line of this file that begins with a text: a word of C++ that stands at the margin."""
+    return 1 + next(at for at, line in enumerate(HERE.read_text().splitlines()) if line.startswith(text))
+
+
+def test_a_compile_error_shows_the_author_s_line_and_column() -> None:
+    wrong = declared("wrong_line").kernel(
+        "cpu",
+        entry="twice",
+        cpp=r"""
+template <class T>
+void twice(Contiguous<const T> x, double by, Contiguous<T> y) {
+  for (int64_t i = 0; i < x.numel(); i++)
+    y[i] = x[i] * byy;
+}
+""",
+    )
+    with pytest.raises(errors.CompileError) as caught:
+        wrong(torch.ones(2))
+    first, at = line_of("template <class T>"), line_of("    y[i] = x[i] * byy;")
+    assert str(caught.value).splitlines() == [
+        "cpp_messages::wrong_line: the C++ compiler refuses the kernel",
+        f"  got: {HERE}:{at}:19: 'byy' was not declared in this scope; did you mean 'by'?",
+        "            y[i] = x[i] * byy;",
+        "                          ^",
+        f"  where: {HERE}:{first + 1}",
+        "  hint: fix the first of these; those after it may follow from it",
+    ]
+
+
+def test_an_error_inside_the_header_is_told_at_the_author_s_function(tmp_path: Path) -> None:
+    file = tmp_path / "kernel.cpp"
+    file.write_text("// a kernel\n\nvoid twice(const float* x, double by, View<float> y) {}\n")
+    wrong = declared("wrong_parameter").kernel("cpu", entry="twice", cpp_file=file)
+    with pytest.raises(errors.CompileError) as caught:
+        wrong(torch.ones(2))
+    message = str(caught.value)
+    assert f"{file}:3: " in message
+    assert "a kernel takes views, std::optional of them, int64_t, double, bool" in message
+    assert "opsmith.h" not in message.partition("where:")[0].splitlines()[1]
+
+
+def test_it_is_refused_each_time_and_mended_by_reload(tmp_path: Path) -> None:
+    file = tmp_path / "kernel.cpp"
+    file.write_text("void twice(View<const float> x, double by, View<float> y) { oh }\n")
+    operator = declared("fixed").kernel("cpu", entry="twice", cpp_file=file)
+    for _ in range(2):
+        with pytest.raises(errors.CompileError, match="'oh' was not declared"):
+            operator(torch.ones(2))
+    file.write_text("void twice(View<const float, 1> x, double by, View<float, 1> y) { y(0) = y(1) = 5; }\n")
+    assert operator.reload()(torch.ones(2)).tolist() == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "got"),
+    [
+        ("View<const float> x, View<float> y", "(View<const float32>, View<float32>)"),
+        ("View<const float> x, float by, View<float> y", None),
+        (
+            "View<const float> x, double by, View<const float> y",
+            "(View<const float32>, double, View<const float32>)",
+        ),
+        ("View<float> x, double by, View<float> y", "(View<float32>, double, View<float32>)"),
+        (
+            "View<const float> x, int64_t by, View<float, 2> y",
+            "(View<const float32>, int64_t, View<float32, 2>)",
+        ),
+        (
+            "View<const float> x, std::optional<double> by, Contiguous<float> y",
+            "(View<const float32>, std::optional<double>, Contiguous<float32>)",
+        ),
+    ],
+)
+def test_other_parameters_than_the_operator_s(parameters: str, got: str | None) -> None:
+    operator = declared("parameters").kernel("cpu", entry="f", cpp=f"void f({parameters}) {{}}")
+    if got is None:  # the header has no such number
+        with pytest.raises(errors.CompileError, match="a kernel takes views"):
+            operator(torch.ones(2))
+        return
+    with pytest.raises(errors.KernelSignatureError) as caught:
+        operator(torch.ones(2))
+    assert str(caught.value).splitlines() == [
+        "cpp_messages::parameters: the parameters of the C++ kernel are not the operator's arguments and "
+        "results",
+        "  expected: (View<const T> x, double by, View<T> result)",
+        f"  got: {got}",
+        f"  where: {operator.specification.kernels[0].where}",
+        "  hint: give the kernel these parameters in this order; a view may be Contiguous or ChannelsLast, "
+        "and say how many dimensions it has",
+    ]
+
+
+def test_a_result_of_another_dtype_than_the_reference_s() -> None:
+    operator = declared("other_result").kernel(
+        "cpu", entry="f", cpp="void f(View<const float> x, double by, View<double, 3> y) {}"
+    )
+    with pytest.raises(errors.KernelSignatureError) as caught:
+        operator(torch.ones(2))
+    assert str(caught.value).splitlines()[:4] == [
+        "cpp_messages::other_result: the C++ kernel does not write the result that the reference gives",
+        "  argument: result",
+        "  expected: float32 of 1 dimensions",
+        "  got: View<float64, 3>",
+    ]
+
+
+def test_an_argument_that_c_plus_plus_cannot_take() -> None:
+    @opsmith.operator("cpp_messages::of_dtype")
+    def of_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.to(dtype)
+
+    of_dtype.kernel("cpu", cpp="void of_dtype(View<const float> x, View<float> y) {}")
+    with pytest.raises(errors.KernelSignatureError) as caught:
+        of_dtype(torch.ones(2), torch.float64)
+    assert str(caught.value).splitlines()[:5] == [
+        "cpp_messages::of_dtype: a C++ kernel cannot take `dtype`",
+        "  argument: dtype",
+        "  expected: a tensor, int, float, bool or str, or None for one; a list of any of these but str",
+        "  got: torch.dtype",
+        f"  where: {of_dtype.specification.kernels[0].where}",
+    ]
+
+
+def test_a_result_that_c_plus_plus_cannot_give() -> None:
+    @opsmith.operator("cpp_messages::parts")
+    def parts(x: Tensor) -> list[Tensor]:
+        return [each.clone() for each in x]
+
+    parts.kernel("cpu", cpp="void parts(View<const float> x, View<float> y) {}")
+    with pytest.raises(errors.KernelSignatureError, match="cannot give a result that may be None, or a list"):
+        parts(torch.ones(2))
+
+
+def test_no_function_of_that_name() -> None:
+    with pytest.raises(errors.KernelSourceError) as caught:
+        declared("nameless").kernel(
+            "cpu", cpp="// void nameless() {}\nvoid one(int a) {}\nvoid two(int a) {}"
+        )
+    assert str(caught.value).splitlines()[:4] == [
+        "cpp_messages::nameless: the C++ source has no function `nameless`",
+        "  argument: entry",
+        "  expected: `void nameless(...)`, whose parameters are the arguments and then the results",
+        "  got: functions that return void: one, two",
+    ]
+    with pytest.raises(errors.KernelSourceError, match="got: no function that returns void"):
+        declared("nameless").kernel("cpu", cpp="int nameless(int a);")
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(errors.KernelSourceError) as caught:
+        declared("no_file").kernel("cpu", cpp_file="no such.cpp")
+    assert "the file of a C++ kernel cannot be read" in str(caught.value)
+    assert f"got: {HERE.parent / 'no such.cpp'}: " in str(caught.value)
+
+
+def test_a_file_beside_the_one_that_declares_it() -> None:
+    operator = declared("beside").kernel("cpu", entry="twice", cpp_file="beside.cpp")
+    assert operator.specification.kernels[0].where == f"{HERE.parent / 'beside.cpp'}:3"
+    assert operator(torch.ones(2)).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "got"),
+    [
+        ({"cpp": "x", "cpp_file": "y"}, "`cpp=` and `cpp_file=`"),
+        ({"entry": "f"}, "`entry=` or `strict=` alone"),
+        ({"strict": True}, "`entry=` or `strict=` alone"),
+    ],
+)
+def test_one_source(words: dict[str, Any], got: str) -> None:
+    with pytest.raises(errors.UsageError, match=re.escape(f"got: {got}")):
+        declared("sources").kernel("cpu", **words)
+    with pytest.raises(errors.UsageError, match="got: a function and `cpp=`"):
+        declared("sources").kernel("cpu", torch.mul, cpp="x")
+
+
+def test_a_path_is_no_text() -> None:
+    with pytest.raises(errors.KernelSourceError, match="write `cpp_file=` where it is the path of a file"):
+        declared("path").kernel("cpu", cpp=HERE.parent / "beside.cpp")
+
+
+def test_c_plus_plus_runs_on_the_cpu() -> None:
+    with pytest.raises(errors.UsageError, match=r"a kernel in C\+\+ is declared for `cuda`"):
+        declared("elsewhere").kernel("cuda", cpp="void elsewhere() {}")
+
+
+def test_dtypes_that_it_cannot_have() -> None:
+    with pytest.raises(errors.KernelDtypeError, match="a dtype that it does not support") as caught:
+        declared("dtypes").kernel(
+            "cpu",
+            entry="f",
+            cpp="template <class T> void f(View<T> x) {}",
+            dtypes=[torch.complex64, torch.float32],
+        )
+    assert caught.value.got == "torch.complex64"
+    with pytest.raises(errors.KernelDtypeError, match=r"got: \[\]"):
+        declared("dtypes").kernel("cpu", entry="f", cpp="template <class T> void f(View<T> x) {}", dtypes=[])
+    with pytest.raises(
+        errors.KernelDtypeError, match="dtypes are given for a C\\+\\+ function that is not a template"
+    ):
+        declared("dtypes").kernel("cpu", entry="f", cpp="void f(View<float> x) {}", dtypes=[torch.float32])
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -O1")
+    toolchain._toolchain.cache_clear()
+
+
+CORRECT = "void f(View<const float, 1> x, double by, View<float, 1> y) { y(0) = 7; }"
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_the_reference_runs_and_explain_says_so() -> None:
+    operator = declared("no_compiler").kernel("cpu", entry="f", cpp=CORRECT)
+    assert operator(torch.ones(1)).item() == 2
+    (reason,) = operator.explain(torch.ones(1)).rejected
+    assert reason.endswith(
+        "there is no C++ compiler: none of that name in PATH; install one, on Debian or Ubuntu by "
+        "`apt-get install g++`, or name yours in CXX; until then the reference computes the operator"
+    )
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_strict_raises_instead() -> None:
+    operator = declared("strict").kernel("cpu", entry="f", cpp=CORRECT, strict=True)
+    with pytest.raises(errors.ToolchainError) as caught:
+        operator(torch.ones(1))
+    assert str(caught.value).splitlines() == [
+        "there is no C++ compiler",
+        "  expected: the program that CXX names, `no-such-compiler -O1`",
+        "  got: none of that name in PATH",
+        "  hint: install one, on Debian or Ubuntu by `apt-get install g++`, or name yours in CXX; until then "
+        "the reference computes the operator",
+    ]
+
+
+def test_what_is_no_exception_of_c_plus_plus_is_told_too() -> None:
+    operator = declared("throws").kernel(
+        "cpu", entry="f", cpp="void f(View<const float> x, double by, View<float> y) { throw 3; }"
+    )
+    with pytest.raises(errors.KernelError, match="it threw something that is no std::exception"):
+        operator(torch.ones(1))
+    operator.kernel(
+        "cpu",
+        entry="f",
+        cpp="#include <stdexcept>\nvoid f(View<const float> x, double by, View<float> y)\n"
+        '{ throw std::out_of_range("100% {} of them"); }',
+    )
+    with pytest.raises(errors.KernelError, match=r"the C\+\+ kernel threw: 100% {} of them"):
+        operator(torch.ones(1))
+
+
+def test_what_it_throws_need_be_no_utf_8_and_may_be_too_long() -> None:
+    operator = declared("bytes").kernel(
+        "cpu",
+        entry="f",
+        cpp="#include <stdexcept>\n#include <string>\n"
+        "void f(View<const float> x, double by, View<float> y)\n"
+        '{ throw std::runtime_error("\\xff" + std::string(997, \'a\') + "\u00e9"); }',
+    )
+    with pytest.raises(errors.KernelError, match=r"the C\+\+ kernel threw: \ufffda{997}\ufffd\n"):
+        operator(torch.ones(1))
+
+
+def test_a_brace_that_is_never_closed_is_told_first(tmp_path: Path) -> None:
+    file = tmp_path / "kernel.cpp"
+    file.write_text("void f(View<const float> x, double by, View<float> y) {\n  if (by > 0) {\n}\n")
+    operator = declared("open").kernel("cpu", entry="f", cpp_file=file)
+    with pytest.raises(errors.CompileError) as caught:
+        operator(torch.ones(1))
+    assert str(caught.value).splitlines()[1] == f"  got: {file}:1:55: expected '}}' that matches this '{{'"
+
+
+def test_a_name_that_nothing_defines_is_an_error_of_the_line() -> None:
+    @opsmith.operator("cpp_messages::unlinked")
+    def unlinked(x: Tensor) -> Tensor:
+        return x * 2
+
+    unlinked.kernel(
+        "cpu",
+        cpp="""
+void nowhere(float*);
+void unlinked(Contiguous<const float> x, Contiguous<float> y) { nowhere(y.data); }
+""",
+    )
+    with pytest.raises(
+        errors.CompileError, match=r"nothing defines `nowhere\(float\*\)`, neither the source"
+    ):
+        unlinked(torch.ones(1))
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_a_strict_kernel_is_not_passed_over_on_its_device(mode: Any) -> None:
+    @opsmith.operator("cpp_messages::unyielding")
+    def unyielding(x: Tensor) -> Tensor:
+        return x * 2
+
+    unyielding.kernel("cpu")(lambda x: x * 2)
+    unyielding.kernel(
+        "cpu", cpp="void unyielding(View<const float, 1> x, View<float, 1> y) { y(0) = 2; }", strict=True
+    )
+    with mode():
+        assert unyielding(torch.ones(1)).item() == 2
+        for wrong in (torch.ones(1).double(), torch.ones(1, 1), torch.ones(1, 1, requires_grad=True)):
+            for call in (unyielding, torch.ops.cpp_messages.unyielding):
+                with pytest.raises(
+                    errors.KernelRefusedError, match="its kernel for cpu does not take the call"
+                ):
+                    call(wrong)
+        assert unyielding(torch.ones(1, 1, device="meta")).shape == (1, 1)
+        assert "1" in unyielding.explain(torch.ones(1, 1)).rejected[0]
+
+
+def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    from opsmith.kernels.cpp.dispatch import LIBRARY, CppLibrary
+
+    (tmp_path / LIBRARY).write_text("no library")
+    with pytest.raises(errors.CompileError, match=r"the compiled kernel cannot be loaded\n  got: .*"):
+        CppLibrary(tmp_path)

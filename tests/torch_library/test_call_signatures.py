@@ -1,0 +1,409 @@
+"""The front door: forms of calls that it has seen, and those that must not be taken for one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import opsmith
+from opsmith.torch_library.fast_path.call_signatures import MAX_SIGNATURES
+
+RAN: list[str] = []
+
+
+def _noted(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def kernel(x: Tensor, w: Tensor) -> Tensor:
+        RAN.append(name)
+        return function(x, w)
+
+    return kernel
+
+
+@pytest.fixture
+def operator(name: str) -> Any:
+    def product(x: Tensor, w: Tensor) -> Tensor:
+        return x * w
+
+    made = opsmith.operator(name)(product).gradients(x=lambda grad, w: grad * w, w=lambda grad, x: grad * x)
+    made(torch.ones(2), torch.ones(2))
+    return made
+
+
+def ways(operator: Any) -> list[Any]:
+    """What is known about calls with all tensors given."""
+    assert "__call__" in vars(type(operator)), "the first call opens the door"
+    found: list[Any] = type(operator).__call__.__globals__["_op_ways_0"]
+    return found
+
+
+def test_each_form_is_met_once(operator: Any) -> None:
+    for size in (2, 3, 0):
+        operator(torch.ones(size), torch.ones(size))
+    assert len(ways(operator)) == 1
+    operator(torch.ones(2, 2), torch.ones(2))
+    operator(torch.ones(2, requires_grad=True), torch.ones(2))
+    operator(torch.ones(2).double(), torch.ones(2))
+    operator(torch.nn.Parameter(torch.ones(2)), torch.ones(2))
+    assert len(ways(operator)) == 5
+
+
+def test_more_forms_than_are_kept(operator: Any) -> None:
+    for rank in range(2 * MAX_SIGNATURES):
+        x = torch.full((1,) * rank, 3.0, requires_grad=True)
+        (gradient,) = torch.autograd.grad(operator(x, torch.ones(1)).sum(), x)
+        assert_close(gradient, torch.ones_like(x))
+    assert len(ways(operator)) == MAX_SIGNATURES
+
+
+def test_one_tensor_twice(operator: Any) -> None:
+    x = torch.tensor([3.0], requires_grad=True)
+    for _ in range(3):
+        (gradient,) = torch.autograd.grad(operator(x, x), x)
+        assert_close(gradient, torch.tensor([6.0]))
+    assert len(ways(operator)) == 0
+
+
+def test_grad_mode_is_no_part_of_a_form(operator: Any) -> None:
+    x = torch.ones(2, requires_grad=True)
+    assert operator(x, torch.ones(2)).requires_grad
+    with torch.no_grad():
+        assert not operator(x, torch.ones(2)).requires_grad
+    assert operator(x, torch.ones(2)).requires_grad
+    assert len(ways(operator)) == 1
+
+
+def test_inference(operator: Any) -> None:
+    x = torch.ones(2, requires_grad=True)
+    with torch.inference_mode():
+        for _ in range(2):
+            assert operator(x, torch.ones(2)).is_inference()
+        made = torch.ones(2)
+    assert_close(operator(made, torch.ones(2)), torch.ones(2))
+    assert operator(x.detach().clone().requires_grad_(), torch.ones(2)).requires_grad
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        operator(x, made)
+
+
+def test_alias_of_an_inference_tensor(name: str) -> None:
+    def perhaps(x: Tensor, by: float) -> Tensor:
+        return x.view(-1) if by == 1 else x * by
+
+    operator = opsmith.operator(name)(perhaps)
+    with torch.inference_mode():
+        x = torch.ones(2)
+        for _ in range(2):
+            operator(x, 2.0)
+        with pytest.raises(opsmith.errors.AliasError):
+            operator(x, 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*quantiz.*:UserWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.ones(2).to_sparse(),
+        lambda: torch.ones(2).to_mkldnn(),
+        lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8),
+    ],
+    ids=["nested", "sparse", "mkldnn", "quantised"],
+)
+def test_foreign_tensors_are_refused_after_plain_ones(operator: Any, make: Callable[[], Tensor]) -> None:
+    operator(torch.ones(2), torch.ones(2))
+    with pytest.raises(opsmith.errors.LayoutError):
+        operator(make(), torch.ones(2))
+    with pytest.raises(opsmith.errors.LayoutError):
+        operator(torch.ones(2), make())
+
+
+def test_a_subclass_is_asked_nothing(operator: Any) -> None:
+    asked: list[str] = []
+
+    class Watching(Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            asked.append(str(function))
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    operator(torch.ones(2).as_subclass(Watching), torch.ones(2))
+    assert asked == [str(operator.torch_operator)]
+
+
+def test_kernels_are_chosen_by_form(name: str) -> None:
+    def product(x: Tensor, w: Tensor) -> Tensor:
+        return x * w
+
+    operator = opsmith.operator(name)(product)
+    operator.kernel("cpu", _noted("single", product), dtypes=[torch.float32])
+    operator.kernel("cpu", _noted("double", product), dtypes=[torch.float64])
+    RAN.clear()
+    for _ in range(3):
+        operator(torch.ones(2), torch.ones(2))
+        operator(torch.ones(2).double(), torch.ones(2).double())
+        operator(torch.ones(2).half(), torch.ones(2).half())
+    assert RAN == ["single", "double"] * 3
+    assert len(ways(operator)) == 3
+
+
+def test_a_kernel_gets_memory_as_it_lies_there(name: str) -> None:
+    seen: list[bool] = []
+
+    def product(x: Tensor, w: Tensor) -> Tensor:
+        seen.append(x.is_conj() or x.is_neg())
+        return x * w
+
+    operator = opsmith.operator(name)(plain_product).kernel("cpu", product)
+    x = torch.randn(2, dtype=torch.complex64)
+    for _ in range(2):
+        assert_close(operator(x, x.clone()), x * x)
+        assert_close(operator(x.conj(), x.clone()), x.conj() * x)
+        assert_close(operator(x.conj().imag, x.real.clone()), -x.imag * x.real)
+    assert not any(seen)
+
+
+def plain_product(x: Tensor, w: Tensor) -> Tensor:
+    return x * w
+
+
+def test_an_input_that_is_a_constant(name: str) -> None:
+    def gather(x: Tensor, index: Tensor) -> Tensor:
+        return x * index
+
+    operator = opsmith.operator(name)(gather)
+    operator.gradients(x=lambda grad, index: grad * index, index=opsmith.non_differentiable)
+    x, index = torch.ones(2, requires_grad=True), torch.full((2,), 3.0, requires_grad=True)
+    for _ in range(3):
+        gradients = torch.autograd.grad(operator(x, index).sum(), (x, index), allow_unused=True)
+        assert_close(gradients[0], torch.full((2,), 3.0))
+        assert gradients[1] is None
+        assert not operator(x.detach(), index).requires_grad
+
+
+def test_tensors_that_may_be_left_out(name: str) -> None:
+    def affine(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        y = x + 1 if scale is None else x * scale
+        return y if shift is None else y + shift
+
+    operator = opsmith.operator(name)(affine).gradients(
+        x=lambda grad, scale: grad.clone() if scale is None else grad * scale,
+        scale=lambda grad, x: grad * x,
+        shift=lambda grad: grad.clone(),
+    )
+    x, scale, shift = (torch.full((2,), value, requires_grad=True) for value in (2.0, 3.0, 5.0))
+    for _ in range(3):
+        for given in ((), (scale,), (None, shift), (scale, shift)):
+            needed = [x, *(each for each in given if each is not None)]
+            found = torch.autograd.grad(operator(x, *given).sum(), needed)
+            expected = torch.autograd.grad(affine(x, *given).sum(), needed)
+            assert_close(found, expected)
+            assert_close(operator(x, *given), affine(x, *given))
+
+
+def test_a_reference_without_formula_needs_no_dispatcher(name: str) -> None:
+    def plain(x: Tensor, w: Tensor) -> Tensor:
+        return x * w.tanh()
+
+    operator = opsmith.operator(name)(plain)
+    x, w = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    for _ in range(3):
+        result = operator(x, w)
+        assert result.grad_fn.name() == "MulBackward0"  # type: ignore[union-attr]
+        assert_close(
+            torch.autograd.grad(result.sum(), (x, w)), torch.autograd.grad(plain(x, w).sum(), (x, w))
+        )
+
+
+def test_gradients_of_changing_shape(operator: Any) -> None:
+    for sizes in ((2, 2), (3, 3), (2, 2), (3, 1), (1, 3), (0, 0)):
+        x, w = (torch.full((size,), 2.0, requires_grad=True) for size in sizes)
+        gradients = torch.autograd.grad(operator(x, w).sum(), (x, w))
+        assert_close(gradients, torch.autograd.grad((x * w).sum(), (x, w)))
+
+
+def test_second_order_after_first(operator: Any) -> None:
+    x, w = torch.full((2,), 2.0, requires_grad=True), torch.full((2,), 3.0, requires_grad=True)
+    for _ in range(3):
+        torch.autograd.grad(operator(x, w).sum(), (x, w))
+    (gradient,) = torch.autograd.grad(operator(operator(x, w), x).sum(), x, create_graph=True)
+    assert_close(torch.autograd.grad(gradient.sum(), x)[0], 2 * w)
+
+
+def test_profiles_show_the_name(operator: Any) -> None:
+    x, w = torch.ones(2, requires_grad=True), torch.ones(2)
+    operator(x, w)
+    with torch.profiler.profile() as profile:
+        operator(x, w)
+    assert operator.name in {event.key for event in profile.key_averages()}
+
+
+def test_wrong_calls_keep_their_message(operator: Any) -> None:
+    for args, kwargs in (
+        ((torch.ones(2),), {}),
+        ((torch.ones(2), 3.0), {}),
+        ((torch.ones(2), torch.ones(2), 1), {}),
+        ((torch.ones(2), torch.ones(2)), {"by": 2}),
+        ((None, torch.ones(2)), {}),
+    ):
+        with pytest.raises(opsmith.errors.ArgumentError):
+            operator(*args, **kwargs)
+
+
+def test_nothing_grows_with_calls_of_a_form_that_is_not_kept(operator: Any) -> None:
+    x = torch.ones(2, requires_grad=True)
+    nodes = {type(operator(x, x).grad_fn) for _ in range(20)}
+    assert len(nodes) == 1
+
+
+def test_a_second_order_goes_through_no_constant(name: str) -> None:
+    operator = opsmith.operator(name)(plain_product)
+    operator.gradients(x=lambda grad, w: grad * w, w=opsmith.non_differentiable)
+    x, w = torch.ones(2, requires_grad=True), torch.full((2,), 3.0, requires_grad=True)
+    for _ in range(3):
+        (gradient,) = torch.autograd.grad((operator(x, w) ** 2).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.sum(), w, allow_unused=True)
+        assert second is None
+
+
+def test_a_wrapped_formula_gets_its_parameters_by_name(name: str) -> None:
+    import functools
+
+    def written(grad: Tensor, w: Tensor) -> Tensor:
+        return grad * w
+
+    @functools.wraps(written)
+    def swapped(w: Tensor, grad: Tensor) -> Tensor:
+        return written(grad, w**1)
+
+    operator = opsmith.operator(name)(plain_product).gradients(x=swapped, w=lambda grad, x: grad * x)
+    x, w = torch.full((2,), 2.0, requires_grad=True), torch.full((2,), 5.0)
+    for _ in range(4):
+        (gradient,) = torch.autograd.grad(operator(x, w), x, torch.full((2,), 7.0))
+        assert_close(gradient, torch.full((2,), 35.0))
+
+
+def test_a_gradient_made_in_inference_mode(name: str) -> None:
+    table = [1.0]  # a formula that is not seen to write nowhere
+    operator = opsmith.operator(name)(plain_product)
+    operator.gradients(x=lambda grad, w: grad * w * table[0], w=lambda grad, x: grad * x * table[0])
+    with torch.inference_mode():
+        grad = torch.ones(2)
+    for _ in range(4):
+        x = torch.ones(2, requires_grad=True)
+        (gradient,) = torch.autograd.grad(operator(x, torch.ones(2)), x, grad)
+        assert_close(gradient, torch.ones(2))
+
+
+def test_a_helper_that_is_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def helped(x: Tensor) -> Tensor:
+        return doubled(x) * 2
+
+    operator = opsmith.operator(name)(helped)
+    for _ in range(3):
+        operator(torch.ones(2))
+    monkeypatch.setitem(globals(), "doubled", lambda x: x.mul_(2))
+    with pytest.raises(opsmith.errors.MutationError):
+        operator(torch.ones(2))
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def test_whole_numbers_for_floats(name: str) -> None:
+    seen: list[type] = []
+
+    def scaled(x: Tensor, by: float = 1) -> Tensor:
+        seen.append(type(by))
+        return x * by
+
+    operator = opsmith.operator(name)(scaled)
+    for _ in range(3):
+        assert operator(torch.ones(2, dtype=torch.int64)).dtype == torch.float32
+        assert operator(torch.ones(2, dtype=torch.int64), 2).dtype == torch.float32
+    assert set(seen) == {float}
+
+
+class Holder:
+    weight = torch.nn.Parameter(torch.ones(2))
+
+
+def test_what_is_captured_out_of_sight(name: str) -> None:
+    """The first call computes below autograd; a later one, which would show the graph, is refused."""
+
+    def hiding(x: Tensor) -> Tensor:
+        return x * Holder.weight
+
+    operator = opsmith.operator(name)(hiding)
+    assert not operator(torch.ones(2)).requires_grad
+    message = "it uses something that requires a gradient and is not an argument"
+    with pytest.raises(opsmith.errors.CapturedTensorError, match=message):
+        operator(torch.ones(2))
+
+
+def test_a_kernel_has_no_graph(name: str) -> None:
+    operator = opsmith.operator(name)(doubled)
+    operator.kernel("cpu", lambda x: torch.from_numpy((x * Holder.weight * 2).numpy().copy()))
+    for _ in range(3):
+        assert_close(operator(torch.ones(2)), torch.full((2,), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "given"),
+    [
+        (int | tuple[int, int], (2, 1), (2, 1)),
+        (int | tuple[int, int], [2, 1], (2, 1)),
+        (int | tuple[int, int], 2, (2, 2)),
+        (tuple[int, int], torch.Size([2, 1]), (2, 1)),
+        (tuple[int, ...], (2, 1, 1), (2, 1, 1)),
+        (tuple[int, ...] | None, None, None),
+        (list[int], (2, 1), [2, 1]),
+        (list[int], [], []),
+    ],
+)
+def test_sizes_and_strides_go_through_the_door(
+    hint: Any, value: Any, given: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def kernel(x: Tensor, sizes: Any) -> Tensor:
+        seen.append(sizes)
+        return x * 2
+
+    def doubled(x: Tensor, sizes: Any) -> Tensor:
+        return x * 2
+
+    doubled.__annotations__["sizes"] = hint
+    operator = opsmith.operator(name)(doubled).gradients(
+        x=lambda grad, sizes: grad * (2 + 0 * len(sizes or ()))
+    )
+    operator.kernel("cpu", kernel)
+    operator(torch.ones(2), value)
+    x = torch.ones(2, requires_grad=True)
+    operator(x, value).sum().backward()
+    past = []
+    monkeypatch.setattr(opsmith.Operator, "_fallback", lambda *args: past.append(args))
+    seen.clear()
+    assert_close(operator(torch.ones(2), value), torch.full((2,), 2.0))
+    operator(x, value).sum().backward()
+    assert not past
+    assert_close(x.grad, torch.full((2,), 4.0))
+    assert seen == [given, given]
+    assert all(type(each) is type(given) for each in seen)
+
+
+@pytest.mark.parametrize("value", [(1, 2, 3), (1, 2.0), "ab", 1.0])
+def test_what_is_no_pair_is_refused_past_the_door(value: Any, name: str) -> None:
+    @opsmith.operator(name)
+    def doubled(x: Tensor, sizes: int | tuple[int, int]) -> Tensor:
+        return x * 2
+
+    doubled(torch.ones(2), (1, 2))
+    doubled(torch.ones(2), (1, 2))
+    with pytest.raises(opsmith.errors.ArgumentError, match="`sizes`"):
+        doubled(torch.ones(2), value)
