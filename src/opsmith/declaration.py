@@ -122,21 +122,21 @@ def operator(
         )
 
     def declare(reference: Callable[P, Any]) -> Operator[P, Any]:
-        schema, place = schema_of(reference, name, results=results, hidden=hidden), where(reference)
-        pattern = None if shapes is None else read_shapes(shapes, schema, name, place)
+        schema, location = schema_of(reference, name, results=results, hidden=hidden), where(reference)
+        pattern = None if shapes is None else read_shapes(shapes, schema, name, location)
         specification = Specification(
             name=name,
             reference=reference,
             schema=schema,
             module=reference.__module__,
             qualname=reference.__qualname__,
-            where=place,
+            where=location,
             opaque=opaque,
             random=random,
             autocast=autocast,
             inline=inline,
             shapes=pattern,
-            batching=check_batching(batching, pattern, schema, name, place),
+            batching=check_batching(batching, pattern, schema, name, location),
         )
         handle: Operator[P, Any] = declare_specified(specification)
         return handle

@@ -55,10 +55,10 @@ class AdoptedOperator(Operator[..., Any]):
         results = super().__call__(*args, **kwargs)
         return adopted.structured(results if isinstance(results, tuple) else (results,))
 
-    def _from_door(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return AdoptedOperator.__call__(self, *args, **kwargs)
 
-    def _call_mend(self) -> str:
+    def _call_hint(self) -> str:
         call = self._specification.schema.call_text(self._specification.short_name)
         say = '`adopt(..., signature="(x: Tensor, n: int) -> Tensor")`'
         return f"call it as {call}; if its types are others, say so: {say}"
@@ -78,13 +78,13 @@ class ClassSamples:
         function_class: The class.
         source: The list or the function.
         operator: What messages call the class.
-        place: Where they were given.
+        location: `file:line` of the samples.
     """
 
     function_class: type[torch.autograd.Function]
     source: Any
     operator: str
-    place: str
+    location: str
 
     def values(self, make: Make) -> list[list[Any]]:
         """The arguments of each sample, as forward takes them.
@@ -92,7 +92,7 @@ class ClassSamples:
         Raises:
             SampleError: If it is no list of samples, or one has more or fewer arguments than forward.
         """
-        given = read_samples(self.source, make, self.operator, self.place)
+        given = read_samples(self.source, make, self.operator, self.location)
         remark = missing_list_hint(self.source, self._takes)
         return [self._values(sample, position, remark) for position, sample in enumerate(given)]
 
@@ -107,7 +107,7 @@ class ClassSamples:
         if isinstance(sample, torch.Tensor):
             sample = (sample,)
         if not isinstance(sample, tuple | list):
-            raise not_a_sample(sample, self.operator, self.place, position, remark)
+            raise not_a_sample(sample, self.operator, self.location, position, remark)
         if not self._takes(sample):
             count = f"{len(sample)} argument{'s' * (len(sample) != 1)}"
             if (
@@ -126,7 +126,7 @@ class ClassSamples:
             f"{problem}, and `{self.function_class.__qualname__}.forward` takes {self._count} ({names})",
             operator=self.operator,
             got=got,
-            where=self.place,
+            where=self.location,
             hint=f"{remark}give each sample the arguments that `apply` takes",
         )
 
@@ -176,9 +176,9 @@ def class_samples(
     """
     if samples is None or isinstance(samples, ClassSamples):
         return samples
-    place = location_of(samples, f"the samples given to `{giver}`")
-    source = samples if callable(samples) else read_samples(samples, Make(), operator, place)
-    return ClassSamples(function_class, source, operator, place)
+    location = location_of(samples, f"the samples given to `{giver}`")
+    source = samples if callable(samples) else read_samples(samples, Make(), operator, location)
+    return ClassSamples(function_class, source, operator, location)
 
 
 Runner = Callable[[type[torch.autograd.Function], Sequence[Sequence[Any]]], tuple[int, Any]]
@@ -324,7 +324,7 @@ def _packed(samples: ClassSamples, adopted: AdoptedFunction) -> LocatedSamples:
     def packed(make: Make) -> Iterable[Any]:
         return [CallArguments(tuple(adopted.packed(values))) for values in samples.values(make)]
 
-    return LocatedSamples(packed, samples.place)
+    return LocatedSamples(packed, samples.location)
 
 
 def _kinds(kind: str | Iterable[str], operator: str) -> frozenset[str]:

@@ -93,9 +93,9 @@ def adopt_registered(
 
 def _placed(samples: Iterable[Any], operator: str) -> LocatedSamples:
     """A list of samples as a function of them."""
-    place = "the samples given to `adopt`"
-    given = read_samples(samples, Make(), operator, place)
-    return LocatedSamples(lambda make: given, place)
+    location = "the samples given to `adopt`"
+    given = read_samples(samples, Make(), operator, location)
+    return LocatedSamples(lambda make: given, location)
 
 
 def refuse_options(subject: Any, /, **said: tuple[Any, Any]) -> None:

@@ -94,9 +94,9 @@ def arguments_of(
         MissingAnnotationError: If nothing says what `*args` are.
         NameFormatError: If torch's schemas cannot hold the name of one.
     """
-    place = where(function_class.forward)
+    location = where(function_class.forward)
     every = list(forward_signature(function_class).parameters.values())
-    _refuse_keywords(every, function_class, operator, place)
+    _refuse_keywords(every, function_class, operator, location)
     written = [each for each in every if each.kind not in _BY_KEYWORD]
     known = resolved(inspect.unwrap(function_class.forward)).parameters
     hints = {name: parameter.annotation for name, parameter in known.items()}
@@ -110,12 +110,12 @@ def arguments_of(
             argument="signature",
             expected=f"{fixed} arguments: {', '.join(p.name for p in written)}",
             got=f"{len(described)}: {', '.join(p.name for p in described)}",
-            where=place,
+            where=location,
             hint="name the arguments of forward, without `ctx`, in its order",
         )
     arguments: list[Argument] = []
     for position, parameter in enumerate(described):
-        refuse_unwritable(parameter.name, operator, place)
+        refuse_unwritable(parameter.name, operator, location)
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             said = parameter.annotation if stated is not None else hints.get(parameter.name, REQUIRED)
             return _rest(parameter, position, said, arguments, samples, function_class, operator)
@@ -125,7 +125,7 @@ def arguments_of(
         if kind is None and (hint is REQUIRED or (hint is Any and stated is None)):
             kind = kind_of_values(shown, parameter.default)
         if kind is None and torch.Tensor in typing.get_args(hint):
-            raise _tensor_or_not(parameter, hint, operator, place)
+            raise _tensor_or_not(parameter, hint, operator, location)
         arguments.append(_argument(parameter, kind or ANYTHING))
     return tuple(arguments), False
 
@@ -240,7 +240,7 @@ def _base(values: Sequence[Any]) -> ValueType | None:
 
 
 def _tensor_or_not(
-    parameter: inspect.Parameter, hint: Any, operator: str, place: str
+    parameter: inspect.Parameter, hint: Any, operator: str, location: str
 ) -> errors.UnsupportedTypeError:
     return errors.UnsupportedTypeError(
         f"`{parameter.name}` is a tensor in some calls and something else in others",
@@ -248,13 +248,13 @@ def _tensor_or_not(
         argument=parameter.name,
         expected="a type that is Tensor, or one without it",
         got=str(hint).replace("torch.Tensor", "Tensor"),
-        where=place,
+        where=location,
         hint="adopt the class once for each, under two names, with a `signature=` each",
     )
 
 
 def _refuse_keywords(
-    parameters: Sequence[inspect.Parameter], function_class: type, operator: str, place: str
+    parameters: Sequence[inspect.Parameter], function_class: type, operator: str, location: str
 ) -> None:
     for parameter in parameters:
         required = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
@@ -264,18 +264,18 @@ def _refuse_keywords(
                 "never gives",
                 operator=operator,
                 argument=parameter.name,
-                where=place,
+                where=location,
                 hint="take it by position",
             )
 
 
 def _unknown_rest(
-    parameter: inspect.Parameter, function_class: type, operator: str, place: str
+    parameter: inspect.Parameter, function_class: type, operator: str, location: str
 ) -> errors.MissingAnnotationError:
     return errors.MissingAnnotationError(
         f"`{function_class.__qualname__}.forward` takes `*{parameter.name}`, and nothing says what they are",
         operator=operator,
         argument=parameter.name,
-        where=place,
+        where=location,
         hint='give `samples=`, all with as many arguments, or `signature="(*tensors: Tensor) -> Tensor"`',
     )

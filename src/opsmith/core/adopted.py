@@ -19,16 +19,16 @@ from opsmith.core.schema import Schema
 
 @dataclass(frozen=True)
 class LibraryOperator:
-    """An operator that opsmith did not register, and what it brings.
+    """An operator that was registered with torch elsewhere, and the parts that it has.
 
     Args:
         overload: The operator as torch knows it.
-        devices: Device types that it has kernels for; empty where one kernel serves all.
-        autograd: Device types on which it differentiates itself.
+        devices: Device types that it has kernels for; empty if one kernel serves all.
+        autograd: Device types on which it has its own autograd.
         autocast: Device types on which it has a rule for autocast.
-        fake: Whether it has a fake kernel.
-        vmap: Whether it has a rule for `vmap`.
-        sources: What its behaviour in compiled code is written in; what has no source is no two times alike.
+        fake: True if it has a fake kernel.
+        vmap: True if it has a rule for `vmap`.
+        sources: Functions that define its behaviour in compiled code, for the source hash.
     """
 
     overload: Any
@@ -45,7 +45,7 @@ Outputs = int | None | tuple["Outputs", ...]
 
 
 class StructureMismatchError(Exception):
-    """A value that does not have the structure: what was expected there, and what came."""
+    """A value that does not have the expected structure."""
 
     def __init__(self, outputs: Outputs, value: Any) -> None:
         super().__init__(outputs, value)
@@ -53,10 +53,10 @@ class StructureMismatchError(Exception):
 
 
 def leaves(outputs: Outputs, value: Any) -> Iterator[tuple[int | None, Any]]:
-    """The parts of a value that lie where results, or None, are expected, each with its result's position.
+    """Yield the parts of a value at the positions of results, or of None, each with its result's position.
 
     Raises:
-        MisfitError: If a tuple is expected, and the value is none of that length.
+        MisfitError: If a tuple is expected, and the value is not a tuple of that length.
 
     Example:
         >>> list(leaves((0, None, (1,)), ("a", None, ("b",))))
@@ -72,7 +72,7 @@ def leaves(outputs: Outputs, value: Any) -> Iterator[tuple[int | None, Any]]:
 
 
 def structured(outputs: Outputs, results: Sequence[Any]) -> Any:
-    """Results, given in a row, in this structure; inverse of `leaves`.
+    """Arrange a flat list of results in this structure; inverse of `leaves`.
 
     Example:
         >>> structured((0, None, (1,)), ["a", "b"])
@@ -84,13 +84,13 @@ def structured(outputs: Outputs, results: Sequence[Any]) -> Any:
 
 
 def side_by_side(outputs: Outputs) -> tuple[int | None, ...]:
-    """For each output at the top the position of its result; None where it is no tensor of its own.
+    """Return the position of the result for each output at the top level; None for any other output.
 
-    What lies in a tuple inside of the tuple is no output to torch, and has no gradient.
+    A nested tuple is not an output to torch, and has no gradient.
 
-    Example:
-        >>> side_by_side((0, None, (1, 2)))
-        (0, None, None)
+        Example:
+            >>> side_by_side((0, None, (1, 2)))
+            (0, None, None)
     """
     top = outputs if isinstance(outputs, tuple) else (outputs,)
     return tuple(each if isinstance(each, int) else None for each in top)
@@ -100,11 +100,11 @@ KINDS = {
     "true": "the gradient is the derivative of the forward",
     "surrogate": "the gradient is wrong on purpose",
     "approximate": "the gradient approximates the derivative",
-    "nonlinear": "the backward is not linear in the incoming gradient",
+    "nonlinear": "the backward is not linear in grad_output",
     "stochastic": "the forward draws from torch's random state",
-    "float32": "it computes in float32, whatever comes in",
+    "float32": "it computes in float32 for every dtype",
 }
-"""What an author may say of a Function."""
+"""Kinds of Functions that an author may declare, with their meanings."""
 
 
 _LEAVING = frozenset({"numpy", "np", "detach", "data", "item", "tolist", "no_grad", "asarray", "from_numpy"})
@@ -112,15 +112,14 @@ _LEAVING = frozenset({"numpy", "np", "detach", "data", "item", "tolist", "no_gra
 
 @dataclass
 class ObservedFacts:
-    """What the runs of a class have shown, which its source does not tell.
+    """Facts about a class that were observed in its runs, since its source does not show them.
 
     Attributes:
-        written: Positions of the operator's arguments that its forward writes into; None before the first
-            run.
-        copied: Results that are copied since they were inputs, views of them or of one another, each with
-            what it was.
-        grads_written: Whether its backward writes into the incoming gradients; None before the first run.
-        instead: What the reference does in its place, by what it could not do, with torch's reason.
+        written: Positions of the arguments that its forward writes into; None before the first run.
+        copied: Results that are copied because they were inputs, views of inputs or of one another, each
+            with the reason.
+        grads_written: True if its backward writes into its grad_outputs; None before the first run.
+        instead: Tasks that the reference takes over, each with torch's reason.
     """
 
     written: frozenset[int] | None = None
@@ -131,18 +130,18 @@ class ObservedFacts:
 
 @dataclass(frozen=True)
 class AdoptedFunction:
-    """A Function class, as an operator uses it; the class itself stays as it is.
+    """An `autograd.Function` class as an operator uses it; the class itself is not changed.
 
     Args:
         operator: The operator's name.
         schema: The operator's signature.
         function_class: The class.
-        outputs: What its forward returns.
+        outputs: Structure of the value that its forward returns.
         kinds: Keys of `KINDS`.
-        variadic: Whether the operator's last argument is the list of what `*args` takes.
-        reference: The function that does what the class cannot, if its author gave one.
-        defaults: Defaults that the schema does not have, since one of them cannot be written there.
-        facts: What its runs have shown.
+        variadic: True if the operator's last argument is the list of the values of `*args`.
+        reference: The function that takes over where the class cannot be used, if its author gave one.
+        defaults: Defaults that are left out of the schema, because one of them cannot be written there.
+        facts: Facts observed in its runs.
     """
 
     operator: str
@@ -162,17 +161,17 @@ class AdoptedFunction:
 
     @cached_property
     def has_setup_context(self) -> bool:
-        """Whether its forward takes no context, and `setup_context` fills it."""
+        """True if its forward takes no context, and `setup_context` fills it."""
         return self.function_class.setup_context is not torch.autograd.Function.setup_context
 
     @cached_property
     def takes_self(self) -> bool:
-        """Whether its forward is a plain method, as in the oldest documents: its context is `self`."""
+        """True if its forward is a plain method, as in the oldest documents: its context is `self`."""
         return inspect.isfunction(inspect.getattr_static(self.function_class, "forward"))
 
     @cached_property
     def backward(self) -> Callable[..., Any] | None:
-        """Its backward, taking a context and the incoming gradients; None where it has none."""
+        """Its backward, which takes a context and the grad_outputs; None if it has none."""
         for name in ("backward", "vjp"):
             if overrides(self.function_class, name):
                 found: Callable[..., Any] = getattr(self.function_class, name)
@@ -180,18 +179,18 @@ class AdoptedFunction:
         return None
 
     @cached_property
-    def looks_like_writing(self) -> bool:
-        """Whether the code of its forward has something in it that writes into tensors, if only its own."""
+    def may_write(self) -> bool:
+        """True if the code of its forward has an operation that writes into some tensor."""
         codes = [getattr(inspect.unwrap(self.function_class.forward), "__code__", None)]
         return any(code is None or _writes(code) for code in codes)
 
-    def place(self, position: int) -> int:
-        """The position of an argument of forward, the same for all that `*args` takes."""
+    def argument_position(self, position: int) -> int:
+        """Return the position of the operator's argument that holds an argument of forward."""
         return min(position, len(self.schema.arguments) - 1)
 
     @cached_property
     def once_differentiable(self) -> bool:
-        """Whether its backward is marked as one that cannot be differentiated, under whatever decorators."""
+        """True if its backward is decorated with `once_differentiable`, even under other decorators."""
         decorated: Any = self.backward
         while decorated is not None:
             code = getattr(decorated, "__code__", None)
@@ -202,28 +201,28 @@ class AdoptedFunction:
 
     @cached_property
     def leaves_torch(self) -> bool:
-        """Whether its backward names what leaves torch, so that a second order cannot be taken through it."""
+        """True if its backward leaves torch, so that it cannot be differentiated."""
         code = getattr(inspect.unwrap(self.backward), "__code__", None) if self.backward else None
         return code is None or bool(_LEAVING & set(code.co_names))
 
     @cached_property
     def jvp(self) -> Callable[..., Any] | None:
-        """Its rule for forward mode, taking a context and a tangent for each argument."""
+        """Its rule for forward mode, which takes a context and a tangent for each argument."""
         return self.function_class.jvp if overrides(self.function_class, "jvp") else None
 
     @cached_property
     def vmap(self) -> Callable[..., Any] | None:
-        """Its rule for `vmap`, taking `info`, the batch dimension of each argument, and the arguments."""
+        """Its rule for `vmap`, which takes `info`, the batch dimension of each argument, and the arguments."""
         return self.function_class.vmap if overrides(self.function_class, "vmap") else None
 
     @property
     def random(self) -> bool:
-        """Whether its forward draws, so that another run of it computes something else."""
+        """True if its forward draws random numbers, so that a second run computes other results."""
         return "stochastic" in self.kinds
 
     @property
     def surrogate(self) -> bool:
-        """Whether the derivative of a reference must never take the place of its gradient."""
+        """True if the derivative of a reference must never replace its gradient."""
         return bool(self.kinds & {"surrogate", "approximate", "nonlinear"})
 
     @property
@@ -238,7 +237,7 @@ class AdoptedFunction:
 
     @cached_property
     def differentiable(self) -> tuple[str, ...]:
-        """The arguments that have gradients; torch finds no tensors in lists that are arguments."""
+        """Names of the arguments that have gradients; torch does not look for tensors inside lists."""
         arguments = self.schema.arguments
         last = arguments[-1].name if self.variadic else None
         return tuple(
@@ -248,7 +247,7 @@ class AdoptedFunction:
         )
 
     def notes(self) -> list[str]:
-        """What its runs have shown so far, for people."""
+        """Return the facts observed so far, as text."""
         facts, names = self.facts, self.schema.names
         written = [names[position] for position in sorted(facts.written or ())]
         return [
@@ -258,12 +257,12 @@ class AdoptedFunction:
         ]
 
     def argument_names(self, given: Sequence[Any]) -> list[str]:
-        """For each argument of its forward, the name of the operator's argument that it comes from."""
+        """Return the name of the operator's argument for each argument of forward."""
         names = list(self.schema.names)
         return [*names[:-1], *names[-1:] * (len(given) - len(names) + 1)] if self.variadic else names
 
     def packed(self, given: Sequence[Any]) -> list[Any]:
-        """The values of the operator's arguments, from those that its forward takes; inverse of `spread`."""
+        """Return the operator's arguments from those of forward; inverse of `spread`."""
         if not self.variadic:
             return list(given)
         fixed = len(self.schema.arguments) - 1
@@ -272,7 +271,7 @@ class AdoptedFunction:
     def completed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A call as the schema has it: with defaults that it lacks, and what `*args` takes in a list."""
+        """Return the arguments as the schema has them: defaults filled in, values of `*args` in a list."""
         names = self.schema.names
         if self.defaults:
             given = {*names[: len(args)], *kwargs}
@@ -286,16 +285,16 @@ class AdoptedFunction:
         return args, kwargs if names[-1] in kwargs else {**kwargs, names[-1]: []}
 
     def structured(self, results: Sequence[Any]) -> Any:
-        """The results as `forward` returns them."""
+        """Return the results in the structure that `forward` returns."""
         return structured(self.outputs, results)
 
     def spread(self, values: Sequence[Any]) -> list[Any]:
-        """The values of an operator's arguments as its forward takes them."""
+        """Return the operator's arguments as its forward takes them."""
         return [*values[:-1], *values[-1]] if self.variadic else list(values)
 
 
 def _writes(code: types.CodeType) -> bool:
-    """Whether code has an operation in it that works in place: `x.add_`, `x += y`, `x[0] = y`, `out=`."""
+    """True if code has an operation that writes in place: `x.add_`, `x += y`, `x[0] = y`, `out=`."""
     if any(name.endswith("_") and not name.endswith("__") for name in code.co_names):
         return True
     if "mark_dirty" in code.co_names or any(isinstance(c, tuple) and "out" in c for c in code.co_consts):
@@ -312,6 +311,6 @@ class ClassFormula(Formula):
 
 
 def overrides(function_class: type, name: str) -> bool:
-    """Whether a class has a method of its own, and not the one that says that there is none."""
+    """True if a class defines this method, which `torch.autograd.Function` only declares."""
     mine = inspect.getattr_static(function_class, name, None)
     return mine is not inspect.getattr_static(torch.autograd.Function, name, None)

@@ -1,4 +1,4 @@
-"""From a type hint to the kind of an argument, or to what to write instead."""
+"""Annotations of a reference: the type of the argument, or a hint if none can carry it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from opsmith.core.argument_types import (
     literal_base,
 )
 
-# What to write instead of a annotation that no schema can carry.
+# Hints for annotations that no schema can carry.
 _HINTS: list[tuple[Callable[[Any], bool], str]] = [
     (lambda annotation: annotation is torch.nn.Parameter, "annotate it as `Tensor`; a Parameter is one"),
     (lambda annotation: annotation is inspect.Parameter.empty, "add a type hint"),
@@ -57,7 +57,7 @@ _HINTS: list[tuple[Callable[[Any], bool], str]] = [
 
 
 def hint_for(annotation: Any) -> str:
-    """What to write instead of an annotation that is not supported."""
+    """Return the hint for an annotation that is not supported."""
     try:
         _structure(annotation, optional=False)
         optional, members = _split_union(annotation)
@@ -72,7 +72,7 @@ def hint_for(annotation: Any) -> str:
 
 
 def kind_of(annotation: Any) -> ArgumentType | None:
-    """The kind for a type hint, or None where there is none.
+    """Return the type of an argument with this annotation; None if there is none.
 
     Example:
         >>> kind_of(int | tuple[int, int]).schema()
@@ -130,7 +130,7 @@ def _is_class(annotation: Any, base: type) -> bool:
 
 
 class _UnfitError(Exception):
-    """A structure that cannot be taken apart exactly, and what to write instead."""
+    """A structure that cannot be taken apart exactly, with the hint for it."""
 
     def __init__(self, hint: str) -> None:
         super().__init__(hint)
@@ -138,7 +138,7 @@ class _UnfitError(Exception):
 
 
 def _structure(annotation: Any, *, optional: bool) -> ArgumentType | None:
-    """The kind of a frozen dataclass, a named tuple, or a tuple of different types; None for all others."""
+    """Return the type for a frozen dataclass, a named tuple, or a tuple of different types; else None."""
     hints = _parts(annotation)
     if hints is None:
         return None
@@ -163,7 +163,7 @@ def _structure(annotation: Any, *, optional: bool) -> ArgumentType | None:
 
 
 def _parts(annotation: Any) -> dict[str, Any] | None:
-    """The annotation of each part."""
+    """Return the annotation of each part of a structure, by name."""
     if _is_tuple(annotation):
         items = typing.get_args(annotation)
         if not items or Ellipsis in items:
@@ -191,7 +191,7 @@ def _parts(annotation: Any) -> dict[str, Any] | None:
 
 
 def _resolved(annotation: type) -> dict[str, Any]:
-    """The hints of a class, as types."""
+    """Return the annotations of a class, resolved."""
     try:
         return typing.get_type_hints(annotation)
     except (AttributeError, NameError, SyntaxError, TypeError) as error:
@@ -214,7 +214,7 @@ def _is_tuple(annotation: Any) -> bool:
 
 
 def _spread(members: list[Any], optional: bool) -> ArgumentType | None:
-    """`int | tuple[int, int]` and the same of floats, in either order."""
+    """Return the type for `int | tuple[int, int]`, or the same of floats, in either order."""
     single, several = sorted(members, key=_is_tuple)
     kind = _single(several, optional)
     if (
@@ -228,7 +228,7 @@ def _spread(members: list[Any], optional: bool) -> ArgumentType | None:
 
 
 def shown_annotation(annotation: Any) -> str:
-    """A type hint in a message."""
+    """Return the text of an annotation, for messages."""
     if annotation is types.NoneType:
         return "None"
     if isinstance(annotation, type):

@@ -16,18 +16,18 @@ from opsmith.core.lowering import UnknownObject, holds_tensor, object_of, token_
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """One value, without optional or list around it.
+    """The type of a single value, without optional or list around it.
 
     Args:
-        annotation: As its author would annotate it.
+        annotation: Its annotation in Python.
         schema: Its type in torch's schema language.
-        accepts: Whether a value is one.
-        lower: Makes of a value what torch's dispatcher carries; None where it carries the value itself.
-        lift: Makes of that the value again; leaves what it cannot read, which is then not accepted.
-        members: The values that there are, where they can be counted.
-        exact: The type of every value, where that alone says that it is one.
-        hint: What to do about a value that is none.
-        held: Whether what the dispatcher hands over may be no value, although the schema allows it.
+        accepts: Predicate of a value.
+        lower: Converts a value to one that torch's dispatcher carries; None if it carries the value itself.
+        lift: Inverse of `lower`; returns unchanged what it cannot convert, which `accepts` then rejects.
+        members: All possible values, if they can be listed.
+        exact: The Python type of every value, if checking that type is enough.
+        hint: The hint of an error about a value of another type.
+        held: True if the schema allows values of other types, so that the dispatcher's values are checked.
     """
 
     annotation: str
@@ -41,11 +41,11 @@ class ValueType:
     held: bool = False
 
     def default_text(self, value: Any) -> str:
-        """A default value in the schema language."""
+        """Return a default value in the schema language."""
         if isinstance(value, Enum):
             return f'"{value.name}"'
         if self.schema == "complex":
-            # Only imaginary numbers can be written; for others this is no schema, and declaring says so.
+            # The schema language has imaginary numbers only; torch refuses the schema of any other.
             return f"{value.imag!r}j" if value.real == 0 else repr(complex(value))
         if isinstance(value, str | torch.device):
             escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
@@ -56,7 +56,7 @@ class ValueType:
 
 
 def is_int(value: Any) -> bool:
-    """Whether it is a whole number, or stands for one."""
+    """True for an int, or a symbolic int."""
     return isinstance(value, int | torch.SymInt)
 
 
@@ -87,7 +87,7 @@ NUMBERED: dict[str, tuple[Any, ...]] = {
     "Layout": _numbered("strided sparse_coo sparse_csr _mkldnn sparse_csc sparse_bsr sparse_bsc jagged"),
     "MemoryFormat": _numbered("contiguous_format preserve_format channels_last channels_last_3d"),
 }
-"""What torch counts, by type in the schema: in lists of these, torch 2.11 hands over numbers."""
+"""Values in torch's numbering, by type in the schema: in lists, torch 2.11 passes the numbers."""
 
 VALUE_TYPES: dict[Any, ValueType] = {
     torch.Tensor: TENSOR,
@@ -109,7 +109,7 @@ VALUE_TYPES: dict[Any, ValueType] = {
 
 
 def enum_base(members: type[Enum]) -> ValueType | None:
-    """The base for an enum, by the names of its members; None for flags, whose sums have no name."""
+    """Return the type for an enum, carried by the names of its members; None for flags."""
     if issubclass(members, Flag):
         return None
 
@@ -133,7 +133,7 @@ def enum_base(members: type[Enum]) -> ValueType | None:
 
 
 def literal_base(values: tuple[Any, ...]) -> ValueType | None:
-    """The base for `Literal[...]` of strings or of whole numbers; None for others."""
+    """Return the type for `Literal[...]` of strings or of ints; None for others."""
     types = {type(value) for value in values}
     if types not in ({str}, {int}):
         return None
@@ -155,7 +155,7 @@ OBJECT = ValueType(
     hint="take tensors as arguments of their own; a number stands for an object of the process that made it: "
     "call the operator by its handle",
 )
-"""Any object at all, by a number that stands for it: a callable, a module, a dict, a nested tuple."""
+"""Any object, carried by a number: a callable, a module, a dict, a nested tuple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +164,13 @@ class ArgumentType:
 
     Args:
         base: Type of a value, or of a list's items.
-        optional: Whether `None` is taken.
-        sequence: Whether it is a list.
+        optional: True if it may be None.
+        sequence: True for a list.
         length: Fixed length of the list, if it has one.
-        item_optional: Whether items of the list may be `None`.
-        spread: Whether one value stands for all items, as in `int | tuple[int, int]`.
-        as_tuple: Whether the reference receives a tuple rather than a list.
-        structure: The values that it is taken apart into, where torch carries them one by one.
+        item_optional: True if items of the list may be None.
+        spread: True if one value stands for all items, as in `int | tuple[int, int]`.
+        as_tuple: True if the reference receives a tuple rather than a list.
+        structure: Its parts, if torch carries them one by one.
     """
 
     base: ValueType
@@ -184,11 +184,11 @@ class ArgumentType:
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it holds tensors, and so may have a gradient."""
+        """True if it holds tensors, and so may have a gradient."""
         return self.base is TENSOR
 
     def schema(self) -> str:
-        """The type in torch's schema language."""
+        """Return the type in torch's schema language."""
         if not self.sequence:
             return self.base.schema + "?" * self.optional
         # torch spreads a single number over `int[2]`, and not over `SymInt[2]`.
@@ -197,7 +197,7 @@ class ArgumentType:
         return f"{item}{'?' * self.item_optional}[{size}]{'?' * self.optional}"
 
     def annotation(self) -> str:
-        """The type as its author would annotate it."""
+        """Return the annotation in Python."""
         if not self.sequence:
             text = self.base.annotation
         else:
@@ -211,18 +211,18 @@ class ArgumentType:
         return f"{text} | None" if self.optional else text
 
     def expected(self) -> str:
-        """The type, with the values that there are, for messages."""
+        """Return the annotation and the possible values, for messages."""
         return (
             f"{self.annotation()}: {', '.join(self.base.members)}" if self.base.members else self.annotation()
         )
 
     @property
     def encoded(self) -> bool:
-        """Whether torch's dispatcher carries something else in the place of a value."""
+        """True if torch's dispatcher carries another value in place of this one."""
         return self.structure is not None or self.base.lower is not None
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value fits this type."""
+        """Return True if a value is of this type."""
         if value is None:
             return self.optional
         if self.structure is not None:
@@ -230,7 +230,7 @@ class ArgumentType:
         if not self.sequence:
             return self.base.accepts(value)
         if self.spread and self.base.accepts(value):
-            return self.base is not FLOAT or not is_int(value)  # torch spreads only what it need not convert
+            return self.base is not FLOAT or not is_int(value)  # torch spreads no value that it converts
         if not isinstance(value, list | tuple | torch.Size):
             return False
         if self.length is not None and len(value) != self.length:
@@ -238,7 +238,7 @@ class ArgumentType:
         return all(self.item_optional if item is None else self.base.accepts(item) for item in value)
 
     def default_text(self, value: Any) -> str:
-        """A default value of this type in the schema language."""
+        """Return a default value in the schema language."""
         if value is None:
             return "None"
         if self.sequence and isinstance(value, list | tuple):
@@ -246,7 +246,7 @@ class ArgumentType:
         return self.base.default_text(value)
 
     def restore(self, value: Any) -> Any:
-        """A value from the dispatcher, in the form that the reference expects: a spread value is a tuple."""
+        """Return a value from the dispatcher as the reference expects it: a spread value becomes a tuple."""
         if value is None:
             return value
         if not self.sequence:
@@ -263,10 +263,10 @@ class ArgumentType:
         return value if self.base.lift is None or value is None else self.base.lift(value)
 
     def lower(self, value: Any) -> list[Any]:
-        """What torch's dispatcher carries for a value, one item for each argument in the schema.
+        """Return the values that torch's dispatcher carries, one for each argument of the schema.
 
         Raises:
-            TypeError: If the value is none of this kind.
+            TypeError: If the value is not of this type.
         """
         if self.structure is not None:
             return self.structure.lower(value)
@@ -276,18 +276,18 @@ class ArgumentType:
         return [[lower(item) for item in value]] if self.sequence else [lower(value)]
 
     def flat(self, value: Any) -> list[Any]:
-        """The value itself, or its parts, theirs too, as their author wrote them."""
+        """Return the value in a list, or its parts and theirs, unconverted."""
         if self.structure is None:
             return [value]
         pairs = zip(self.structure.parts.values(), self.structure.take_apart(value), strict=True)
         return [item for kind, part in pairs for item in kind.flat(part)]
 
     def lift(self, values: Iterator[Any]) -> Any:
-        """The value again; inverse of `lower`, takes as many items."""
+        """Return the value again; inverse of `lower`, and takes as many items."""
         return self.restore(next(values)) if self.structure is None else self.structure.lift(values)
 
     def leaves(self, name: str) -> list[tuple[str, ArgumentType]]:
-        """Name and kind of each argument in the schema that stands for one of this name."""
+        """Return name and type of each argument of the schema that stands for one of this name."""
         if self.structure is None:
             return [(name, self)]
         return [leaf for part, kind in self.structure.parts.items() for leaf in kind.leaves(f"{name}_{part}")]
@@ -299,8 +299,8 @@ class Structure:
 
     Args:
         type: The type of every value.
-        parts: Kind of each part, by its name.
-        by_position: Whether it is a tuple.
+        parts: Type of each part, by name.
+        by_position: True for a tuple.
     """
 
     type: type[Any]
@@ -308,22 +308,22 @@ class Structure:
     by_position: bool
 
     def take_apart(self, value: Any) -> Sequence[Any]:
-        """The parts of a value.
+        """Return the parts of a value.
 
         Raises:
-            TypeError: If it is no such value.
+            TypeError: If the value does not have this structure.
         """
-        # A value of a derived class would come out as one of its base.
+        # A value of a derived class would become one of its base class.
         if type(value) is not self.type or (self.by_position and len(value) != len(self.parts)):
             raise TypeError(self.type)
         return list(value) if self.by_position else [getattr(value, name) for name in self.parts]
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value is of this structure, and its parts of their kinds."""
+        """Return True if a value has this structure, and its parts have their types."""
         return self.fault(value) is None
 
     def fault(self, value: Any) -> tuple[str, ArgumentType, Any] | None:
-        """The first part that is of another kind: behind its argument's name, its kind, what it is."""
+        """Return the first part of a wrong type: suffix of its name, expected type, value; else None."""
         try:
             parts = self.take_apart(value)
         except TypeError:
@@ -342,20 +342,20 @@ class Structure:
         return ArgumentType(ValueType(self.annotation(), "", lambda value: False), structure=self)
 
     def annotation(self) -> str:
-        """The type as its author would annotate it."""
+        """Return the annotation in Python."""
         if self.type is not tuple:
             return self.type.__name__
         return f"tuple[{', '.join(kind.annotation() for kind in self.parts.values())}]"
 
     def lower(self, value: Any) -> list[Any]:
-        """What torch's dispatcher carries for the parts of a value."""
+        """Return the values that torch's dispatcher carries for the parts."""
         lowered = []
         for kind, part in zip(self.parts.values(), self.take_apart(value), strict=True):
             lowered += kind.lower(part)
         return lowered
 
     def lift(self, values: Iterator[Any]) -> Any:
-        """The value again."""
+        """Return the value again; inverse of `lower`."""
         parts = [kind.lift(values) for kind in self.parts.values()]
         if self.type is tuple:
             return tuple(parts)

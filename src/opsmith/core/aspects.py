@@ -1,4 +1,4 @@
-"""What authors attach to an operator: gradients, tangents, kernels, a fake kernel, samples."""
+"""Aspects that authors attach to an operator: gradients, tangents, kernels, a fake kernel, samples."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Aspects:
         """Give gradient formulas, by input name, or one joint formula for several inputs.
 
         A formula's parameters name what it needs: inputs, `result` (or a result's name), `grad` (or
-        `grad_<name>`). What no formula is given for is derived from the reference.
+        `grad_<name>`). Gradients without a formula are derived from the reference.
 
         Args:
             *joint: A function that returns a dict of gradients by input name (as a decorator); or names of
@@ -103,7 +103,7 @@ class Aspects:
 
         Args:
             stand_in: A smooth function of the same arguments. Its true gradient is the operator's where no
-                formula is given; where one is given, `check` holds the formula to it.
+                formula is given; where one is given, `check` compares the formula with it.
             **rules: As for `gradients`.
 
         Raises:
@@ -242,25 +242,24 @@ class Aspects:
         strict: bool = False,
         **options: Any,
     ) -> Any:
-        """Give a kernel for one type of device: a function that computes what the reference does, faster.
+        """Give a kernel for one type of device: a faster implementation of the reference.
 
         Args:
             device: Device type: `cpu`, `cuda`, `mps`, ...
-            function: Takes and returns what the reference does. Without it, `kernel` is a decorator.
-            dtypes: dtypes that it takes; all by default, for a template in C++ float32 and float64. Others
-                run the reference: `explain` tells.
+            function: A function with the reference's arguments and results; without it, a decorator results.
+            dtypes: dtypes that it takes; all by default, float32 and float64 for a template in C++. For other
+                dtypes the reference runs, as `explain` reports.
             cpp: The kernel in C++: a function whose parameters are the arguments and then the results.
             cpp_file: A file that holds it, beside the one that calls this.
             entry: Name of the function in C++; by default the operator's own.
-            strict: Whether it is an error that the kernel cannot be built here.
+            strict: True if it is an error that the kernel cannot be built here.
             **options: A kernel in CUDA C++ or Triton, and how it is launched: see `CudaOptions` and
                 `TritonOptions`.
 
         Raises:
             DeviceNameError: If torch knows no such device type.
             NotAFunctionError: If the kernel cannot be called as the operator is.
-            KernelSourceError, KernelDtypeError, KernelSignatureError, LaunchError: If what is said of it is
-                nothing for a kernel.
+            KernelSourceError, KernelDtypeError, KernelSignatureError, LaunchError: If an option is not valid.
 
         Example:
             >>> @opsmith.operator("demo::negate")
@@ -301,10 +300,10 @@ class Aspects:
         return self
 
     def reload(self) -> Self:
-        """Read the sources of kernels again; those that changed are built anew at the next call.
+        """Read the sources of kernels again; changed sources are built again at the next call.
 
         Raises:
-            KernelSourceError: If a source cannot be read; then the kernels stay as they are.
+            KernelSourceError: If a source cannot be read; the kernels are then unchanged.
         """
         for kernel in self._specification.kernels:
             if isinstance(kernel.function, BuiltKernel):
@@ -316,9 +315,11 @@ class Aspects:
         self._replace(kernels=(kernel, *others))
 
     def fake(self, function: F) -> F:
-        """Give the fake kernel: same arguments, returns empty tensors of the right shape, dtype and device.
+        """Give the fake kernel: a function of the same arguments that returns empty results.
 
-        Only an opaque operator needs one; for others the reference serves, on fake tensors.
+        Shape, dtype and device of the results must be right.
+
+        Only an opaque operator needs one; for others the reference runs on fake tensors.
 
         Example:
             >>> @opsmith.operator("demo::numpy_sort", opaque=True)
@@ -338,10 +339,10 @@ class Aspects:
     def flops(self, function: F) -> F:
         """Give the number of floating-point operations of a call, as `torch.utils.flop_counter` counts them.
 
-        Only an opaque operator needs it; for others the reference's are counted.
+        Only an opaque operator needs it; for others the operations of the reference are counted.
 
         Args:
-            function: Takes the operator's arguments, with `meta` tensors for tensors; returns an int.
+            function: A function of the operator's arguments, with `meta` tensors, that returns an int.
 
         Example:
             >>> @opsmith.operator("demo::numpy_matmul", opaque=True)

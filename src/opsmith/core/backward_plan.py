@@ -1,4 +1,4 @@
-"""What a backward will run and must have saved, for a given set of inputs that need gradients."""
+"""Plan of a backward: the formulas to run and the tensors to save, for the inputs that need gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BackwardPlan:
 
     Args:
         needed: Inputs whose gradient is wanted.
-        formulas: Formulas to run, each once, also where it serves several inputs.
+        formulas: Formulas to run, each once, even if it serves several inputs.
         zeros: Inputs whose gradient is zero.
         refused: Inputs whose gradient is declared as not implemented.
         derived: Inputs whose gradient comes from recomputing the reference.
@@ -36,7 +36,7 @@ class BackwardPlan:
 
 
 def backward_plan(specification: Specification, needed: frozenset[str]) -> BackwardPlan:
-    """Plan the backward for these inputs: only what the needed formulas name is saved."""
+    """Plan the backward for these inputs; only tensors that the needed formulas name are saved."""
     schema, rules = specification.schema, specification.gradients.rules
     differentiable = specification.gradients.differentiable
     wanted = [name for name in schema.tensor_names if name in needed and differentiable(name)]
@@ -56,7 +56,7 @@ def backward_plan(specification: Specification, needed: frozenset[str]) -> Backw
         else:
             derived.append(name)
     named = {parameter for formula in formulas for parameter in formula.parameters}
-    # A hidden result that a formula uses depends on the inputs: a second order has to follow it there.
+    # A hidden result that a formula uses depends on the inputs: a second order must differentiate it.
     follows_hidden = tuple(
         result.name
         for result in schema.results
@@ -81,17 +81,17 @@ def backward_plan(specification: Specification, needed: frozenset[str]) -> Backw
 
 
 def runs_again(specification: Specification, derived: bool) -> bool:
-    """Whether a backward that derives gradients has a function to derive them from."""
+    """Return True if the backward runs the reference, or the stand-in, to derive gradients."""
     return derived and (not specification.opaque or specification.gradients.stand_in is not None)
 
 
 def runs_ordinary(specification: Specification, values: list[Any], *, forward_mode: bool = False) -> bool:
-    """Whether the reference itself runs, under ordinary autograd: no formula, no kernel in its place.
+    """Return True if the reference runs under ordinary autograd: no formula and no kernel replaces it.
 
     Args:
         specification: The operator.
         values: Argument values of the call.
-        forward_mode: Whether tangents may be asked for, so that tangent formulas count too.
+        forward_mode: True if tangents may be needed, so that tangent formulas count too.
     """
     if specification.opaque or specification.gradients.given:
         return False
@@ -101,7 +101,7 @@ def runs_ordinary(specification: Specification, values: list[Any], *, forward_mo
 
 
 def takes_kernel(specification: Specification, values: list[Any]) -> bool:
-    """Whether a kernel takes a call with these values, the author's or an adopted operator's own."""
+    """Return True if a kernel takes a call with these values: the author's, or an adopted operator's own."""
     if specification.library_operator is not None:
         return True
     return bool(specification.kernels) and choose(specification.kernels, values)[0] is not None

@@ -1,4 +1,4 @@
-"""How an operator says that one call of it serves a whole batch, so that `vmap` need not take it apart."""
+"""Declaration of batching: one call of an operator computes a whole batch, so that `vmap` calls it once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ELEMENTWISE = "elementwise"
 
 
 def check_batching(
-    batching: Any, shapes: Shapes | None, schema: Schema, operator: str, place: str
+    batching: Any, shapes: Shapes | None, schema: Schema, operator: str, location: str
 ) -> str | None:
-    """Hold `batching=` to the shapes that it speaks of, and return it.
+    """Check `batching=` against the operator's shapes, and return it.
 
     Args:
         batching: `"elementwise"`, or the first dimension of some arguments and all results in `shapes=`,
@@ -23,7 +23,7 @@ def check_batching(
         shapes: The operator's shapes.
         schema: Its signature.
         operator: Its name, for messages.
-        place: Where it is declared.
+        location: `file:line` of its declaration.
 
     Raises:
         UsageError: If it is none of these.
@@ -38,7 +38,7 @@ def check_batching(
             argument="batching",
             expected="`elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`",
             got=repr(batching),
-            where=place,
+            where=location,
             hint='write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out',
         )
     chosen: str = batching
@@ -47,9 +47,9 @@ def check_batching(
 
 def _fault(batching: Any, shapes: Shapes | None, schema: Schema) -> str | None:
     if not isinstance(batching, str):
-        return "has a value that means nothing"
+        return "has an invalid value"
     if shapes is None:
-        return "names a dimension, and there are no `shapes=`"
+        return "names a dimension, but there is no `shapes=`"
     if batching in shapes.integers:
         return "names an argument whose value is a size, which a batch would change"
     if len(shapes.results) < len(schema.results):
@@ -66,9 +66,9 @@ def _fault(batching: Any, shapes: Shapes | None, schema: Schema) -> str | None:
     return None
 
 
-def leads(batching: str, shapes: Shapes, place: str | int) -> bool:
-    """Whether the batch's dimension comes first in an argument, by name, or in a result, by position."""
-    dims = shapes.results[place] if isinstance(place, int) else shapes.arguments.get(place)
+def leads(batching: str, shapes: Shapes, key: str | int) -> bool:
+    """Return True if the batch dimension comes first in an argument, by name, or a result, by position."""
+    dims = shapes.results[key] if isinstance(key, int) else shapes.arguments.get(key)
     if dims is None:
         return False
     return dims.leading if batching == LEADING else not dims.leading and dims.sizes[:1] == (batching,)

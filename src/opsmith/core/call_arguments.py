@@ -31,7 +31,7 @@ Fault = tuple[str, str | None, str | None, str | None]
 
 
 def call_fault(args: tuple[Any, ...], kwargs: dict[str, Any], schema: Schema) -> Fault | None:
-    """What is wrong with a call: (problem, argument, expected, got); None where nothing is."""
+    """Return what does not fit in a call as (problem, argument, expected, got); None if all fits."""
     if len(args) > schema.positional:
         taken = f"{schema.positional} positional argument{'s' * (schema.positional != 1)}"
         return f"it takes {taken} and {len(args)} were given", None, None, None
@@ -57,7 +57,7 @@ def call_fault(args: tuple[Any, ...], kwargs: dict[str, Any], schema: Schema) ->
 
 
 def misfit(argument: Argument, value: Any) -> tuple[str, str, str]:
-    """For a value that an argument does not accept, or a part of it: its name, what was expected, and got."""
+    """Return name, expected type and text of a value, or a part of it, that an argument does not accept."""
     structure = argument.kind.structure
     fault = None if structure is None else structure.fault(value)
     if fault is None:
@@ -67,7 +67,7 @@ def misfit(argument: Argument, value: Any) -> tuple[str, str, str]:
 
 
 def shown(value: Any) -> str:
-    """A value in a message: type and, where it is short, what it is."""
+    """Return type and value as text for a message, shortened."""
     if value is None:
         return "None"
     if isinstance(value, torch.Tensor):
@@ -79,12 +79,12 @@ def shown(value: Any) -> str:
 
 
 def requires_gradient(values: Iterable[Any]) -> bool:
-    """Whether a tensor among some values, or in a list among them, requires a gradient."""
+    """Return True if a tensor among some values, or in a list among them, requires a gradient."""
     return any(tensor.requires_grad for tensor in tensors_in(list(values)))
 
 
 def tensors_in(values: list[Any]) -> list[torch.Tensor]:
-    """The tensors among argument values, those in lists too."""
+    """List the tensors among argument values, those in lists too."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -98,13 +98,13 @@ def check_attached(function: Any, what: str, schema: Schema, operator: str) -> N
     """Refuse a kernel, fake kernel or stand-in that does not take the operator's arguments.
 
     Args:
-        function: What is attached; a builtin without a signature is taken at its word.
-        what: What it is, in messages.
+        function: The function to attach; a builtin without a signature is accepted.
+        what: Its description in messages.
         schema: The operator's signature.
         operator: The operator's name.
 
     Raises:
-        NotAFunctionError: Saying which arguments it has to take.
+        NotAFunctionError: If it cannot be called so.
     """
     names = ", ".join(f"`{name}`" for name in schema.names)
     if not callable(function):

@@ -1,4 +1,4 @@
-"""What a call would run, and why: which kernel, which formulas, what is saved, what is recomputed."""
+"""Explanation of a call: the kernel and the formulas that would run, the tensors saved and recomputed."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from opsmith.core.specification import Specification
 
 @dataclass(frozen=True)
 class Explanation:
-    """An answer to "what will this call do?"; printing it shows it.
+    """Explanation of a call, without running it; `print` shows it.
 
     Args:
         operator: The operator's name.
-        forward: What computes the results.
+        forward: The function that computes the results.
         rejected: Kernels that do not take the call, each with its reason.
-        gradients: What computes each gradient, by input name.
-        tangents: What computes each tangent in forward mode, by result name, where the author wrote it.
-        saved: What is kept for the backward when every input needs a gradient.
-        ordinary: Whether autograd records the reference, as it would any function.
-        recomputes: Whether the backward runs the reference, or the stand-in, to derive a gradient.
-        notes: What the runs of an adopted class have shown.
-        own_autograd: Whether an adopted operator differentiates itself.
-        copies: What the kernel copies, as it takes another layout.
-        sizing: What tells a kernel that is built from source the sizes of the results.
+        gradients: The source of each gradient, by input name.
+        tangents: The source of each tangent in forward mode, by result name, if the author wrote it.
+        saved: Inputs and results saved for the backward when every input needs a gradient.
+        ordinary: True if autograd records the operations of the reference.
+        recomputes: True if the backward runs the reference, or the stand-in, to derive a gradient.
+        notes: Facts observed in the runs of an adopted class.
+        own_autograd: True if an adopted operator has its own autograd.
+        copies: Arguments that the kernel copies, because it takes another layout.
+        sizing: The source of the sizes of the results of a kernel that is built from source.
     """
 
     operator: str
@@ -105,7 +105,7 @@ OWN_AUTOGRAD = "the operator's own autograd; derived in forward mode and under `
 
 
 def _differentiates_itself(specification: Specification, values: list[Any]) -> bool:
-    """Whether an adopted operator's own autograd serves a call: nobody gave formulas in its place."""
+    """Return True if an adopted operator's own autograd runs, and no formulas replace it."""
     if specification.library_operator is None or specification.gradients.given:
         return False
     return any(tensor.device.type in specification.library_operator.autograd for tensor in tensors_in(values))
@@ -116,7 +116,7 @@ def _computing(specification: Specification) -> str:
 
 
 def _saved(specification: Specification, plan: BackwardPlan) -> tuple[str, ...]:
-    """What a backward keeps; a class says it while it runs."""
+    """Return the names of saved tensors; an adopted class saves its own while it runs."""
     of_class = any(isinstance(formula, ClassFormula) for formula in plan.formulas)
     return ("what its forward keeps on `ctx`",) if of_class else plan.saved
 

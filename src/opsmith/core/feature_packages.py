@@ -1,7 +1,7 @@
-"""Methods of a handle that a face answers.
+"""Methods of a handle that are implemented by feature packages.
 
-The core knows no face. `opsmith/__init__.py`, the one module that knows them all, connects each method to its
-face, which is imported when the method is first called.
+The core does not know feature packages. `opsmith/__init__.py`, the one module that knows them all, connects
+each method to a function of a package, which is imported when the method is first called.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from torch import Tensor
 from opsmith.core.location import call_site
 
 if TYPE_CHECKING:
-    from opsmith.modules import OperatorModule  # the type that editors see; at run time the hook brings it
+    from opsmith.modules import OperatorModule  # for editors only
 
 R = TypeVar("R")
 
 Shapes = Mapping[str, Sequence[int | str]] | Iterable[str]
 
-_faces: dict[str, Callable[[], Callable[..., Any]]] = {}
+_loaders: dict[str, Callable[[], Callable[..., Any]]] = {}
 
 
 def connect_feature(method: str, load: Callable[[], Callable[..., Any]]) -> None:
-    """Say what answers a method: `load` imports the face, and returns its function."""
-    _faces[method] = load
+    """Connect a method to a feature package: `load` imports the package, and returns its function."""
+    _loaders[method] = load
 
 
 def feature_function(method: str) -> Callable[..., Any]:
-    """What answers a method, imported now if it has not been."""
-    return _faces[method]()
+    """Return the function that implements a method; its package is imported now."""
+    return _loaders[method]()
 
 
 class FeatureMethods(Generic[R]):
-    """The methods of a handle that make something else of the operator."""
+    """Methods of a handle that are implemented by feature packages."""
 
     def module(
         self,
@@ -49,23 +49,23 @@ class FeatureMethods(Generic[R]):
         name: str | None = None,
         doc: str | None = None,
     ) -> type[OperatorModule[R]]:
-        """Make a class of modules around the operator: they own its parameters, and it computes.
+        """Make a `torch.nn.Module` class around the operator, which owns its parameters and buffers.
 
         Args:
-            sizes: Names of the sizes, in the constructor's order; or what letters of `shapes=` are called.
+            sizes: Names of the sizes, in the constructor's order; or a mapping from letters of `shapes=`.
             parameters: Shape of each parameter: sizes, numbers, `"a // b"`; or names alone: as in `shapes=`.
-            buffers: The same for tensors that are no parameters; the operator only reads them.
-            init: What fills each of them in place, by name, or one for all: see `opsmith.init`.
+            buffers: The same for buffers; the operator only reads them.
+            init: Function that fills each of them in place, by name, or one for all: see `opsmith.init`.
             non_persistent: Buffers that are left out of the state_dict.
             forward: Arguments other than tensors that are given in each call, not to the constructor.
             name: Name of the class; by default the operator's, in CamelCase.
-            doc: What its docstring says after what is generated: an example, for instance.
+            doc: Text added to the generated docstring, such as an example.
 
         Returns:
             A subclass of `torch.nn.Module`. Bind it under its name, at the top of a module, to pickle it.
 
         Raises:
-            ModuleDeclarationError: If the words do not fit the operator, or one another.
+            ModuleDeclarationError: If the arguments do not fit the operator, or one another.
 
         Example:
             >>> @opsmith.operator("demo::scaled", shapes="x: B M, weight: M -> B M")

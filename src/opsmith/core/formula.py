@@ -31,7 +31,7 @@ class Zero:
 
 @dataclass(frozen=True, slots=True)
 class NonDifferentiable:
-    """There is no gradient: the input is treated as a constant, the result as one.
+    """There is no gradient: the input, or the result, is treated as a constant.
 
     Example:
         >>> import opsmith
@@ -48,7 +48,7 @@ class NonDifferentiable:
 
 @dataclass(frozen=True, slots=True)
 class NotImplementedGradient:
-    """The gradient exists, nobody has written it, and whoever needs it gets an error."""
+    """The gradient exists and is not implemented: asking for it is an error."""
 
     reason: str
 
@@ -61,10 +61,10 @@ non_differentiable = NonDifferentiable()
 
 
 def not_implemented(reason: str) -> NotImplementedGradient:
-    """A gradient that exists and that nobody has written.
+    """Declare a gradient that exists as not implemented.
 
     Args:
-        reason: Why, and perhaps what to do instead; it stands in the error that a caller gets.
+        reason: The reason, and perhaps an alternative; it is part of the error that a caller gets.
 
     Example:
         >>> not_implemented("the adjoint solver is missing")
@@ -75,14 +75,14 @@ def not_implemented(reason: str) -> NotImplementedGradient:
 
 @dataclass(frozen=True)
 class Formula:
-    """A function that computes one gradient or tangent; a joint one returns a dict, by name.
+    """A function that computes one gradient or tangent; a joint formula returns a dict by name.
 
     Args:
         function: The function.
         answers_for: The inputs whose gradients, or the results whose tangents, it computes.
         keywords: Its parameters, as written.
-        parameters: What each of them means: the name of an input, a result, a gradient or a tangent.
-        joint: Whether it answers for several at once.
+        parameters: The meaning of each: the name of an input, a result, a gradient or a tangent.
+        joint: True if it computes several at once.
     """
 
     function: Callable[..., Any]
@@ -99,14 +99,14 @@ class Formula:
 
 @dataclass(frozen=True)
 class FormulaNames:
-    """What a formula of an operator may ask for.
+    """Names that the parameters of an operator's formulas may have.
 
     Args:
         operator: The operator's name, in messages.
-        names: Every name that means something, in the order in which messages list them.
-        also: Names that mean something too, and that messages leave out.
-        kinds: What the names stand for, in messages.
-        hint: What to write instead of a name that is none of these.
+        names: The names, in the order in which messages list them.
+        also: Further names, which messages leave out.
+        kinds: Description of the names, for messages.
+        hint: Returns the hint for another name.
     """
 
     operator: str
@@ -116,17 +116,17 @@ class FormulaNames:
     hint: Callable[[str], str]
 
     def keywords_of(self, function: Callable[..., Any], what: str) -> tuple[str, ...]:
-        """The names that a formula asks for.
+        """Return the names of a formula's parameters.
 
         Args:
             function: The formula.
-            what: What it computes, in messages.
+            what: Description of the formula, for messages.
 
         Raises:
-            FormulaError: If it is no function of named parameters.
-            FormulaParameterError: If one of its parameters means nothing.
+            FormulaError: If it is not a function of named parameters.
+            FormulaParameterError: If a parameter has another name.
         """
-        place = where(function)
+        location = where(function)
         try:
             parameters = inspect.signature(function).parameters
         except ValueError as error:
@@ -134,7 +134,7 @@ class FormulaNames:
                 f"{what} has no signature that could be read",
                 operator=self.operator,
                 expected=f"parameters from {listed(self.names)}",
-                got=place,
+                got=location,
                 hint="write a function around it: `lambda grad: ...`",
             ) from error
         for name, parameter in parameters.items():
@@ -143,7 +143,7 @@ class FormulaNames:
                     f"{what} takes `{parameter}`; a formula's parameters name what it needs",
                     operator=self.operator,
                     expected=f"parameters from {listed(self.names)}",
-                    where=place,
+                    where=location,
                     hint="name each thing that the formula uses",
                 )
             if parameter.default is not parameter.empty:
@@ -151,7 +151,7 @@ class FormulaNames:
                     f"{what} gives its parameter `{name}` a default, which would hide what it needs",
                     operator=self.operator,
                     argument=name,
-                    where=place,
+                    where=location,
                     hint="close over the value instead: write the formula inside a function that has it",
                 )
             if name not in self.names and name not in self.also:
@@ -160,7 +160,7 @@ class FormulaNames:
                     operator=self.operator,
                     argument=name,
                     expected=f"one of {listed(self.names)}",
-                    where=place,
+                    where=location,
                     hint=self.hint(name) or _nearest(name, self.names),
                 )
         return tuple(parameters)
@@ -174,5 +174,5 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a message."""
+    """Return names as a list for a message."""
     return ", ".join(f"`{name}`" for name in names)

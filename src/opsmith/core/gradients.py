@@ -20,7 +20,7 @@ from opsmith.core.formula import (
 from opsmith.core.schema import Schema
 
 NEEDED = "grads_needed"
-"""Parameter under which a joint formula learns which inputs need a gradient (a frozenset of names)."""
+"""Parameter of a joint formula that receives the names of the inputs that need a gradient, a frozenset."""
 
 Answer = Zero | NonDifferentiable | NotImplementedGradient
 
@@ -30,12 +30,12 @@ Rule = Formula | Answer
 
 @dataclass(frozen=True)
 class GradientRules:
-    """Every rule of an operator, by input name.
+    """Gradient rules of an operator, by input name.
 
     Args:
-        rules: Formula or answer by input name; an input that is absent is derived from the reference.
-        surrogate: Whether the rules are wrong on purpose (a straight-through estimator, say).
-        stand_in: The smooth function whose true gradient a surrogate takes, if the author stated one.
+        rules: Rule by input name; the gradient of an input without a rule is derived from the reference.
+        surrogate: True if the rules are wrong on purpose, as in a straight-through estimator.
+        stand_in: The smooth function whose true gradient the surrogate is, if the author gave one.
     """
 
     rules: Mapping[str, Rule] = field(default_factory=lambda: MappingProxyType({}))
@@ -43,28 +43,28 @@ class GradientRules:
     stand_in: Callable[..., Any] | None = None
 
     def with_rules(self, rules: Mapping[str, Rule], **changes: Any) -> GradientRules:
-        """These rules and others, which win."""
+        """Return these rules updated by others."""
         return replace(self, rules=MappingProxyType({**self.rules, **rules}), **changes)
 
     @property
     def given(self) -> bool:
-        """Whether the author said anything about gradients."""
+        """True if the author gave any gradient."""
         return bool(self.rules) or self.stand_in is not None
 
     def differentiable(self, name: str) -> bool:
-        """Whether gradients flow to this input at all."""
+        """Return False for an input that is declared non-differentiable."""
         return not isinstance(self.rules.get(name), NonDifferentiable)
 
 
-def formula_rules(given: Mapping[str, Any], schema: Schema, operator: str, place: str) -> dict[str, Rule]:
-    """Check formulas given by input name, and turn them into rules.
+def formula_rules(given: Mapping[str, Any], schema: Schema, operator: str, location: str) -> dict[str, Rule]:
+    """Check formulas given by input name, and return them as rules.
 
     Raises:
         UnknownInputError, NotDifferentiableError, FormulaError, FormulaParameterError: As their names say.
     """
     rules: dict[str, Rule] = {}
     for name, rule in given.items():
-        check_input(name, schema, operator, place)
+        check_input(name, schema, operator, location)
         if isinstance(rule, Zero | NonDifferentiable | NotImplementedGradient):
             rules[name] = rule
         elif callable(rule):
@@ -77,7 +77,7 @@ def formula_rules(given: Mapping[str, Any], schema: Schema, operator: str, place
                 argument=name,
                 expected="a function, or opsmith.zero, .non_differentiable or .not_implemented(...)",
                 got=repr(rule),
-                where=place,
+                where=location,
                 hint=f"write `{name}=lambda grad: ...`"
                 + (" or `opsmith.zero`" if rule is None or rule == 0 else ""),
             )
@@ -85,26 +85,26 @@ def formula_rules(given: Mapping[str, Any], schema: Schema, operator: str, place
 
 
 def joint_rules(
-    function: Callable[..., Any], inputs: tuple[str, ...], schema: Schema, operator: str, place: str
+    function: Callable[..., Any], inputs: tuple[str, ...], schema: Schema, operator: str, location: str
 ) -> dict[str, Rule]:
-    """Check a joint formula, and turn it into one rule for all its inputs; none named means every tensor."""
+    """Check a joint formula, and return it as the rule of each of its inputs; by default of every tensor."""
     for name in inputs:
-        check_input(name, schema, operator, place)
+        check_input(name, schema, operator, location)
     covered = inputs or schema.tensor_names
     keywords = _keywords(function, schema, operator, "the joint gradient", joint=True)
     formula = Formula(function, covered, keywords, _meanings(keywords, schema), joint=True)
     return dict.fromkeys(covered, formula)
 
 
-def check_input(name: str, schema: Schema, operator: str, place: str) -> None:
-    """Refuse a name that is no tensor argument."""
+def check_input(name: str, schema: Schema, operator: str, location: str) -> None:
+    """Refuse a name that is not a tensor argument."""
     if name not in schema.by_name:
         raise errors.UnknownInputError(
             f"a gradient is given for `{name}`, which is not an input",
             operator=operator,
             argument=name,
             expected=f"one of {listed(schema.tensor_names)}",
-            where=place,
+            where=location,
             hint="name the gradient after the argument of the reference",
         )
     if name not in schema.tensor_names:
@@ -114,7 +114,7 @@ def check_input(name: str, schema: Schema, operator: str, place: str) -> None:
             argument=name,
             expected=f"one of {listed(schema.tensor_names)}",
             got=schema.by_name[name].kind.annotation(),
-            where=place,
+            where=location,
             hint=f"leave `{name}` out: only tensors have gradients",
         )
 
@@ -122,7 +122,7 @@ def check_input(name: str, schema: Schema, operator: str, place: str) -> None:
 def _keywords(
     function: Callable[..., Any], schema: Schema, operator: str, what: str, *, joint: bool = False
 ) -> tuple[str, ...]:
-    """The names a formula asks for, each checked against the inputs, results and gradients there are."""
+    """Return the names of a formula's parameters, checked against inputs, results and gradients."""
     known = [*schema.names, *schema.result_position, *schema.gradient_position, *schema.aliases]
     vocabulary = FormulaNames(
         operator,
@@ -153,26 +153,26 @@ TangentRule = Formula | Zero | NotImplementedGradient
 
 @dataclass(frozen=True)
 class TangentRules:
-    """Every tangent rule of an operator, by result name; a result that is absent is derived."""
+    """Tangent rules of an operator, by result name; a tangent without a rule is derived."""
 
     rules: Mapping[str, TangentRule] = field(default_factory=lambda: MappingProxyType({}))
 
     def with_rules(self, rules: Mapping[str, TangentRule]) -> TangentRules:
-        """These rules and others, which win."""
+        """Return these rules updated by others."""
         return TangentRules(MappingProxyType({**self.rules, **rules}))
 
 
 def tangent_rules(
-    given: Mapping[str, Any], schema: Schema, operator: str, place: str
+    given: Mapping[str, Any], schema: Schema, operator: str, location: str
 ) -> dict[str, TangentRule]:
-    """Check tangents given by result name, and turn them into rules.
+    """Check tangents given by result name, and return them as rules.
 
     Raises:
         UnknownResultError, NotDifferentiableError, FormulaError, FormulaParameterError: As their names say.
     """
     rules: dict[str, TangentRule] = {}
     for given_name, rule in given.items():
-        name = _result(given_name, schema, operator, place)
+        name = _result(given_name, schema, operator, location)
         if isinstance(rule, Zero | NotImplementedGradient):
             rules[name] = rule
         elif callable(rule):
@@ -184,7 +184,7 @@ def tangent_rules(
                 argument=given_name,
                 expected="a function, or opsmith.zero or .not_implemented(...)",
                 got=repr(rule),
-                where=place,
+                where=location,
                 hint=f"write `{given_name}=lambda {next(iter(schema.tangents))}: ...`"
                 + (" or `opsmith.zero`" if rule is None or rule == 0 else ""),
             )
@@ -192,10 +192,10 @@ def tangent_rules(
 
 
 def joint_tangent_rules(
-    function: Callable[..., Any], results: tuple[str, ...], schema: Schema, operator: str, place: str
+    function: Callable[..., Any], results: tuple[str, ...], schema: Schema, operator: str, location: str
 ) -> dict[str, TangentRule]:
-    """Check a joint tangent formula, and turn it into one rule for all its results; none named means all."""
-    named = tuple(_result(name, schema, operator, place) for name in results)
+    """Check a joint tangent formula, and return it as the rule of each of its results; by default of all."""
+    named = tuple(_result(name, schema, operator, location) for name in results)
     covered = named or tuple(result.name for result in schema.results if result.differentiable)
     formula = _tangent_formula(function, covered, schema, operator, "the joint tangent", joint=True)
     return dict.fromkeys(covered, formula)
@@ -223,8 +223,8 @@ def _tangent_formula(
     return Formula(function, results, keywords, parameters, joint)
 
 
-def _result(name: str, schema: Schema, operator: str, place: str) -> str:
-    """The result that a name means; refuses one that has no tangent."""
+def _result(name: str, schema: Schema, operator: str, location: str) -> str:
+    """Return the name of the result; refuse one that has no tangent."""
     name = _aliases(schema).get(name, name)
     differentiable = [result.name for result in schema.results if result.differentiable]
     if name not in schema.result_position:
@@ -233,7 +233,7 @@ def _result(name: str, schema: Schema, operator: str, place: str) -> str:
             operator=operator,
             argument=name,
             expected=f"one of {listed(differentiable)}",
-            where=place,
+            where=location,
             hint="name the tangent after the result: a gradient belongs to an input, a tangent to a result",
         )
     if name not in differentiable:
@@ -242,7 +242,7 @@ def _result(name: str, schema: Schema, operator: str, place: str) -> str:
             operator=operator,
             argument=name,
             expected=f"one of {listed(differentiable)}",
-            where=place,
+            where=location,
             hint=f"leave `{name}` out, or change its role in `results=`",
         )
     return name
@@ -254,7 +254,7 @@ def _aliases(schema: Schema) -> dict[str, str]:
 
 def _tangent_hint(schema: Schema, name: str) -> str:
     if name in ("grad", *schema.gradient_position):
-        return f"a gradient comes in from behind; here come in {listed(list(schema.tangents))}"
+        return f"a gradient is an input of the backward; forward mode has {listed(list(schema.tangents))}"
     if name == "tangent" or name.removeprefix("tangent_") in schema.names:
         return f"each tensor has its own tangent: {listed(list(schema.tangents))}"
     return ""

@@ -22,17 +22,17 @@ class CudaOptions(TypedDict, total=False):
     """A kernel in CUDA C++, and how it is compiled and launched.
 
     Attributes:
-        cuda: The text: a `__global__` function whose parameters are the arguments and then the results.
-        cuda_file: Or a file that holds it, beside the one that declares the kernel.
+        cuda: Source: a `__global__` function whose parameters are the arguments and then the results.
+        cuda_file: A file that holds it, beside the one that declares the kernel.
         entry: Name of the function in it; by default the operator's own.
-        dtypes: What its template is made for; float32 and float64 by default.
-        strict: Whether it is an error that it cannot be built here.
-        grid: How many blocks, in up to three directions; `"ceil(result.numel / 256)"`, for example.
-        block: How many threads a block has; 256 by default.
+        dtypes: dtypes that its template is compiled for; float32 and float64 by default.
+        strict: True if it is an error that it cannot be built here.
+        grid: Number of blocks, in up to three dimensions; for example `"ceil(result.numel / 256)"`.
+        block: Number of threads in a block; 256 by default.
         shared: Bytes of dynamic shared memory.
-        constants: The numbers of its template, by name: from sizes that few calls change.
-        max_spills: How many bytes it may spill: `check` and `opsmith compile` hold it to that.
-        max_registers: How many registers a thread may take.
+        constants: Integer parameters of its template, by name; from sizes that change in few calls.
+        max_spills: Bytes that it may spill at most, checked by `check` and `opsmith compile`.
+        max_registers: Registers of a thread at most.
     """
 
     cuda: str
@@ -50,19 +50,19 @@ class CudaOptions(TypedDict, total=False):
 
 CUDA_SOURCES = ("cuda", "cuda_file")
 CUDA_LAUNCH_OPTIONS = ("grid", "block", "shared", "constants", "max_spills", "max_registers")
-"""The words that are for a kernel in CUDA C++ alone."""
+"""Options that only a kernel in CUDA C++ has."""
 
 
 class TritonOptions(TypedDict, total=False):
     """A kernel in Triton, and how it is launched.
 
     Attributes:
-        triton: A function whose parameters are named after what they get; plain, or decorated by Triton.
-        grid: How many programs of it run: up to three numbers, or a function of what it names.
-        constants: What its other parameters get: values, or functions of what they name; `num_warps` too.
-        layouts: Tensors that it wants `channels-last`, or `contiguous` although it takes their strides.
-        dtypes: What it takes of floating tensors; float16, bfloat16 and float32 by default.
-        strict: Whether it is an error that Triton is missing.
+        triton: A function whose parameters have the names of arguments; plain, or decorated by Triton.
+        grid: Number of programs: up to three numbers, or a function of arguments by name.
+        constants: Its other parameters: values, or functions of arguments by name; `num_warps` too.
+        layouts: Tensors that must be `channels-last`, or `contiguous` although it takes their strides.
+        dtypes: dtypes of floating tensors that it takes; float16, bfloat16 and float32 by default.
+        strict: True if it is an error that Triton is missing.
     """
 
     triton: Callable[..., Any]
@@ -74,15 +74,15 @@ class TritonOptions(TypedDict, total=False):
 
 
 TRITON_LAUNCH_OPTIONS = ("grid", "constants", "layouts")
-"""The words that say how it is launched."""
+"""Options of the launch of a kernel in Triton."""
 
 
 class BuiltKernel(ABC):
-    """A kernel that is built from source when it is first needed, and says itself what it takes.
+    """A kernel that is built from source when it is first needed, and decides which calls it takes.
 
     Attributes:
-        pure: Whether it is known to write into none of its arguments, and to return new tensors.
-        strict: Whether a call on its device that it does not take is an error.
+        pure: True if it is known to write into no argument, and to return new tensors.
+        strict: True if a call on its device that it does not take is an error.
     """
 
     pure = False
@@ -106,62 +106,62 @@ class BuiltKernel(ABC):
     @property
     @abstractmethod
     def dtypes(self) -> Collection[torch.dtype] | None:
-        """The dtypes that it is declared for; None where that is not said, or makes no difference."""
+        """The dtypes that it is declared for; None if they are not given, or make no difference."""
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Take and return what the reference does."""
+        """Compute the results of the reference."""
 
     @property
     def direct(self) -> Callable[..., Any]:
-        """The kernel as it is called fastest, by who knows that it takes the call."""
+        """The fastest callable, for calls that the kernel is known to take."""
         return self
 
     def serve(self, name: str, fallback: Callable[..., Any]) -> None:  # noqa: B027  many are called by Python
-        """Take calls of an operator of torch's dispatcher, where a kernel can without Python.
+        """Register the kernel with torch's dispatcher, if it can be called without Python.
 
         Args:
             name: Its name, `namespace::name`.
-            fallback: Computes the calls that it does not take, in Python.
+            fallback: Function in Python for the calls that it does not take.
         """
 
     def withdraw(self) -> None:  # noqa: B027
-        """Take no calls of the dispatcher any more, and forget what was remembered of them."""
+        """Undo `serve`, and clear the cache of its calls."""
 
     @abstractmethod
     def refusal(self, values: Sequence[Any]) -> str | None:
-        """Why it does not take a call with these argument values; None where it does."""
+        """Return why it does not take a call with these argument values; None if it does."""
 
     @property
     def sizing(self) -> str:
-        """What tells the sizes of the results."""
+        """The source of the sizes of the results."""
         return "the reference"
 
     @abstractmethod
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
-        """What it copies in a call with these argument values, each with the reason."""
+        """Return the arguments that it copies in a call with these values, each with the reason."""
 
     @abstractmethod
     def reload(self) -> None:
-        """Read the source again, and build it anew if it has changed."""
+        """Read the source again, and build it again if it has changed."""
 
 
 class VisibleKernel(BuiltKernel):
-    """A kernel that compiled code sees into, as Triton's compiler is a part of torch's."""
+    """A kernel that torch.compile can trace: Triton's compiler is a part of torch's."""
 
     @abstractmethod
     def traced(self, *args: Any, **kwargs: Any) -> Any:
-        """Take and return what the reference does, in operations that torch can trace."""
+        """Compute the results of the reference, in operations that torch can trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A function that computes the operator on one type of device.
+    """A kernel: a function that computes the operator on one type of device.
 
     Args:
         device: Device type, as in `torch.device(...).type`.
-        function: Takes and returns what the reference does.
-        dtypes: The dtypes it takes; None means all.
+        function: A function with the reference's arguments and results.
+        dtypes: The dtypes that it takes; None for all.
     """
 
     device: str
@@ -174,10 +174,10 @@ class Kernel:
         return self.function.where if isinstance(self.function, BuiltKernel) else where(self.function)
 
     def supersedes(self, other: Kernel) -> bool:
-        """Whether this kernel, declared later, takes the place of another one of its operator.
+        """Return True if this kernel, declared later, replaces another kernel of its operator.
 
-        So does one of the same device and dtypes; from source, one of the same function for some of the same
-        dtypes, as where a cell of a notebook is run again. One for other dtypes stands beside it.
+        It replaces one for the same device and dtypes. A kernel from source replaces one with the same entry
+        and some of the same dtypes, as when a notebook cell is run again.
         """
         mine, its = self.function, other.function
         if isinstance(mine, BuiltKernel) and isinstance(its, BuiltKernel):
@@ -187,7 +187,7 @@ class Kernel:
         return alike and (self.device, self.dtypes) == (other.device, other.dtypes)
 
     def consider(self, values: Sequence[Any]) -> Accepted | Rejected:
-        """Whether this kernel takes a call with these argument values."""
+        """Accept or reject a call with these argument values."""
         for tensor in tensors_in(list(values)):
             if tensor.device.type != self.device:
                 return Rejected(self, f"a tensor is on {tensor.device.type}", elsewhere=True)
@@ -211,7 +211,7 @@ class Rejected:
     Args:
         kernel: The kernel.
         reason: Why.
-        elsewhere: Whether it is only that the call is on another type of device.
+        elsewhere: True if the only reason is that the call is on another type of device.
     """
 
     kernel: Kernel
@@ -220,7 +220,7 @@ class Rejected:
 
     @property
     def strict(self) -> bool:
-        """Whether the author wants an error, and no other kernel, on this kernel's device."""
+        """True if the rejection is an error, because the kernel was declared with `strict=True`."""
         return (
             not self.elsewhere
             and isinstance(self.kernel.function, BuiltKernel)
@@ -232,7 +232,7 @@ def refuse_strictly(rejected: Iterable[Rejected], operator: str) -> None:
     """Refuse a call that a kernel under `strict=True` does not take.
 
     Raises:
-        KernelRefusedError: Saying why it does not.
+        KernelRefusedError: With the reason.
     """
     for each in rejected:
         if each.strict:
@@ -248,7 +248,7 @@ def refuse_strictly(rejected: Iterable[Rejected], operator: str) -> None:
 def choose(
     kernels: tuple[Kernel, ...], values: Sequence[Any]
 ) -> tuple[Accepted | None, tuple[Rejected, ...]]:
-    """The first kernel that takes these argument values, and those that were rejected before it."""
+    """Return the first kernel that accepts these argument values, and the rejections before it."""
     rejected: list[Rejected] = []
     for kernel in kernels:
         verdict = kernel.consider(values)
@@ -275,10 +275,10 @@ def check_device(device: str, operator: str) -> None:
 
 
 def dtypes_of(dtypes: Any, operator: str) -> frozenset[torch.dtype]:
-    """The dtypes that a kernel is declared for; one alone may stand without a list.
+    """Return the dtypes that a kernel is declared for, from a list or a single dtype.
 
     Raises:
-        KernelDtypeError: If something among them is no dtype, or there is none.
+        KernelDtypeError: If one of them is not a dtype, or there is none.
     """
     listed = [dtypes] if isinstance(dtypes, torch.dtype) else dtypes
     if isinstance(listed, Iterable):

@@ -1,4 +1,4 @@
-"""Where something was written: a function, for messages; a call, for what is made there."""
+"""Locations in source code, `file:line`: of a function, and of a call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def where(function: Callable[..., Any]) -> str:
-    """`file:line` of a Python function, behind its decorators; its name where there is no source.
+    """Return `file:line` of a Python function, under its decorators; its name if there is no source.
 
     Example:
         >>> where(len)
@@ -24,11 +24,11 @@ def where(function: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True)
 class CallSite:
-    """Where a class is made: how Python would call a class statement there.
+    """The location of a call that creates a class, named as a class statement there would be.
 
     Args:
         module: Name of the module.
-        scope: What stands before the name in its qualified name: empty at the top of a module.
+        scope: Prefix of the qualified name: empty at the top of a module.
         where: `file:line`.
     """
 
@@ -38,7 +38,7 @@ class CallSite:
 
 
 def call_site(frame: FrameType | None) -> CallSite:
-    """The place that a frame is at.
+    """Return the location of a frame.
 
     Example:
         >>> import inspect

@@ -19,21 +19,25 @@ if TYPE_CHECKING:
 
 _PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType)
 LIMIT = 4096
-"""How many objects that cannot be watched are held alive for calls that no graph holds."""
+"""Objects without weak references that are kept alive at most, for calls outside of compiled code."""
 
 
 @dataclass(frozen=True)
 class UnknownObject:
-    """A number that stands for no object of this process."""
+    """A number that does not belong to an object of this process."""
 
     token: int
 
 
 class Tokens:
-    """The numbers of this process, and what they stand for."""
+    """Numbers of this process that stand for objects, which torch's dispatcher does not carry.
+
+    An object keeps its number as long as it lives, and a number is never given to another object. Plain
+    values that are equal (tuples of strings, slices) share one. The numbers mean nothing in another process.
+    """
 
     def __init__(self) -> None:
-        # From a place of its own in each process, so that a number from elsewhere is seen to be none of ours.
+        # Each process starts at a random number, so that a number from another process is not found.
         self._next = int.from_bytes(os.urandom(5)) << 20
         self._lock = threading.RLock()
         self._tokens: dict[Hashable, int] = {}
@@ -43,7 +47,7 @@ class Tokens:
         self._recent: OrderedDict[int, Any] = OrderedDict()
 
     def take(self, value: Any, *, pin: bool) -> int:
-        """The number of an object; `pin` keeps the object alive for as long as this process."""
+        """Return the number of an object; `pin` keeps the object alive until the process ends."""
         with self._lock:
             key = _key(value)
             token = self._tokens.get(key)
@@ -59,12 +63,12 @@ class Tokens:
     def _hold(self, token: int, value: Any) -> None:
         if not isinstance(
             value, types.MethodType
-        ):  # each look at a method makes a new one, which dies at once
+        ):  # each access to a method creates a new object, which dies at once
             try:
                 self._watched[token] = weakref.ref(value, lambda _: self._forget(token))
                 return
             except TypeError:
-                pass  # what cannot be watched is held, with a limit
+                pass  # objects without weak references are kept alive, up to LIMIT
         self._recent[token] = value
         self._recent.move_to_end(token)
         if len(self._recent) > LIMIT:
@@ -78,7 +82,7 @@ class Tokens:
                 del self._tokens[self._keys.pop(token)]
 
     def find(self, token: int) -> Any:
-        """The object that a number stands for, or `Unknown`."""
+        """Return the object of a number, or `UnknownObject`."""
         with self._lock:
             if token in self._pinned:
                 return self._pinned[token]
@@ -93,8 +97,8 @@ _TOKENS = Tokens()
 
 
 def _key(value: Any) -> Hashable:
-    """What tells an object from others: for plain values type and text, for others which object it is."""
-    if type(value) in _PLAIN:  # an instance of a class of its own may hold more than its text shows
+    """Return the identity of an object: type and text of a plain value, else `id`."""
+    if type(value) in _PLAIN:  # an instance of a subclass may hold more than its text shows
         return type(value), repr(value)
     if type(value) is tuple:
         return tuple, *map(_key, value)
@@ -108,7 +112,7 @@ def _key(value: Any) -> Hashable:
 
 
 def prepare() -> None:
-    """Let compiled code take numbers as constants; it imports torch's compiler, which takes a while."""
+    """Make numbers constants of compiled code; this imports torch's compiler, which is slow."""
     global _constant, _container
     if _constant is _pinned:
         _constant = torch.compiler.assume_constant_result(_pinned)
@@ -116,7 +120,7 @@ def prepare() -> None:
 
 
 def holds_tensor(value: Any) -> bool:
-    """Whether a value is a tensor, or a container of some: as an object its gradient would be lost."""
+    """Return True for a tensor, or a container of tensors, whose gradient would be lost in an object."""
     if isinstance(value, dict):
         return any(map(holds_tensor, value.values()))
     if isinstance(value, list | tuple | set | frozenset):
@@ -125,7 +129,7 @@ def holds_tensor(value: Any) -> bool:
 
 
 def token_of(value: Any) -> int:
-    """The number of an object, as a constant where the call is being compiled.
+    """Return the number of an object; while a call is compiled, as a constant.
 
     Raises:
         TypeError: For a tensor, or a container of tensors.
@@ -138,14 +142,14 @@ def token_of(value: Any) -> int:
 
 
 def object_of(token: Any) -> Any:
-    """The object of a number; a value that is no number of this process comes back as `Unknown`."""
+    """Return the object of a number, or `UnknownObject` if the number is not of this process."""
     return _TOKENS.find(token) if isinstance(token, int) else UnknownObject(token)
 
 
 def _traced(value: Any) -> int:
-    """The number of an object in code that torch compiles, which is a constant of that code.
+    """Return the number of an object in code that torch compiles, as a constant of that code.
 
-    What the number depends on becomes a guard: of plain values the value, of other objects which one it is.
+    Guards are added: on the value of a plain value, on the identity of any other object.
     """
     if isinstance(value, torch.Tensor):
         raise TypeError(torch.Tensor)
@@ -162,8 +166,8 @@ def _traced(value: Any) -> int:
     if type(value) is bool or type(value) is str or value is None:
         return _constant(value)
     if type(value) is int:
-        return _constant(operator.index(value))  # a size that may change becomes the number that it is now
-    id(value)  # a guard: another object does not find this code
+        return _constant(operator.index(value))  # a symbolic size becomes its current value
+    id(value)  # a guard: the code is not used for another object
     return _constant(value)
 
 
@@ -182,24 +186,24 @@ def _make_container(name: str, inside: str) -> int:
 
 _constant: Callable[[Any], int] = _pinned
 _container: Callable[[str, str], int] = _make_container
-# By version, which torch compares as numbers, and no capability: nothing private is used, and to try it out
-# would import torch's compiler and run it, seconds in each process that has an argument of this kind.
+# Decided by version and not by a capability: nothing private is used, and a self-test would import and run
+# torch's compiler, which takes seconds in each process.
 TRACED = torch.__version__ >= "2.12"
-"""Whether `id` of any object can be asked in compiled code, and is a guard there."""
+"""True if compiled code supports `id` of any object, as a guard."""
 
 
 class Lowering:
-    """How the arguments of an operator become those of its schema, and back.
+    """Conversion of the arguments of an operator to those of its schema, and back.
 
-    torch.compile traces `call`: it is plain code over plain attributes.
+    torch.compile traces `call`, so it is plain code over plain attributes.
 
     Args:
         arguments: The operator's arguments.
-        leaves: Those of its schema: a structure has one for each of its parts.
-        required: The default of an argument that has none.
+        leaves: The arguments of its schema: a structure has one for each of its parts.
+        required: Marker of an argument without a default.
 
     Attributes:
-        objects: Whether some arguments are any objects at all.
+        objects: True if an argument may be any object.
     """
 
     def __init__(self, arguments: Sequence[Argument], leaves: Sequence[Argument], required: Any) -> None:
@@ -216,10 +220,10 @@ class Lowering:
     def call(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The call of torch's operator that a call means: what is not given stays so.
+        """Return the arguments of torch's operator for a call; arguments that are not given stay out.
 
         Raises:
-            TypeError: If a value is not of its argument's kind, or belongs to no argument.
+            TypeError: If a value is not of its argument's type, or belongs to no argument.
         """
         if len(args) > len(self._arguments):
             raise TypeError("too many arguments")
@@ -235,7 +239,7 @@ class Lowering:
         return tuple(lowered), named
 
     def split(self, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and keyword arguments of torch's operator for the values of all arguments."""
+        """Return the positional and keyword arguments of torch's operator for the values of all arguments."""
         lowered: list[Any] = []
         for argument, value in zip(self._arguments, values, strict=True):
             lowered += argument.kind.lower(value)
@@ -245,7 +249,7 @@ class Lowering:
         }
 
     def lift(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The values of all arguments, from a call of torch's operator: defaults filled in."""
+        """Return the values of all arguments of a call of torch's operator, defaults filled in."""
         lowered = list(args)
         for leaf in self._leaves[len(args) :]:
             given = leaf.name in kwargs or leaf.default is self._required

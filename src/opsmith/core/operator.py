@@ -1,4 +1,4 @@
-"""The handle of an operator: what its author and its callers hold."""
+"""The handle of an operator, for its author and its callers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ R = TypeVar("R")
 
 
 MISSING = object()
-"""What a front door hands on for an argument that was not given."""
+"""Value of an argument that was not given, when the fast path calls its fallback."""
 
 
 def without_missing(
     names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that were given, of those that a front door hands on.
+    """Return the arguments without those that were not given.
 
     Example:
         >>> without_missing(("x", "by"), (1, MISSING), {})
@@ -43,26 +43,26 @@ def without_missing(
 
 
 class Registration(Protocol):
-    """What stands behind a handle: the operator as torch knows it."""
+    """The operator as torch knows it, behind a handle."""
 
     overload: Any
 
     @property
     def proven(self) -> bool:
-        """Whether a call has been through the dispatcher without fault."""
+        """True once a call through the dispatcher has succeeded."""
         ...
 
     def fast_path(self, call: Callable[..., Any]) -> Callable[..., Any] | None:
-        """A `__call__` that is faster, and hands on to `call` what it does not take; None where none is."""
+        """Return a faster `__call__` whose fallback is `call`; None if there is none."""
         ...
 
     def update(self, specification: Specification) -> None:
-        """Make torch use this specification from now on."""
+        """Use this specification from now on."""
         ...
 
 
 class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
-    """An operator: call it as the function it was declared with; attach to it what you write by hand.
+    """An operator: call it as the function that it was declared with, and attach handwritten parts to it.
 
     Example:
         >>> import torch, opsmith
@@ -87,12 +87,12 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         self._specification = specification
         self._registration = registration
         self._find = find
-        self._opened = False
+        self._fast = False
         self._take_lowering(specification)
         functools.update_wrapper(self, specification.reference)
 
     def __new__(cls, *args: Any) -> Operator[P, R]:
-        """Make a handle of a class of its own, so that code generated for it can be its `__call__`."""
+        """Make a handle of a class of its own, whose `__call__` can be replaced by the fast path."""
         return super().__new__(
             type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__})
         )
@@ -106,7 +106,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
             result: R = self._registration.overload(*args, **kwargs)
             return result
         for position, name in self._specification.schema.plain:
-            # torch would make a number of a tensor, which waits for the device and loses the gradient.
+            # torch would convert a tensor to a number, which waits for the device and loses the gradient.
             if tensors_in([args[position] if position < len(args) else kwargs.get(name)]):
                 self._check_call(args, kwargs)
         try:
@@ -114,11 +114,11 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         except errors.OpsmithError:
             raise
         except (RuntimeError, TypeError, ValueError):
-            # To look only after a failure keeps right calls fast; it says what is wrong better than torch.
+            # Checked only after a failure, which keeps valid calls fast; its message is better than torch's.
             self._check_call(args, kwargs)
             raise
-        if self._registration.proven and not self._opened:
-            self._open_door()
+        if self._registration.proven and not self._fast:
+            self._use_fast_path()
         return result
 
     def _take_lowering(self, specification: Specification) -> None:
@@ -130,7 +130,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
                 self._uncompiled = torch.compiler.disable(self._call_lowered)
 
     def _call_lowered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute the operator, some of whose values torch carries in another form."""
+        """Compute the operator when some arguments must be lowered for torch's dispatcher."""
         assert self._lowering is not None
         if torch.compiler.is_compiling():
             if self._uncompiled is not None and torch.compiler.is_dynamo_compiling():
@@ -148,36 +148,36 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         except (RuntimeError, TypeError, ValueError):
             self._check_call(args, kwargs)
             raise
-        if self._registration.proven and not self._opened:
-            self._open_door()
+        if self._registration.proven and not self._fast:
+            self._use_fast_path()
         return result
 
-    def _open_door(self) -> None:
-        """Take the front door from now on, since a call has been through the dispatcher without fault."""
-        self._opened = True
-        door = self._registration.fast_path(type(self)._from_door)
-        if door is not None:
-            setattr(type(self), "__call__", door)  # noqa: B010
+    def _use_fast_path(self) -> None:
+        """Use the fast path from now on, since a call through the dispatcher has succeeded."""
+        self._fast = True
+        call = self._registration.fast_path(type(self)._fallback)
+        if call is not None:
+            setattr(type(self), "__call__", call)  # noqa: B010
 
-    def _close_door(self) -> None:
-        self._opened = False
+    def _leave_fast_path(self) -> None:
+        self._fast = False
         if "__call__" in vars(type(self)):
             delattr(type(self), "__call__")
 
-    def _from_door(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Take a call that is not one for the front door: all arguments, some perhaps not given."""
+    def _fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute a call that the fast path does not take; arguments that are not given are MISSING."""
         given, named = without_missing(self._specification.schema.names, args, kwargs)
         return Operator.__call__(self, *given, **named)
 
     def explain(self, /, *args: P.args, **kwargs: P.kwargs) -> Explanation:
-        """Say what this call would run, without running it: kernel, formulas, what is saved.
+        """Explain this call without running it: the kernel, the formulas, the saved tensors.
 
         Example:
             >>> import torch, opsmith
             >>> print(opsmith.ops.exp.explain(torch.ones(2)).saved)
             ('result',)
         """
-        from opsmith.core.explanation import explain  # asked for by people, not by programs
+        from opsmith.core.explanation import explain  # imported when it is used
 
         self._check_call(args, kwargs)
         return explain(self._specification, self._specification.schema.call_values(args, kwargs))
@@ -193,10 +193,10 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
                 expected=expected,
                 got=got,
                 where=self._specification.where,
-                hint=self._call_mend(),
+                hint=self._call_hint(),
             ) from None
 
-    def _call_mend(self) -> str:
+    def _call_hint(self) -> str:
         return f"call it as {self._specification.schema.call_text(self._specification.short_name)}"
 
     @property
@@ -211,7 +211,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
 
     @property
     def reference(self) -> Callable[P, R]:
-        """The function that the operator was declared with, as it was written."""
+        """The function that the operator was declared with."""
         return self._specification.reference
 
     @property
@@ -232,11 +232,11 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return self._find, (self.name, self._specification.module)
 
     def redeclare(self, specification: Specification) -> None:
-        """Become another operator of the same name; what was attached before is gone."""
+        """Become another operator of the same name; everything attached before is removed."""
         self._registration.update(specification)
         self._specification = specification
         self._take_lowering(specification)
-        self._close_door()
+        self._leave_fast_path()
         functools.update_wrapper(self, specification.reference)
 
     def _replace(self, **aspects: Any) -> Self:
@@ -245,5 +245,5 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         self._registration.update(specification)
         self._specification = specification
         self._take_lowering(specification)
-        self._close_door()
+        self._leave_fast_path()
         return self

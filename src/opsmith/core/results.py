@@ -1,4 +1,4 @@
-"""What a reference returns: names, roles and forms of its results."""
+"""Results of a reference: their names, roles and forms."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Result:
     """One tensor that the reference returns, or a list of them.
 
     Args:
-        name: What formulas call it.
-        differentiable: Whether it has a gradient.
-        hidden: Whether only formulas see it.
-        optional: Whether `None` may stand in its place.
-        sequence: Whether it is a list of tensors.
+        name: Its name in formulas.
+        differentiable: True if it has a gradient.
+        hidden: True if only formulas see it.
+        optional: True if it may be None.
+        sequence: True for a list of tensors.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Result:
     sequence: bool = False
 
     def annotation(self) -> str:
-        """Its type as the author annotates it."""
+        """Return its annotation."""
         return "list[Tensor]" if self.sequence else "Tensor | None" if self.optional else "Tensor"
 
     def gradient_name(self) -> str:
-        """The name under which a formula receives the gradient of this result."""
+        """Return the name by which a formula receives the gradient of this result."""
         return "grad" if self.name == "result" else f"grad_{self.name}"
 
 
@@ -57,8 +57,8 @@ _RESULT_FORMS: dict[Any, str] = {
 }
 
 
-def result_forms(annotation: Any, operator: str, place: str) -> tuple[list[str], bool]:
-    """For each result whether it is a tensor, optional or a list; and whether there is one, in no tuple.
+def result_forms(annotation: Any, operator: str, location: str) -> tuple[list[str], bool]:
+    """Return the form of each result, a tensor, optional or a list; and True if there is one, not in a tuple.
 
     Raises:
         MissingAnnotationError, UnsupportedTypeError: As their names say.
@@ -68,7 +68,7 @@ def result_forms(annotation: Any, operator: str, place: str) -> tuple[list[str],
             "the reference has no return type hint",
             operator=operator,
             expected="a return type hint",
-            where=place,
+            where=location,
             hint="write `-> Tensor` or `-> tuple[Tensor, Tensor]`",
         )
     forms = _RESULT_FORMS.get(annotation)
@@ -89,7 +89,7 @@ def result_forms(annotation: Any, operator: str, place: str) -> tuple[list[str],
         operator=operator,
         argument="return",
         got=shown_annotation(annotation),
-        where=place,
+        where=location,
         hint="write `-> list[Tensor]` where their number varies"
         if items[1:] == (...,) or typing.get_origin(annotation) is Sequence
         else hints.get(annotation, "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"),
@@ -97,14 +97,14 @@ def result_forms(annotation: Any, operator: str, place: str) -> tuple[list[str],
 
 
 def result_names(count: int, word: str = "result") -> list[str]:
-    """Names for results that nobody named: the word alone for one, numbered from 0 for several."""
+    """Return default names of results: the word alone for one, numbered from 0 for several."""
     return [word] if count == 1 else [f"{word}{i}" for i in range(count)]
 
 
 def result_roles(
-    count: int, results: ResultNames, hidden: tuple[str, ...], operator: str, place: str
+    count: int, results: ResultNames, hidden: tuple[str, ...], operator: str, location: str
 ) -> tuple[Result, ...]:
-    """The results, named and with their roles.
+    """Return the results with their names and roles.
 
     Raises:
         ReservedNameError, ResultNameError: As their names say.
@@ -123,7 +123,7 @@ def result_roles(
                     "names that begin with `grad` or `result` are what formulas call gradients and results",
                     operator=operator,
                     argument=name,
-                    where=place,
+                    where=location,
                     hint="rename the result in `results=`",
                 )
     if len(roles) != count or len(set(hidden)) == count:
@@ -132,7 +132,7 @@ def result_roles(
             operator=operator,
             expected=f"{count} names, at least one of them not hidden",
             got=", ".join(roles) or "none",
-            where=place,
+            where=location,
             hint="give `results=` and `hidden=` one name for each tensor returned, in order",
         )
     for name, role in roles.items():
@@ -143,7 +143,7 @@ def result_roles(
                 argument=name,
                 expected="`...` or `opsmith.non_differentiable`",
                 got=repr(role),
-                where=place,
+                where=location,
                 hint=f"write `results={{{name!r}: ...}}`",
             )
     return tuple(Result(name, role is ..., name in hidden) for name, role in roles.items())

@@ -1,4 +1,4 @@
-"""Representative inputs of an operator: what check, benchmark, export and pages run it on."""
+"""Samples: representative inputs of an operator, for checks, benchmarks, exports and pages."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Make:
-    """Makes random tensors for samples, all from one seed.
+    """Factory of random tensors for samples, all from one seed.
 
     Args:
         dtype: dtype of floating tensors.
-        device: Where tensors are made.
+        device: Device of the tensors.
         generator: Source of randomness, on the CPU, so that every device gets the same numbers.
 
     Example:
@@ -39,7 +39,7 @@ class Make:
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
     def __call__(self, *shape: int, low: float = -2.0, high: float = 2.0) -> torch.Tensor:
-        """Uniform numbers in [low, high) of this shape."""
+        """Return a tensor of this shape, uniform in [low, high)."""
         real = torch.rand(shape, generator=self.generator, dtype=torch.float64) * (high - low) + low
         if self.dtype.is_complex:
             imaginary = torch.rand(shape, generator=self.generator, dtype=torch.float64) * (high - low) + low
@@ -47,7 +47,7 @@ class Make:
         return real.to(self.device, self.dtype)
 
     def integers(self, *shape: int, low: int = 0, high: int = 10) -> torch.Tensor:
-        """Whole numbers in [low, high) of this shape, int64.
+        """Return an int64 tensor of this shape, uniform in [low, high).
 
         Example:
             >>> Make().integers(3, low=5, high=6)
@@ -56,7 +56,7 @@ class Make:
         return torch.randint(low, high, shape, generator=self.generator).to(self.device)
 
     def call(self, *args: Any, **kwargs: Any) -> CallArguments:
-        """A call with keyword arguments; a plain tuple serves for a call without.
+        """Return a call with keyword arguments; for a call without, a plain tuple is enough.
 
         Example:
             >>> Make().call(2.0, stride=1)
@@ -70,44 +70,44 @@ Samples = Callable[..., Iterable[Any]]
 
 @dataclass(frozen=True)
 class LocatedSamples:
-    """A function of samples that stands for the author's own, in messages too.
+    """A function of samples that wraps the author's own, and reports the author's location.
 
     Args:
-        function: Gives the samples.
-        place: Where the author gave them.
+        function: Returns the samples.
+        location: `file:line` of the author's samples.
     """
 
     function: Callable[[Make], Iterable[Any]]
-    place: str
+    location: str
 
     def __call__(self, make: Make) -> Iterable[Any]:
         return self.function(make)
 
 
 def location_of(samples: Any, otherwise: str) -> str:
-    """Where samples were written: `file:line` of a function, else what the caller knows."""
+    """Return `file:line` of a function of samples, else the default."""
     if isinstance(samples, LocatedSamples):
-        return samples.place
+        return samples.location
     return where(samples) if callable(samples) else otherwise
 
 
-def read_samples(source: Any, make: Make, operator: str | None, place: str) -> list[Any]:
-    """The samples one by one, from a list of them or a function that gives one; no sample is looked into.
+def read_samples(source: Any, make: Make, operator: str | None, location: str) -> list[Any]:
+    """Return the samples of a list, or of a function that returns one, without reading them.
 
     Args:
-        source: The list, or the function, of `make` or of nothing.
+        source: The list, or the function, which may take `make`.
         make: What makes tensors.
         operator: The operator's name, in messages.
-        place: Where a list was given; a function tells its own place.
+        location: `file:line` of a list.
 
     Raises:
-        SampleError: If the function raises, or what it gives is no list.
+        SampleError: If the function raises, or does not return a list.
 
     Example:
         >>> read_samples(lambda: [(1.0,)], Make(), "demo::twice", "")
         [(1.0,)]
     """
-    place = location_of(source, place)
+    location = location_of(source, location)
     try:
         given = _called(source, make) if callable(source) else source
         if isinstance(given, Iterable) and not isinstance(given, _ONE):
@@ -118,7 +118,7 @@ def read_samples(source: Any, make: Make, operator: str | None, place: str) -> l
         raise errors.SampleError(
             f"its samples cannot be made: {type(error).__name__}: {error}".rstrip(": "),
             operator=operator,
-            where=_last_line(error, place),
+            where=_last_line(error, location),
             hint="let the function return a list of tuples of arguments, such as `[(x, weight)]`",
         ) from error
     raise errors.SampleError(
@@ -126,20 +126,20 @@ def read_samples(source: Any, make: Make, operator: str | None, place: str) -> l
         operator=operator,
         expected="a list of tuples of arguments, or a function of `make` or of nothing that gives one",
         got=shown(given),
-        where=place,
+        where=location,
         hint="give a list, a tuple for each call: `[(x, weight)]`, or `[(x,)]` where it takes one argument",
     )
 
 
 _ONE = (str, bytes, Mapping, Set, torch.Tensor)
-"""What can be gone through, and is no list of calls."""
+"""Iterables that are not lists of samples."""
 
 
 def _called(function: Samples, make: Make) -> Any:
-    """What a function of samples gives: it may leave out its parameter `make`."""
+    """Call a function of samples, which may leave out its parameter `make`."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:  # a builtin that does not say
+    except ValueError:  # a builtin without a signature
         return function()
     wanted = any(
         each.name == "make" or (each.default is each.empty and each.kind in _BY_POSITION)
@@ -151,19 +151,19 @@ def _called(function: Samples, make: Make) -> Any:
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def _last_line(error: BaseException, place: str) -> str:
-    """The last line of the file in which the samples are made, that an exception passed through."""
-    file = place.rpartition(":")[0]
+def _last_line(error: BaseException, location: str) -> str:
+    """Return the last line of the samples' file in the traceback of an exception."""
+    file = location.rpartition(":")[0]
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
-    return f"{file}:{frames[-1].lineno}" if frames else place
+    return f"{file}:{frames[-1].lineno}" if frames else location
 
 
 def missing_list_hint(source: Any, fits: Callable[[Sequence[Any]], bool]) -> str:
-    """A remark for the hint where the samples look like the arguments of one call; else empty.
+    """Return the beginning of a hint if the samples look like the arguments of one call; else empty.
 
     Args:
-        source: What was given for samples.
-        fits: Whether it takes these arguments.
+        source: The samples as given.
+        fits: Returns True if an operator takes these arguments.
     """
     alone = isinstance(source, tuple | list) and not all(
         isinstance(item, tuple | list | CallArguments) for item in source
@@ -174,27 +174,27 @@ def missing_list_hint(source: Any, fits: Callable[[Sequence[Any]], bool]) -> str
 
 
 def as_call(
-    sample: Any, schema: Schema, operator: str, place: str, position: int = 0, remark: str = ""
+    sample: Any, schema: Schema, operator: str, location: str, position: int = 0, remark: str = ""
 ) -> CallArguments:
-    """One sample as a call, checked against the signature.
+    """Return a sample as a call, checked against the signature.
 
     Args:
         sample: A tuple of arguments, a call, or one tensor.
         schema: The signature.
         operator: The operator's name, in messages.
-        place: Where the samples were given.
-        position: Which of the samples it is.
-        remark: What the hint begins with.
+        location: `file:line` of the samples.
+        position: Its index among the samples.
+        remark: Beginning of the hint.
 
     Raises:
-        SampleError: If it is neither a tuple nor a call, or does not fit the operator's arguments.
+        SampleError: If it is not a tuple or a call, or does not fit the operator's arguments.
     """
     if isinstance(sample, torch.Tensor):
         sample = (sample,)
     if isinstance(sample, tuple | list):
         sample = CallArguments(tuple(sample))
     if not isinstance(sample, CallArguments):
-        raise not_a_sample(sample, operator, place, position, remark)
+        raise not_a_sample(sample, operator, location, position, remark)
     fault = call_fault(sample.args, sample.kwargs, schema)
     if fault is not None:
         raise errors.SampleError(
@@ -203,14 +203,13 @@ def as_call(
             argument=fault[1],
             expected=fault[2],
             got=fault[3],
-            where=place,
-            hint=remark + _mend(fault),
+            where=location,
+            hint=remark + _hint(fault),
         )
     return sample
 
 
-def _mend(fault: Fault) -> str:
-    """What to do about an argument that does not fit."""
+def _hint(fault: Fault) -> str:
     expected, got = fault[2] or "", fault[3] or ""
     if expected.startswith("object") and "Tensor" in got:
         return (
@@ -220,37 +219,39 @@ def _mend(fault: Fault) -> str:
 
 
 def not_a_sample(
-    sample: Any, operator: str, place: str, position: int, remark: str = ""
+    sample: Any, operator: str, location: str, position: int, remark: str = ""
 ) -> errors.SampleError:
-    """The error for a sample that is neither a tuple of arguments nor a call."""
+    """Return the error for a sample that is neither a tuple of arguments nor a call."""
     return errors.SampleError(
         f"sample {position} is neither a tuple of arguments nor `make.call(...)`",
         operator=operator,
         got=shown(sample),
-        where=place,
+        where=location,
         hint=f"{remark}yield `(x, weight)` or `make.call(x, weight, stride=2)`",
     )
 
 
 def samples_of(
-    source: Any, make: Make, schema: Schema, operator: str, place: str = ""
+    source: Any, make: Make, schema: Schema, operator: str, location: str = ""
 ) -> list[CallArguments]:
-    """Every sample of a list, or that a `samples` function yields, as a call that fits the signature.
+    """Return the samples of a list or a function as calls that fit the signature.
 
     Args:
-        source: As of `listed`.
+        source: As for `read_samples`.
         make: What makes tensors.
         schema: The signature.
         operator: The operator's name, in messages.
-        place: Where a list was given.
+        location: `file:line` of a list.
 
     Raises:
-        SampleError: If it is no list of samples, or one of them does not fit.
+        SampleError: If it is not a list of samples, or one of them does not fit.
     """
-    given = read_samples(source, make, operator, place)
-    place = location_of(source, place)
+    given = read_samples(source, make, operator, location)
+    location = location_of(source, location)
     remark = missing_list_hint(source, lambda args: call_fault(tuple(args), {}, schema) is None)
-    return [as_call(each, schema, operator, place, position, remark) for position, each in enumerate(given)]
+    return [
+        as_call(each, schema, operator, location, position, remark) for position, each in enumerate(given)
+    ]
 
 
 def first_call(specification: Specification, use: str, otherwise: str = "") -> CallArguments:

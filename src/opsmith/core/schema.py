@@ -1,4 +1,4 @@
-"""The signature of an operator: its arguments, its results, and torch's text for both."""
+"""Schema of an operator: its arguments, its results, and torch's text for both."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Argument:
     keyword_only: bool = False
 
     def schema(self) -> str:
-        """The argument in torch's schema language."""
+        """Return the argument in torch's schema language."""
         text = f"{self.kind.schema()} {self.name}"
         return text if self.default is REQUIRED else f"{text}={self.kind.default_text(self.default)}"
 
     def leaves(self) -> list[Argument]:
-        """The arguments in torch's schema that stand for this one."""
+        """Return the arguments in torch's schema that stand for this one."""
         parts = self.kind.leaves(self.name)
         if self.kind.structure is None:
             return [self]
@@ -47,7 +47,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Schema:
-    """Arguments and results of an operator; `single` says that the reference returns a bare tensor."""
+    """Arguments and results of an operator; `single` is True if the reference returns a bare tensor."""
 
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
@@ -55,12 +55,12 @@ class Schema:
 
     @cached_property
     def leaves(self) -> tuple[Argument, ...]:
-        """The arguments as torch's schema has them: a structure has one for each of its parts."""
+        """The arguments of torch's schema: a structure has one for each of its parts."""
         return tuple(leaf for argument in self.arguments for leaf in argument.leaves())
 
     @cached_property
     def lowering(self) -> Lowering | None:
-        """How values become what torch's dispatcher carries; None where it carries all as they are."""
+        """Conversion of arguments for torch's dispatcher; None if it carries all of them unchanged."""
         if not any(argument.kind.encoded for argument in self.arguments):
             return None
         return Lowering(self.arguments, self.leaves, REQUIRED)
@@ -77,7 +77,7 @@ class Schema:
 
     @cached_property
     def positional(self) -> int:
-        """How many arguments may be given by position."""
+        """Number of arguments that may be given by position."""
         return sum(not argument.keyword_only for argument in self.arguments)
 
     @cached_property
@@ -102,7 +102,7 @@ class Schema:
 
     @cached_property
     def always_tensors(self) -> bool:
-        """Whether every result is one tensor in every call."""
+        """True if every result is one tensor in every call."""
         return not any(result.optional or result.sequence for result in self.results)
 
     @cached_property
@@ -112,12 +112,12 @@ class Schema:
 
     @cached_property
     def gradient_position(self) -> dict[str, int]:
-        """Position of the result behind each name of an incoming gradient."""
+        """Position of the result for each name of a grad_output."""
         return {result.gradient_name(): i for i, result in enumerate(self.results)}
 
     @cached_property
     def shapes(self) -> dict[str, str]:
-        """For each name that formulas may use for a shape, as `x_shape`, the tensor whose shape it is."""
+        """Tensor argument for each name of a shape in formulas, such as `x_shape`."""
         taken = {*self.names, *self.result_position}
         return {
             f"{each.name}_shape": each.name
@@ -127,13 +127,13 @@ class Schema:
 
     @cached_property
     def tangents(self) -> dict[str, str]:
-        """For each name under which a formula receives a tangent, as `tangent_x`, the tensor whose it is."""
+        """Tensor argument for each name of a tangent in formulas, such as `tangent_x`."""
         taken = {*self.names, *self.result_position}
         return {f"tangent_{name}": name for name in self.tensor_names if f"tangent_{name}" not in taken}
 
     @cached_property
     def aliases(self) -> dict[str, str]:
-        """`grad` and `result`, where one named result is all that callers see: they mean that one."""
+        """Names that `grad` and `result` stand for, if callers see only one result."""
         if len(self.visible) != 1:
             return {}
         only = self.results[self.visible[0]]
@@ -142,7 +142,7 @@ class Schema:
         return {alias: name for alias, name in meant.items() if alias not in self.by_name}
 
     def text(self, name: str, *, with_hidden: bool = False) -> str:
-        """The schema in torch's language, for an operator of this name.
+        """Return the schema in torch's language, for an operator of this name.
 
         Example:
             >>> import torch
@@ -161,7 +161,7 @@ class Schema:
         return f"{name}({', '.join(pieces)}) -> {returns if len(shown) == 1 else f'({returns})'}"
 
     def call_text(self, name: str) -> str:
-        """How the handle is called: in torch's language, or where torch carries other values, in Python's."""
+        """Return the signature of the handle: in torch's language; in Python's if arguments are lowered."""
         if self.lowering is None:
             return self.text(name)
         pieces: list[str] = []
@@ -173,7 +173,7 @@ class Schema:
         return f"{name}({', '.join(pieces)})"
 
     def call_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The value of every argument of a call that fits: defaults filled in, lists as declared."""
+        """Return the value of every argument of a valid call: defaults filled in, lists as declared."""
         values = list(args)
         for argument in self.arguments[len(args) :]:
             values.append(kwargs.get(argument.name, argument.default))
@@ -183,15 +183,15 @@ class Schema:
         ]
 
     def received(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The value of every argument of a call that comes from torch's dispatcher."""
+        """Return the value of every argument of a call that comes from torch's dispatcher."""
         return self.call_values(args, kwargs) if self.lowering is None else self.lowering.lift(args, kwargs)
 
     def dispatched(self, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and keyword arguments for a call of torch's operator with these values."""
+        """Return positional and keyword arguments for a call of torch's operator with these values."""
         return self.split(values) if self.lowering is None else self.lowering.split(values)
 
     def split(self, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and keyword arguments for a call of the reference with these values."""
+        """Return positional and keyword arguments for a call of the reference with these values."""
         if self.positional == len(values):
             return values, {}
         return values[: self.positional], dict(
@@ -206,7 +206,7 @@ def schema_of(
     results: ResultNames = None,
     hidden: Iterable[str] = (),
 ) -> Schema:
-    """Read an operator's signature off its reference.
+    """Read an operator's schema from the signature of its reference.
 
     Args:
         reference: Function with a type hint on every parameter and on its return value.
@@ -219,12 +219,12 @@ def schema_of(
         NotAFunctionError, MissingAnnotationError, UnsupportedTypeError, ParameterKindError, NameFormatError,
         ReservedNameError, DefaultError, ResultNameError: As their names say.
     """
-    place, hidden = where(reference), tuple(hidden)
-    signature = _signature(reference, operator, place)
-    arguments = tuple(_argument(parameter, operator, place) for parameter in signature.parameters.values())
-    _refuse_clash(arguments, operator, place)
-    forms, single = result_forms(signature.return_annotation, operator, place)
-    roles = result_roles(len(forms), results, hidden, operator, place)
+    location, hidden = where(reference), tuple(hidden)
+    signature = _signature(reference, operator, location)
+    arguments = tuple(_argument(parameter, operator, location) for parameter in signature.parameters.values())
+    _refuse_clash(arguments, operator, location)
+    forms, single = result_forms(signature.return_annotation, operator, location)
+    roles = result_roles(len(forms), results, hidden, operator, location)
     names = tuple(
         replace(result, optional=form == "optional", sequence=form == "list")
         for result, form in zip(roles, forms, strict=True)
@@ -235,19 +235,19 @@ def schema_of(
             f"`{min(clash)}` names both an argument and a result",
             operator=operator,
             argument=min(clash),
-            where=place,
+            where=location,
             hint=f"rename the result in `{'hidden' if min(clash) in hidden else 'results'}=`",
         )
     return Schema(arguments, names, single)
 
 
-def _signature(reference: Callable[..., Any], operator: str, place: str) -> inspect.Signature:
+def _signature(reference: Callable[..., Any], operator: str, location: str) -> inspect.Signature:
     if not isinstance(reference, types.FunctionType | types.MethodType):
         raise errors.NotAFunctionError(
             "the reference is no Python function whose signature can be read",
             operator=operator,
             expected="a function with type hints",
-            got=place,
+            got=location,
             hint="write a function around it: `def f(x: Tensor) -> Tensor: ...`",
         )
     try:
@@ -256,7 +256,7 @@ def _signature(reference: Callable[..., Any], operator: str, place: str) -> insp
         raise errors.UnsupportedTypeError(
             f"a type hint cannot be resolved: {error}",
             operator=operator,
-            where=place,
+            where=location,
             hint="import the name at the top of the module that declares the operator",
         ) from error
     signature = inspect.signature(reference)
@@ -267,7 +267,7 @@ def _signature(reference: Callable[..., Any], operator: str, place: str) -> insp
     return signature.replace(parameters=parameters, return_annotation=hints.get("return", REQUIRED))
 
 
-def _argument(parameter: inspect.Parameter, operator: str, place: str) -> Argument:
+def _argument(parameter: inspect.Parameter, operator: str, location: str) -> Argument:
     name = parameter.name
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
         shown: dict[Any, str] = {parameter.VAR_POSITIONAL: f"*{name}", parameter.VAR_KEYWORD: f"**{name}"}
@@ -275,7 +275,7 @@ def _argument(parameter: inspect.Parameter, operator: str, place: str) -> Argume
             f"an operator cannot take `{shown.get(parameter.kind, name + ', /')}`",
             operator=operator,
             argument=name,
-            where=place,
+            where=location,
             hint="name every argument; for a number of tensors that varies take `list[Tensor]`",
         )
     if name.startswith(RESERVED):
@@ -283,17 +283,17 @@ def _argument(parameter: inspect.Parameter, operator: str, place: str) -> Argume
             "names that begin with `grad` or `result` are what formulas call gradients and results",
             operator=operator,
             argument=name,
-            where=place,
+            where=location,
             hint="rename the argument",
         )
-    refuse_unwritable(name, operator, place)
+    refuse_unwritable(name, operator, location)
     if parameter.annotation is REQUIRED:
         raise errors.MissingAnnotationError(
             f"parameter `{name}` has no type hint",
             operator=operator,
             argument=name,
             expected="a type hint on every parameter",
-            where=place,
+            where=location,
             hint=f"write `{name}: Tensor`, or `int`, `float`, `bool`, `str`, ...",
         )
     kind = kind_of(parameter.annotation)
@@ -303,19 +303,19 @@ def _argument(parameter: inspect.Parameter, operator: str, place: str) -> Argume
             operator=operator,
             argument=name,
             got=shown_annotation(parameter.annotation),
-            where=place,
+            where=location,
             hint=hint_for(parameter.annotation),
         )
     default = parameter.default
     if default is not REQUIRED:
-        _check_default(name, kind, default, operator, place)
-        if kind.base is FLOAT and type(default) is int:  # a call that gives it would bring a float
+        _check_default(name, kind, default, operator, location)
+        if kind.base is FLOAT and type(default) is int:  # as an argument of a call it would be a float
             default = float(default)
     return Argument(name, kind, default, parameter.kind is parameter.KEYWORD_ONLY)
 
 
-def _refuse_clash(arguments: Iterable[Argument], operator: str, place: str) -> None:
-    """Refuse two arguments that would have one name in torch's schema."""
+def _refuse_clash(arguments: Iterable[Argument], operator: str, location: str) -> None:
+    """Refuse two arguments that would have the same name in torch's schema."""
     owners: dict[str, str] = {}
     for argument in arguments:
         for leaf in argument.leaves():
@@ -325,12 +325,12 @@ def _refuse_clash(arguments: Iterable[Argument], operator: str, place: str) -> N
                     f"`{argument.name}` and `{other}` both become `{leaf.name}` in the operator's schema",
                     operator=operator,
                     argument=argument.name,
-                    where=place,
+                    where=location,
                     hint=f"rename `{argument.name}` or `{other}`",
                 )
 
 
-def _check_default(name: str, kind: ArgumentType, default: Any, operator: str, place: str) -> None:
+def _check_default(name: str, kind: ArgumentType, default: Any, operator: str, location: str) -> None:
     if not kind.accepts(default):
         raise errors.DefaultError(
             f"the default of `{name}` does not fit its type hint",
@@ -338,15 +338,15 @@ def _check_default(name: str, kind: ArgumentType, default: Any, operator: str, p
             argument=name,
             expected=kind.annotation(),
             got=repr(default),
-            where=place,
+            where=location,
             hint=f"write `{name}: {kind.annotation()} | None = None`"
             if default is None
             else "change the one or the other",
         )
 
 
-def refuse_unwritable(name: str, operator: str, place: str) -> None:
-    """Refuse an argument whose name torch's schemas cannot hold.
+def refuse_unwritable(name: str, operator: str, location: str) -> None:
+    """Refuse an argument whose name torch's schema language cannot write.
 
     Raises:
         NameFormatError: If it has other letters than those of ASCII.
@@ -357,6 +357,6 @@ def refuse_unwritable(name: str, operator: str, place: str) -> None:
             operator=operator,
             argument=name,
             expected="letters of ASCII, digits and `_`",
-            where=place,
+            where=location,
             hint="rename the argument",
         )

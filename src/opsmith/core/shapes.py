@@ -1,4 +1,4 @@
-"""Shapes in letters: `x: B M, weight: N M, bias: N -> B N`, read once, held against calls."""
+"""Declared shapes, `x: B M, weight: N M, bias: N -> B N`: parsed once, and checked in calls."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LEADING = "..."
 ANY = "_"
 
 Sizes = dict[str, Any]
-"""What letters stand for in one call; under `...` the leading sizes."""
+"""Sizes of the letters in one call; under `...` the leading sizes."""
 
 Fault = tuple[str, str, str]
 
 NO_SIZE = object()
-"""The value of an expression that comes to no size: it is negative, or divides by zero."""
+"""The value of an expression that is not a size: it is negative, or divides by zero."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Dims:
 
     Args:
         text: As the author wrote them.
-        leading: Whether any number of dimensions may come first (`...`).
+        leading: True if any number of dimensions may come first (`...`).
         sizes: Each dimension: a letter, a number, an expression of letters, or `_` for any size.
     """
 
@@ -48,11 +48,11 @@ class Dims:
 
     @cached_property
     def letters(self) -> frozenset[str]:
-        """Every letter used, in expressions too."""
+        """All letters, in expressions too."""
         return frozenset(name for size in self.sizes if size != ANY for name in parse(size).names)
 
     def evaluate(self, sizes: Sizes) -> tuple[Any, ...]:
-        """The shape, with None where it is not known."""
+        """Return the shape, with None for an unknown size."""
         lead = tuple(sizes[LEADING]) if self.leading else ()
         return lead + tuple(
             (None if size == ANY else sizes.get(size)) if expression is None else _value(expression, sizes)
@@ -66,7 +66,7 @@ class Shapes:
 
     Args:
         text: As the author wrote them.
-        arguments: Dimensions of each argument that they name.
+        arguments: Dimensions of each argument with a declared shape.
         results: Dimensions of each result, in order; hidden ones may be left out at the end.
         integers: Arguments whose value may be used as a size.
     """
@@ -77,7 +77,7 @@ class Shapes:
     integers: frozenset[str]
 
     def bind(self, schema: Schema, values: Sequence[Any]) -> tuple[Sizes, Fault | None]:
-        """What the letters stand for in a call, and what does not fit: (argument, expected, got)."""
+        """Return the sizes of the letters in a call, and a mismatch (argument, expected, got) or None."""
         named = dict(zip(schema.names, values, strict=True))
         sizes: Sizes = {name: named[name] for name in self.integers if named[name] is not None}
         tensors = list(self._tensors(named))
@@ -112,7 +112,7 @@ class Shapes:
 
 
 def _bind(label: str, dims: Dims, tensor: torch.Tensor, sizes: Sizes) -> Fault | None:
-    """Give letters their sizes, or find that one has another already."""
+    """Set the sizes of letters from a tensor; return the mismatch if one has another size already."""
     shape, count = tensor.shape, len(dims.sizes)
     got = str(list(shape))
     if len(shape) < count or (len(shape) > count and not dims.leading):
@@ -138,17 +138,17 @@ def _value(expression: Expression, sizes: Sizes) -> Any:
     return NO_SIZE if isinstance(value, int) and value < 0 else value
 
 
-def read_shapes(text: Any, schema: Schema, operator: str, place: str) -> Shapes:
-    """Read an operator's shapes.
+def read_shapes(text: Any, schema: Schema, operator: str, location: str) -> Shapes:
+    """Parse an operator's `shapes=`.
 
     Args:
-        text: `name: dimensions, ... -> dimensions, ...`: one entry for each tensor that is to be held to its
-            shape, then one for each result. Dimensions stand between spaces: letters or words, which mean
+        text: `name: dimensions, ... -> dimensions, ...`: one entry for each tensor whose shape is declared,
+            then one for each result. Dimensions stand between spaces: letters or words, which mean
             the same size everywhere; numbers; integer arguments; expressions of them without spaces, as in
             `H//stride`; `_` for any size; `...` first for any number of dimensions.
         schema: The operator's signature.
         operator: The operator's name, for messages.
-        place: Where it is declared.
+        location: `file:line` of its declaration.
 
     Raises:
         ShapePatternError: If it cannot be read, or does not fit the signature.
@@ -171,7 +171,7 @@ def read_shapes(text: Any, schema: Schema, operator: str, place: str) -> Shapes:
             argument="shapes",
             expected="`x: B M, weight: N M -> B N`, in the order of the arguments and results",
             got=got or repr(text),
-            where=place,
+            where=location,
             hint=hint,
         )
 

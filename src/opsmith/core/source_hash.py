@@ -1,9 +1,9 @@
-"""A hash of everything a function's behaviour is written in: its code, and what that code reaches.
+"""Source hash: identifies the behaviour of functions by their code and everything that it reaches.
 
-Compiled code is cached on disk under names alone, so that an edited formula would be served as it was before.
-This hash goes into the cache's key. It follows code, constants, defaults, closures, and the globals and
-attributes that the code names; it stops at installed libraries, which count by name and version. What cannot
-be followed gets a token of this process, so that nothing stale is ever found again.
+torch caches compiled code on disk by the names of operators, so that it would still use a formula that was
+edited since. This hash is part of the cache's key. It follows code, constants, defaults, closures, and the
+globals and attributes that the code names. Installed libraries count by name and version. A value that cannot
+be followed counts as a random number of this process, so that stale code is never found.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from opsmith.core.operator import Operator
 from opsmith.core.reachable import Step, is_library, is_wrapper, uses
 from opsmith.core.specification import Specification
 
-Seen = dict[int, tuple[int, Any]]  # holds each value, so that no other can come to have its id
+Seen = dict[int, tuple[int, Any]]  # keeps each value alive, so that its id is not used again
 
 _PROCESS = uuid.uuid4().hex
 _BY_REPR = (
@@ -50,12 +50,12 @@ _BY_REPR = (
 
 
 def operator_hash(specification: Specification) -> str:
-    """The hash of an operator: of everything in its specification that decides what compiled code does."""
+    """Hash everything in the specification of an operator that compiled code depends on."""
     return source_hash(*_aspects(specification))
 
 
 def source_hash(*things: Any) -> str:
-    """Hash functions and values, with all they reach.
+    """Hash functions and values, with everything that they reach.
 
     Example:
         >>> def scaled_by(factor):
@@ -114,7 +114,7 @@ def _code(code: types.CodeType, seen: Seen) -> Iterator[str]:
 
 
 def _is_library_wrapper(thing: Any) -> bool:
-    """True for a method, a partial, a property or a cache; an object of the user's may have more state."""
+    """True for a method, a partial, a property or a cache; a user's object may have more state."""
     return is_library(type(thing).__module__) and is_wrapper(thing)
 
 
@@ -131,7 +131,7 @@ def _class(kind: type, seen: Seen) -> Iterator[str]:
 
 
 def _callable(thing: Any, seen: Seen) -> Iterator[str]:
-    """A callable of an installed library, such as `torch.ops.aten.mul`: it counts by name, if it has one."""
+    """Yield the name of a callable of an installed library, such as `torch.ops.aten.mul`, if it has one."""
     name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
     yield f"{_library_name(thing)}:{name or _PROCESS}"
 
@@ -141,7 +141,7 @@ def _tensor(tensor: torch.Tensor, seen: Seen) -> Iterator[str]:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         yield repr(tensor.detach().cpu().tolist())
         return
-    # Its memory is read past torch: while something is traced, an operation on it would be traced as well.
+    # Memory is read without torch: during tracing, an operation on the tensor would be traced as well.
     storage = tensor.untyped_storage()
     held = ctypes.string_at(storage.data_ptr(), storage.nbytes()) if storage.nbytes() else b""
     yield repr((tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()))
@@ -183,7 +183,7 @@ def _rule(rule: Rule | TangentRule) -> Any:
 
 
 def _computing(kernel: Kernel) -> Any:
-    """What a kernel's answers depend on; one that is built has a source of its own."""
+    """Return the function of a kernel, or the source of one that is built."""
     return kernel.function.text if isinstance(kernel.function, BuiltKernel) else kernel.function
 
 

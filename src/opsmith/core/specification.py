@@ -1,4 +1,4 @@
-"""Everything that is known about an operator, as one frozen value."""
+"""Specification of an operator: its reference and everything attached to it, as one frozen value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opsmith.core.samples import Samples
 from opsmith.core.schema import Schema
 from opsmith.core.shapes import Shapes
 
-if TYPE_CHECKING:  # who adopts nothing need not wait for them
+if TYPE_CHECKING:  # imported only if an operator is adopted
     from opsmith.core.adopted import AdoptedFunction, LibraryOperator
 
 Autocast = Literal["promote", "lower", "float32"]
@@ -20,7 +20,7 @@ Autocast = Literal["promote", "lower", "float32"]
 
 @dataclass(frozen=True)
 class Specification:
-    """An operator: its reference, and what its author attached to it.
+    """Specification of an operator.
 
     Args:
         name: `namespace::name`.
@@ -29,21 +29,21 @@ class Specification:
         module: Module that declared it.
         qualname: Name of the reference in that module.
         where: `file:line` of the reference.
-        opaque: Whether the reference is not made of torch operations, so that nothing is derived from it.
-        random: Whether it draws from torch's random state.
-        autocast: What happens to floating inputs under autocast.
-        inline: Whether compiled code sees the reference in its place; None: where no kernel takes the call.
+        opaque: True if the reference is not made of torch operations, so that nothing is derived from it.
+        random: True if it draws from torch's random state.
+        autocast: Rule for floating inputs under autocast.
+        inline: True if torch.compile traces the reference; None if it does where no kernel takes the call.
         shapes: Shapes of its tensors, in letters.
-        batching: How one call of it serves a whole batch, if it does.
+        batching: Rule by which one call computes a whole batch, if there is one.
         gradients: Gradient rules.
         tangents: Tangent rules.
         kernels: Kernels, in the order in which they are tried.
         fake: Function that computes shapes and dtypes only, if the author gave one.
         samples: Function that yields representative inputs.
-        flops: Function that tells how many floating-point operations a call takes, if the author gave one.
+        flops: Function that counts the floating-point operations of a call, if the author gave one.
         library_operator: What it has of its own, if it was registered elsewhere and adopted.
         adopted: The `autograd.Function` class that it was adopted from, if it was.
-        forward: What computes a call in the place of the reference: the forward of that class.
+        forward: The forward of that class, which runs in place of the reference.
     """
 
     name: str
@@ -70,15 +70,15 @@ class Specification:
 
     @property
     def computed_by(self) -> Callable[..., Any]:
-        """What computes a call that no kernel takes: the forward of an adopted class, or the reference."""
+        """The function for calls that no kernel takes: the forward of an adopted class, or the reference."""
         return self.forward or self.reference
 
     @property
     def namespace(self) -> str:
-        """The part of the name before `::`."""
+        """Part of the name before `::`."""
         return self.name.partition("::")[0]
 
     @property
     def short_name(self) -> str:
-        """The part of the name after `::`."""
+        """Part of the name after `::`."""
         return self.name.partition("::")[2]
