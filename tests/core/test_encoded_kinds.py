@@ -81,7 +81,7 @@ def test_all_ways_to_call(operator: Operator, name: str) -> None:
     x = torch.tensor([1.0, -2.0])
     namespace, short = name.split("::")
     by_torch = getattr(getattr(torch.ops, namespace), short)
-    for _ in range(3):  # the later ones by the front door, where there is one
+    for _ in range(3):  # the later ones by the fast path, where there is one
         assert_close(operator(x), x * 2)
         assert_close(operator(x, WIDE), x * 9)
         assert_close(operator(x, WIDE, (2, "b"), mode=Mode.MEAN, word="two"), x * 108)

@@ -118,7 +118,7 @@ def test_hidden_results(name: str) -> None:
 
 
 def test_meta_tensors_after_a_real_call(name: str) -> None:
-    """The first real call opens the front door, which must leave `meta` to the fake kernel."""
+    """The first real call installs the fast path, which must leave `meta` to the fake kernel."""
     operator = declared(name)
     for _ in range(2):
         operator(torch.ones(5), torch.ones(3))

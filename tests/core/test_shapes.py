@@ -90,7 +90,7 @@ WRONG = (torch.ones(2, 3), torch.ones(1))
 
 
 def test_calls_are_held_to_them_by_every_road() -> None:
-    scaled(torch.ones(2, 3), torch.ones(3))  # opens the front door
+    scaled(torch.ones(2, 3), torch.ones(3))  # installs the fast path
     roads: list[Any] = [
         scaled,
         scaled.torch_operator,

@@ -1,4 +1,4 @@
-"""The front door: forms of calls that it has seen, and those that must not be taken for one of them."""
+"""The fast path: call signatures that it has cached, and calls that must not be taken for one of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def operator(name: str) -> Any:
 
 def ways(operator: Any) -> list[Any]:
     """What is known about calls with all tensors given."""
-    assert "__call__" in vars(type(operator)), "the first call opens the door"
+    assert "__call__" in vars(type(operator)), "the first call installs the fast path"
     found: list[Any] = type(operator).__call__.__globals__["_op_ways_0"]
     return found
 

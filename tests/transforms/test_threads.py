@@ -67,7 +67,7 @@ def _declared(name: str, way: str) -> opsmith.Operator[..., Any]:
 
 @pytest.mark.parametrize("way", ["formulas", "derived", "kernel"])
 def test_first_calls_at_once(way: str) -> None:
-    """The first call opens the front door, the first backward shows that formulas write into nothing."""
+    """the first call installs the fast path, the first backward shows that formulas write into nothing."""
     x, weight = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 0.5, 1.0])
     for attempt in range(5):
         operator = _declared(f"first_{attempt}", way)

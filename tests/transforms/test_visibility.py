@@ -1,4 +1,4 @@
-"""What watches a call sees the operator, once and by its name, also where the front door is open."""
+"""What watches a call sees the operator, once and by its name, also where the fast path is in use."""
 
 from __future__ import annotations
 

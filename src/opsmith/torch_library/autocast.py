@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.core.calls import tensors_in
+from opsmith.core.call_arguments import tensors_in
 from opsmith.core.specification import Autocast
 from opsmith.torch_library import capabilities
 
@@ -26,7 +26,7 @@ def autocast_kernel(operator: Any, device: str, key: str, rule: Any) -> Any:
         operator: The operator to call, with inputs cast and the key off.
         device: Device type of the key.
         key: Name of the key.
-        rule: A function that tells the operator's rule at the time of the call.
+        rule: A function that returns the operator's rule at the time of the call.
     """
 
     def kernel(_keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -43,7 +43,7 @@ def autocast_kernel(operator: Any, device: str, key: str, rule: Any) -> Any:
 
 
 def in_force(kernels: Mapping[str, Any], tensors: Iterable[Tensor]) -> Any:
-    """The kernel for a type of device that autocast is on for and some tensor lies on; None where it is off.
+    """The kernel of a device type for which autocast is on and that holds a tensor; None where it is off.
 
     A transform of `torch.func` comes before autocast in the dispatcher's order; casts belong inside of it,
     where gradients pass through them and formulas see what was cast.
@@ -53,7 +53,7 @@ def in_force(kernels: Mapping[str, Any], tensors: Iterable[Tensor]) -> Any:
 
 
 def without_casts(tensors: Sequence[Tensor | None]) -> AbstractContextManager[Any]:
-    """A region without autocast for a backward: the inputs were cast before, be it on or off in the forward.
+    """Context without autocast for a backward: the inputs were cast in the forward.
 
     torch's own derivative formulas compute in the dtypes of the forward too, wherever `backward` is called.
     """

@@ -1,4 +1,4 @@
-"""How many floating-point operations an operator takes, as `torch.utils.flop_counter` counts them.
+"""Floating-point operations of an operator, for `torch.utils.flop_counter`.
 
 torch counts nothing for an operator that it has no formula for, and does not say so. So each operator gets
 one when it is registered: the author's, or the count of its reference on `meta` tensors. A backward needs
@@ -15,23 +15,23 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
 from opsmith import errors
-from opsmith.core.calls import shown, tensors_in
+from opsmith.core.call_arguments import shown, tensors_in
 from opsmith.core.location import where
 from opsmith.core.specification import Specification
 
 Flops = Callable[..., int]
-"""The author's count: takes the operator's arguments, with `meta` tensors for tensors."""
+"""The author's formula: takes the operator's arguments, with `meta` tensors for tensors."""
 
 
 def register_flops(
     packet: Any, specification: Callable[[], Specification], given: Callable[[], Flops | None]
 ) -> None:
-    """Let `FlopCounterMode` count an operator, until `forget_flops`.
+    """Make `FlopCounterMode` count an operator, until `unregister_flops`.
 
     Args:
         packet: The operator, `torch.ops.namespace.name`.
-        specification: Tells what is in force at the time of a call.
-        given: Tells the author's formula, if there is one.
+        specification: Returns the current specification.
+        given: Returns the author's formula, if there is one.
     """
 
     def flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
@@ -42,8 +42,8 @@ def register_flops(
     register_flop_formula(packet, get_raw=True)(flops)
 
 
-def forget_flops(packet: Any) -> None:
-    """Let torch no longer count an operator; for one that is removed or registered anew."""
+def unregister_flops(packet: Any) -> None:
+    """Remove the count of an operator that is removed or registered anew."""
     flop_registry.pop(packet, None)
 
 

@@ -1,4 +1,4 @@
-"""An operator in torch's dispatcher: its schema, and a kernel for each key that concerns us."""
+"""Registration of an operator with torch's dispatcher: its schema, and a kernel for each dispatch key."""
 
 from __future__ import annotations
 
@@ -13,42 +13,41 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
-from opsmith.core.calls import misfit, tensors_in
-from opsmith.core.captured import refuse_captured
+from opsmith.core.call_arguments import misfit, tensors_in
 from opsmith.core.kernels import BuiltKernel, Kernel, choose, refuse_strictly
+from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities
-from opsmith.torch_library.adopted.door import adopted_door
-from opsmith.torch_library.adopted.node import AdoptedNode
-from opsmith.torch_library.backward import differentiable_places
-from opsmith.torch_library.compiled_code import CompiledCode
-from opsmith.torch_library.differentiation import OperatorNode
-from opsmith.torch_library.distributed import mesh_of
-from opsmith.torch_library.doors import NOT_TAKEN, Doors
-from opsmith.torch_library.effects import refuse_foreign, run_pure
-from opsmith.torch_library.flattening import Flattening
-from opsmith.torch_library.flops import forget_flops, register_flops
-from opsmith.torch_library.inlining import inline_reference
-from opsmith.torch_library.operator_call import OperatorCall
-from opsmith.torch_library.placements import Placements, settle_placements
-from opsmith.torch_library.result_flattening import ResultFlattening, detached
-from opsmith.torch_library.shape_rules import fake_by_shapes, refuse_results, refuse_shapes
-from opsmith.torch_library.transformed_node import through_transforms
+from opsmith.torch_library.adopted.node import AdoptedNode, adopted_call
+from opsmith.torch_library.autograd.node import OperatorNode, OperatorPrimitive
+from opsmith.torch_library.autograd.vjp import differentiable_arguments
+from opsmith.torch_library.compilation import CompiledCode, inline_reference
+from opsmith.torch_library.distributed import DTensorRule, mesh_of, validated_placements
+from opsmith.torch_library.fast_path.generated_call import NOT_TAKEN, FastCalls
+from opsmith.torch_library.flattening import Flattening, ResultFlattening, detached
+from opsmith.torch_library.flops import register_flops, unregister_flops
+from opsmith.torch_library.validation import (
+    fake_by_shapes,
+    refuse_result_shapes,
+    refuse_shapes,
+    refuse_unsupported,
+    run_validated,
+)
 
 HIDDEN_SUFFIX = "_and_hidden"
-"""An operator with hidden results has a sibling of this name, which returns them too."""
+"""Suffix of the second operator that is registered for hidden results, and returns them."""
 
 
 class DispatcherRegistration:
-    """One operator, registered; `update` makes torch use another specification.
+    """Registration of one operator with torch's dispatcher.
 
     Attributes:
-        specification: What is in force.
+        specification: The current specification.
         overload: `torch.ops.namespace.name.default`.
-        whole: The same with hidden results.
+        whole: The overload that returns hidden results too.
         node: The class of its autograd node.
-        proven: Whether a call has been through without fault.
+        proven: Whether a call has passed validation.
     """
 
     overload: Any
@@ -57,21 +56,20 @@ class DispatcherRegistration:
     def __init__(self, specification: Specification) -> None:
         self.specification = specification
         self.proven = False
-        self._doors = Doors()
+        self._fast_calls = FastCalls()
         self._plans: dict[frozenset[str], BackwardPlan] = {}
-        self._lying: dict[tuple[int | None, ...], ResultFlattening] = {}
+        self._result_flattenings: dict[tuple[int | None, ...], ResultFlattening] = {}
         self._compiled = CompiledCode()
-        self._through = through_transforms()
         self._register()
 
     def update(self, specification: Specification) -> None:
-        """Use this specification from now on; compiled code that holds the old one is dropped."""
+        """Replace the specification, and drop compiled code that contains the old one."""
         self._withdraw()
-        self._doors.close()
+        self._fast_calls.uninstall()
         before, self.specification = self.specification, specification
-        self._plans, self._lying = {}, {}
+        self._plans, self._result_flattenings = {}, {}
         self.proven = False
-        if _torch_face(before) != _torch_face(specification):
+        if _fixed_parts(before) != _fixed_parts(specification):
             self.remove()
             try:
                 self._register()
@@ -84,11 +82,11 @@ class DispatcherRegistration:
             self._compiled.drop()
 
     def remove(self) -> None:
-        """Take the operator out of the dispatcher; kernels first, or torch would crash."""
+        """Deregister the operator; kernels first, or torch would crash."""
         self._withdraw()
-        self._doors.close()
+        self._fast_calls.uninstall()
         for packet in self._packets:
-            forget_flops(packet)
+            unregister_flops(packet)
         capabilities.destroy(self._library)
 
     def _register(self) -> None:
@@ -98,9 +96,9 @@ class DispatcherRegistration:
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
         kind = OperatorNode if specification.adopted is None else AdoptedNode
         self.node: type[OperatorNode] = type(name, (kind,), {})
-        self._placements: list[Placements] = []
+        self._placements: list[DTensorRule] = []
         self.overload = self.whole = self._define(name, hidden=False)
-        self._doors = Doors(self.overload, self._packets[0])
+        self._fast_calls = FastCalls(self.overload, self._packets[0])
         if schema.hidden:
             self.whole = self._define(name + HIDDEN_SUFFIX, hidden=True)
 
@@ -112,7 +110,7 @@ class DispatcherRegistration:
         try:
             self._library.define(text, tags=tuple(tags))
         except (RuntimeError, ValueError, IndexError):
-            self._blame_default()
+            self._raise_default_error()
             raise
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -123,7 +121,9 @@ class DispatcherRegistration:
 
         def on_values(values: list[Any]) -> Any:
             specification = self.specification
-            return self._returned(run_pure(specification, specification.computed_by, values), hidden=hidden)
+            return self._returned(
+                run_validated(specification, specification.computed_by, values), hidden=hidden
+            )
 
         self._library.impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{self.specification.namespace}::{name}", fake, lib=self._library)
@@ -138,13 +138,13 @@ class DispatcherRegistration:
                 self._values,
                 partial(self._returned, hidden=hidden),
             )
-        self._placements.append(Placements(self._library, overload, lambda: self.specification, on_values))
+        self._placements.append(DTensorRule(self._library, overload, lambda: self.specification, on_values))
         packet = getattr(getattr(torch.ops, self.specification.namespace), name)
         register_flops(packet, lambda: self.specification, lambda: self.specification.flops)
         self._packets.append(packet)
         return overload
 
-    def _blame_default(self) -> None:
+    def _raise_default_error(self) -> None:
         specification = self.specification
         for argument in specification.schema.arguments:
             if argument.default is REQUIRED:
@@ -169,17 +169,17 @@ class DispatcherRegistration:
             functionalize = capabilities.transform_kernel(f"{self.specification.namespace}::{name}")
 
         def autograd(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if self.proven and not self._doors.opened:
-                # Doors take what authors take, and return what they return.
+            if self.proven and not self._fast_calls.installed:
+                # The fast path takes and returns what the author's function does.
                 plain = self.specification.schema.lowering is None and self.specification.adopted is None
-                self._doors.open(self.front_door if plain else None, self.specification.schema.names)
-            result = self._doors.dispatched(None, *args, **kwargs)
+                self._fast_calls.install(self.fast_path if plain else None, self.specification.schema.names)
+            result = self._fast_calls.from_dispatcher(None, *args, **kwargs)
             if result is not NOT_TAKEN:
                 return result
             values = self._values(args, kwargs)
             if not self._differentiates(values):
                 return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)
-            return self._returned(self._in_layers(values), hidden=hidden)
+            return self._returned(self._call_with_autograd(values), hidden=hidden)
 
         def transforms(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
             if by_hand:
@@ -190,7 +190,7 @@ class DispatcherRegistration:
             cast = autocast.in_force(autocasts, tensors_in(values))
             if cast is not None:
                 return cast(keyset, *args, **kwargs)
-            return self._returned(self._in_layers(values), hidden=hidden)
+            return self._returned(self._call_with_autograd(values), hidden=hidden)
 
         self._library.impl(name, autograd, "Autograd", with_keyset=True)
         self._library.impl(name, transforms, "FuncTorchDynamicLayerFrontMode", with_keyset=True)
@@ -213,10 +213,10 @@ class DispatcherRegistration:
         return kernels
 
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Argument values in order, held to what the dispatcher does not look at."""
+        """Argument values in order, validated beyond what the dispatcher checks."""
         specification = self.specification
         if not self.proven:
-            refuse_captured(specification.reference, specification.name)
+            refuse_captured_tensors(specification.reference, specification.name)
         try:
             values = specification.schema.received(args, kwargs)
         except errors.ArgumentError as error:  # about a value, which does not know where it was given
@@ -243,15 +243,15 @@ class DispatcherRegistration:
                     hint=kind.base.hint
                     or f"call it as {specification.schema.text(specification.short_name)}",
                 )
-        refuse_foreign(specification, values)
+        refuse_unsupported(specification, values)
         refuse_shapes(specification, values)
         self._compiled.notice(specification, tensors_in(values))
         for placements in self._placements:
             placements.serve()
-        return settle_placements(specification, values)
+        return validated_placements(specification, values)
 
     def _returned(self, results: tuple[Any, ...], *, hidden: bool) -> Any:
-        """Results as the dispatcher wants them."""
+        """Results as the dispatcher takes them."""
         shown = results if hidden else [results[position] for position in self.specification.schema.visible]
         return shown[0] if len(shown) == 1 else tuple(shown)
 
@@ -264,16 +264,16 @@ class DispatcherRegistration:
         refuse_strictly(rejected, self.specification.name)
         function = accepted.kernel.function if accepted else self.specification.computed_by
         if accepted and isinstance(function, BuiltKernel):
-            self._let_serve(accepted.kernel, function)
+            self._serve_without_python(accepted.kernel, function)
         # A class's forward runs without grad mode, as under `apply`.
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.specification.adopted is None):
-            results = run_pure(self.specification, function, values)
-        refuse_results(self.specification, values, results)
+            results = run_validated(self.specification, function, values)
+        refuse_result_shapes(self.specification, values, results)
         self.proven = True
         return results
 
-    def _let_serve(self, kernel: Kernel, built: BuiltKernel) -> None:
-        """Let a kernel take the calls of its device without Python, if it is the first of that device."""
+    def _serve_without_python(self, kernel: Kernel, built: BuiltKernel) -> None:
+        """Register a kernel for its device without Python, if it is the first of that device."""
         specification = self.specification
         first = next(each for each in specification.kernels if each.device == kernel.device)
         if first is kernel and specification.adopted is None and not specification.schema.hidden:
@@ -286,30 +286,31 @@ class DispatcherRegistration:
             if isinstance(kernel.function, BuiltKernel):
                 kernel.function.withdraw()
 
-    def front_door(
+    def fast_path(
         self, call: Callable[..., Any], compiled: Callable[..., Any] | None = None
     ) -> Callable[..., Any] | None:
-        """A `__call__` that is faster, and hands on to `call` what it does not take; None where none is.
+        """Generate the fast path, a `__call__` that falls back to `call`; None where there is none.
 
         While torch compiles, it calls `compiled` instead, by default the operator as torch knows it.
         """
         specification = self.specification
-        if not capabilities.on("front_door"):
+        if not capabilities.on("fast_path"):
             return None
         if specification.adopted is not None:
             by_class = all(isinstance(r, ClassFormula) for r in specification.gradients.rules.values())
             return (
-                adopted_door(self, specification.adopted, call)
+                adopted_call(self, specification.adopted, call)
                 if by_class and not specification.kernels
                 else None
             )
-        from opsmith.torch_library.front_door import front_door  # after the first call, not at import
 
-        return front_door(specification, compiled or self.overload, call)
+        from opsmith.torch_library.fast_path.generated_call import generate_call  # not at import
+
+        return generate_call(specification, compiled or self.overload, call)
 
     def _by_reference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Run the reference, whatever kernels there are."""
-        return run_pure(self.specification, self.specification.computed_by, self._values(args, kwargs))
+        return run_validated(self.specification, self.specification.computed_by, self._values(args, kwargs))
 
     def _run_fake(self, values: list[Any]) -> tuple[Any, ...]:
         """Compute shapes and dtypes only."""
@@ -324,24 +325,24 @@ class DispatcherRegistration:
                 where=specification.where,
                 hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result",
             )
-        return run_pure(specification, specification.fake or specification.computed_by, values)
+        return run_validated(specification, specification.fake or specification.computed_by, values)
 
     def _differentiates(self, values: list[Any]) -> bool:
-        """Whether autograd has anything to do in this call."""
+        """Return True if this call needs an autograd node."""
         if capabilities.forward_mode_active():
             return True
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(values))
 
-    def _in_layers(self, values: list[Any]) -> tuple[Any, ...]:
-        """All results, through autograd or the transforms that are running."""
+    def _call_with_autograd(self, values: list[Any]) -> tuple[Any, ...]:
+        """Compute all results, through autograd or the transforms that are running."""
         specification = self.specification
         forward_mode = capabilities.forward_mode_active() or capabilities.innermost_layer() is not None
         # What a reference makes beside DTensors is replicated, and in its backward too: by a node of ours.
         sharded = any(map(mesh_of, tensors_in(values)))
         if not sharded and runs_ordinary(specification, values, forward_mode=forward_mode):
             refuse_strictly(choose(specification.kernels, values)[1], specification.name)
-            results = run_pure(specification, specification.computed_by, values)
-            refuse_results(specification, values, results)
+            results = run_validated(specification, specification.computed_by, values)
+            refuse_result_shapes(specification, values, results)
             self.proven = True
             roles = zip(results, specification.schema.results, strict=True)
             return tuple(result if role.differentiable else detached(result) for result, role in roles)
@@ -349,11 +350,13 @@ class DispatcherRegistration:
         flat = [
             value if open_ or not isinstance(value, Tensor) else value.detach()
             for value, open_ in zip(
-                flattening.flatten(values), differentiable_places(specification, flattening), strict=True
+                flattening.flatten(values), differentiable_arguments(specification, flattening), strict=True
             )
         ]
-        call = OperatorCall(self, flattening)
-        results = self._through(call, flat)
+        call = OperatorPrimitive(self, flattening)
+        from opsmith.torch_library.autograd.functorch import call_under_transforms
+
+        results = call_under_transforms(call, flat)
         self.proven = True
         return call.results.pack(results)
 
@@ -364,16 +367,18 @@ class DispatcherRegistration:
             plan = self._plans[needed] = backward_plan(self.specification, needed)
         return plan
 
-    def lying(self, lengths: tuple[int | None, ...]) -> ResultFlattening:
-        """How results with lists of these lengths lie in flat form, made once."""
-        lying = self._lying.get(lengths)
-        if lying is None:
-            lying = self._lying[lengths] = ResultFlattening(self.specification.schema, lengths)
-        return lying
+    def result_flattening(self, lengths: tuple[int | None, ...]) -> ResultFlattening:
+        """Flat form of results with lists of these lengths, made once."""
+        result_flattening = self._result_flattenings.get(lengths)
+        if result_flattening is None:
+            result_flattening = self._result_flattenings[lengths] = ResultFlattening(
+                self.specification.schema, lengths
+            )
+        return result_flattening
 
 
-def _torch_face(specification: Specification) -> tuple[Any, ...]:
-    """What torch was told about an operator, and cannot be told again without registering anew."""
+def _fixed_parts(specification: Specification) -> tuple[Any, ...]:
+    """The parts of a specification that cannot change without registering the operator anew."""
     return (
         specification.schema.text(specification.name, with_hidden=True),
         specification.schema.hidden,

@@ -1,4 +1,4 @@
-"""The `ctx` that a Function class is handed: all that torch's own has, and nothing of autograd in it."""
+"""The `ctx` that a Function class receives: the interface of torch's own context, without autograd."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.core.adopted import Adopted
+from opsmith.core.adopted import AdoptedFunction
 
 
 @dataclass
-class Record:
-    """What a class told its context by calling its methods.
+class ContextRecord:
+    """Values that a class passed to the methods of its context.
 
     Attributes:
         saved: Tensors kept for the backward.
@@ -35,19 +35,19 @@ class Record:
 
 
 class Context:
-    """What one run of a Function class keeps from its forward for its backward.
+    """Values that a Function class keeps from its forward for its backward.
 
     Every attribute but these three belongs to the class.
 
     Attributes:
         needs_input_grad: For each argument of `forward`, whether a gradient is asked for.
         opsmith_adopted: The class.
-        opsmith_record: What it told.
+        opsmith_record: Values that it passed to the methods.
     """
 
-    def __init__(self, adopted: Adopted, needs_input_grad: Sequence[bool]) -> None:
+    def __init__(self, adopted: AdoptedFunction, needs_input_grad: Sequence[bool]) -> None:
         self.opsmith_adopted = adopted
-        self.opsmith_record = Record()
+        self.opsmith_record = ContextRecord()
         self.needs_input_grad = tuple(needs_input_grad)
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
@@ -60,29 +60,29 @@ class Context:
 
     @property
     def saved_tensors(self) -> tuple[Tensor | None, ...]:
-        """The tensors that were kept: in `jvp` those kept for it."""
+        """Saved tensors; in `jvp` those of `save_for_forward`."""
         return self.opsmith_record.saved
 
     @property
     def saved_variables(self) -> tuple[Tensor | None, ...]:
-        """The same under the name that the oldest classes use, and torch's own context still has."""
+        """Alias of `saved_tensors` that the oldest classes use, and that torch's own context still has."""
         return self.opsmith_record.saved
 
     def mark_dirty(self, *tensors: Any) -> None:
-        """Note which inputs were written into."""
+        """Record which inputs were written to."""
         self.opsmith_record.dirty = tensors
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
-        """Note which results are constants."""
+        """Record which results have no gradient."""
         self.opsmith_record.constant = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Say whether a gradient that is not there arrives as zeros, as it does by default, or as None."""
+        """Choose whether an undefined gradient arrives as zeros, the default, or as None."""
         self.opsmith_record.materialize = value
 
     def __getattr__(self, name: str) -> Any:
-        """What the class has, for a class whose methods take the context as `self`."""
-        adopted: Adopted | None = vars(self).get("opsmith_adopted")
+        """Look up an attribute of the class, for a class whose methods take the context as `self`."""
+        adopted: AdoptedFunction | None = vars(self).get("opsmith_adopted")
         if adopted is None or not adopted.takes_self:
             raise AttributeError(f"the context has no attribute {name!r}")
         found = inspect.getattr_static(adopted.function_class, name, None)
@@ -91,7 +91,7 @@ class Context:
         return getattr(adopted.function_class, name)
 
     def each_tensor(self, change: Callable[[Any], Any]) -> Context:
-        """The same context with every tensor in it, in tuples, lists and dicts too, put through `change`.
+        """Copy the context, with `change` applied to every tensor, those in tuples, lists and dicts included.
 
         What was marked is left behind: it counts when the forward has just run, and a result that the
         context of its own node holds closes a circle of references.
@@ -100,7 +100,7 @@ class Context:
         vars(other).update(
             {name: _changed(value, change) for name, value in vars(self).items() if name not in _OURS}
         )
-        other.opsmith_record = Record(
+        other.opsmith_record = ContextRecord(
             _changed(record.saved, change),
             _changed(record.saved_forward, change),
             materialize=record.materialize,
@@ -108,17 +108,17 @@ class Context:
         return other
 
     def hides(self, given: Sequence[Any]) -> bool:
-        """Whether it holds something, other than an argument, in which tensors may be that nobody sees."""
+        """Return True if it holds an object, other than an argument, that may hide tensors."""
         known = {id(value) for value in given}
         values = (value for name, value in vars(self).items() if name not in _OURS)
         return any(_hidden(value, known) for value in values)
 
     def with_identities(self, known: Mapping[int, Tensor]) -> Context:
-        """The same context with some tensors, by identity, replaced."""
+        """Copy the context, with some tensors replaced by identity."""
         return self.each_tensor(lambda value: known.get(id(value), value)) if known else self
 
-    def pack(self) -> tuple[list[Tensor], Packed]:
-        """The tensors in this context, each once, and the context without them."""
+    def pack(self) -> tuple[list[Tensor], PackedContext]:
+        """Split the context into its distinct tensors and the context without them."""
         places: dict[int, int] = {}
         tensors: list[Tensor] = []
 
@@ -130,19 +130,19 @@ class Context:
                 tensors.append(tensor)
             return _Place(places[id(tensor)])
 
-        return tensors, Packed(self.each_tensor(keep))
+        return tensors, PackedContext(self.each_tensor(keep))
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Stands for a tensor that is kept elsewhere."""
+    """Index of a tensor that is saved by autograd."""
 
     position: int
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A context whose tensors autograd keeps: so hooks see them, and no cycle keeps them alive."""
+class PackedContext:
+    """A context whose tensors autograd saves, so that hooks see them and no reference cycle forms."""
 
     context: Context
 

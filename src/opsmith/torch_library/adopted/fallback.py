@@ -1,4 +1,4 @@
-"""Where the code of a Function class cannot be run, its reference answers, or an error names the reason."""
+"""Fallback of a Function class whose code cannot run: its reference, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import Adopted
-from opsmith.core.calls import requires_gradient, tensors_in
+from opsmith.core.adopted import AdoptedFunction
+from opsmith.core.call_arguments import requires_gradient, tensors_in
 from opsmith.torch_library import capabilities
 
 T = TypeVar("T")
@@ -20,26 +20,26 @@ T = TypeVar("T")
 _EAGER = (torch.Tensor, torch.nn.Parameter)
 
 
-def attempt(
-    adopted: Adopted,
+def run_or_fall_back(
+    adopted: AdoptedFunction,
     method: str,
     values: Sequence[Any],
     own: Callable[[], T],
     instead: Callable[[], T] | None,
 ) -> T:
-    """Run the class's code; where it cannot take stand-ins for tensors, what the reference gives instead.
+    """Run the class's code; fall back to the reference where the code cannot take proxy tensors.
 
     Args:
         adopted: The class.
         method: `forward` or `backward`, in messages.
         values: What the code works on.
-        own: Runs it.
-        instead: Does the same by the reference; None where what it would need was not kept.
+        own: Runs the code.
+        instead: Runs the reference; None where its arguments were not kept.
 
     Raises:
-        TransformError: If the code does not run on stand-ins, and there is no reference.
+        TransformError: If the code does not run on proxy tensors, and there is no reference.
     """
-    circumstance = stand_ins(values)
+    circumstance = proxy_reason(values)
     if circumstance is None and method == "backward" and torch.is_grad_enabled():
         circumstance = SECOND if requires_gradient(values) else None
     if circumstance is None:
@@ -67,13 +67,13 @@ def attempt(
 
 
 def _inside_torch(error: BaseException) -> bool:
-    """Whether an error was raised in torch's own code, and not in the class's."""
+    """Return True if an error was raised in torch's code, not in the class's."""
     frames = list(traceback.walk_tb(error.__traceback__))
     return frames[-1][0].f_code.co_filename.startswith(os.path.dirname(torch.__file__))
 
 
-def declare_opaque(adopted: Adopted) -> None:
-    """Note that neither method runs on stand-ins, as the author says."""
+def declare_opaque(adopted: AdoptedFunction) -> None:
+    """Record the author's declaration that neither method runs on proxy tensors."""
     for method in ("forward", "backward"):
         for circumstance in (TRACED, TRANSFORMED):
             adopted.facts.instead[f"{method} {circumstance}"] = "declared with opaque=True"
@@ -84,15 +84,17 @@ TRANSFORMED = "under a transform"
 SECOND = "in a second order"
 
 
-def stand_ins(values: Sequence[Any]) -> str | None:
-    """What makes stand-ins of the tensors: tracing, or a transform; None where they are what they seem."""
+def proxy_reason(values: Sequence[Any]) -> str | None:
+    """Reason why the tensors are proxies: tracing, or a transform; None for ordinary tensors."""
     if capabilities.innermost_layer() is not None:
         return TRANSFORMED
     tensors = tensors_in(list(values))
     return None if all(type(each) in _EAGER and not each.is_meta for each in tensors) else TRACED
 
 
-def _cannot_run(adopted: Adopted, method: str, circumstance: str, reason: str) -> errors.TransformError:
+def _cannot_run(
+    adopted: AdoptedFunction, method: str, circumstance: str, reason: str
+) -> errors.TransformError:
     if adopted.reference is None:
         why = "there is no reference"
     elif adopted.surrogate:
@@ -111,7 +113,7 @@ def _cannot_run(adopted: Adopted, method: str, circumstance: str, reason: str) -
     )
 
 
-def graph_cut(adopted: Adopted) -> errors.GraphCutError:
+def graph_cut_error(adopted: AdoptedFunction) -> errors.GraphCutError:
     """The error for differentiating a backward that leaves torch."""
     return errors.GraphCutError(
         f"the gradients that `{adopted.name}.backward` gives do not depend on `grad` as far as torch can see",
@@ -122,7 +124,7 @@ def graph_cut(adopted: Adopted) -> errors.GraphCutError:
     )
 
 
-def refuse_second_draw(adopted: Adopted) -> errors.TransformError:
+def random_rerun_error(adopted: AdoptedFunction) -> errors.TransformError:
     """The error for running a forward again that draws random numbers."""
     return errors.TransformError(
         f"`{adopted.name}.forward` draws random numbers, and under a transform it would have to run again",
@@ -132,7 +134,7 @@ def refuse_second_draw(adopted: Adopted) -> errors.TransformError:
     )
 
 
-def refuse_another_run(adopted: Adopted) -> errors.TransformError:
+def rerun_differs_error(adopted: AdoptedFunction) -> errors.TransformError:
     """The error for a second order through a forward that computes something else when it runs again."""
     return errors.TransformError(
         f"`{adopted.name}.forward` computed something else when it ran again, which a second order needs",
@@ -143,7 +145,7 @@ def refuse_another_run(adopted: Adopted) -> errors.TransformError:
     )
 
 
-def refuse_second_order(adopted: Adopted) -> errors.TransformError:
+def once_differentiable_error(adopted: AdoptedFunction) -> errors.TransformError:
     """The error for differentiating a backward that is marked as one that cannot be."""
     return errors.TransformError(
         f"`{adopted.name}.backward` is marked with `once_differentiable`: it has no derivative of its own",
@@ -154,13 +156,15 @@ def refuse_second_order(adopted: Adopted) -> errors.TransformError:
     )
 
 
-def refusing(answers: Sequence[Any], sources: Sequence[Tensor], error: errors.OpsmithError) -> list[Any]:
-    """Gradients as they are, through which nothing can be differentiated: whoever tries gets this error."""
-    apply: Any = _Refusing.apply
+def refuse_differentiation(
+    answers: Sequence[Any], sources: Sequence[Tensor], error: errors.OpsmithError
+) -> list[Any]:
+    """Return the gradients, attached to a node that raises `error` when it is differentiated."""
+    apply: Any = _RefusingNode.apply
     return [apply(error, answer, *sources) if isinstance(answer, Tensor) else answer for answer in answers]
 
 
-class _Refusing(torch.autograd.Function):
+class _RefusingNode(torch.autograd.Function):
     """A node that raises when it is differentiated, and not before."""
 
     generate_vmap_rule = True

@@ -1,4 +1,4 @@
-"""The forward of a Function class, run as a function: it writes into nothing, and returns nothing it took."""
+"""The forward of a Function class as a pure function: it writes to no input, and returns new tensors."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import Adopted
-from opsmith.core.calls import shown
-from opsmith.core.outputs import MisfitError, leaves
+from opsmith.core.adopted import AdoptedFunction, StructureMismatchError, leaves
+from opsmith.core.call_arguments import shown
 from opsmith.core.schema import Schema
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.context import Context
-from opsmith.torch_library.adopted.fallback import attempt
-from opsmith.torch_library.targets import has_gradient
+from opsmith.torch_library.adopted.fallback import run_or_fall_back
+from opsmith.torch_library.autograd.gradient_values import has_gradient
 
 
 @dataclass(frozen=True)
-class Run:
-    """What one forward gave.
+class ForwardRun:
+    """The outcome of one forward.
 
     Args:
         results: The results, flat; None where there is none.
-        context: What it keeps.
+        context: Values kept for the backward.
         constant: Positions of the results that it marked as non-differentiable.
         given: The arguments, as it takes them.
     """
@@ -39,7 +38,9 @@ class Run:
     given: tuple[Any, ...]
 
 
-def run_forward(adopted: Adopted, values: Sequence[Any], needs: frozenset[str] = frozenset()) -> Run:
+def run_forward(
+    adopted: AdoptedFunction, values: Sequence[Any], needs: frozenset[str] = frozenset()
+) -> ForwardRun:
     """Run the forward of an adopted class.
 
     What it writes into is copied before, and what it returns of its inputs is copied after. Which that is,
@@ -62,28 +63,30 @@ def run_forward(adopted: Adopted, values: Sequence[Any], needs: frozenset[str] =
     run, written, counted = _run(adopted, given, _copies(given, copied), needs)
     late = written - copied
     if late:
-        facts.written = (facts.written or frozenset()) | {adopted.place(position) for position in late}
+        facts.written = (facts.written or frozenset()) | {
+            adopted.argument_position(position) for position in late
+        }
         if not backups:
-            raise _written(adopted, adopted.argument_names(given)[min(late)])
+            raise _late_write(adopted, adopted.argument_names(given)[min(late)])
         with torch.no_grad():
             for position in late:
                 given[position].copy_(backups[position])
         return run_forward(adopted, values, needs)
     if first and counted:
-        facts.written = frozenset(map(adopted.place, written))
+        facts.written = frozenset(map(adopted.argument_position, written))
     return run
 
 
-def _copied(adopted: Adopted, count: int) -> frozenset[int]:
+def _copied(adopted: AdoptedFunction, count: int) -> frozenset[int]:
     """Positions of the arguments of forward that are handed over as copies."""
     written = adopted.facts.written
     if written is None:
-        return frozenset(range(count)) if adopted.looks_like_writing else frozenset()
-    return frozenset(position for position in range(count) if adopted.place(position) in written)
+        return frozenset(range(count)) if adopted.may_write else frozenset()
+    return frozenset(position for position in range(count) if adopted.argument_position(position) in written)
 
 
 def _copies(given: Sequence[Any], positions: Iterable[int]) -> dict[int, Tensor]:
-    """Copies of the tensors at some positions: of one that is given twice, one."""
+    """Copies of the tensors at some positions; a tensor that is given twice is copied once."""
     known: dict[int, Tensor] = {}
     copies: dict[int, Tensor] = {}
     for position in positions:
@@ -94,9 +97,9 @@ def _copies(given: Sequence[Any], positions: Iterable[int]) -> dict[int, Tensor]
 
 
 def _run(
-    adopted: Adopted, given: Sequence[Any], copies: Mapping[int, Tensor], needs: frozenset[str]
-) -> tuple[Run, frozenset[int], bool]:
-    """One run: what it gave, where it wrote, and whether that was counted everywhere."""
+    adopted: AdoptedFunction, given: Sequence[Any], copies: Mapping[int, Tensor], needs: frozenset[str]
+) -> tuple[ForwardRun, frozenset[int], bool]:
+    """Run once; return the outcome, the positions written to, and whether every write was counted."""
     handed = [copies.get(position, value) for position, value in enumerate(given)]
     names = adopted.argument_names(given)
     context = Context(adopted, [_needed(*pair, needs) for pair in zip(names, given, strict=True)])
@@ -109,18 +112,18 @@ def _run(
         if before[position] != after[position] or any(value is dirty for dirty in record.dirty)
     )
     counted = None not in itertools.compress(after, [isinstance(value, Tensor) for value in handed])
-    results = _flat(adopted, returned)
+    results = _flat_results(adopted, returned)
     constant = frozenset(
         position for position, result in enumerate(results) if any(result is one for one in record.constant)
     )
-    own = _own(adopted, results, handed, given, written)
+    own = _unaliased(adopted, results, handed, given, written)
     known = {id(result): mine for result, mine in zip(results, own, strict=True) if result is not mine}
     known |= {id(copy): given[position] for position, copy in copies.items() if position not in written}
-    return Run(own, context.with_identities(known), constant, tuple(given)), written, counted
+    return ForwardRun(own, context.with_identities(known), constant, tuple(given)), written, counted
 
 
-def as_function(adopted: Adopted) -> Callable[..., Any]:
-    """The forward of an adopted class as a function of the operator's arguments, as a reference is."""
+def forward_function(adopted: AdoptedFunction) -> Callable[..., Any]:
+    """The forward of an adopted class as a function of the operator's arguments, like a reference."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         values = adopted.schema.call_values(args, kwargs)
@@ -129,20 +132,20 @@ def as_function(adopted: Adopted) -> Callable[..., Any]:
             results = run_forward(adopted, values).results
             return results[0] if adopted.schema.single else results
 
-        return attempt(adopted, "forward", values, by_class, lambda: _by_reference(adopted, values))
+        return run_or_fall_back(adopted, "forward", values, by_class, lambda: _by_reference(adopted, values))
 
     return forward
 
 
 def returned_by(function_class: type, given: Sequence[Any]) -> Any:
-    """What a class's forward returns for these arguments, which it gets as copies."""
-    adopted = Adopted("", Schema((), (), single=True), function_class, 0)
+    """Call a class's forward with copies of these arguments, and return its results."""
+    adopted = AdoptedFunction("", Schema((), (), single=True), function_class, 0)
     copies = [value.clone() if isinstance(value, Tensor) else value for value in given]
     with torch.no_grad():
         return _call(adopted, Context(adopted, [False] * len(copies)), copies)
 
 
-def _by_reference(adopted: Adopted, values: list[Any]) -> Any:
+def _by_reference(adopted: AdoptedFunction, values: list[Any]) -> Any:
     assert adopted.reference is not None
     args, kwargs = adopted.schema.split(values)
     return adopted.reference(*args, **kwargs)
@@ -152,7 +155,7 @@ def _needed(name: str, value: Any, needs: frozenset[str]) -> bool:
     return name in needs and isinstance(value, Tensor) and has_gradient(value.dtype)
 
 
-def _call(adopted: Adopted, context: Context, given: Sequence[Any]) -> Any:
+def _call(adopted: AdoptedFunction, context: Context, given: Sequence[Any]) -> Any:
     function_class: Any = adopted.function_class
     if not adopted.has_setup_context:
         return function_class.forward(context, *given)
@@ -162,11 +165,11 @@ def _call(adopted: Adopted, context: Context, given: Sequence[Any]) -> Any:
 
 
 def version_of(value: Any) -> int | None:
-    """How often a value was written to, if it is a tensor of which that is counted."""
+    """Version counter of a tensor; None for other values and for tensors without one."""
     return capabilities.version(value) if isinstance(value, Tensor) else None
 
 
-def _written(adopted: Adopted, name: str) -> errors.MutationError:
+def _late_write(adopted: AdoptedFunction, name: str) -> errors.MutationError:
     return errors.MutationError(
         f"`{adopted.name}.forward` wrote into an input into which earlier runs did not write",
         operator=adopted.operator,
@@ -176,8 +179,8 @@ def _written(adopted: Adopted, name: str) -> errors.MutationError:
     )
 
 
-def _flat(adopted: Adopted, returned: Any) -> tuple[Any, ...]:
-    """The results in a row, from what a forward returned."""
+def _flat_results(adopted: AdoptedFunction, returned: Any) -> tuple[Any, ...]:
+    """The flat results of a forward."""
     found: dict[int, Any] = {}
     try:
         for position, value in leaves(adopted.outputs, returned):
@@ -187,7 +190,7 @@ def _flat(adopted: Adopted, returned: Any) -> tuple[Any, ...]:
                 if not isinstance(value, _types(adopted, position)):
                     raise _other_result(adopted, position, value)
                 found[position] = value
-    except MisfitError as misfit:
+    except StructureMismatchError as misfit:
         value, outputs = misfit.value, misfit.outputs
         raise errors.ResultCountError(
             f"`{adopted.name}.forward` returned another number of results than it was adopted with",
@@ -200,7 +203,7 @@ def _flat(adopted: Adopted, returned: Any) -> tuple[Any, ...]:
     return tuple(found[position] for position in range(len(adopted.schema.results)))
 
 
-def _other_result(adopted: Adopted, position: int | None, value: Any) -> errors.ResultTypeError:
+def _other_result(adopted: AdoptedFunction, position: int | None, value: Any) -> errors.ResultTypeError:
     return errors.ResultTypeError(
         f"`{adopted.name}.forward` returned something else than it was adopted with",
         operator=adopted.operator,
@@ -213,23 +216,23 @@ def _other_result(adopted: Adopted, position: int | None, value: Any) -> errors.
     )
 
 
-def _types(adopted: Adopted, position: int) -> tuple[type, ...]:
+def _types(adopted: AdoptedFunction, position: int) -> tuple[type, ...]:
     return (Tensor, types.NoneType) if adopted.schema.results[position].optional else (Tensor,)
 
 
-def _own(
-    adopted: Adopted,
+def _unaliased(
+    adopted: AdoptedFunction,
     results: Sequence[Any],
     handed: Sequence[Any],
     given: Sequence[Any],
     written: frozenset[int],
 ) -> tuple[Any, ...]:
-    """The results, each with memory of its own."""
+    """The results, cloned where they alias an input or another result."""
     names = adopted.argument_names(given)
     own: list[Any] = []
     for position, result in enumerate(results):
-        place = next((i for i, value in enumerate(handed) if _alike(result, value)), None)
-        other = next((i for i in range(position) if _alike(result, results[i])), None)
+        place = next((i for i, value in enumerate(handed) if _is_alias(result, value)), None)
+        other = next((i for i in range(position) if _is_alias(result, results[i])), None)
         if place is not None and place not in written:
             kind = "is" if result is handed[place] else "shares memory with"
             adopted.facts.copied[position] = f"it {kind} `{names[place]}`"
@@ -240,8 +243,8 @@ def _own(
     return tuple(own)
 
 
-def _alike(result: Any, value: Any) -> bool:
-    """Whether a result is a tensor, or lies where it does."""
+def _is_alias(result: Any, value: Any) -> bool:
+    """Return True if a result is a tensor, or shares its memory."""
     if not (isinstance(result, Tensor) and isinstance(value, Tensor)):
         return False
     return result is value or capabilities.shares_memory(result, value)

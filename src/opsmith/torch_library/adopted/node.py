@@ -1,4 +1,4 @@
-"""The autograd node of an adopted operator: the class's forward and backward, its context between them."""
+"""The autograd node of an adopted Function class, and the fast path to it."""
 
 from __future__ import annotations
 
@@ -12,52 +12,55 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import Adopted, ClassFormula
-from opsmith.core.answers import zero
+from opsmith.core.adopted import AdoptedFunction, ClassFormula
+from opsmith.core.argument_types import ArgumentType
+from opsmith.core.call_arguments import requires_gradient
+from opsmith.core.formula import zero
 from opsmith.core.gradients import NEEDED
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.backward import run_backward
-from opsmith.torch_library.adopted.context import Packed
+from opsmith.torch_library.adopted.context import PackedContext
 from opsmith.torch_library.adopted.fallback import (
-    attempt,
-    graph_cut,
-    refuse_another_run,
-    refuse_second_order,
-    refusing,
-    stand_ins,
+    graph_cut_error,
+    once_differentiable_error,
+    proxy_reason,
+    refuse_differentiation,
+    rerun_differs_error,
+    run_or_fall_back,
 )
-from opsmith.torch_library.adopted.formula import by_name
-from opsmith.torch_library.adopted.forward import Run, run_forward
-from opsmith.torch_library.differentiation import (
-    LEADING,
+from opsmith.torch_library.adopted.forward import ForwardRun, run_forward
+from opsmith.torch_library.adopted.gradients import by_name, run_backward
+from opsmith.torch_library.autograd.gradient_values import CallMetadata, fit, has_gradient
+from opsmith.torch_library.autograd.node import (
+    LEADING_ARGUMENTS,
     OperatorNode,
-    every_name,
+    OperatorPrimitive,
+    Primitive,
+    RegisteredOperator,
+    all_names,
 )
-from opsmith.torch_library.gradient_values import fit
-from opsmith.torch_library.operator_call import OperatorCall
-from opsmith.torch_library.random_state import RandomState
-from opsmith.torch_library.saving import Kept, keep
-from opsmith.torch_library.targets import Forms, Target, has_gradient
+from opsmith.torch_library.autograd.pullback import RandomState
+from opsmith.torch_library.flattening import Flattening, SavedValues, save_values
+from opsmith.torch_library.validation import unsupported_kind
 
 
 @dataclass(frozen=True)
-class _State:
-    """What one call keeps for its backward.
+class _NodeState:
+    """Values that one call keeps for its backward.
 
     Args:
         packed: The class's context, without its tensors.
         count: How many saved tensors are the context's.
         inputs: The inputs, where a second order will need them; None where it goes through the context.
         given: The arguments of the class's forward: for each whether it is a tensor.
-        forms: Forms of the call's tensors.
+        metadata: Metadata of the call's tensors.
         random: The random state of the forward, where it may have to run again.
     """
 
-    packed: Packed
+    packed: PackedContext
     count: int
-    inputs: Kept | None
+    inputs: SavedValues | None
     given: tuple[Any, ...]
-    forms: Forms
+    metadata: CallMetadata
     random: RandomState | None
 
 
@@ -65,26 +68,26 @@ class AdoptedNode(OperatorNode):
     """One node for all adopted operators; each registration derives its own."""
 
     @staticmethod
-    def forward(ctx: Any, target: Target, forward_mode: bool, *flat: Any) -> tuple[Tensor, ...]:
-        """Run the class's forward and keep its context; where that cannot be, do as any operator does."""
-        adopted, values = target.specification.adopted, target.flattening.pack(flat)
+    def forward(ctx: Any, primitive: Primitive, forward_mode: bool, *flat: Any) -> tuple[Tensor, ...]:
+        """Run the class's forward and keep its context; fall back to `OperatorNode` where it cannot run."""
+        adopted, values = primitive.specification.adopted, primitive.flattening.pack(flat)
         assert adopted is not None
         ctx.state = None
-        needs = target.flattening.needed(ctx.needs_input_grad[LEADING:])
+        needs = primitive.flattening.needed(ctx.needs_input_grad[LEADING_ARGUMENTS:])
         run, state = None, None
         if adopted.random and not capabilities.recording():
             state = RandomState.now(flat)
-        whole = target.specification.opaque and stand_ins(values) is not None
-        if isinstance(target, OperatorCall) and class_answers(target, needs) and not whole:
+        whole = primitive.specification.opaque and proxy_reason(values) is not None
+        if isinstance(primitive, OperatorPrimitive) and uses_class_backward(primitive, needs) and not whole:
             own = partial(run_forward, adopted, values, needs)
-            run = attempt(adopted, "forward", values, own, lambda: None)
+            run = run_or_fall_back(adopted, "forward", values, own, lambda: None)
         if run is None:
-            return OperatorNode.forward(ctx, target, forward_mode, *flat)
-        _keep(ctx, target, flat, run, state)
+            return OperatorNode.forward(ctx, primitive, forward_mode, *flat)
+        _save(ctx, primitive, flat, run, state)
         if forward_mode:
-            names = every_name(target.specification)
-            ctx.forward_kept = keep(
-                ctx.save_for_forward, names, target.flattening, flat, run.results, target.results
+            names = all_names(primitive.specification)
+            ctx.forward_kept = save_values(
+                ctx.save_for_forward, names, primitive.flattening, flat, run.results, primitive.results
             )
         return run.results
 
@@ -95,18 +98,20 @@ class AdoptedNode(OperatorNode):
             return OperatorNode.backward(ctx, *grads)
         if all(grad is None for grad in grads):
             return (None,) * len(ctx.needs_input_grad)
-        return (*(None,) * LEADING, *_gradients(ctx.target, ctx.state, ctx.saved_tensors, grads))
+        return (*(None,) * LEADING_ARGUMENTS, *_gradients(ctx.primitive, ctx.state, ctx.saved_tensors, grads))
 
 
-def class_answers(target: Target, needs: frozenset[str]) -> bool:
-    """Whether the class's backward is what answers, and no formula that was given for an input later."""
-    rules = target.specification.gradients.rules
+def uses_class_backward(primitive: Primitive, needs: frozenset[str]) -> bool:
+    """Return True if the class's backward computes all gradients, without formulas attached later."""
+    rules = primitive.specification.gradients.rules
     return all(isinstance(rules.get(name), ClassFormula) for name in needs)
 
 
-def _keep(ctx: Any, target: Target, flat: Sequence[Any], run: Run, state: RandomState | None) -> None:
-    """Put into a node's context what its backward will need."""
-    specification = target.specification
+def _save(
+    ctx: Any, primitive: Primitive, flat: Sequence[Any], run: ForwardRun, state: RandomState | None
+) -> None:
+    """Save in a node's context the values that its backward needs."""
+    specification = primitive.specification
     adopted = specification.adopted
     assert adopted is not None
     constant = [
@@ -119,31 +124,31 @@ def _keep(ctx: Any, target: Target, flat: Sequence[Any], run: Run, state: Random
     ]
     ctx.mark_non_differentiable(*constant)
     ctx.set_materialize_grads(False)
-    ctx.target = target
+    ctx.primitive = primitive
     tensors, packed = run.context.pack()
     inputs = None
     if _keeps_inputs(adopted, tensors, run):
         extra: list[Tensor] = []
-        inputs = keep(
+        inputs = save_values(
             lambda *kept: extra.extend(kept),
             specification.schema.names,
-            target.flattening,
+            primitive.flattening,
             flat,
             run.results,
-            target.results,
+            primitive.results,
         )
     ctx.save_for_backward(*tensors, *(extra if inputs is not None else ()))
-    forms = Forms.of(flat, run.results, ctx.needs_input_grad[LEADING:])
+    metadata = CallMetadata.of(flat, run.results, ctx.needs_input_grad[LEADING_ARGUMENTS:])
     given = tuple(value if not isinstance(value, Tensor) else _TENSOR for value in run.given)
-    ctx.state = _State(packed, len(tensors), inputs, given, forms, state)
+    ctx.state = _NodeState(packed, len(tensors), inputs, given, metadata, state)
 
 
 _TENSOR = torch.empty(0)
-"""Stands for a tensor of which only that it is one is of interest."""
+"""Placeholder of an argument of which only the type matters."""
 
 
-def _keeps_inputs(adopted: Adopted, kept: Sequence[Tensor], run: Run) -> bool:
-    """Whether a second order needs the inputs: what was computed on the way hangs in no graph.
+def _keeps_inputs(adopted: AdoptedFunction, kept: Sequence[Tensor], run: ForwardRun) -> bool:
+    """Return True if a second order needs the inputs, since saved intermediate values have no graph.
 
     An integer or a mask is a constant of the derivative in any case.
     """
@@ -156,46 +161,48 @@ def _keeps_inputs(adopted: Adopted, kept: Sequence[Tensor], run: Run) -> bool:
 
 
 def _gradients(
-    target: Target, state: _State, saved: Sequence[Tensor], grads: Sequence[Tensor | None]
+    primitive: Primitive, state: _NodeState, saved: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    specification = target.specification
+    specification = primitive.specification
     adopted = specification.adopted
     assert adopted is not None
-    schema, flattening = specification.schema, target.flattening
+    schema, flattening = specification.schema, primitive.flattening
     formula = next(rule for rule in specification.gradients.rules.values() if isinstance(rule, ClassFormula))
     higher = torch.is_grad_enabled()
     context = state.packed.unpack(saved[: state.count])
 
     def run(grads: Sequence[Tensor | None]) -> list[Any]:
-        return run_backward(adopted, context, grads, state.forms.results, state.given)
+        return run_backward(adopted, context, grads, state.metadata.results, state.given)
 
     def own() -> list[Any]:
         answers = run(grads)
-        answers = _held(adopted, run, answers, saved, grads) if higher else answers
-        return _flat(target, by_name(adopted, answers, frozenset(schema.names)))
+        answers = _checked_graph(adopted, run, answers, saved, grads) if higher else answers
+        return _flat(primitive, by_name(adopted, answers, frozenset(schema.names)))
 
-    anew = None if state.inputs is None else partial(_anew, target, state, formula, saved, grads)
-    if higher and anew is not None:
-        answers = anew()
+    recompute = (
+        None if state.inputs is None else partial(_recomputed, primitive, state, formula, saved, grads)
+    )
+    if higher and recompute is not None:
+        answers = recompute()
         if adopted.reference is None or adopted.surrogate:
             with torch.no_grad():
-                first = _flat(target, by_name(adopted, run(grads), frozenset(schema.names)))
-            answers = _alike(adopted, answers, first, [*saved, *grads])
+                first = _flat(primitive, by_name(adopted, run(grads), frozenset(schema.names)))
+            answers = _if_reproducible(adopted, answers, first, [*saved, *grads])
     else:
-        answers = attempt(adopted, "backward", [*saved, *grads], own, anew)
+        answers = run_or_fall_back(adopted, "backward", [*saved, *grads], own, recompute)
     labels = [label for name in schema.names for label in flattening.labels(name)]
     return [
         None
-        if form is None or answer is None or answer is zero
-        else fit(answer, form, label=label, operator=specification.name, formula=formula, mixed=True)
-        for answer, form, label in zip(answers, state.forms.inputs, labels, strict=True)
+        if expected is None or answer is None or answer is zero
+        else fit(answer, expected, label=label, operator=specification.name, formula=formula, mixed=True)
+        for answer, expected, label in zip(answers, state.metadata.inputs, labels, strict=True)
     ]
 
 
-def _alike(
-    adopted: Adopted, answers: Sequence[Any], first: Sequence[Any], around: Sequence[Tensor | None]
+def _if_reproducible(
+    adopted: AdoptedFunction, answers: Sequence[Any], first: Sequence[Any], around: Sequence[Tensor | None]
 ) -> list[Any]:
-    """Answers that were computed anew, where they are those of the first run; else those, refusing more.
+    """Recomputed gradients where they equal those of the first run; else those, refusing a second order.
 
     A forward that draws, or that keeps a state of its own, computes something else when it runs again.
     """
@@ -207,61 +214,114 @@ def _alike(
             and again.shape == once.shape
             and torch.allclose(again.detach(), once, rtol=torch.finfo(once.dtype).eps ** 0.5, equal_nan=True)
         )
-        held.append(again if same else refusing([once], sources, refuse_another_run(adopted))[0])
+        held.append(
+            again if same else refuse_differentiation([once], sources, rerun_differs_error(adopted))[0]
+        )
     return held
 
 
-def _anew(
-    target: Target,
-    state: _State,
+def _recomputed(
+    primitive: Primitive,
+    state: _NodeState,
     formula: ClassFormula,
     saved: Sequence[Tensor],
     grads: Sequence[Tensor | None],
 ) -> list[Any]:
-    """The answers of a backward that is to be differentiated: everything is computed anew from the inputs."""
+    """Gradients of a backward that will be differentiated: recomputed from the inputs."""
     assert state.inputs is not None
-    schema, flattening = target.specification.schema, target.flattening
-    needed = flattening.needed([form is not None for form in state.forms.inputs])
+    schema, flattening = primitive.specification.schema, primitive.flattening
+    needed = flattening.needed([expected is not None for expected in state.metadata.inputs])
     given: dict[str, Any] = state.inputs.load(saved[state.count :])
     for name, position in schema.gradient_position.items():
-        grad, form = grads[position], state.forms.results[position]
-        given[name] = form.zeros() if grad is None and form is not None else grad
+        grad, expected = grads[position], state.metadata.results[position]
+        given[name] = expected.zeros() if grad is None and expected is not None else grad
     with state.random.again() if state.random else nullcontext():
         found = formula.function(**given, **{NEEDED: needed})
-    return _flat(target, found)
+    return _flat(primitive, found)
 
 
-def _flat(target: Target, answers: Mapping[str, Any]) -> list[Any]:
-    """The answer for each flat argument, from those by name."""
+def _flat(primitive: Primitive, answers: Mapping[str, Any]) -> list[Any]:
+    """The gradient of each flat argument, from those by name."""
     flat: list[Any] = []
-    for name in target.specification.schema.names:
-        count, answer = len(target.flattening.labels(name)), answers.get(name)
+    for name in primitive.specification.schema.names:
+        count, answer = len(primitive.flattening.labels(name)), answers.get(name)
         flat.extend(answer if isinstance(answer, list | tuple) else [answer] * count)
     return flat
 
 
-def _held(
-    adopted: Adopted,
+def _checked_graph(
+    adopted: AdoptedFunction,
     run: Callable[[Sequence[Tensor | None]], list[Any]],
     answers: list[Any],
     saved: Sequence[Tensor],
     grads: Sequence[Tensor | None],
 ) -> list[Any]:
-    """Answers under `create_graph`: those that lost the graph say so when they are differentiated."""
+    """Gradients under `create_graph`: those that lost the graph raise when they are differentiated."""
     sources = [tensor for tensor in (*saved, *grads) if tensor is not None and tensor.requires_grad]
     cut = [isinstance(answer, Tensor) and not answer.requires_grad for answer in answers]
     if not sources or not any(cut):
         return answers
     if adopted.once_differentiable:
-        error: errors.OpsmithError = refuse_second_order(adopted)
+        error: errors.OpsmithError = once_differentiable_error(adopted)
     else:
         if not any(grad is not None and grad.requires_grad for grad in grads):
             # Gradients are linear in what comes in: one that depends on it shows a graph to one that has one.
             leaves = [None if grad is None else grad.detach().requires_grad_() for grad in grads]
             again = run(leaves)
             cut = [isinstance(answer, Tensor) and not answer.requires_grad for answer in again]
-        error = graph_cut(adopted)
+        error = graph_cut_error(adopted)
     return [
-        refusing([answer], sources, error)[0] if lost and bool(answer.any()) else answer
+        refuse_differentiation([answer], sources, error)[0] if lost and bool(answer.any()) else answer
         for answer, lost in zip(answers, cut, strict=True)
     ]
+
+
+def adopted_call(
+    registered: RegisteredOperator, adopted: AdoptedFunction, call: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The `__call__` of a handle for calls of plain tensors, with no mode or transform active.
+
+    Args:
+        registered: The operator.
+        adopted: Its class.
+        call: Takes the handle, positional and keyword arguments: the call that is right in every case.
+    """
+    schema = adopted.schema
+    kinds = [(argument.name, argument.kind) for argument in schema.arguments]
+
+    def accepted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+        """The argument values; None if the call needs the slow path."""
+        args, kwargs = adopted.completed(args, kwargs)
+        if len(args) > schema.positional or not schema.by_name.keys() >= kwargs.keys():
+            return None
+        if kwargs and any(name in kwargs for name in schema.names[: len(args)]):
+            return None  # given twice
+        values = schema.call_values(args, kwargs)
+        plain = all(_is_plain(kind, value) for (_, kind), value in zip(kinds, values, strict=True))
+        return values if plain and proxy_reason(values) is None else None
+
+    def fast_call(handle: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not capabilities.nothing_active():
+            return call(handle, args, kwargs)
+        values = accepted(args, kwargs)
+        if values is None:
+            return call(handle, args, kwargs)
+        if not torch.is_grad_enabled() or not requires_gradient(values):
+            with torch.no_grad():
+                return adopted.structured(run_forward(adopted, values).results)
+        flattening = Flattening.of(schema, values)
+        primitive = OperatorPrimitive(registered, flattening)
+        return adopted.structured(registered.node.apply(primitive, False, *flattening.flatten(values)))
+
+    return fast_call
+
+
+def _is_plain(kind: ArgumentType, value: Any) -> bool:
+    """Return True if a value needs no conversion, and is not a tensor of an unsupported kind."""
+    if isinstance(value, Tensor):
+        return kind.is_tensor and not kind.sequence and unsupported_kind(value) is None
+    if kind.base.schema == "float" and isinstance(value, int):
+        return False  # the dispatcher makes a float of it
+    return kind.accepts(value) and not (
+        kind.is_tensor and any(unsupported_kind(each) for each in value or ())
+    )

@@ -1,9 +1,4 @@
-"""One use of torch's private names, and the decision whether it can be made with the torch that is here.
-
-The decision is made once in a process, when the use is first needed: by a self-test, which computes a tiny
-case by the private names and looks at the answer. Where the suite has passed on this torch, that is known and
-only the names are looked for: `torch.func.grad` alone makes torch import a second's worth of modules.
-"""
+"""Uses of the private names of torch: a table, and the decision which of them work here."""
 
 from __future__ import annotations
 
@@ -13,6 +8,7 @@ import threading
 import warnings
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -20,7 +16,7 @@ from opsmith import config, errors
 from opsmith.torch_library.capabilities.private import steady_device_guard
 
 TESTED = ("2.11", "2.13")
-"""The versions of torch that the whole suite passes on."""
+"""Versions of torch on which the whole test suite passes."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,7 @@ class Capability:
     Args:
         name: What it is called; its functions are in the module of this name in `private`, and in `public`.
         purpose: What it is for.
-        instead: What happens where it is off; None where opsmith cannot do without it.
+        instead: Behaviour where it is off; None if opsmith requires it.
         provides: Names of its functions and values.
     """
 
@@ -42,7 +38,7 @@ class Capability:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a capability is on.
+    """The decision about a capability.
 
     Args:
         on: Whether its private names are used.
@@ -58,7 +54,7 @@ _deciding = threading.RLock()
 
 
 def decide(capability: Capability) -> Decision:
-    """Whether a capability is on; the first time, its self-test is run on an untested torch.
+    """Decide whether a capability is on; the first time, its self-test runs on an untested torch.
 
     Warns:
         UserWarning: Once, saying what happens instead.
@@ -85,8 +81,8 @@ def decide(capability: Capability) -> Decision:
     return decision
 
 
-def means(capability: Capability) -> ModuleType:
-    """The module with the functions of a capability: by private names where it is on, else by public ones.
+def implementation(capability: Capability) -> ModuleType:
+    """The module that implements a capability: by private names where it is on, else by public ones.
 
     Raises:
         UnsupportedTorchError: Where it is off, and opsmith cannot do without it.
@@ -99,35 +95,32 @@ def means(capability: Capability) -> ModuleType:
             got=decision.why,
             hint=f"pip install 'torch=={TESTED[-1]}.*'; `opsmith doctor` lists what works here",
         )
-    return _module("private" if decision.on else "public", capability)
-
-
-def _module(kind: str, capability: Capability) -> ModuleType:
-    return importlib.import_module(f"{__package__}.{kind}.{capability.name}")
+    module = f"private.{capability.name}" if decision.on else "public"
+    return importlib.import_module(f"{__package__}.{module}")
 
 
 def _is_tested(version: str) -> bool:
-    """Whether a version of torch is a release that the suite passes on."""
+    """Return True if a version of torch is a release that the suite passes on."""
     release = re.fullmatch(r"(\d+\.\d+)\.\d+(\+.*)?", version)
     return release is not None and release[1] in TESTED
 
 
 def examine(capability: Capability, *, self_test: bool = True) -> Decision:
-    """Look whether a capability works, whatever was decided.
+    """Examine whether a capability works, independently of the decision.
 
     Args:
         capability: What to look at.
         self_test: Whether its self-test is run; else its private names are looked for, no more.
     """
     try:
-        private = _module("private", capability)
+        private = importlib.import_module(f"{__package__}.private.{capability.name}")
     except Exception as error:  # whatever a future torch does where a name was
-        return Decision(False, _in_words(error))
+        return Decision(False, _first_line(error))
     return _run_self_test(private) if self_test else Decision(True)
 
 
 def _run_self_test(private: ModuleType) -> Decision:
-    """Run a self-test, in a thread: no mode, transform or region of the one who asks reaches into that."""
+    """Run a self-test in a thread, which no mode, transform or context of the caller reaches."""
     failures: list[Exception] = []
     steady_device_guard()
 
@@ -140,9 +133,207 @@ def _run_self_test(private: ModuleType) -> Decision:
     thread = threading.Thread(target=run, name=f"self-test of {private.__name__}")
     thread.start()
     thread.join()
-    return Decision(False, _in_words(failures[0])) if failures else Decision(True)
+    return Decision(False, _first_line(failures[0])) if failures else Decision(True)
 
 
-def _in_words(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     text = str(error).strip().split("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+CAPABILITIES = {
+    each.name: each
+    for each in (
+        Capability(
+            name="dispatch",
+            purpose="compute below autograd, see writes, replace an operator",
+            instead=None,
+            provides=(
+                "below_autograd",
+                "redispatch_below_autograd",
+                "version",
+                "operator_exists",
+                "destroy",
+            ),
+        ),
+        Capability(
+            name="fast_path",
+            purpose="calls that go past the dispatcher where it has nothing to do",
+            instead="every call goes through the dispatcher, and takes longer",
+            provides=(
+                "guard_names",
+                "GUARD_CONDITIONS",
+                "override_call",
+                "any_autocast",
+                "direct_apply",
+                "direct_backward",
+                "direct_call",
+                "nothing_active",
+                "returns_new",
+                "tensor_guard",
+                "versions_source",
+                "torch_function_condition",
+                "writes_nowhere",
+            ),
+        ),
+        Capability(
+            name="torch_func",
+            purpose="transforms of `torch.func`, layer by layer",
+            instead="`torch.autograd.Function` serves `grad`, `vjp`, and `vmap` by the reference; "
+            "forward mode, autocast, `functionalize`, and `vmap` of an opaque operator or over nothing are "
+            "refused",
+            provides=(
+                "Layer",
+                "innermost_layer",
+                "SingleLevelFunction",
+                "single_level_nodes",
+                "unwrap_dead",
+                "over_examples",
+                "reduce_to_dim",
+                "transform_kernel",
+                "is_gradient_batch",
+            ),
+        ),
+        Capability(
+            name="forward_mode",
+            purpose="tangents at the level in force, in compiled code too",
+            instead="`torch.autograd.forward_ad` serves eager code, and takes longer",
+            provides=(
+                "forward_mode_active",
+                "forward_mode_allowed",
+                "forward_mode_on",
+                "primal_of",
+                "outside_graph",
+                "unpack_dual",
+                "make_dual",
+            ),
+        ),
+        Capability(
+            name="autocast",
+            purpose="autocast's dispatch keys, in a trace too",
+            instead="`torch.autocast(..., enabled=False)` around the operator",
+            provides=("autocast_key", "without_autocast", "serve_autocast_while_tracing"),
+        ),
+        Capability(
+            name="inlining",
+            purpose="compiled code that sees the reference in an operator's place, and fuses it",
+            instead="the operator is opaque in compiled code, which runs it whole",
+            provides=("FUNCTIONALIZATION", "exporting", "only_stand_ins"),
+        ),
+        Capability(
+            name="compiled_code",
+            purpose="an operator's sources in the keys of the caches of compiled code",
+            instead="torch's caches on disk are turned off in a process that compiles an operator",
+            provides=("mark_compiled_code", "compiler_imported"),
+        ),
+        Capability(
+            name="sharding",
+            purpose="operators on the shards of DTensors, where a trial proves that right",
+            instead="an operator on DTensors is its reference on DTensors; an implicit replication that the "
+            "caller has asked for is not seen",
+            provides=("replicates_implicitly", "implicit_replication", "observe_shards"),
+        ),
+        Capability(
+            name="fake_tensors",
+            purpose="the check of fake kernels, devices included",
+            instead="the check uses tensors on the device `meta`, and does not see a wrong device, nor a "
+            "size that a fake kernel fixes",
+            provides=("fake_mode", "symbolic_mode"),
+        ),
+        Capability(
+            name="dispatch_mode",
+            purpose="the check's list of the operations of a reference that draw random numbers, and of "
+            "those of a backward that take fewer digits than it is given",
+            instead="the check finds undeclared randomness only where two runs differ, and no constant of "
+            "float32 in a class's backward",
+            provides=("tracing_imported", "observe_operators"),
+        ),
+        Capability(
+            name="library_operators",
+            purpose="operators that others registered: their schemas, and what they have",
+            instead="`opsmith.adopt` refuses operators of `torch.ops`",
+            provides=(
+                "MISSING",
+                "ArgumentSchema",
+                "OperatorSchema",
+                "overloads_of",
+                "signature_of",
+                "registers_kernel",
+                "kernel_at",
+                "registrations",
+                "CustomParts",
+                "custom_parts",
+                "add_fake",
+                "shards_itself",
+            ),
+        ),
+        Capability(
+            name="onnx_registry",
+            purpose="one registry of translations for the model and the bodies of an export to ONNX",
+            instead="torch makes it twice, and an export takes longer",
+            provides=("onnx_translator",),
+        ),
+        Capability(
+            name="autograd_graph",
+            purpose="pictures of autograd's graph: forms of results, and what is saved, without unpacking it",
+            instead="nodes are drawn without the forms of their results, what hooks have packed is unpacked, "
+            "no output is told to be a view, nor what TorchScript takes by keyword",
+            provides=(
+                "forward_class",
+                "result_metadata",
+                "saved_tensors",
+                "overwritten",
+                "view_base",
+                "after_modules",
+            ),
+        ),
+    )
+}
+"""Capabilities by name; `instead` is None where opsmith requires one."""
+
+PROVIDERS = {name: each for each in CAPABILITIES.values() for name in each.provides}
+"""The capability of each name that this package provides."""
+
+
+@dataclass(frozen=True)
+class CapabilityStatus:
+    """The state of a capability with the installed torch.
+
+    Args:
+        capability: What it is.
+        on: Whether it is used.
+        why: Why not; empty where it is.
+    """
+
+    capability: Capability
+    on: bool
+    why: str
+
+    @property
+    def fatal(self) -> bool:
+        """Return True if opsmith does not work without it."""
+        return not self.on and self.capability.instead is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as JSON types."""
+        return {
+            "name": self.capability.name,
+            "purpose": self.capability.purpose,
+            "on": self.on,
+            "why": self.why or None,
+            "instead": None if self.on else self.capability.instead,
+            "required": self.capability.instead is None,
+        }
+
+
+def capability_statuses() -> list[CapabilityStatus]:
+    """Examine every capability now, with its self-test, on a tested torch too."""
+    conservative = config.conservative()
+    rows = []
+    for capability in CAPABILITIES.values():
+        if conservative and capability.instead is not None:
+            rows.append(CapabilityStatus(capability, False, f"{config.CONSERVATIVE}=1"))
+        else:
+            found = examine(capability)
+            rows.append(CapabilityStatus(capability, found.on, found.why))
+    return rows

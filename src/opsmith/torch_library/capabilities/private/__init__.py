@@ -1,10 +1,10 @@
-"""The means that use torch's private names; no other folder of the package does. Each module tests itself."""
+"""Implementations by private names of torch, which no other folder uses. Each module has a self-test."""
 
 import torch
 
 
 def steady_device_guard() -> None:
-    """Make here what torch 2.11 makes in the first thread to enter a fake mode, and loses with it."""
+    """Create in this thread the guard that torch 2.11 creates in the first thread to enter a fake mode."""
     ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
     if ensure is not None and not torch.cuda.is_available():
         ensure()

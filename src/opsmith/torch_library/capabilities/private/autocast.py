@@ -20,7 +20,7 @@ def autocast_key(device: str) -> str | None:
 
 
 def without_autocast(device: str) -> AbstractContextManager[None]:
-    """A region in which autocast is off on a type of device."""
+    """Context in which autocast is off on a type of device."""
     key = "Autocast" + _C._dispatch_key_for_device(device)
     guard: AbstractContextManager[None] = _C._ExcludeDispatchKeyGuard(
         _C.DispatchKeySet(getattr(_C.DispatchKey, key))
@@ -29,7 +29,7 @@ def without_autocast(device: str) -> AbstractContextManager[None]:
 
 
 def serve_autocast_while_tracing(operator: Any, key: str, kernel: Any) -> None:
-    """Let traced calls find an autocast kernel too: they look it up in Python."""
+    """Register an autocast kernel in Python, where traced calls look it up."""
     operator.py_kernels.pop(getattr(_C.DispatchKey, key), None)  # of an operator that is adopted again
     operator.py_impl(getattr(_C.DispatchKey, key))(kernel)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def mark_compiled_code(name: str, token: str) -> None:
-    """Let a token for an operator's sources enter the key of every compiled-code cache.
+    """Add a token for an operator's sources to the keys of all caches of compiled code.
 
     Without it a new process gets the code that an earlier one compiled from an older formula.
     """
@@ -17,7 +17,7 @@ def mark_compiled_code(name: str, token: str) -> None:
 
 
 def compiler_imported() -> bool:
-    """Whether Inductor is there already; importing it takes longer than all else."""
+    """Return True if Inductor is imported, which takes longer than everything else."""
     return "torch._inductor.config" in sys.modules
 
 

@@ -1,4 +1,4 @@
-"""Below autograd: what every operator needs of torch's dispatcher, and torch has no public name for."""
+"""Parts of torch's dispatcher that every operator needs, and that have no public name."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _C: Any = torch._C
 
 
 def below_autograd() -> AbstractContextManager[None]:
-    """A region in which calls of operators skip autograd."""
+    """Context in which calls of operators skip autograd."""
     guard: AbstractContextManager[None] = _C._AutoDispatchBelowAutograd()
     return guard
 
 
 def redispatch_below_autograd(operator: Any, keyset: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Hand a call that reached the autograd key on to the keys below it."""
+    """Redispatch a call from the autograd key to the keys below it."""
     with _C._AutoDispatchBelowAutograd():
         return operator.redispatch(keyset & _C._after_autograd_keyset, *args, **kwargs)
 
 
 def version(tensor: Tensor) -> int | None:
-    """How often a tensor was written to; None where nobody counts: inference tensors, compiled backwards."""
+    """Version counter of a tensor; None for inference tensors, and in a compiled backward."""
     return None if torch.compiler.is_dynamo_compiling() or tensor.is_inference() else tensor._version
 
 
 def operator_exists(name: str) -> bool:
-    """Whether the dispatcher knows an operator of this name."""
+    """Return True if the dispatcher knows an operator of this name."""
     return bool(_C._dispatch_has_kernel(name)) or bool(_C._jit_get_schemas_for_operator(name))
 
 
 def destroy(library: torch.library.Library) -> None:
-    """Take back everything that a library registered."""
+    """Deregister everything that a library registered."""
     library._destroy()
 
 

@@ -1,4 +1,4 @@
-"""Tensors with a form and no data, by which a check calls fake kernels."""
+"""Fake tensors: metadata without data."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 
 def fake_mode() -> Any:
-    """A region whose tensors have a form and no data; its `from_tensor` makes one of a real tensor."""
+    """Context whose tensors have metadata and no data; its `from_tensor` converts a real tensor."""
     return FakeTensorMode()
 
 
 def symbolic_mode() -> Any:
-    """The same, where every size but 0 and 1 is a symbol, as in code that is compiled for any size."""
+    """Fake mode in which every size but 0 and 1 is a symbol, as in code compiled for dynamic sizes."""
     return _Symbolic()
 
 
@@ -36,24 +36,24 @@ class _Symbolic:
         self.mode.__exit__(kind, error, trace)
 
     def from_tensor(self, tensor: Tensor) -> Tensor:
-        """A tensor of the same form with symbols for its sizes."""
+        """A tensor with the same metadata and symbolic sizes."""
         context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
         return self.mode.from_tensor(tensor, static_shapes=False, symbolic_context=context)
 
     @staticmethod
     def size(size: Any) -> int | None:
-        """What a size is for the tensors that were given; None where that depends on their data."""
+        """The value of a size for the given tensors; None where it depends on their data."""
         known: int | None = size if isinstance(size, int) else size.node.hint
         return known
 
     @staticmethod
     def fixed(size: Any) -> bool:
-        """Whether what ran holds for this size alone."""
+        """Return True if the trace specialised on this size."""
         return isinstance(size, torch.SymInt) and not size.node.expr.free_symbols
 
 
 def self_test() -> None:
-    """Operations on stand-ins give the form of what they would give, and the device."""
+    """Operations on fake tensors have results with the right metadata and device."""
     mode = fake_mode()
     x = mode.from_tensor(torch.ones(3, 2).mT)
     with mode:

@@ -13,17 +13,17 @@ _C: Any = torch._C
 
 
 def forward_mode_active() -> bool:
-    """Whether a forward-mode level is open, so that arguments may carry tangents."""
+    """Return True if a forward-mode level is open, so that arguments may carry tangents."""
     return forward_ad._current_level >= 0 and forward_mode_allowed()
 
 
 def forward_mode_allowed() -> bool:
-    """Whether tangents propagate; inside the `forward` of a node they do not."""
+    """Return True if tangents propagate; inside the `forward` of a node they do not."""
     return bool(_C._is_fwd_grad_enabled())
 
 
 def forward_mode_on() -> AbstractContextManager[None]:
-    """A region in which tangents propagate, also inside a `jvp` staticmethod, where torch turns them off."""
+    """Context in which tangents propagate, also inside a `jvp` staticmethod, where torch turns them off."""
     return forward_ad._set_fwd_grad_enabled(True)
 
 

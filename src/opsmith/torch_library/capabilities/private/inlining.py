@@ -1,4 +1,4 @@
-"""What a trace makes functional: the mode in which an operator is replaced by its reference."""
+"""Functionalization, the mode in which a trace replaces an operator by its reference."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 FUNCTIONALIZATION: type = FunctionalTensorMode
-"""The mode in which a trace replaces what writes by what does not; operators can be replaced there too."""
+"""The mode in which a trace replaces in-place operations, and operators by their references."""
 
 
 def exporting() -> bool:
-    """Whether a trace is one of torch.export, which keeps operators whole."""
+    """Return True under torch.export, which keeps operators whole."""
     import torch._functorch.config as config  # when something is traced, not with the first operator
 
     return not config.decompose_custom_triton_ops
 
 
 def only_stand_ins(types: Sequence[type]) -> bool:
-    """Whether tensors of these types are plain or stand-ins of a trace, none of them a foreign subclass."""
+    """Return True if these types are plain or fake tensors, without other subclasses."""
     return all(kind is Tensor or issubclass(kind, FunctionalTensor | FakeTensor) for kind in types)
 
 

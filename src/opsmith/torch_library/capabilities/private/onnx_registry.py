@@ -13,13 +13,13 @@ from opsmith.torch_library.torch_messages import quiet_exporter
 
 
 def onnx_translator(opset: int, table: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
-    """What translates modules and programs to ONNX, as `torch.onnx.export` does.
+    """Return a function that translates modules and programs to ONNX, as `torch.onnx.export` does.
 
     `torch.onnx.export` reads a thousand sources of translations in each call; here they are read once.
 
     Args:
         opset: Version of ONNX's operators, 18 or later.
-        table: What makes the nodes of operators that are not torch's own.
+        table: Translations of operators that are not torch's own.
     """
     from torch.onnx._internal.exporter import _core  # with the first export, not before
 

@@ -13,13 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def replicates_implicitly() -> bool:
-    """Whether DTensor takes plain tensors for replicated ones, as the caller has asked for."""
+    """Return True if the caller requested that DTensor treat plain tensors as replicated."""
     return bool(DTensor._op_dispatcher._allow_implicit_replication)
 
 
 @contextmanager
 def implicit_replication() -> Iterator[None]:
-    """A region in which DTensor takes plain tensors for replicated ones; torch's own ends an outer one."""
+    """Context in which DTensor treats plain tensors as replicated; torch's own ends an outer one."""
     before = DTensor._op_dispatcher._allow_implicit_replication
     DTensor._op_dispatcher._allow_implicit_replication = True
     try:
@@ -28,8 +28,8 @@ def implicit_replication() -> Iterator[None]:
         DTensor._op_dispatcher._allow_implicit_replication = before
 
 
-def watching_shards(see: Callable[[Any, Any, Any, Callable[[], Any]], Any]) -> AbstractContextManager[Any]:
-    """A region in which `see` runs each operation on plain tensors, those too that DTensor ends in.
+def observe_shards(see: Callable[[Any, Any, Any, Callable[[], Any]], Any]) -> AbstractContextManager[Any]:
+    """Context in which `see` runs each operation on plain tensors, including those on shards.
 
     An operation that is made of others is seen as those, since DTensor takes some of them apart.
 
@@ -76,6 +76,6 @@ def self_test() -> None:
 
     with torch.no_grad(), FakeTensorMode() as mode:
         x, y = (mode.from_tensor(torch.ones(*shape)) for shape in ((2, 3), (3, 2)))
-        with watching_shards(see):
+        with observe_shards(see):
             x.matmul(y).sum()
     assert seen == ["aten.mm.default", "aten.sum.default"], str(seen)

@@ -40,13 +40,13 @@ class Layer:
 
     @property
     def batch_size(self) -> int:
-        """How many examples a `Vmap` layer holds."""
+        """Number of examples of a `Vmap` layer."""
         size: int = self.interpreter.batch_size()
         return size
 
     @property
     def randomness(self) -> str:
-        """What a `Vmap` layer was told about random operations: `error`, `same` or `different`."""
+        """The `randomness` of a `Vmap` layer: `error`, `same` or `different`."""
         return str(self.interpreter.randomness())
 
     def lift(self, value: Any) -> Any:
@@ -84,7 +84,7 @@ def innermost_layer() -> Layer | None:
 
 
 def single_level_nodes() -> AbstractContextManager[None]:
-    """A region in which a `SingleLevelFunction` may be applied."""
+    """Context in which a `SingleLevelFunction` may be applied."""
     region: AbstractContextManager[None] = enable_single_level_autograd_function()
     return region
 
@@ -109,11 +109,11 @@ def reduce_to_dim(
 
 
 is_gradient_batch: Any = _functorch.is_legacy_batchedtensor
-"""Whether a tensor is a batch of gradients, as `is_grads_batched=True` makes it."""
+"""Return True if a tensor is a batch of gradients, as `is_grads_batched=True` makes it."""
 
 
 def transform_kernel(name: str) -> Any:
-    """The kernel that torch has for transforms of an operator, to be asked for before another replaces it."""
+    """Torch's kernel for transforms of an operator; call this before another kernel replaces it."""
     return _C._dispatch_get_computed_kernel_for_dispatch_key(name, "FuncTorchDynamicLayerFrontMode")
 
 

@@ -1,0 +1,234 @@
+"""The backward and jvp of an adopted Function class, run by themselves and as formulas of an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.adopted import AdoptedFunction, ClassFormula, side_by_side
+from opsmith.core.call_arguments import requires_gradient, shown, tensors_in
+from opsmith.core.formula import Formula, zero
+from opsmith.core.gradients import NEEDED
+from opsmith.torch_library.adopted.context import Context
+from opsmith.torch_library.adopted.fallback import (
+    once_differentiable_error,
+    proxy_reason,
+    random_rerun_error,
+    refuse_differentiation,
+    run_or_fall_back,
+)
+from opsmith.torch_library.adopted.forward import run_forward, version_of
+from opsmith.torch_library.autograd.gradient_values import TensorMetadata
+from opsmith.torch_library.autograd.pullback import vjp_by_recompute
+from opsmith.torch_library.flattening import Flattening
+
+
+def run_backward(
+    adopted: AdoptedFunction,
+    context: Context,
+    grads: Sequence[Tensor | None],
+    metadata: Sequence[TensorMetadata | None],
+    given: Sequence[Any],
+) -> list[Any]:
+    """Run the backward of an adopted class.
+
+    Args:
+        adopted: The class.
+        context: What its forward kept.
+        grads: Gradient of each result, None where there is none.
+        metadata: Form of each result, None where there was none.
+        given: The arguments of its forward; only what kind they are counts.
+
+    Returns:
+        For each argument of its forward the gradient, or None where it gives none.
+
+    Raises:
+        GradientCountError: If it answers for other arguments than there are.
+        SavedTensorModifiedError: If it writes into a gradient that came in, and its first run did not.
+    """
+    facts = adopted.facts
+    handed = _by_output(adopted, context, grads, metadata)
+    if facts.grads_written is not False:
+        handed = [grad.clone() if isinstance(grad, Tensor) else grad for grad in handed]
+    before = [version_of(grad) for grad in handed]
+    assert adopted.backward is not None
+    # The mark refuses by a node of its own, which names no operator, where grad mode is on.
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not adopted.once_differentiable):
+        answer = adopted.backward(context, *handed)
+    after = [version_of(grad) for grad in handed]
+    if before != after and facts.grads_written is False:
+        facts.grads_written = True
+        raise errors.SavedTensorModifiedError(
+            f"`{adopted.name}.backward` wrote into an incoming gradient, as its first run did not",
+            operator=adopted.operator,
+            where=adopted.backward_where,
+            hint="let it work on a copy: `grad = grad.clone()`",
+        )
+    if facts.grads_written is None and not (set(after) <= {None}):
+        facts.grads_written = before != after
+    return _by_argument(adopted, context, answer, given)
+
+
+def _by_output(
+    adopted: AdoptedFunction,
+    context: Context,
+    grads: Sequence[Tensor | None],
+    metadata: Sequence[TensorMetadata | None],
+) -> list[Any]:
+    """The output gradients as the class takes them: one for each output, side by side."""
+    handed: list[Any] = []
+    for output in side_by_side(adopted.outputs):
+        if output is None:
+            handed.append(None)
+            continue
+        grad, expected = grads[output], metadata[output]
+        filled = grad is None and expected is not None and context.opsmith_record.materialize
+        handed.append(expected.zeros() if filled and expected is not None else grad)
+    return handed
+
+
+def _by_argument(adopted: AdoptedFunction, context: Context, answer: Any, given: Sequence[Any]) -> list[Any]:
+    """One gradient for each argument of the forward; trailing Nones may be added or left out."""
+    answers = list(answer) if isinstance(answer, tuple | list) else [answer]
+    names = adopted.argument_names(given)
+    missing = [
+        name
+        for name, needed in list(zip(names, context.needs_input_grad, strict=True))[len(answers) :]
+        if needed
+    ]
+    extra = [
+        position for position, value in enumerate(answers) if position >= len(names) and value is not None
+    ]
+    if missing or extra:
+        raise errors.GradientCountError(
+            f"`{adopted.name}.backward` does not answer for the arguments of its forward",
+            operator=adopted.operator,
+            argument=missing[0] if missing else None,
+            expected=f"{len(names)} gradients: {', '.join(f'`{name}`' for name in names)}",
+            got=f"{len(answers)}",
+            where=adopted.backward_where,
+            hint="return one gradient for each argument of forward, in order, and None for what is no tensor",
+        )
+    answers = [*answers[: len(names)], *[None] * (len(names) - len(answers))]
+    for name, value, found in zip(names, given, answers, strict=True):
+        if found is not None and not isinstance(value, Tensor):
+            raise errors.GradientCountError(
+                f"`{adopted.name}.backward` gives a gradient for `{name}`, which is no tensor",
+                operator=adopted.operator,
+                argument=name,
+                expected="None",
+                got=shown(found),
+                where=adopted.backward_where,
+                hint="look whether its answers are in the order of the arguments of forward",
+            )
+    return answers
+
+
+def gradient_formula(adopted: AdoptedFunction) -> ClassFormula:
+    """The backward of an adopted class as a joint formula for all tensors among its arguments."""
+    schema = adopted.schema
+    differentiable = adopted.differentiable
+    names = (*schema.names, *schema.gradient_position, NEEDED)
+
+    def backward(**given: Any) -> Mapping[str, Any]:
+        values = [given[name] for name in schema.names]
+        grads = [given[name] for name in schema.gradient_position]
+        if adopted.random and proxy_reason([*values, *grads]) is not None:
+            raise random_rerun_error(adopted)
+        return run_or_fall_back(
+            adopted,
+            "backward",
+            [*values, *grads],
+            lambda: _by_class(adopted, values, grads, given[NEEDED]),
+            lambda: by_reference(adopted, values, grads, given[NEEDED]),
+        )
+
+    backward.__wrapped__ = adopted.backward  # type: ignore[attr-defined]  # where it was written
+    return ClassFormula(backward, differentiable, names, names, joint=True)
+
+
+def _by_class(
+    adopted: AdoptedFunction, values: Sequence[Any], grads: Sequence[Tensor | None], needs: frozenset[str]
+) -> Mapping[str, Any]:
+    watched = torch.is_grad_enabled() and requires_gradient([*values, *grads])
+    derived = watched and adopted.reference is not None and not adopted.surrogate
+    if derived and adopted.once_differentiable:
+        return by_reference(adopted, values, grads, needs)
+    run = run_forward(adopted, values, needs)
+    open_ = {position for position, result in enumerate(adopted.schema.results) if result.differentiable}
+    if open_ <= run.constant:
+        return dict.fromkeys(needs, zero)
+    metadata = [None if result is None else TensorMetadata.of(result) for result in run.results]
+    grads = [None if position in run.constant else grad for position, grad in enumerate(grads)]
+    answers = run_backward(adopted, run.context, grads, metadata, run.given)
+    lost = any(isinstance(answer, Tensor) and not answer.requires_grad for answer in answers)
+    if derived and lost and requires_gradient(grads):
+        return by_reference(adopted, values, grads, needs)
+    if watched and adopted.once_differentiable:
+        sources = [tensor for tensor in tensors_in([*values, *grads]) if tensor.requires_grad]
+        answers = refuse_differentiation(answers, sources, once_differentiable_error(adopted))
+    return by_name(adopted, answers, needs)
+
+
+def by_name(adopted: AdoptedFunction, answers: Sequence[Any], needs: frozenset[str]) -> Mapping[str, Any]:
+    """Gradients by input name; None becomes zero."""
+    filled = [zero if answer is None else answer for answer in answers]
+    names = adopted.schema.names
+    found: dict[str, Any] = dict(zip(names, filled, strict=False))
+    if adopted.variadic:
+        found[names[-1]] = filled[len(names) - 1 :]
+    return {name: answer for name, answer in found.items() if name in needs}
+
+
+def by_reference(
+    adopted: AdoptedFunction, values: Sequence[Any], grads: Sequence[Tensor | None], needs: frozenset[str]
+) -> Mapping[str, Any]:
+    """Gradients derived from the reference."""
+    reference = adopted.reference
+    assert reference is not None
+    flattening = Flattening.of(adopted.schema, values)
+    flat = flattening.flatten(values)
+    places = [
+        place
+        for name in adopted.schema.names
+        if name in needs
+        for place in range(flattening.spans[name].start, flattening.spans[name].stop)
+        if isinstance(flat[place], Tensor)
+    ]
+    answers = dict(
+        zip(places, vjp_by_recompute(reference, flattening, flat, places, grads, None), strict=True)
+    )
+    every = [answers.get(place) for place in range(len(flat))]
+    return {name: flattening.item(name, [zero if a is None else a for a in every]) for name in needs}
+
+
+def tangent_formula(adopted: AdoptedFunction) -> Formula | None:
+    """The `jvp` of an adopted class as a joint formula for all its results; None where it has none."""
+    jvp = adopted.jvp
+    if jvp is None:
+        return None
+    schema = adopted.schema
+    tangents = {name: tangent for tangent, name in schema.tangents.items()}
+    names = (*schema.names, *schema.tangents)
+    results = [result for position, result in enumerate(schema.results) if result.differentiable]
+
+    def forward_mode(**given: Any) -> Mapping[str, Any]:
+        run = run_forward(adopted, [given[name] for name in schema.names], frozenset(schema.tensor_names))
+        record = run.context.opsmith_record
+        record.saved = record.saved_forward
+        moved = adopted.spread([given[tangents[name]] if name in tangents else None for name in schema.names])
+        answer = jvp(run.context, *moved)
+        answers = answer if isinstance(answer, tuple | list) else (answer,)
+        found = {
+            schema.results[output].name: zero if one is None else one
+            for output, one in zip(side_by_side(adopted.outputs), answers, strict=True)
+            if output is not None
+        }
+        return {result.name: found.get(result.name, zero) for result in results}
+
+    forward_mode.__wrapped__ = jvp  # type: ignore[attr-defined]  # where it was written
+    return Formula(forward_mode, tuple(result.name for result in results), names, names, joint=True)

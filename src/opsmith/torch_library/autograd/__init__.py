@@ -1,0 +1,1 @@
+"""Differentiation of operators: reverse mode, forward mode, and transforms of `torch.func`."""

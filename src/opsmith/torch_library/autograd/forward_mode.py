@@ -1,0 +1,262 @@
+"""Forward mode: the author's tangent formulas, and Jacobian-vector products from gradient formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.formula import Formula, NotImplementedGradient, Zero
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.gradient_values import (
+    CallMetadata,
+    TensorMetadata,
+    constant_results,
+    fit_tangent,
+    has_gradient,
+    mixes_dtypes,
+)
+from opsmith.torch_library.autograd.pullback import pull_back
+from opsmith.torch_library.flattening import Flattening
+
+if TYPE_CHECKING:
+    from opsmith.torch_library.autograd.node import Primitive
+
+
+def jvp(
+    primitive: Primitive, every: Mapping[str, Any], tangents: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Compute the tangents of the flat results: by formula where there is one, else from the VJP.
+
+    Args:
+        primitive: The operator.
+        every: All arguments and results by name, without tangents.
+        tangents: Tangent of each flat argument, or None.
+
+    Raises:
+        GradientNotImplementedError: For a result whose tangent is declared as not implemented.
+    """
+    specification = primitive.specification
+    rules = specification.tangents.rules
+    tangents = _of_differentiable(specification, primitive.flattening, tangents)
+    if all(tangent is None for tangent in tangents):
+        return (None,) * len(primitive.results.described)
+    moving = {
+        result.name
+        for result in specification.schema.results
+        if result.differentiable
+        and any(has_gradient(tensor.dtype) for tensor in tensors_in([every[result.name]]))
+    }
+    found: dict[str, Any] = {}
+    answered: dict[int, Mapping[str, Any]] = {}
+    arguments = _TangentArguments(primitive.flattening, every, tangents)
+    for name in [
+        result.name for result in specification.schema.results if result.name in moving & set(rules)
+    ]:
+        rule = rules[name]
+        if isinstance(rule, NotImplementedGradient):
+            raise _not_implemented(specification, name, rule)
+        if isinstance(rule, Formula):
+            if id(rule) not in answered:
+                answered[id(rule)] = _formula_tangents(specification, rule, arguments)
+            found[name] = _fitted_tangents(specification, rule, name, answered[id(rule)][name], arguments)
+        elif isinstance(every[name], list):
+            found[name] = [TensorMetadata.of(tensor).zeros() for tensor in every[name]]
+        else:
+            found[name] = TensorMetadata.of(every[name]).zeros()
+    derived = moving - set(rules)
+    if derived:
+        spans = [primitive.results.spans[name] for name in derived]
+        indices = sorted(index for span in spans for index in range(span.start, span.stop))
+        answers = jvp_from_vjp(primitive, every, tangents, indices)
+        found.update({name: primitive.results.item(name, answers) for name in derived})
+    flat: list[Tensor | None] = []
+    for name, span in primitive.results.spans.items():
+        count = span.stop - span.start
+        flat += found.get(name, [None] * count) if primitive.results.is_list(name) else [found.get(name)]
+    return tuple(flat)
+
+
+def _of_differentiable(
+    specification: Specification, flattening: Flattening, tangents: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """The tangents, without those of inputs declared non-differentiable."""
+    flows = [
+        specification.gradients.differentiable(name)
+        for name in specification.schema.names
+        for _ in flattening.labels(name)
+    ]
+    return [tangent if flow else None for tangent, flow in zip(tangents, flows, strict=True)]
+
+
+class _TangentArguments:
+    """Arguments of tangent formulas, by name."""
+
+    def __init__(
+        self, flattening: Flattening, every: Mapping[str, Any], tangents: Sequence[Tensor | None]
+    ) -> None:
+        self.flattening, self.every = flattening, every
+        flat = flattening.flatten([every[name] for name in flattening.schema.names])
+        self.mixed = mixes_dtypes(flat)
+        self.moving = [tangent for tangent in tangents if tangent is not None]
+        self._tangents = [
+            torch.zeros_like(value) if tangent is None and isinstance(value, Tensor) else tangent
+            for value, tangent in zip(flat, tangents, strict=True)
+        ]
+
+    def get(self, name: str) -> Any:
+        """The value of an input, a result or a tangent; the tangent of an input that is None is None."""
+        tensor = self.flattening.schema.tangents.get(name)
+        return self.every[name] if tensor is None else self.flattening.item(tensor, self._tangents)
+
+
+def _formula_tangents(
+    specification: Specification, formula: Formula, given: _TangentArguments
+) -> Mapping[str, Any]:
+    """Run a formula, check that it writes to no argument, and return tangents by result name."""
+    arguments = {
+        keyword: given.get(name) for keyword, name in zip(formula.keywords, formula.parameters, strict=True)
+    }
+    tensors = [(name, tensor) for name, value in arguments.items() for tensor in tensors_in([value])]
+    before = [capabilities.version(tensor) for _, tensor in tensors]
+    try:
+        answer = formula.function(**arguments)
+    except Exception as error:
+        if not isinstance(error, errors.OpsmithError):
+            which = ", ".join(f"`{name}`" for name in formula.answers_for)
+            error.add_note(f"raised in the tangent of {which} of {specification.name}, {formula.where}")
+        raise
+    for (name, tensor), count in zip(tensors, before, strict=True):
+        if count is not None and capabilities.version(tensor) != count:
+            raise errors.SavedTensorModifiedError(
+                f"a tangent formula wrote into `{name}`",
+                operator=specification.name,
+                argument=name,
+                where=formula.where,
+                hint=f"work on a copy, `{name}.clone()`, or use an operation without a trailing `_`",
+            )
+    if not formula.joint:
+        return {formula.answers_for[0]: answer}
+    if not isinstance(answer, Mapping) or set(answer) != set(formula.answers_for):
+        raise errors.GradientCountError(
+            "the joint tangent does not answer for the results that it covers",
+            operator=specification.name,
+            expected=f"a dict with {', '.join(f'`{name}`' for name in formula.answers_for)}",
+            got=", ".join(f"`{name}`" for name in answer)
+            if isinstance(answer, Mapping)
+            else type(answer).__name__,
+            where=formula.where,
+            hint="return a dict by result name; cover fewer results with `@op.tangents('y', ...)`",
+        )
+    return answer
+
+
+def _fitted_tangents(
+    specification: Specification, formula: Formula, name: str, answer: Any, given: _TangentArguments
+) -> Any:
+    """A formula's tangent of one result, or of each tensor of its list."""
+    results = given.every[name]
+    if not isinstance(results, list):
+        return _fitted_tangent(specification, formula, name, results, answer, given)
+    if not isinstance(answer, list | tuple) or len(answer) != len(results):
+        raise errors.GradientCountError(
+            f"the tangent of the list `{name}` has the wrong length",
+            operator=specification.name,
+            argument=name,
+            expected=f"a list of {len(results)} tensors",
+            got=f"a list of {len(answer)}" if isinstance(answer, list | tuple) else type(answer).__name__,
+            where=formula.where,
+            hint="return one tangent for each tensor of the list",
+        )
+    pairs = enumerate(zip(results, answer, strict=True))
+    return [_fitted_tangent(specification, formula, f"{name}[{i}]", *pair, given) for i, pair in pairs]
+
+
+def _fitted_tangent(
+    specification: Specification,
+    formula: Formula,
+    name: str,
+    result: Tensor,
+    answer: Any,
+    given: _TangentArguments,
+) -> Tensor:
+    tangent = fit_tangent(
+        answer,
+        TensorMetadata.of(result),
+        label=name,
+        operator=specification.name,
+        formula=formula,
+        mixed=given.mixed,
+    )
+    # A tangent is linear in those that come in: one that hangs in no graph although they do was cut off.
+    cut = torch.is_grad_enabled() and not tangent.requires_grad
+    if cut and not isinstance(answer, Zero) and given.moving and all(t.requires_grad for t in given.moving):
+        raise errors.GraphCutError(
+            f"the tangent of `{name}` does not depend on the tangents that come in as far as torch can see",
+            operator=specification.name,
+            argument=name,
+            where=formula.where,
+            hint="write the formula with torch operations or opsmith operators, so that a second order "
+            "exists; where the tangent is zero, give `opsmith.zero`",
+        )
+    return tangent
+
+
+def _not_implemented(
+    specification: Specification, name: str, rule: NotImplementedGradient
+) -> errors.GradientNotImplementedError:
+    return errors.GradientNotImplementedError(
+        f"the tangent of `{name}` is not implemented: {rule.reason}",
+        operator=specification.name,
+        argument=name,
+        where=specification.where,
+        hint=f"take the gradient in reverse mode, or give a formula: `.tangents({name}=...)`",
+    )
+
+
+def jvp_from_vjp(
+    primitive: Primitive, every: Mapping[str, Any], tangents: Sequence[Tensor | None], wanted: Sequence[int]
+) -> tuple[Tensor | None, ...]:
+    """Compute the tangents of the flat results by differentiating the VJP by its vector.
+
+    Args:
+        primitive: The operator.
+        every: All arguments and results by name, without tangents.
+        tangents: Tangent of each flat argument, or None.
+        wanted: Places of the flat results whose tangents are asked for.
+    """
+    schema = primitive.specification.schema
+    flat = primitive.flattening.flatten([every[name] for name in schema.names])
+    results = primitive.results.flatten([every[name] for name in schema.result_position])
+    needs = [tangent is not None for tangent in tangents]
+    plan = primitive.plan(primitive.flattening.needed(needs))
+    vjp = primitive.vjp(plan, CallMetadata.of(flat, results, needs), None)
+    constant = {
+        id(result) for result in constant_results(primitive.results, primitive.specification, plan, results)
+    }
+    moving = [
+        index for index in sorted(wanted) if results[index] is not None and id(results[index]) not in constant
+    ]
+
+    answered: list[int] = []
+
+    def products(*vectors: Tensor) -> tuple[Tensor, ...]:
+        grads: list[Tensor | None] = [None] * len(results)
+        for index, vector in zip(moving, vectors, strict=True):
+            grads[index] = vector
+        found = {index: product for index, product in enumerate(vjp(every, grads)) if product is not None}
+        answered[:] = found
+        return tuple(found.values())
+
+    if not moving or not any(needs):
+        return (None,) * len(results)
+    vectors = [torch.zeros_like(results[index]) for index in moving]
+    _, pull = pull_back(products, vectors, tensors_in(list(every.values())))
+    answers = pull([tangents[index] for index in answered])
+    found = dict(zip(moving, answers, strict=True))
+    return tuple(found.get(index) for index in range(len(results)))

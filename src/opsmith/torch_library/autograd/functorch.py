@@ -1,0 +1,270 @@
+"""Calls under transforms of `torch.func`, one interpreter level at a time, innermost first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.gradient_values import CallMetadata, constant_results
+from opsmith.torch_library.autograd.node import (
+    LEADING_ARGUMENTS,
+    OperatorPrimitive,
+    Primitive,
+    all_names,
+    differentiate,
+    prepare_backward,
+    run_backward,
+)
+from opsmith.torch_library.autograd.pullback import generators_in
+from opsmith.torch_library.autograd.vmap import (
+    BatchedPrimitive,
+    VmapInfo,
+    batched_call,
+    has_vmap_rule,
+    run_vmap_rule,
+)
+from opsmith.torch_library.flattening import Flat, save_values
+from opsmith.torch_library.torch_messages import NO_EXAMPLES, NOT_YET_IMPLEMENTED, TANGENT_COUNT, has_message
+
+
+class LevelNode(capabilities.SingleLevelFunction):  # type: ignore[misc]  # torch gives it no type
+    """The autograd node of one `grad` layer."""
+
+    @staticmethod
+    def forward(primitive: Primitive, layer: capabilities.Layer, *flat: Any) -> Flat:
+        """Compute the results on the level below, and lift them to this one."""
+        lowered = [layer.unwrap(value) for value in flat]
+        with torch.enable_grad(), capabilities.forward_mode_on(), layer.interpreter.lower():
+            results = _call_below(primitive, lowered)
+        return tuple(_wrapped(layer, result) for result in results)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Flat) -> None:
+        """Save the values that the backward needs."""
+        primitive, flat = inputs[0], inputs[LEADING_ARGUMENTS:]
+        plan = primitive.plan(primitive.flattening.needed(ctx.needs_input_grad[LEADING_ARGUMENTS:]))
+        prepare_backward(ctx, primitive, plan, flat, output, None)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        """Gradients of the flat arguments."""
+        return run_backward(ctx, grads)
+
+
+def call_under_transforms(primitive: Primitive, flat: Sequence[Any]) -> Flat:
+    """All results of a call, through autograd and every running transform, innermost first."""
+    if not capabilities.on("torch_func"):
+        return _call_by_node(primitive, flat)
+    layer = capabilities.innermost_layer()
+    if layer is None:
+        return differentiate(primitive, flat)
+    flat = [capabilities.unwrap_dead(value) for value in flat]
+    return _RULES[layer.kind](primitive, flat, layer)
+
+
+def _call_below(primitive: Primitive, flat: Sequence[Any]) -> Flat:
+    """Continue at the level below; an operator is called anew, so that modes and subclasses see it."""
+    return (
+        primitive.call(flat)
+        if isinstance(primitive, OperatorPrimitive)
+        else call_under_transforms(primitive, flat)
+    )
+
+
+def _grad(primitive: Primitive, flat: Sequence[Any], layer: capabilities.Layer) -> Flat:
+    lifted = [layer.lift(value) for value in flat]
+    with capabilities.single_level_nodes():
+        apply: Any = LevelNode.apply
+        results: Flat = apply(primitive, layer, *lifted)
+    return results
+
+
+def _jvp(primitive: Primitive, flat: Sequence[Any], layer: capabilities.Layer) -> Flat:
+    lifted = [layer.lift(value) for value in flat]
+    pairs = [capabilities.unpack_dual(value) for value in lifted]
+    primals, tangents = [primal for primal, _ in pairs], [tangent for _, tangent in pairs]
+    with layer.interpreter.lower():
+        lowered = _call_below(primitive, [layer.unwrap(value) for value in primals])
+    results = [_wrapped(layer, result) for result in lowered]
+    if all(tangent is None for tangent in tangents) or not capabilities.forward_mode_allowed():
+        return tuple(results)
+    names = all_names(primitive.specification)
+    values = [*primitive.flattening.pack(primals), *primitive.results.pack(results)]
+    every = dict(zip(names, values, strict=True))
+    moved = primitive.jvp(every, tangents)
+    return tuple(
+        result if tangent is None else capabilities.make_dual(result, tangent)
+        for result, tangent in zip(results, moved, strict=True)
+    )
+
+
+def _wrapped(layer: capabilities.Layer, result: Any) -> Any:
+    return None if result is None else layer.wrap(result)
+
+
+def _wrap_batched(layer: capabilities.Layer, results: Flat, dims: Sequence[int | None]) -> Flat:
+    """Wrap results for a `vmap` level; None stays None."""
+    there = [(result, dim) for result, dim in zip(results, dims, strict=True) if result is not None]
+    wrapped = iter(layer.wrap_batched(tuple(each for each, _ in there), tuple(dim for _, dim in there)))
+    return tuple(None if result is None else next(wrapped) for result in results)
+
+
+def _vmap(primitive: Primitive, flat: Sequence[Any], layer: capabilities.Layer) -> Flat:
+    values, dims = layer.unwrap_batched(flat)
+    with layer.interpreter.lower():
+        if all(dim is None for dim in dims):
+            return _call_below(primitive, values)
+        whole = isinstance(primitive, OperatorPrimitive) and batched_call(
+            primitive.specification, primitive.flattening, values, dims, layer.batch_size, layer.randomness
+        )
+        if whole:
+            results = whole.restore(_call_below(primitive, whole.flat), primitive.results.labels)
+            return _wrap_batched(layer, results, (0,) * len(results))
+        if isinstance(primitive, OperatorPrimitive) and has_vmap_rule(primitive.specification):
+            info, packed = VmapInfo(layer.batch_size, layer.randomness), primitive.flattening.pack(values)
+            return _wrap_batched(layer, *run_vmap_rule(primitive.specification, info, dims, packed))
+        if primitive.specification.opaque:
+            return _loop_over_examples(primitive, values, dims, layer)
+        batched = BatchedPrimitive(primitive, tuple(dims), layer.batch_size, layer.randomness)
+        results = call_under_transforms(batched, values)
+    return _wrap_batched(layer, results, batched.result_dims)
+
+
+def _loop_over_examples(
+    primitive: Primitive, values: Sequence[Any], dims: Sequence[int | None], layer: capabilities.Layer
+) -> Flat:
+    """Call an opaque operator for each example, since it has no torch operations to batch."""
+    specification = primitive.specification
+    if specification.random and layer.randomness != "different":
+        raise errors.TransformError(
+            f"it is opaque and random, and vmap was called with randomness={layer.randomness!r}",
+            operator=specification.name,
+            where=specification.where,
+            hint="call `vmap(..., randomness='different')`, or pass what is drawn as an argument",
+        )
+    rows = [
+        _call_below(
+            primitive,
+            [value if dim is None else value.select(dim, i) for value, dim in zip(values, dims, strict=True)],
+        )
+        for i in range(layer.batch_size)
+    ]
+    patterns = {tuple(result is None for result in row) for row in rows}
+    if len(patterns) > 1:
+        raise errors.TransformError(
+            "its examples have different numbers of results, which no batch can hold",
+            operator=specification.name,
+            where=specification.where,
+            hint="call it on each example, and keep what it returns in a list",
+        )
+    stacked = tuple(None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True))
+    return _wrap_batched(layer, stacked, (0,) * len(stacked))
+
+
+_RULES = {"Grad": _grad, "Jvp": _jvp, "Vmap": _vmap}
+
+
+def _call_by_node(primitive: Primitive, flat: Sequence[Any]) -> Flat:
+    """Call without the capability `torch_func`: under a transform, by a node that torch transforms.
+
+    Raises:
+        TransformError: For a transform that torch does not take such a node through.
+    """
+    if capabilities.innermost_layer() is None:
+        return differentiate(primitive, flat)
+    devices = {value.device.type for value in flat if isinstance(value, Tensor)}
+    if any(torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) for kind in devices):
+        raise unsupported_transform(
+            primitive.specification, "autocast under `torch.func`"
+        )  # the reference would not be cast
+    apply: Any = TransformedNode.apply
+    try:
+        results: Flat = apply(primitive, None, *flat)
+    except RuntimeError as error:
+        if str(error).startswith(NOT_YET_IMPLEMENTED):
+            raise unsupported_transform(primitive.specification, "functionalize") from error
+        raise
+    except ValueError as error:
+        if has_message(error, TANGENT_COUNT):
+            raise unsupported_transform(primitive.specification, "forward mode over `vmap`") from error
+        raise
+    except IndexError as error:
+        if has_message(error, NO_EXAMPLES):
+            raise unsupported_transform(primitive.specification, "`vmap` over no examples") from error
+        raise
+    return results
+
+
+class TransformedNode(torch.autograd.Function):
+    """A node whose rules under transforms are torch's."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(primitive: Primitive, _: None, *flat: Any) -> Flat:
+        """Compute the results: below every transform by the operator, with a batch by its reference."""
+        if capabilities.innermost_layer() is None:
+            return primitive.below(flat)
+        if primitive.specification.opaque:
+            raise unsupported_transform(primitive.specification, "vmap, since it is opaque,")
+        return _with_batch(primitive.example(flat), flat)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Flat) -> None:
+        """Save arguments for the backward, and no results, since torch cuts their graph under `vmap`."""
+        primitive, flat = inputs[0], inputs[LEADING_ARGUMENTS:]
+        specification, flattening = primitive.specification, primitive.flattening
+        plan = primitive.plan(flattening.needed(ctx.needs_input_grad[LEADING_ARGUMENTS:]))
+        ctx.mark_non_differentiable(*constant_results(primitive.results, specification, plan, output))
+        ctx.set_materialize_grads(False)
+        ctx.primitive = primitive
+        ctx.vjp = primitive.vjp(
+            plan, CallMetadata.of(flat, output, ctx.needs_input_grad[LEADING_ARGUMENTS:]), None
+        )
+        ctx.again = any(name in specification.schema.result_position for name in plan.saved)
+        if ctx.again and (specification.random or generators_in(flat)):
+            raise unsupported_transform(
+                specification, "a formula under `torch.func` that uses a result drawn at random"
+            )
+        names = specification.schema.names if ctx.again else plan.saved
+        ctx.kept = save_values(ctx.save_for_backward, names, flattening, flat, output, primitive.results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        """Gradients of the flat arguments; the results that formulas use are computed again."""
+        schema = ctx.primitive.specification.schema
+        saved = ctx.kept.load([capabilities.unwrap_dead(tensor) for tensor in ctx.saved_tensors])
+        if ctx.again:
+            results = ctx.primitive.call(
+                ctx.primitive.flattening.flatten([saved[name] for name in schema.names])
+            )
+            saved.update(zip(schema.result_position, ctx.primitive.results.pack(results), strict=True))
+        return (*(None,) * LEADING_ARGUMENTS, *ctx.vjp(saved, grads))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        """Refuse."""
+        raise unsupported_transform(ctx.primitive.specification, "forward mode under `torch.func`")
+
+
+def _with_batch(results: Sequence[Any], flat: Sequence[Any]) -> Flat:
+    """Give each result a batch dimension, without which torch counts its gradient once for every example."""
+    nothing = sum(torch.zeros_like(value).sum().abs() for value in flat if isinstance(value, Tensor))
+    always = torch.as_tensor(nothing == 0)
+    return tuple(None if result is None else torch.where(always, result, result) for result in results)
+
+
+def unsupported_transform(specification: Specification, what: str) -> errors.TransformError:
+    """The error for a transform that needs the capability `torch_func`."""
+    return errors.TransformError(
+        f"{what} needs the capability `torch_func`, which is off",
+        operator=specification.name,
+        where=specification.where,
+        hint="`opsmith doctor` says why; a reference without formulas or kernels works under every transform",
+    )

@@ -1,0 +1,318 @@
+"""Gradients and tangents that formulas return: fitted to the shape, dtype and device of their tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.backward_plan import BackwardPlan
+from opsmith.core.call_arguments import shown, tensors_in
+from opsmith.core.formula import Formula, Zero
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.pullback import pull_back
+from opsmith.torch_library.distributed import mesh_of, replicated
+from opsmith.torch_library.flattening import ResultFlattening
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMetadata:
+    """Shape, dtype, device and mesh that a gradient must have: those of its tensor."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    mesh: Any = None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorMetadata:
+        """Metadata of this tensor."""
+        return cls(tensor.shape, tensor.dtype, tensor.device, mesh_of(tensor))
+
+    def zeros(self) -> Tensor:
+        """Return a zero tensor with this metadata."""
+        return self.placed(torch.zeros(self.shape, dtype=self.dtype, device=self.device))
+
+    def placed(self, value: Tensor) -> Tensor:
+        """Place a value on the mesh, if there is one."""
+        return value if self.mesh is None or mesh_of(value) else replicated(value, self.mesh)
+
+
+def fit(
+    gradient: Any, expected: TensorMetadata, *, label: str, operator: str, formula: Formula, mixed: bool
+) -> Tensor:
+    """Fit a gradient to its input: sum over broadcast dimensions, and drop the imaginary part of a real one.
+
+    Args:
+        gradient: What the formula returned.
+        expected: Metadata of the input.
+        label: Name of the input, in messages.
+        operator: Name of the operator.
+        formula: The formula, for its location.
+        mixed: Whether the call mixed floating dtypes, so that the gradient may come in the wider one.
+
+    Raises:
+        GradientTypeError, GradientShapeError, GradientDtypeError, GradientDeviceError: As their names say.
+    """
+    if isinstance(gradient, Zero):
+        return expected.zeros()
+    about = _Subject("gradient", label, operator, formula, expected)
+    gradient = _dense(gradient, about)
+    if gradient.shape != expected.shape:
+        if not _broadcasts(expected.shape, gradient.shape):
+            raise about.shape_error(gradient, "or a shape that broadcasting made of it", "are summed")
+        gradient = gradient.sum_to_size(expected.shape)
+    if gradient.is_complex() and not expected.dtype.is_complex:
+        gradient = gradient.real
+    return _matching(gradient, about, mixed=mixed)
+
+
+def fit_tangent(
+    tangent: Any, expected: TensorMetadata, *, label: str, operator: str, formula: Formula, mixed: bool
+) -> Tensor:
+    """Fit the tangent of a formula to its result: broadcast it, and make it complex where the result is.
+
+    The arguments and what is raised are those of `fit`, with the result in the place of the input.
+    """
+    if isinstance(tangent, Zero):
+        return expected.zeros()
+    about = _Subject("tangent", label, operator, formula, expected)
+    tangent = _dense(tangent, about)
+    if tangent.shape != expected.shape:
+        if not _broadcasts(tangent.shape, expected.shape):
+            raise about.shape_error(tangent, "or a shape that broadcasts to it", "the result has")
+        tangent = tangent.expand(expected.shape)
+    return _matching(tangent, about, mixed=mixed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """Subject of an error message: a gradient or tangent, its tensor, and the formula."""
+
+    what: str
+    label: str
+    operator: str
+    formula: Formula
+    expected: TensorMetadata
+
+    def shape_error(self, value: Tensor, also: str, look: str) -> errors.GradientShapeError:
+        """The error for a shape that does not fit."""
+        return errors.GradientShapeError(
+            f"the {self.what} of `{self.label}` has the wrong shape",
+            operator=self.operator,
+            argument=self.label,
+            expected=f"{list(self.expected.shape)}, {also}",
+            got=str(list(value.shape)),
+            where=self.formula.where,
+            hint=_shape_hint(value, self.expected, look),
+        )
+
+
+def _dense(value: Any, about: _Subject) -> Tensor:
+    """Return a dense tensor, or raise."""
+    if not isinstance(value, Tensor):
+        raise errors.GradientTypeError(
+            f"the {about.what} of `{about.label}` is not a tensor",
+            operator=about.operator,
+            argument=about.label,
+            expected=f"a tensor of shape {list(about.expected.shape)}",
+            got=shown(value),
+            where=about.formula.where,
+            hint=f"return a tensor, or `opsmith.zero` where the {about.what} is zero",
+        )
+    return about.expected.placed(value if value.layout is torch.strided else value.to_dense())
+
+
+def _matching(value: Tensor, about: _Subject, *, mixed: bool) -> Tensor:
+    """Convert a value of the right shape to the expected dtype; raise where dtype or device are wrong."""
+    source = "grad" if about.what == "gradient" else "result"
+    if value.device != about.expected.device:
+        raise errors.GradientDeviceError(
+            f"the {about.what} of `{about.label}` is on the wrong device",
+            operator=about.operator,
+            argument=about.label,
+            expected=str(about.expected.device),
+            got=str(value.device),
+            where=about.formula.where,
+            hint=f"make new tensors with `device={source}.device`",
+        )
+    wanted = about.expected.dtype
+    if value.dtype != wanted:
+        widened = mixed and (value.is_floating_point() or (value.is_complex() and wanted.is_complex))
+        if not widened and not (wanted.is_complex and value.dtype == wanted.to_real()):
+            raise errors.GradientDtypeError(
+                f"the {about.what} of `{about.label}` has the wrong dtype",
+                operator=about.operator,
+                argument=about.label,
+                expected=str(wanted),
+                got=str(value.dtype),
+                where=about.formula.where,
+                hint=f"make new tensors with `dtype={source}.dtype`, and cast nothing",
+            )
+        value = value.to(wanted)
+    return value
+
+
+def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Return True if a tensor of this shape broadcasts to the target's."""
+    if len(shape) > len(target):
+        return False
+    trailing = target[len(target) - len(shape) :]
+    return all(size in (1, given) for size, given in zip(shape, trailing, strict=True))
+
+
+def _shape_hint(value: Tensor, expected: TensorMetadata, look: str) -> str:
+    if list(value.shape) == list(reversed(expected.shape)):
+        return "transpose it: `.mT`"
+    if value.numel() == torch.Size(expected.shape).numel():
+        return "reshape it, or look whether two dimensions are swapped"
+    return f"look at which dimensions {look}"
+
+
+@dataclass(frozen=True)
+class CallMetadata:
+    """Metadata of the tensors of a call.
+
+    Args:
+        inputs: For each flat argument its metadata, where it is a tensor that needs a gradient; else None.
+        shapes: For each flat argument its shape, where it is a tensor; else None.
+        results: Metadata of each flat result; None for a missing one.
+        mixed: Whether the call mixed floating dtypes.
+    """
+
+    inputs: tuple[TensorMetadata | None, ...]
+    shapes: tuple[torch.Size | None, ...]
+    results: tuple[TensorMetadata | None, ...]
+    mixed: bool
+
+    @classmethod
+    def of(cls, flat: Sequence[Any], results: Sequence[Any], needs: Sequence[bool]) -> CallMetadata:
+        """Metadata of these arguments, some of which need a gradient, and results."""
+        inputs = tuple(
+            TensorMetadata.of(value) if need and isinstance(value, Tensor) else None
+            for value, need in zip(flat, needs, strict=True)
+        )
+        shapes = tuple(value.shape if isinstance(value, Tensor) else None for value in flat)
+        return cls(
+            inputs,
+            shapes,
+            tuple(None if result is None else TensorMetadata.of(result) for result in results),
+            mixes_dtypes(flat),
+        )
+
+
+def mixes_dtypes(values: Sequence[Any]) -> bool:
+    """Return True if the tensors among some values have more than one dtype that can have a gradient."""
+    return len({each.dtype for each in values if isinstance(each, Tensor) and has_gradient(each.dtype)}) > 1
+
+
+def has_gradient(dtype: torch.dtype) -> bool:
+    """Return True if tensors of this dtype can have a gradient."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def constant_results(
+    flattening: ResultFlattening, specification: Specification, plan: BackwardPlan, results: Sequence[Any]
+) -> list[Tensor]:
+    """Results without a gradient: declared non-differentiable, or of an integer dtype.
+
+    Raises:
+        IntegerResultError: If a formula uses the gradient of a result that has none.
+    """
+    named = {name for formula in plan.formulas for name in formula.parameters}
+    constant: list[Tensor] = []
+    for described, result in zip(flattening.described, results, strict=True):
+        if result is None or (described.differentiable and has_gradient(result.dtype)):
+            continue
+        constant.append(result)
+        if described.differentiable and described.gradient_name() in named and specification.adopted is None:
+            raise errors.IntegerResultError(
+                f"an input requires a gradient, and `{described.name}` is {result.dtype}, which has none",
+                operator=specification.name,
+                argument=described.name,
+                expected="a floating or complex result, since a formula uses its gradient",
+                got=str(result.dtype),
+                where=specification.where,
+                hint=f"declare `results={{{described.name!r}: opsmith.non_differentiable}}`, "
+                "or call it on floating tensors",
+            )
+    return constant
+
+
+def refuse_graph_cut(
+    specification: Specification,
+    formula: Formula,
+    label: str,
+    gradient: Tensor,
+    arguments: dict[str, Any],
+    find: Callable[[Any], Any],
+) -> None:
+    """Check that a gradient computed under `create_graph` is attached to the graph of its arguments.
+
+    A gradient is linear in `grad`. So one that does not require a gradient itself, although `grad` does, was
+    computed outside of torch. Where `grad` is a constant that shows nothing: then the formula runs once more
+    with a `grad` that requires a gradient.
+
+    Args:
+        specification: The operator.
+        formula: The formula.
+        label: Name of the input, in messages.
+        gradient: The gradient in question.
+        arguments: What the formula was called with.
+        find: Finds this gradient in what the formula returns.
+
+    Raises:
+        GraphCutError: Naming the input and the formula.
+    """
+    if gradient.requires_grad:
+        return
+    incoming = {
+        keyword: arguments[keyword]
+        for keyword, name in zip(formula.keywords, formula.parameters, strict=True)
+        if name in specification.schema.gradient_position and isinstance(arguments[keyword], Tensor)
+    }
+    given = tensors_in(list(incoming.values()))
+    if any(map(capabilities.is_gradient_batch, given)):
+        return  # it shows no graph, and what leaves torch raises with it
+    if not given or not any(tensor.requires_grad for tensor in tensors_in(list(arguments.values()))):
+        return
+    constant = not any(tensor.requires_grad for tensor in given)
+    if constant and _depends_on_grads(formula, incoming, arguments, find):
+        return
+    raise errors.GraphCutError(
+        f"the gradient of `{label}` does not depend on `{next(iter(incoming))}` as far as torch can see",
+        operator=specification.name,
+        argument=label,
+        where=formula.where,
+        hint="write the formula with torch operations or opsmith operators, so that a second order exists; "
+        "where the gradient is zero, give `opsmith.zero`",
+    )
+
+
+def _depends_on_grads(
+    formula: Formula, incoming: dict[str, Any], arguments: dict[str, Any], find: Callable[[Any], Any]
+) -> bool:
+    """Return True if autograd sees a formula's result depend on the output gradients."""
+    seen: list[bool] = []
+
+    def again(*grads: Tensor) -> tuple[Tensor, ...]:
+        rest = iter(grads)
+        given = {
+            name: [next(rest) for _ in value]
+            if isinstance(value, list)
+            else None
+            if value is None
+            else next(rest)
+            for name, value in incoming.items()
+        }
+        answer = find(formula.function(**{**arguments, **given}))
+        seen.append(isinstance(answer, Tensor) and answer.requires_grad)
+        return tuple(tensors_in([answer]))
+
+    pull_back(again, tensors_in(list(incoming.values())))
+    return seen[0]

@@ -1,0 +1,319 @@
+"""The autograd node of an operator: it saves what the needed formulas name, and runs them in the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.backward_plan import BackwardPlan
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.forward_mode import jvp
+from opsmith.torch_library.autograd.gradient_values import CallMetadata, constant_results
+from opsmith.torch_library.autograd.pullback import RandomState, generators_in
+from opsmith.torch_library.autograd.vjp import Vjp
+from opsmith.torch_library.flattening import Flat, Flattening, ResultFlattening, lengths_of, save_values
+from opsmith.torch_library.validation import run_validated
+
+VjpFunction = Callable[[Mapping[str, Any], Sequence[Tensor | None]], list[Tensor | None]]
+"""Function of saved values by name and the gradient of each result; returns that of each flat argument."""
+
+
+class Primitive(Protocol):
+    """A differentiable operation with VJP, JVP and batching: an operator, or one under a `vmap` level."""
+
+    @property
+    def specification(self) -> Specification:
+        """The operator."""
+        ...
+
+    @property
+    def flattening(self) -> Flattening:
+        """Flat form of its arguments."""
+        ...
+
+    @property
+    def results(self) -> ResultFlattening:
+        """Flat form of its results; where there are lists, known after the first computation."""
+        ...
+
+    def plan(self, needed: frozenset[str]) -> BackwardPlan:
+        """The backward for these inputs."""
+        ...
+
+    @property
+    def node(self) -> Any:
+        """The class of its autograd node."""
+        ...
+
+    def example(self, flat: Sequence[Any]) -> tuple[Tensor, ...]:
+        """Compute all results by the reference, for tensors that may carry a batch."""
+        ...
+
+    def below(self, flat: Sequence[Any]) -> tuple[Tensor, ...]:
+        """Compute all results below autograd."""
+        ...
+
+    def vjp(self, plan: BackwardPlan, metadata: CallMetadata, state: RandomState | None) -> VjpFunction:
+        """The vector-Jacobian product of a call with this metadata."""
+        ...
+
+    def jvp(self, every: Mapping[str, Any], tangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """Tangents of the results, from all arguments and results by name and tangents of flat arguments."""
+        ...
+
+
+class RegisteredOperator(Protocol):
+    """The part of a registration that a call uses."""
+
+    specification: Specification
+    whole: Any
+    node: Any
+
+    def plan(self, needed: frozenset[str]) -> BackwardPlan:
+        """The backward for these inputs."""
+        ...
+
+    def result_flattening(self, lengths: tuple[int | None, ...]) -> ResultFlattening:
+        """Flat form of results with lists of these lengths."""
+        ...
+
+
+@dataclass(eq=False)
+class OperatorPrimitive:
+    """An operator, for calls with lists of given lengths.
+
+    Args:
+        registered: The operator.
+        flattening: Flat form of its arguments.
+        results: How its results do; where there are lists, known after the first computation.
+    """
+
+    registered: RegisteredOperator
+    flattening: Flattening
+    results: ResultFlattening = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.results = self.registered.result_flattening((None,) * len(self.specification.schema.results))
+
+    def _flat(self, results: tuple[Any, ...]) -> Flat:
+        if self.specification.schema.always_tensors:
+            return results
+        self.results = self.registered.result_flattening(lengths_of(results))
+        return self.results.flatten(results)
+
+    @property
+    def specification(self) -> Specification:
+        """The operator."""
+        return self.registered.specification
+
+    @property
+    def node(self) -> Any:
+        """The class of its autograd node."""
+        return self.registered.node
+
+    def plan(self, needed: frozenset[str]) -> BackwardPlan:
+        """The backward for these inputs."""
+        return self.registered.plan(needed)
+
+    def call(self, flat: Sequence[Any]) -> Flat:
+        """Compute all results, through the dispatcher."""
+        args, kwargs = self.specification.schema.dispatched(self.flattening.pack(flat))
+        results = self.registered.whole(*args, **kwargs)
+        return self._flat(results if isinstance(results, tuple) else (results,))
+
+    def below(self, flat: Sequence[Any]) -> Flat:
+        """Compute all results below autograd."""
+        with capabilities.below_autograd():
+            return self.call(flat)
+
+    def example(self, flat: Sequence[Any]) -> Flat:
+        """Compute all results by the reference, for tensors that may carry a batch."""
+        specification = self.specification
+        return self._flat(run_validated(specification, specification.computed_by, self.flattening.pack(flat)))
+
+    def vjp(self, plan: BackwardPlan, metadata: CallMetadata, state: RandomState | None) -> VjpFunction:
+        """The vector-Jacobian product of a call with this metadata."""
+        return Vjp(self.specification, plan, self.flattening, self.results, metadata, state)
+
+    def jvp(self, every: Mapping[str, Any], tangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """Tangents of the results."""
+        return jvp(self, every, tangents)
+
+
+LEADING_ARGUMENTS = 2
+"""Number of arguments of a node's `forward` before the operator's own."""
+
+
+class OperatorNode(torch.autograd.Function):
+    """Base of the autograd nodes; each registration derives a class, whose name appears in the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, primitive: Primitive, forward_mode: bool, *flat: Any) -> Flat:
+        """Compute the results, and save the values that the backward needs."""
+        plan = primitive.plan(primitive.flattening.needed(ctx.needs_input_grad[LEADING_ARGUMENTS:]))
+        state = _random_state(primitive, plan, flat)
+        results = primitive.below(flat)
+        prepare_backward(ctx, primitive, plan, flat, results, state)
+        if forward_mode:
+            names = all_names(primitive.specification)
+            ctx.forward_kept = save_values(
+                ctx.save_for_forward, names, primitive.flattening, flat, results, primitive.results
+            )
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        """Gradients of the flat arguments."""
+        return run_backward(ctx, grads)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        """Tangents of the results, at the level of `torch.autograd.forward_ad`."""
+        every = ctx.forward_kept.load(ctx.saved_tensors)
+        primal = {name: without_tangent(value) for name, value in every.items()}
+        del ctx.forward_kept
+        result_flattening = ctx.primitive.results
+        results = result_flattening.flatten([primal[name] for name in result_flattening.spans])
+        with capabilities.forward_mode_on():
+            moved = ctx.primitive.jvp(primal, tangents[LEADING_ARGUMENTS:])
+            answers = [_with_strides_of(*pair) for pair in zip(moved, results, strict=True)]
+        return tuple(answers) if len(answers) > 1 else answers[0]
+
+
+def _with_strides_of(tangent: Tensor | None, result: Tensor) -> Tensor | None:
+    """Give a tangent the strides of its result, which torch requires."""
+    if tangent is None or tangent.stride() == result.stride():
+        return tangent
+    # Made of the tangent, which may be batched where the result is not.
+    return tangent.new_empty_strided(result.shape, result.stride()).copy_(tangent)
+
+
+def _random_state(primitive: Primitive, plan: BackwardPlan, flat: Sequence[Any]) -> RandomState | None:
+    """The current random state, if the backward may have to rerun a reference that draws random numbers."""
+    specification = primitive.specification
+    if not (plan.derived or plan.follows_hidden) or not (specification.random or generators_in(flat)):
+        return None
+    if not capabilities.recording():
+        return RandomState.now(flat)
+    if plan.derived:
+        raise errors.TransformError(
+            "it draws random numbers in a kernel, which a traced backward cannot draw again",
+            operator=specification.name,
+            where=specification.where,
+            hint="return what was drawn as a hidden result that is non-differentiable, "
+            "and give formulas that use it",
+        )
+    return None  # only a second order would need it, and that says so
+
+
+def differentiate(primitive: Primitive, flat: Sequence[Any]) -> Flat:
+    """Call outside of `torch.func`: with an autograd node where a gradient or tangent is needed."""
+    forward_mode = capabilities.forward_mode_active()
+    requires = any(isinstance(value, Tensor) and value.requires_grad for value in flat)
+    if forward_mode or (requires and torch.is_grad_enabled()):
+        results: Flat = primitive.node.apply(primitive, forward_mode, *flat)
+        return results
+    return primitive.below(flat)
+
+
+def prepare_backward(
+    ctx: Any,
+    primitive: Primitive,
+    plan: BackwardPlan,
+    flat: Sequence[Any],
+    results: Sequence[Any],
+    state: RandomState | None,
+) -> None:
+    """Save in a context the values that `run_backward` needs."""
+    ctx.mark_non_differentiable(*constant_results(primitive.results, primitive.specification, plan, results))
+    ctx.set_materialize_grads(False)
+    ctx.primitive = primitive
+    ctx.vjp = primitive.vjp(
+        plan, CallMetadata.of(flat, results, ctx.needs_input_grad[LEADING_ARGUMENTS:]), state
+    )
+    ctx.kept = save_values(
+        ctx.save_for_backward, plan.saved, primitive.flattening, flat, results, primitive.results
+    )
+
+
+def run_backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """Gradients of a node's arguments."""
+    if all(grad is None for grad in grads):
+        return (None,) * len(ctx.needs_input_grad)
+    # What `torch.func.vjp` returns runs after its layer is gone, and saved tensors are of that layer.
+    saved = ctx.kept.load([capabilities.unwrap_dead(tensor) for tensor in ctx.saved_tensors])
+    return (*(None,) * LEADING_ARGUMENTS, *ctx.vjp(saved, grads))
+
+
+def all_names(specification: Specification) -> tuple[str, ...]:
+    """Names of all arguments and results."""
+    return (*specification.schema.names, *specification.schema.result_position)
+
+
+def without_tangent(value: Any) -> Any:
+    """A saved value without its tangent at the level of `torch.autograd.forward_ad`."""
+    if isinstance(value, Tensor):
+        return capabilities.primal_of(value)
+    if isinstance(value, list):
+        return [without_tangent(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True)
+class RecordedOperator:
+    """An operator's node.
+
+    Args:
+        specification: The operator, as it was when the node was made.
+        saved: Names of the saved tensors, in order: inputs and results.
+        inputs: Names of the inputs whose gradients it computes, in the order of its edges.
+    """
+
+    specification: Specification
+    saved: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
+
+
+def recorded_operator(node: Any) -> RecordedOperator | None:
+    """The operator of an autograd node; None for a node of torch's, or of a Function that was not adopted.
+
+    Example:
+        >>> import torch, opsmith
+        >>> found = recorded_operator(opsmith.ops.exp(torch.ones(2, requires_grad=True)).grad_fn)
+        >>> found.specification.name, found.saved, found.inputs
+        ('opsmith::exp', ('result',), ('x',))
+    """
+    written: Any = getattr(capabilities.forward_class(node), "recorded_operator", None)
+    if isinstance(written, RecordedOperator):
+        names = written.specification.schema.names
+        return RecordedOperator(written.specification, written.saved, _needed_labels(node, names, 0))
+    primitive = getattr(node, "primitive", None)
+    specification = getattr(primitive, "specification", None)
+    if primitive is None or not isinstance(specification, Specification):
+        return None
+    flattening = primitive.flattening
+    labels = [label for name in specification.schema.names for label in flattening.labels(name)]
+    leading = len(node.needs_input_grad) - len(labels)
+    return RecordedOperator(specification, _saved_names(node), _needed_labels(node, labels, leading))
+
+
+def _needed_labels(node: Any, labels: Any, leading: int) -> tuple[str, ...]:
+    needs = node.needs_input_grad[leading:]
+    return tuple(label for label, needed in zip(labels, needs, strict=True) if needed)
+
+
+def _saved_names(node: Any) -> tuple[str, ...]:
+    """Names of the tensors that an `OperatorNode` saved; those of an adopted class have none."""
+    items = getattr(getattr(node, "kept", None), "items", ())
+    found: dict[int, str] = {}
+    for name, is_list, indices in items:
+        for position, index in enumerate(indices):
+            if isinstance(index, int):
+                found[index] = f"{name}[{position}]" if is_list else name
+    return tuple(found[index] for index in sorted(found))

@@ -1,0 +1,194 @@
+"""The pullback of a function of tensors: its vector-Jacobian product, to any order, under any transform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.flattening import Flattening
+
+Pullback = Callable[[Sequence[Tensor | None]], list[Tensor]]
+"""Function of a gradient, or None, for each result; returns one for each input."""
+
+
+def pull_back(
+    function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], closed: Sequence[Tensor] = ()
+) -> tuple[tuple[Tensor, ...], Pullback]:
+    """Run a function, and return its results and its pullback.
+
+    Where grad mode is on, the pullback's answers hang in the graph of `inputs`, of what the function closes
+    over (`closed`) and of the gradients given: any order of derivative is right. Inside a `torch.func`
+    transform it is one more of them, since tensors there cannot be asked to require a gradient.
+    """
+    # A compiled backward can follow `torch.func.vjp`, and not `torch.autograd.grad`.
+    if torch.compiler.is_dynamo_compiling() or capabilities.innermost_layer() is not None:
+        return _by_transform(function, inputs)
+    return _by_autograd(function, inputs, closed)
+
+
+def _by_autograd(
+    function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], closed: Sequence[Tensor]
+) -> tuple[tuple[Tensor, ...], Pullback]:
+    higher_order = torch.is_grad_enabled()
+    hangs = any(value.requires_grad for value in (*inputs, *closed))
+    with torch.enable_grad():
+        # A view is a new tensor to differentiate by, and still hangs in the graph of the original.
+        leaves = [
+            value.view_as(value)
+            if higher_order and value.requires_grad
+            else capabilities.outside_graph(value).requires_grad_()
+            for value in inputs
+        ]
+        results = function(*leaves)
+
+    def pull(grads: Sequence[Tensor | None]) -> list[Tensor]:
+        pairs = [
+            (result, grad)
+            for result, grad in zip(results, grads, strict=True)
+            if grad is not None and result.requires_grad
+        ]
+        found: Sequence[Tensor | None] = [None] * len(leaves)
+        create_graph = higher_order and (hangs or any(grad.requires_grad for _, grad in pairs))
+        if pairs and leaves:
+            found = torch.autograd.grad(
+                [result for result, _ in pairs],
+                leaves,
+                [grad for _, grad in pairs],
+                create_graph=create_graph,
+                retain_graph=True,
+                allow_unused=True,
+            )
+        return _with_zeros(found, inputs)
+
+    return results, pull
+
+
+def _by_transform(
+    function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]
+) -> tuple[tuple[Tensor, ...], Pullback]:
+    with torch.enable_grad():
+        floating: list[bool] = []
+
+        def differentiable(*values: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            results = function(*values)
+            floating[:] = [result.is_floating_point() or result.is_complex() for result in results]
+            return (
+                tuple(result for result, kept in zip(results, floating, strict=True) if kept),
+                results,
+            )
+
+        transformed: Any = torch.func.vjp(differentiable, *inputs, has_aux=True)
+        _, vjp, results = transformed
+
+    def pull(grads: Sequence[Tensor | None]) -> list[Tensor]:
+        given = tuple(
+            torch.zeros_like(result) if grad is None else grad
+            for result, grad, kept in zip(results, grads, floating, strict=True)
+            if kept
+        )
+        return _with_zeros(vjp(given), inputs)
+
+    return results, pull
+
+
+def _with_zeros(found: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor]:
+    return [
+        torch.zeros_like(value) if gradient is None else gradient
+        for gradient, value in zip(found, inputs, strict=True)
+    ]
+
+
+def vjp_by_recompute(
+    function: Callable[..., Any],
+    flattening: Flattening,
+    flat: Sequence[Any],
+    wanted: Sequence[int],
+    grads: Sequence[Tensor | None],
+    state: RandomState | None,
+) -> list[Tensor]:
+    """Gradients of `function` for some of its flat arguments, given the gradients of its results.
+
+    Args:
+        function: Takes the operator's arguments, returns its results.
+        flattening: How `flat` packs into arguments.
+        flat: The saved arguments, flat.
+        wanted: Places in `flat` whose gradient is wanted.
+        grads: For each flat result its gradient, or None.
+        state: Random state of the forward, for a random function.
+
+    Returns:
+        One gradient for each index in `wanted`; zeros where the function does not depend on it.
+    """
+    others = flat if torch.is_grad_enabled() else [_detached_value(value) for value in flat]
+
+    there: list[bool] = []
+
+    def again(*values: Tensor) -> tuple[Tensor, ...]:
+        filled = list(others)
+        for index, value in zip(wanted, values, strict=True):
+            filled[index] = value
+        args, kwargs = flattening.schema.split(flattening.pack(filled))
+        with state.again() if state else nullcontext():
+            results = function(*args, **kwargs)
+        results = results if isinstance(results, tuple | list) else (results,)
+        spread = [each for one in results for each in (one if isinstance(one, tuple | list) else (one,))]
+        there[:] = [each is not None for each in spread]
+        return tuple(each for each in spread if each is not None)
+
+    closed = [value for value in others if isinstance(value, Tensor)]
+    _, pull = pull_back(again, [flat[index] for index in wanted], closed)
+    return pull([grad for grad, is_there in zip(grads, there, strict=True) if is_there])
+
+
+def _detached_value(value: Any) -> Any:
+    return capabilities.outside_graph(value) if isinstance(value, Tensor) else value
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """State of the default generators of the devices of a call, and of generators among its arguments."""
+
+    cpu: Tensor
+    cuda: dict[int, Tensor]
+    own: tuple[tuple[torch.Generator, Tensor], ...]
+
+    @classmethod
+    def now(cls, values: Sequence[Any]) -> RandomState:
+        """The current state, for a call with these arguments."""
+        indices = {value.device.index for value in values if isinstance(value, Tensor) and value.is_cuda}
+        return cls(
+            torch.get_rng_state(),
+            {index: torch.cuda.get_rng_state(index) for index in sorted(indices)},
+            tuple((generator, generator.get_state()) for generator in generators_in(values)),
+        )
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Context that draws the same numbers again, and restores the state at its end."""
+        with torch.random.fork_rng(devices=list(self.cuda)):
+            torch.set_rng_state(self.cpu)
+            for index, state in self.cuda.items():
+                torch.cuda.set_rng_state(state, index)
+            before = [(generator, generator.get_state()) for generator, _ in self.own]
+            try:
+                for generator, state in self.own:
+                    generator.set_state(state)
+                yield
+            finally:
+                for generator, state in before:
+                    generator.set_state(state)
+
+
+def generators_in(values: Iterable[Any]) -> list[torch.Generator]:
+    """The generators among argument values, those in lists too."""
+    found: list[torch.Generator] = []
+    for value in values:
+        items = value if isinstance(value, list | tuple) else [value]
+        found += [item for item in items if type(item) is torch.Generator]
+    return found

@@ -1,0 +1,333 @@
+"""The vector-Jacobian product of an operator: formulas, checks of what they return, and derived gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.adopted import ClassFormula
+from opsmith.core.backward_plan import BackwardPlan
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient, Zero
+from opsmith.core.gradients import NEEDED
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.autocast import without_casts
+from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata, fit, refuse_graph_cut
+from opsmith.torch_library.autograd.pullback import RandomState, generators_in, vjp_by_recompute
+from opsmith.torch_library.distributed import replicating
+from opsmith.torch_library.flattening import Flattening, ResultFlattening
+
+
+@dataclass(frozen=True, eq=False)  # torch 2.11 hashes a half-made one
+class Vjp:
+    """The vector-Jacobian product of one call, without its saved tensors.
+
+    Args:
+        specification: The operator.
+        plan: What to run.
+        flattening: Flat form of the arguments.
+        results: Flat form of the results.
+        metadata: Metadata of the call's tensors.
+        state: Random state of the forward, where the backward recomputes a random reference.
+    """
+
+    specification: Specification
+    plan: BackwardPlan
+    flattening: Flattening
+    results: ResultFlattening
+    metadata: CallMetadata
+    state: RandomState | None
+
+    def __call__(self, saved: Mapping[str, Any], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Gradients of the flat arguments.
+
+        Args:
+            saved: Saved inputs and results by name; lists as lists.
+            grads: Gradient of each flat result, None where there is none.
+        """
+        self._refuse()
+        with replicating((*saved.values(), *grads)), without_casts(grads):
+            return self._gradients(saved, grads)
+
+    def _gradients(self, saved: Mapping[str, Any], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        gradients: list[Tensor | None] = [None] * len(self.metadata.inputs)
+        for name in self.plan.zeros:
+            self._fill(gradients, name, lambda expected, index: expected.zeros())
+        for formula in self.plan.formulas:
+            self._run(formula, saved, grads, gradients)
+        self._derive(saved, grads, gradients)
+        return gradients
+
+    def _refuse(self) -> None:
+        specification = self.specification
+        for name in self.plan.refused:
+            rule = specification.gradients.rules[name]
+            assert isinstance(rule, NotImplementedGradient)
+            raise errors.GradientNotImplementedError(
+                f"the gradient of `{name}` is not implemented: {rule.reason}",
+                operator=specification.name,
+                argument=name,
+                where=specification.where,
+                hint=f"call it with `{name}.detach()`, or give a formula: `.gradients({name}=...)`",
+            )
+        if specification.opaque and self.plan.derived and specification.gradients.stand_in is None:
+            name = self.plan.derived[0]
+            raise errors.MissingGradientError(
+                f"the operator is opaque, and no gradient is given for `{name}`",
+                operator=specification.name,
+                argument=name,
+                where=specification.where,
+                hint=f"write `.gradients({name}=lambda grad: ...)`, or `{name}=opsmith.non_differentiable`",
+            )
+
+    def _fill(
+        self, gradients: list[Tensor | None], name: str, value: Callable[[TensorMetadata, int], Tensor]
+    ) -> None:
+        span = self.flattening.spans[name]
+        for index in range(span.start, span.stop):
+            expected = self.metadata.inputs[index]
+            if expected is not None:
+                gradients[index] = value(expected, index - span.start)
+
+    def _run(
+        self,
+        formula: Formula,
+        saved: Mapping[str, Any],
+        grads: Sequence[Tensor | None],
+        gradients: list[Tensor | None],
+    ) -> None:
+        named = self._used_grads(formula)
+        inputs = [name for name in formula.answers_for if name in self.plan.needed]
+        if named and all(grads[index] is None for index in named):
+            # Gradients are linear in what comes in, and nothing did.
+            for name in inputs:
+                self._fill(gradients, name, lambda expected, index: expected.zeros())
+            return
+        arguments = {
+            keyword: self._argument(formula, name, saved, grads, inputs)
+            for keyword, name in zip(formula.keywords, formula.parameters, strict=True)
+        }
+        answers = self._call(formula, arguments)
+        for name in inputs:
+            items = self._items(formula, name, answers[name])
+            labels = self.flattening.labels(name)
+
+            def fitted(
+                expected: TensorMetadata,
+                index: int,
+                name: str = name,
+                items: Sequence[Any] = items,
+                labels: list[str] = labels,
+            ) -> Tensor:
+                gradient = fit(
+                    items[index],
+                    expected,
+                    label=labels[index],
+                    operator=self.specification.name,
+                    formula=formula,
+                    mixed=self.metadata.mixed or self.specification.adopted is not None,
+                )
+                if torch.is_grad_enabled() and not isinstance(items[index], Zero):
+                    find = partial(self._item, formula, name, index)
+                    refuse_graph_cut(self.specification, formula, labels[index], gradient, arguments, find)
+                return gradient
+
+            self._fill(gradients, name, fitted)
+
+    def _argument(
+        self,
+        formula: Formula,
+        name: str,
+        saved: Mapping[str, Any],
+        grads: Sequence[Tensor | None],
+        inputs: list[str],
+    ) -> Any:
+        schema = self.specification.schema
+        if name == NEEDED:
+            return frozenset(inputs)
+        if name in schema.shapes:
+            return self.metadata.shapes[self.flattening.spans[schema.shapes[name]].start]
+        position = schema.gradient_position.get(name)
+        if position is None:
+            return saved[name]
+        if isinstance(
+            formula, ClassFormula
+        ):  # a class says itself what it takes for a gradient that is not there
+            return grads[position]
+        filled = [
+            expected.zeros() if expected is not None and gradient is None else gradient
+            for expected, gradient in zip(self.metadata.results, grads, strict=True)
+        ]
+        return self.results.item(schema.results[position].name, filled)
+
+    def _indices_of(self, positions: Iterable[int]) -> list[int]:
+        """Flat positions of some results."""
+        spans = [
+            self.results.spans[self.specification.schema.results[position].name] for position in positions
+        ]
+        return [index for span in spans for index in range(span.start, span.stop)]
+
+    def _used_grads(self, formula: Formula) -> list[int]:
+        """Flat positions of the results whose gradients a formula uses."""
+        positions = self.specification.schema.gradient_position
+        return self._indices_of(positions[name] for name in formula.parameters if name in positions)
+
+    def _call(self, formula: Formula, arguments: dict[str, Any]) -> Mapping[str, Any]:
+        """Run a formula, check that it writes to no argument, and return gradients by input name."""
+        tensors = [(name, tensor) for name, value in arguments.items() for tensor in tensors_in([value])]
+        before = [capabilities.version(tensor) for _, tensor in tensors]
+        try:
+            answer = formula.function(**arguments)
+        except Exception as error:
+            note_formula(self.specification, formula, error)
+            raise
+        for (name, tensor), count in zip(tensors, before, strict=True):
+            if count is not None and capabilities.version(tensor) != count:
+                raise written_into(self.specification, [formula], name)
+        return self._joint_answers(formula, answer) if formula.joint else {formula.answers_for[0]: answer}
+
+    def _joint_answers(self, formula: Formula, answer: Any) -> Mapping[str, Any]:
+        needed = [name for name in formula.answers_for if name in self.plan.needed]
+        given = list(answer) if isinstance(answer, Mapping) else None
+        if given is None or set(needed) - set(given) or set(given) - set(formula.answers_for):
+            raise errors.GradientCountError(
+                "the joint gradient does not answer for the inputs that it covers",
+                operator=self.specification.name,
+                expected=f"a dict with {', '.join(f'`{name}`' for name in needed)}",
+                got=", ".join(f"`{name}`" for name in given) if given is not None else type(answer).__name__,
+                where=formula.where,
+                hint="return a dict by input name; cover fewer inputs with `@op.gradients('x', ...)`",
+            )
+        assert isinstance(answer, Mapping)
+        return answer
+
+    def _item(self, formula: Formula, name: str, index: int, answer: Any) -> Any:
+        return self._items(formula, name, answer[name] if formula.joint else answer)[index]
+
+    def _items(self, formula: Formula, name: str, answer: Any) -> Sequence[Any]:
+        if not self.flattening.is_list(name):
+            return [answer]
+        count = len(self.flattening.labels(name))
+        if isinstance(answer, list | tuple) and len(answer) == count:
+            return answer
+        raise errors.GradientCountError(
+            f"the gradient of the list `{name}` has the wrong length",
+            operator=self.specification.name,
+            argument=name,
+            expected=f"a list of {count} tensors",
+            got=f"a list of {len(answer)}" if isinstance(answer, list | tuple) else type(answer).__name__,
+            where=formula.where,
+            hint="return one gradient for each tensor of the list",
+        )
+
+    def _derive(
+        self, saved: Mapping[str, Any], grads: Sequence[Tensor | None], gradients: list[Tensor | None]
+    ) -> None:
+        """Add the gradients that no formula covers: of inputs without one, and through hidden results."""
+        specification, plan = self.specification, self.plan
+        positions = specification.schema.result_position
+        followed = [
+            positions[name]
+            for name in plan.follows_hidden
+            if any(grads[index] is not None for index in self._indices_of([positions[name]]))
+        ]
+        if not plan.derived and not followed:
+            return
+        self._refuse_to_follow(followed)
+        flat = self.flattening.flatten([saved[name] for name in specification.schema.names])
+        self._refuse_to_draw_again(flat)
+        function, wanted = specification.reference, grads
+        if specification.gradients.stand_in is not None:
+            function = specification.gradients.stand_in
+            wanted = [grads[index] for index in self._indices_of(specification.schema.visible)]
+        if plan.derived:
+            indices = self._input_indices(plan.derived)
+            answers = vjp_by_recompute(function, self.flattening, flat, indices, wanted, self.state)
+            for index, answer in zip(indices, answers, strict=True):
+                gradients[index] = answer
+        for formula in plan.formulas:
+            blind = [
+                p
+                for p in followed
+                if specification.schema.results[p].gradient_name() not in formula.parameters
+            ]
+            if not blind:
+                continue
+            indices = self._input_indices([name for name in formula.answers_for if name in plan.needed])
+            kept = self._indices_of(blind)
+            only = [grad if index in kept else None for index, grad in enumerate(grads)]
+            answers = vjp_by_recompute(
+                specification.reference, self.flattening, flat, indices, only, self.state
+            )
+            for index, answer in zip(indices, answers, strict=True):
+                known = gradients[index]
+                gradients[index] = answer if known is None else known + answer
+
+    def _refuse_to_follow(self, followed: list[int]) -> None:
+        specification = self.specification
+        if specification.opaque and followed:
+            hidden = specification.schema.results[followed[0]]
+            raise errors.HiddenResultError(
+                f"a second order, or forward mode, needs the derivative of the hidden `{hidden.name}`, "
+                "and it is opaque",
+                operator=specification.name,
+                argument=hidden.name,
+                where=self.plan.formulas[0].where,
+                hint=f"let the formulas take `{hidden.gradient_name()}` into account; where `{hidden.name}` "
+                f"depends on no input, declare `results={{{hidden.name!r}: opsmith.non_differentiable}}`",
+            )
+
+    def _refuse_to_draw_again(self, flat: Sequence[Any]) -> None:
+        specification = self.specification
+        draws = specification.random or generators_in(flat)
+        if draws and self.state is None and specification.gradients.stand_in is None:
+            raise errors.ForwardModeError(
+                "it draws random numbers: its reference cannot be run again in forward mode or torch.func",
+                operator=specification.name,
+                where=specification.where,
+                hint="return what was drawn as a hidden result that is non-differentiable, "
+                "and give formulas that use it",
+            )
+
+    def _input_indices(self, names: Sequence[str]) -> list[int]:
+        spans = [self.flattening.spans[name] for name in names]
+        return [
+            p for span in spans for p in range(span.start, span.stop) if self.metadata.inputs[p] is not None
+        ]
+
+
+def differentiable_arguments(specification: Specification, flattening: Flattening) -> list[bool]:
+    """List for each flat argument whether gradients flow to it."""
+    rules = specification.gradients.rules
+    return [
+        not isinstance(rules.get(name), NonDifferentiable)
+        for name in specification.schema.names
+        for _ in flattening.labels(name)
+    ]
+
+
+def note_formula(specification: Specification, formula: Formula, error: Exception) -> None:
+    """Add the formula to an error that it raised; errors of opsmith name it already."""
+    if not isinstance(error, errors.OpsmithError):
+        which = ", ".join(f"`{name}`" for name in formula.answers_for)
+        error.add_note(f"raised in the gradient of {which} of {specification.name}, {formula.where}")
+
+
+def written_into(
+    specification: Specification, formulas: Sequence[Formula], name: str
+) -> errors.SavedTensorModifiedError:
+    """The error for one of these formulas that wrote to the argument of this name."""
+    return errors.SavedTensorModifiedError(
+        f"a gradient formula wrote into `{name}`",
+        operator=specification.name,
+        argument=name,
+        where=" or ".join(dict.fromkeys(formula.where for formula in formulas)),
+        hint=f"work on a copy, `{name}.clone()`, or use an operation without a trailing `_`",
+    )

@@ -1,0 +1,133 @@
+"""Nodes of autograd's graph: their Python class, the metadata of their results, and saved tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules import module as _modules
+
+from opsmith.torch_library.torch_messages import SAVED_WRITTEN, has_message
+
+
+def forward_class(node: Any) -> type | None:
+    """The `autograd.Function` whose node this is; None for a node of torch's own."""
+    found: type | None = getattr(type(node), "_forward_cls", None)
+    return found
+
+
+def result_metadata(node: Any) -> list[tuple[tuple[int, ...], torch.dtype, torch.device]]:
+    """Shape, dtype and device of each result of the operation that the node is of."""
+    return [
+        (tuple(int(size) for size in each.shape), each.dtype, each.device) for each in node._input_metadata
+    ]
+
+
+def saved_tensors(node: Any) -> dict[str, Any]:
+    """Values that a node saved, by name; items of a list are numbered, those of a Function are `0`, `1`, ...
+
+    A value is None where nothing was saved, and no tensor where a hook has packed it: it is not unpacked,
+    since that may bring it back from elsewhere, or compute it again.
+
+    Raises:
+        RuntimeError: If it was freed.
+    """
+    found: dict[str, Any] = {}
+    prefix = "_raw_saved_"
+    for name in (name for name in dir(node) if name.startswith(prefix)):
+        kept = getattr(node, name)
+        several = isinstance(kept, tuple)
+        label = "" if hasattr(node, "saved_tensors") else name.removeprefix(prefix)
+        for position, each in enumerate(kept if several else [kept]):
+            number = str(position) if not label else f"{label}[{position}]"
+            found[number if several else label] = None if each is None else each.data
+        if not several and found[label] is None and each is not None:
+            # Freed and never given look alike here; only the tensor itself, asked for, tells.
+            getattr(node, name.replace("_raw", "", 1))
+    return found
+
+
+def overwritten(node: Any) -> bool:
+    """Return True if a saved tensor of a node was written to since, so that its backward raises."""
+    prefix = "_raw_saved_"
+    for name in (name for name in dir(node) if name.startswith(prefix)):
+        kept = getattr(node, name)
+        each = kept if isinstance(kept, tuple) else (kept,)
+        if any(saved is not None and saved.unpack_hook is not None for saved in each):
+            continue
+        try:
+            getattr(node, "saved_tensors" if hasattr(node, "saved_tensors") else name.replace("_raw", "", 1))
+        except RuntimeError as error:
+            if not has_message(error, SAVED_WRITTEN):
+                raise
+            return True
+    return False
+
+
+def view_base(tensor: Tensor) -> Tensor | None:
+    """The tensor that this one is a view of; None for one that is none."""
+    return tensor._base
+
+
+def after_modules(told: Callable[..., None]) -> Callable[[], None]:
+    """Call a function after every call of a module, with module, arguments, keywords and output.
+
+    Returns:
+        A function that ends this, and removes the keyword flag of the hook, which torch leaves behind. With
+        that left behind, torch 2.11 to 2.13 warn of global hooks whenever a module is compiled.
+    """
+    handle = _modules.register_module_forward_hook(told, with_kwargs=True, always_call=True)
+
+    def remove() -> None:
+        handle.remove()
+        _modules._global_forward_hooks_with_kwargs.pop(handle.id, None)
+
+    return remove
+
+
+def self_test() -> None:
+    """Of a node of torch's and one of a Function's: class, forms, what is saved, packed and freed."""
+    leaf = torch.ones(2, 3, requires_grad=True)
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return grad * 2
+
+    doubled, result = Doubled.apply(leaf), leaf.double().exp()  # type: ignore[no-untyped-call]
+    node = result.grad_fn
+    assert (forward_class(doubled.grad_fn), forward_class(node)) == (Doubled, None)
+    assert result_metadata(node) == [((2, 3), torch.float64, torch.device("cpu"))]
+    assert saved_tensors(doubled.grad_fn)["0"] is leaf
+    assert saved_tensors(node)["result"].shape == (2, 3)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: "packed", lambda text: torch.ones(0)):
+        packed = leaf.exp()
+    assert saved_tensors(packed.grad_fn) == {"result": "packed"}
+    assert (view_base(leaf[0]) is leaf, view_base(leaf)) == (True, None)
+    assert not overwritten(node)
+    written = leaf.double()
+    squared = written * written
+    written.add_(1)
+    assert overwritten(squared.grad_fn)
+    result.sum().backward()
+    said = ""
+    try:
+        saved_tensors(node)
+    except RuntimeError as error:
+        said = str(error)
+    assert "freed" in said, "what was freed is still there"
+    seen: list[Any] = []
+    remove = after_modules(lambda module, args, kwargs, output: seen.append(kwargs["input"]))
+    torch.nn.Identity()(input=leaf)
+    remove()
+    torch.nn.Identity()(input=leaf)
+    assert len(seen) == 1
+    assert seen[0] is leaf
+    assert not _modules._global_forward_hooks_with_kwargs

@@ -1,0 +1,63 @@
+"""A dispatch mode that reports every operator that runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def observe_operators(
+    see: Callable[[Any, dict[str, Any]], None], given: Callable[[Any, Sequence[Any]], None] | None = None
+) -> AbstractContextManager[Any]:
+    """Context that calls `see` for each operator that runs, with its keyword arguments.
+
+    Args:
+        see: Takes the operator and its keyword arguments, before it runs.
+        given: Takes the operator and its positional arguments, likewise.
+    """
+    watch: AbstractContextManager[Any] = _Watch(see, given)
+    return watch
+
+
+def tracing_imported() -> bool:
+    """Return True if torch has imported its tracing modules, which an operation on `meta` may cause."""
+    return "torch._dynamo" in sys.modules
+
+
+class _Watch(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: to mark the mode, torch would import the compiler, which takes one to two seconds."""
+        return False
+
+    def __init__(
+        self, see: Callable[[Any, dict[str, Any]], None], given: Callable[[Any, Sequence[Any]], None] | None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.see, self.given = see, given
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.see(operator, kwargs or {})
+        if self.given is not None:
+            self.given(operator, args)
+        return operator(*args, **(kwargs or {}))
+
+
+def self_test() -> None:
+    """Operators that run in the context are reported with their keywords, and results are unchanged."""
+    seen: list[tuple[str, dict[str, Any]]] = []
+    given: list[Any] = []
+    x = torch.ones(2)
+    with observe_operators(
+        lambda operator, kwargs: seen.append((str(operator), kwargs)),
+        lambda operator, args: given.extend(args),
+    ):
+        result = x.sum(dtype=torch.float64)
+    assert result.item() == 2.0
+    assert given == [x]
+    assert seen[-1] == ("aten.sum.default", {"dtype": torch.float64})

@@ -1,0 +1,238 @@
+"""Guards of the fast path, in Python and C, and entry points into torch that skip its Python frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_C: Any = torch._C
+_autograd: Any = torch.autograd
+
+
+def guard_names() -> dict[str, Any]:
+    """Functions and modules that the guard conditions use, by their names in generated source."""
+    return {
+        "_op_compiling": torch.compiler.is_dynamo_compiling,
+        "_op_watched": _C._has_torch_function_variadic,
+        "_op_dispatch_modes": _C._len_torch_dispatch_stack,
+        "_op_forward_mode": forward_ad,
+        "_op_profiler": torch.autograd.profiler,
+    }
+
+
+any_autocast: Any = _C._is_any_autocast_enabled
+"""Return True if autocast is on, for any type of device."""
+
+
+GUARD_CONDITIONS = (
+    "not _op_dispatch_modes()",
+    "_op_forward_mode._current_level < 0",
+    "not _op_profiler._is_profiler_enabled",
+)
+"""Conditions of the fast path besides the tensor guard."""
+
+
+def torch_function_condition(names: str) -> str:
+    """Source of a condition: no tensor subclass and no mode overrides `__torch_function__`."""
+    return f"not _op_watched({names})"
+
+
+def nothing_active() -> bool:
+    """Return True if no mode, transform, autocast, trace, profiler or forward-mode level is active."""
+    return not (
+        _C._len_torch_dispatch_stack()
+        or _C._len_torch_function_stack()
+        or _functorch.peek_interpreter_stack() is not None
+        or any_autocast()
+        or forward_ad._current_level >= 0
+        or _C._get_tracing_state() is not None
+        or _autograd._profiler_enabled()
+    )
+
+
+def tensor_guard(tensors: Sequence[Tensor], *, sizes: bool = False) -> Callable[..., bool]:
+    """Return a guard in C: it accepts tensors with the metadata of these, under the same dispatch keys.
+
+    The guard compares type, dtype, device, rank, requires_grad and dispatch keys: the tensor's own (sparse,
+    conjugate, batched, ...) and those of transforms, autocast, traces and modes of users. It does not see
+    torch's own modes, of tracing and of fake tensors.
+    Nested tensors must not be passed, and a tensor that is given twice is never accepted.
+
+    Args:
+        tensors: An example for each argument.
+        sizes: Whether to compare sizes too.
+    """
+    ranks = [[None] * tensor.dim() for tensor in tensors]
+    shapes = [list(tensor.shape) for tensor in tensors] if sizes else ranks
+    guards = _C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=ranks)
+    check: Callable[..., bool] = guards.check
+    return check
+
+
+def direct_backward(node: Any, backward: Callable[..., Any]) -> None:
+    """Make autograd call this backward of a node directly, without looking it up in Python."""
+    node._backward_cls.apply = backward
+
+
+def versions_source(names: Sequence[str]) -> str:
+    """Source of a tuple of the version counters of these tensors; None for one that is None."""
+    return "(" + "".join(f"None if {name} is None else {name}._version, " for name in names) + ")"
+
+
+_RETURN_THEIR_INPUT = ("dequantize", "index", "lift", "resize", "resize_as", "_unsafe_view")
+"""Operations that may return their input, although their schemas do not say so."""
+
+
+def returns_new(name: str) -> bool:
+    """Return True if torch's operations of this name return new memory: no alias, and no composition."""
+    if name in _RETURN_THEIR_INPUT:
+        return False
+    schemas = [
+        schema
+        for schema in _C._jit_get_schemas_for_operator(f"aten::{name}")
+        if not any(argument.is_out for argument in schema.arguments)
+        and "Dimname" not in schema.overload_name  # in torch 2.11: made of the one by number
+    ]
+    aliases = any(result.alias_info is not None for schema in schemas for result in schema.returns)
+    names = [f"aten::{name}" + f".{each.overload_name}" * bool(each.overload_name) for each in schemas]
+    composed = any(
+        _C._dispatch_has_kernel_for_dispatch_key(each, "CompositeImplicitAutograd")
+        for each in names
+        if _C._dispatch_has_kernel(each)  # others are TorchScript's, of numbers
+    )
+    return bool(schemas) and not aliases and not composed
+
+
+def writes_nowhere(name: str) -> bool:
+    """Return True if torch has operations of this name, and none writes into an argument other than `out`."""
+    schemas = _C._jit_get_schemas_for_operator(f"aten::{name}")
+    writes = [
+        argument.alias_info is not None and argument.alias_info.is_write and not argument.is_out
+        for schema in schemas
+        for argument in schema.arguments
+    ]
+    return bool(schemas) and not any(writes)
+
+
+def direct_apply(node: type[torch.autograd.Function]) -> Any:
+    """The `apply` of a node in C, without the checks in Python that the fast path has made already."""
+    return super(torch.autograd.Function, node).apply  # type: ignore[misc]
+
+
+def direct_call(overload: Any) -> Callable[..., Any]:
+    """The function in C that calls an operator, without its frame in Python."""
+    function: Callable[..., Any] = overload._op
+    return function
+
+
+def override_call(operator: Any, answer: Callable[..., Any] | None) -> None:
+    """Replace the `__call__` of `torch.ops.namespace.name` or an overload of it; None restores torch's."""
+    # By its class: the function in C that it has is what it is known by, in sets and in graphs.
+    kind = type(operator)
+    torch_s = getattr(kind, "_op_kind", kind)
+    described = {"__module__": torch_s.__module__, "__doc__": torch_s.__doc__, "_op_kind": torch_s}
+    named = {"__qualname__": torch_s.__qualname__, "__hash__": torch_s.__hash__}
+    operator.__class__ = (
+        torch_s
+        if answer is None
+        else type(torch_s.__name__, (torch_s,), {**described, **named, "__call__": answer})
+    )
+
+
+def self_test() -> None:
+    """A guard accepts equal calls, and rejects each special one; schemas show what operations do."""
+    x, y = torch.ones(2), torch.ones(3)
+    plain = tensor_guard((x, y))
+    known = {"x": x, "nothing": None, **guard_names()}
+
+    def unseen(*tensors: Tensor) -> bool:
+        """Return True if the guard or a condition rejects a call with these tensors."""
+        conditions = (torch_function_condition("x"), *GUARD_CONDITIONS)
+        return not (plain(*tensors) and all(eval(each, known) for each in conditions))
+
+    assert not unseen(x, y), "a plain call does not look plain"
+    assert not unseen(torch.zeros(5)[::2], torch.zeros(0)), "another size or stride is another form"
+    sized = tensor_guard((x,), sizes=True)
+    assert (sized(torch.zeros(2)), sized(y)) == (True, False)
+    assert nothing_active()
+    others = (x.double(), torch.ones(1, 2), x.to("meta"), torch.nn.Parameter(x), x.clone().requires_grad_())
+    special = (
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.eye(2).to_sparse(),
+        torch.eye(2).to_mkldnn(),
+    )
+    assert all(unseen(other, y) for other in (*others, *special))
+    assert not tensor_guard((special[0].conj(),))(special[0]), "a conjugate view looks plain"
+    nothing: Any = _Nothing
+    regions: tuple[Any, ...] = (
+        nothing(),
+        FakeTensorMode(),
+        TorchFunctionMode(),
+        torch.autocast("cpu"),
+        forward_ad.dual_level(),
+        torch.inference_mode(),
+    )
+    for region in regions:
+        with region:
+            assert unseen(x, y), region
+    seen: list[bool] = []
+
+    def look(row: Tensor) -> Tensor:
+        seen.append(unseen(x, y) and unseen(row, y) and not nothing_active())
+        return row
+
+    torch.func.vmap(look)(torch.ones(3, 2))
+    assert seen == [True]
+
+    class Sevenfold(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return grad * 7
+
+    leaf = torch.ones(2, requires_grad=True)
+    result = direct_apply(Sevenfold)(leaf)
+    (gradient,) = torch.autograd.grad(result.sum(), leaf)
+    assert (result.tolist(), gradient.tolist()) == ([2.0, 2.0], [7.0, 7.0])
+    direct_backward(Sevenfold, lambda ctx, grad: grad * 8)
+    (gradient,) = torch.autograd.grad(direct_apply(Sevenfold)(leaf).sum(), leaf)
+    assert gradient.tolist() == [8.0, 8.0]
+
+    negative = torch.ops.aten.neg.default
+    assert direct_call(negative)(x).tolist() == [-1.0, -1.0]
+    kept = {negative}
+    override_call(negative, lambda *args: args)
+    assert negative(x) == (negative, x)
+    assert negative in kept
+    override_call(negative, None)
+    assert negative(x).tolist() == [-1.0, -1.0]
+
+    source = versions_source(["x", "nothing"])
+    before = eval(source, known)
+    x.add_(1)
+    after = eval(source, known)
+    assert before[1] is after[1] is None
+    assert before[0] != after[0], "a write was not counted"
+
+    writes = [writes_nowhere(name) for name in ("mul", "matmul", "view", "mul_", "no_such_operation")]
+    assert writes == [True, True, True, False, False]
+    new = [
+        returns_new(name) for name in ("exp", "tanh", "contiguous", "dropout", "view", "no_such_operation")
+    ]
+    assert new == [True, True, False, False, False, False]
+
+
+class _Nothing(TorchDispatchMode):
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return operator(*args, **(kwargs or {}))

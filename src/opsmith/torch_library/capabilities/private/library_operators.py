@@ -1,0 +1,231 @@
+"""Operators that another library registered: their schemas, and which kernels they have."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._library.custom_ops import CustomOpDef, _maybe_get_opdef
+from torch._library.simple_registry import singleton
+from torch._ops import OpOverload, OpOverloadPacket
+
+_C: Any = torch._C
+
+MISSING = object()
+"""Default of an argument that has none."""
+
+
+@dataclass(frozen=True)
+class ArgumentSchema:
+    """One argument in an operator's schema.
+
+    Args:
+        name: Its name.
+        type: Its type as torch's compiler writes it: `Optional[Tensor]`, `List[int]`, `ScalarType`.
+        length: Fixed length of a list that has one.
+        default: Its default, or `MISSING`; a dtype, layout or memory format is a number.
+        keyword_only: Whether it is given by name alone.
+    """
+
+    name: str
+    type: str
+    length: int | None
+    default: Any
+    keyword_only: bool
+
+
+@dataclass(frozen=True)
+class OperatorSchema:
+    """An operator's schema.
+
+    Args:
+        name: `namespace::name`, with the overload's name where it is not the default one.
+        text: The schema as torch writes it.
+        arguments: Its arguments.
+        results: Name, which may be empty, and type of each result.
+        pure: Whether it neither writes into its arguments nor returns views of them.
+    """
+
+    name: str
+    text: str
+    arguments: tuple[ArgumentSchema, ...]
+    results: tuple[tuple[str, str], ...]
+    pure: bool
+
+
+def overloads_of(subject: Any) -> dict[str, Any] | None:
+    """The overloads of an operator of torch, by name; None for anything else."""
+    if isinstance(subject, CustomOpDef):
+        subject = subject._opoverload
+    if isinstance(subject, OpOverload):
+        return {subject._overloadname: subject}
+    if isinstance(subject, OpOverloadPacket):
+        return {name: getattr(subject, name) for name in subject.overloads()}
+    return None
+
+
+def signature_of(overload: Any) -> OperatorSchema:
+    """The schema of an operator."""
+    schema = overload._schema
+    arguments = tuple(
+        ArgumentSchema(
+            each.name,
+            str(each.real_type),
+            each.N,
+            each.default_value if each.has_default_value() else MISSING,
+            each.kwarg_only,
+        )
+        for each in schema.arguments
+    )
+    pure = all(each.alias_info is None for each in (*schema.arguments, *schema.returns))
+    results = tuple((each.name, str(each.real_type)) for each in schema.returns)
+    return OperatorSchema(overload._name, str(schema), arguments, results, pure)
+
+
+def registers_kernel(overload: Any, key: str) -> bool:
+    """Return True if a kernel was registered for an operator at exactly this dispatch key."""
+    known = _C._parse_dispatch_key(key) is not None
+    return known and bool(_C._dispatch_has_kernel_for_dispatch_key(overload._name, key))
+
+
+def kernel_at(overload: Any, key: str) -> Any:
+    """The kernel that torch runs at a dispatch key; call this before another kernel replaces it."""
+    return _C._dispatch_get_computed_kernel_for_dispatch_key(overload._name, key)
+
+
+def registrations(overload: Any) -> str:
+    """Torch's dump of the registrations of an operator, which changes with each registration."""
+    dump: str = _C._dispatch_dump(overload._name)
+    return dump
+
+
+@dataclass(frozen=True)
+class CustomParts:
+    """Functions given to a `torch.library.custom_op`; for the others torch registers kernels that raise."""
+
+    function: Callable[..., Any]
+    backward: Callable[..., Any] | None
+    setup_context: Callable[..., Any] | None
+    fake: Callable[..., Any] | None
+
+
+def custom_parts(overload: Any) -> CustomParts | None:
+    """Functions given to a `torch.library.custom_op`; None for an operator that was registered otherwise."""
+    definition = _maybe_get_opdef(overload)
+    if definition is None:
+        return None
+    return CustomParts(
+        definition._init_fn, definition._backward_fn, definition._setup_context_fn, definition._abstract_fn
+    )
+
+
+def add_fake(library: torch.library.Library, overload: Any, fake: Callable[..., Any]) -> None:
+    """Give an operator a fake kernel until the library is destroyed, which restores the earlier one.
+
+    `torch.library.register_fake` would keep that of a `custom_op` for ever, and refuse that of an operator in
+    C++ which names another module for it.
+    """
+    holder = singleton.find(overload._name).fake_impl
+    handle = holder.register(fake, "opsmith.adopt", lib=library, allow_override=True)
+    library._registration_handles.append(handle)
+
+
+_SHARDING_TABLES = ("op_strategy_funcs", "op_to_rules", "op_single_dim_strategy_funcs")
+"""Tables of DTensor with rules of operators; torch 2.11 does not have all of them."""
+
+
+def shards_itself(overload: Any) -> bool:
+    """Return True if DTensor has a sharding rule for this operator."""
+    from torch.distributed.tensor import DTensor
+
+    known = DTensor._op_dispatcher.sharding_propagator
+    rules = singleton.find(overload._name).torch_dispatch_rules
+    tables = [getattr(known, table) for table in _SHARDING_TABLES if hasattr(known, table)]
+    return rules.find(DTensor) is not None or any(overload in table for table in tables)
+
+
+def self_test() -> None:
+    """A schema is read; kernels are seen where they are, called, and told from those that only raise."""
+    library = torch.library.Library("opsmith_self_test", "FRAGMENT")
+    library.define("others(Tensor x, Tensor[] ys, *, int[2] k=3, ScalarType? d=None) -> (Tensor out, Tensor)")
+    library.define("writing(Tensor(a!) x) -> Tensor")
+    library.impl("others", lambda x, ys, k, d=None: (x * 3, x + 1), "CPU")
+    packet: Any = torch.ops.opsmith_self_test.others
+    overload = packet.default
+    assert overloads_of(packet) == overloads_of(overload) == {"default": overload}
+    assert overloads_of(len) is None
+    signature = signature_of(overload)
+    assert (signature.name, signature.pure) == ("opsmith_self_test::others", True)
+    assert not signature_of(torch.ops.opsmith_self_test.writing.default).pure
+    assert signature.results == (("out", "Tensor"), ("", "Tensor"))
+    assert signature.arguments == (
+        ArgumentSchema("x", "Tensor", None, MISSING, False),
+        ArgumentSchema("ys", "List[Tensor]", None, MISSING, False),
+        ArgumentSchema("k", "List[int]", 2, [3, 3], True),
+        ArgumentSchema("d", "Optional[ScalarType]", None, None, True),
+    ), str(signature.arguments)
+    keys = ("CPU", "CUDA", "Autograd", "AutogradCPU", "Meta")
+    assert [registers_kernel(overload, key) for key in keys] == [True, False, False, False, False]
+    assert not registers_kernel(overload, "NoKeyOfThisName")
+    registered = registrations(overload)
+    assert registered == registrations(overload)
+    assert custom_parts(overload) is None
+    x = torch.ones(2)
+    kernel = kernel_at(overload, "CPU")
+
+    def at_autograd(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        return kernel.call_boxed(keyset, *args, **kwargs)
+
+    library.impl("others", at_autograd, "AutogradCPU", with_keyset=True)
+    assert registered != registrations(overload)
+    assert overload(x, [x], k=[1, 1])[0].tolist() == [3.0, 3.0]
+    if torch.distributed.is_available():
+        _test_sharding(overload)
+    library._destroy()
+
+    define: Any = torch.library.custom_op
+    custom = define("opsmith_self_test::custom", _returned, mutates_args=(), schema="(Tensor x) -> Tensor")
+    found = overloads_of(custom)
+    assert found is not None
+    (made,) = found.values()
+    parts = [custom_parts(made)]
+    fragment = torch.library.Library("opsmith_self_test", "FRAGMENT")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        add_fake(fragment, made, lambda x: x.new_empty(7))
+    faked = [made(torch.ones(2, device="meta")).shape]
+    fragment._destroy()
+    custom.register_autograd(_returned)
+    custom.register_fake(torch.empty_like)
+    parts.append(custom_parts(made))
+    faked.append(made(torch.ones(2, device="meta")).shape)
+    assert [part and (part.backward, part.setup_context, part.fake) for part in parts] == [
+        (None, None, None),
+        (_returned, None, torch.empty_like),
+    ]
+    assert faked == [(7,), (2,)], "a fake kernel is not the one added last, or outlived its library"
+    custom._lib._destroy()
+
+
+def _test_sharding(overload: Any) -> None:
+    """A sharding rule of DTensor, or a kernel for it, is found."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.experimental import register_sharding
+
+    known = DTensor._op_dispatcher.sharding_propagator
+    before = [{*getattr(known, table, ())} for table in _SHARDING_TABLES]
+    assert not shards_itself(overload)
+    register_sharding(overload)(_returned)
+    told = shards_itself(overload)
+    for table, keys in zip(_SHARDING_TABLES, before, strict=True):
+        for key in {*getattr(known, table, ())} - keys:
+            del getattr(known, table)[key]
+    assert told, "a rule for shards is not where it was"
+    assert not shards_itself(overload)
+
+
+def _returned(*args: Any) -> Any:
+    return args[-1]

@@ -1,0 +1,314 @@
+"""Replacements of capabilities that are off: the same functions, by torch's public names alone."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.modules.module import register_module_forward_hook
+
+from opsmith import errors
+from opsmith.torch_library.torch_messages import NO_DUAL_LEVEL, SAVED_WRITTEN, has_message
+
+_AUTOCAST_KEYS = {
+    "cpu": "AutocastCPU",
+    "cuda": "AutocastCUDA",
+    "xpu": "AutocastXPU",
+    "mps": "AutocastMPS",
+    "hpu": "AutocastHPU",
+    "mtia": "AutocastMTIA",
+    "maia": "AutocastMAIA",
+    "privateuseone": "AutocastPrivateUse1",
+}
+_numbers = itertools.count()
+
+
+def autocast_key(device: str) -> str | None:
+    """Name of the dispatch key of autocast on a type of device; None where this torch has none."""
+    key = _AUTOCAST_KEYS.get(device)
+    if key is None:
+        return None
+    library = torch.library.Library(f"opsmith_keys_{next(_numbers)}", "FRAGMENT")
+    library.define("cast(Tensor x) -> Tensor")
+    try:
+        library.impl("cast", lambda x: x.clone(), key)
+    except RuntimeError:  # torch does not know the key
+        return None
+    return key
+
+
+def without_autocast(device: str) -> AbstractContextManager[None]:
+    """Context in which autocast is off on a type of device."""
+    return torch.autocast(device, enabled=False)
+
+
+def serve_autocast_while_tracing(operator: Any, key: str, kernel: Any) -> None:
+    """Do nothing: a trace finds the kernel where the dispatcher does."""
+
+
+def mark_compiled_code(name: str, token: str) -> None:
+    """Turn the caches off in this process, from the first trace that holds an operator."""
+    torch.compiler.config.force_disable_caches = True
+
+
+def compiler_imported() -> bool:
+    """Return True: `mark_compiled_code` needs no compiler."""
+    return True
+
+
+class _MetaMode:
+    def __enter__(self) -> _MetaMode:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def from_tensor(self, tensor: Tensor) -> Tensor:
+        """A tensor with the same metadata, without data."""
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def fake_mode() -> _MetaMode:
+    """Context whose tensors have metadata and no data; its `from_tensor` converts a real tensor."""
+    return _MetaMode()
+
+
+def symbolic_mode() -> None:
+    """Return None: tensors of the device `meta` have no symbolic sizes."""
+    return
+
+
+_FORWARD_MODE_PROBE = torch.zeros(())
+
+
+def forward_mode_active() -> bool:
+    """Return True if a forward-mode level is open, so that arguments may carry tangents."""
+    try:
+        forward_ad.make_dual(_FORWARD_MODE_PROBE, _FORWARD_MODE_PROBE)
+    except Exception as error:  # whatever else torch says, it got further than to look for a level
+        return not has_message(error, NO_DUAL_LEVEL)
+    return True
+
+
+def forward_mode_allowed() -> bool:
+    """Return True: where a level is open, tangents are assumed to propagate."""
+    return True
+
+
+def forward_mode_on() -> AbstractContextManager[None]:
+    """Return an empty context: inside a `jvp` staticmethod no tangents are left to propagate."""
+    return nullcontext()
+
+
+def primal_of(tensor: Tensor) -> Tensor:
+    """A tensor without its tangent."""
+    primal: Tensor = forward_ad.unpack_dual(tensor).primal
+    return primal
+
+
+def outside_graph(tensor: Tensor) -> Tensor:
+    """A tensor that requires no gradient, with its tangent, which `detach` would drop."""
+    if not forward_mode_active():
+        return tensor.detach()
+    primal, tangent = unpack_dual(tensor)
+    return primal.detach() if tangent is None else make_dual(primal.detach(), tangent.detach())
+
+
+def unpack_dual(value: Any) -> tuple[Any, Tensor | None]:
+    """A value and its tangent at the forward-mode level in force, if it has one."""
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value, None
+    dual: Any = forward_ad.unpack_dual(value)
+    return dual.primal, dual.tangent
+
+
+def make_dual(primal: Tensor, tangent: Tensor) -> Tensor:
+    """A tensor with a tangent, at the forward-mode level in force."""
+    dual: Tensor = forward_ad.make_dual(primal, tangent)
+    return dual
+
+
+def onnx_translator(opset: int, table: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
+    """Return a function that translates modules and programs to ONNX.
+
+    Args:
+        opset: Version of ONNX's operators.
+        table: Translations of operators that are not torch's own.
+    """
+
+    def translate(model: Any, args: tuple[Any, ...] = (), dynamic_shapes: Any = None) -> Any:
+        return torch.onnx.export(
+            model,
+            args,
+            dynamo=True,
+            opset_version=opset,
+            dynamic_shapes=dynamic_shapes,
+            custom_translation_table=dict(table),
+            verbose=False,
+        )
+
+    return translate
+
+
+_SAVED = "_saved_"
+"""Prefix of attributes for saved values: torch's notes on autograd, "Saved tensors"."""
+
+
+def forward_class(node: Any) -> type | None:
+    """Return None: the class of a node is not public."""
+    return None
+
+
+def result_metadata(node: Any) -> list[tuple[tuple[int, ...], torch.dtype, torch.device]]:
+    """Return an empty list: the metadata is not public."""
+    return []
+
+
+def saved_tensors(node: Any) -> dict[str, Any]:
+    """Values that a node saved, by name; items of a list are numbered, those of a Function are `0`, `1`, ...
+
+    What a hook has packed is unpacked, and what was written to since is left out.
+
+    Raises:
+        RuntimeError: If it was freed.
+    """
+    found: dict[str, Any] = {}
+    for label, value in _saved_values(node):
+        if isinstance(value, Tensor):
+            found[label] = value
+        elif isinstance(value, tuple) and any(isinstance(each, Tensor) for each in value):
+            found |= {f"{label}[{at}]" if label else str(at): each for at, each in enumerate(value)}
+    return found
+
+
+def overwritten(node: Any) -> bool:
+    """Return True if a saved tensor of a node was written to since, so that its backward raises."""
+    return any(isinstance(value, _Overwritten) for _, value in _saved_values(node))
+
+
+class _Overwritten:
+    """Placeholder of a saved tensor that can no longer be read."""
+
+
+def _saved_values(node: Any) -> Iterator[tuple[str, Any]]:
+    for name in dir(node):
+        if not name.startswith(_SAVED) and name != "saved_tensors":
+            continue
+        try:
+            yield "" if name == "saved_tensors" else name.removeprefix(_SAVED), getattr(node, name)
+        except RuntimeError as error:
+            if not has_message(error, SAVED_WRITTEN):
+                raise
+            yield name.removeprefix(_SAVED), _Overwritten()
+
+
+def view_base(tensor: Tensor) -> Tensor | None:
+    """Return None: the base of a view is not public."""
+    return None
+
+
+def after_modules(told: Callable[..., None]) -> Callable[[], None]:
+    """Call a function after every call of a module, with the module, its positional arguments and its output.
+
+    Returns:
+        A function that ends this.
+    """
+    return register_module_forward_hook(told, always_call=True).remove
+
+
+_OPERATOR_TYPES = ("OpOverload", "OpOverloadPacket", "CustomOpDef")
+
+
+def overloads_of(subject: Any) -> dict[str, Any] | None:
+    """Return None for an object that is not an operator of torch.
+
+    Raises:
+        UnsupportedTorchError: For an operator, naming the capability.
+    """
+    if type(subject).__name__ not in _OPERATOR_TYPES:
+        return None
+    raise errors.UnsupportedTorchError(
+        "it was registered elsewhere, and to adopt it needs the capability `library_operators`, which is off",
+        operator=_operator_name(subject),
+        hint="`opsmith doctor` says why; declare an operator of your own, with this one as a kernel",
+    )
+
+
+def _operator_name(subject: Any) -> str:
+    """`namespace::name`, from what torch prints: `ns.name`, `ns.name.default`, `<CustomOpDef(ns::name)>`."""
+    printed = str(subject)
+    found = re.search(r"\((.+)\)", printed)
+    return (found[1] if found else printed.replace(".", "::", 1)).removesuffix(".default")
+
+
+def replicates_implicitly() -> bool:
+    """Return False: whether the caller requested implicit replication is not public."""
+    return False
+
+
+def implicit_replication() -> AbstractContextManager[None]:
+    """Context in which DTensor treats plain tensors as replicated; it ends an outer one."""
+    from torch.distributed.tensor.experimental import implicit_replication
+
+    region: AbstractContextManager[None] = implicit_replication()
+    return region
+
+
+def observe_shards(see: Callable[[Any, Any, Any, Callable[[], Any]], Any]) -> AbstractContextManager[Any]:
+    """Raise: without observing DTensor, nothing is proved about shards.
+
+    Raises:
+        NotImplementedError: Always, which ends the trial.
+    """
+    raise NotImplementedError("torch has no public means to see operations on shards")
+
+
+_TORCH_FUNC_PROBE = torch.empty(0)
+
+
+class SingleLevelFunction:
+    """Placeholder: subclasses can be imported, and are not used."""
+
+
+def innermost_layer() -> str | None:
+    """A non-empty string under a `torch.func` transform; None outside."""
+    try:
+        _TORCH_FUNC_PROBE.requires_grad_()
+    except RuntimeError:  # torch forbids it under a transform, and nowhere else
+        return "some"
+    return None
+
+
+def is_gradient_batch(tensor: Tensor) -> bool:
+    """Return True if a tensor is a batch of gradients, of `is_grads_batched=True`: others can be detached."""
+    try:
+        tensor.detach()
+    except RuntimeError:
+        return True
+    return False
+
+
+def unwrap_dead(value: Any) -> Any:
+    """Return a view of a tensor: any operation gives a plain one where its transform has ended."""
+    return value.view_as(value) if isinstance(value, Tensor) else value
+
+
+def observe_operators(
+    see: Callable[[Any, dict[str, Any]], None], given: Callable[[Any, Sequence[Any]], None] | None = None
+) -> AbstractContextManager[Any]:
+    """Return an empty context, which reports nothing."""
+    return nullcontext()
+
+
+def tracing_imported() -> bool:
+    """Return True: callers then use tensors without data."""
+    return True

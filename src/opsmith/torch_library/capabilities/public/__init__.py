@@ -1,1 +1,0 @@
-"""What is used where a capability is off: the same functions, by torch's public names alone."""

@@ -1,0 +1,104 @@
+"""An operator under torch.compile: replaced by its reference, and compiled anew when its sources change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.core.backward_plan import takes_kernel
+from opsmith.core.kernels import VisibleKernel, choose
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.validation import run_validated
+
+
+def inline_reference(
+    library: torch.library.Library,
+    name: str,
+    specification: Callable[[], Specification],
+    reference: Callable[..., Any],
+    received: Callable[[tuple[Any, ...], dict[str, Any]], list[Any]],
+    returned: Callable[[tuple[Any, ...]], Any],
+) -> None:
+    """Replace an operator by its reference under torch.compile, so that the compiler can fuse it.
+
+    Args:
+        library: The library of the operator.
+        name: `namespace::name`.
+        specification: Returns the current specification.
+        reference: Takes a call of the operator, returns what the operator does.
+        received: The argument values of a call.
+        returned: What the operator returns, of all results.
+    """
+
+    def rule(mode: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if capabilities.exporting():
+            return mode.__torch_dispatch__(operator, types, args, kwargs)
+        now = specification()
+        values = received(args, kwargs) if now.kernels else []  # which nobody else looks at
+        whole = not is_inlined(now, values)
+        if whole and (now.inline is False or not now.kernels):
+            return mode.__torch_dispatch__(operator, types, args, kwargs)
+        if not capabilities.only_stand_ins(types):
+            return mode.__torch_dispatch__(operator, types, args, kwargs) if whole else NotImplemented
+        with mode:
+            if not whole:
+                return reference(*args, **kwargs)
+            found = traced_results(now, values)
+        return mode.__torch_dispatch__(operator, types, args, kwargs) if found is None else returned(found)
+
+    torch.library.register_torch_dispatch(name, capabilities.FUNCTIONALIZATION, rule, lib=library)
+
+
+def traced_results(specification: Specification, values: list[Any]) -> tuple[Any, ...] | None:
+    """Results of the kernel that takes a call, in operations that torch traces; None if there is none."""
+    accepted, _ = choose(specification.kernels, values)
+    if accepted is None or not isinstance(accepted.kernel.function, VisibleKernel):
+        return None
+    return run_validated(specification, accepted.kernel.function.traced, values)
+
+
+def is_inlined(specification: Specification, values: list[Any]) -> bool:
+    """Return True if compiled code contains the reference: as declared, or if no kernel takes the call."""
+    if specification.inline is not None:
+        return specification.inline
+    # What an object holds may change, and a graph that holds the reference would not see it.
+    objects = specification.schema.lowering is not None and specification.schema.lowering.objects
+    return not (specification.opaque or objects) and not takes_kernel(specification, values)
+
+
+_EAGER = (Tensor, torch.nn.Parameter)
+
+
+class CompiledCode:
+    """State of the compiled code that contains one operator."""
+
+    def __init__(self) -> None:
+        self._traced = False
+        self._marked = False
+
+    def notice(self, specification: Specification, tensors: list[Tensor]) -> None:
+        """Record a call: if its tensors are proxies, the operator is being traced.
+
+        A trace comes before the look into the disk caches, so this is the moment to put the hash of the
+        operator's sources into their keys. Before Inductor is imported there is no key, and importing it
+        would take longer than everything else.
+        """
+        if self._marked or all(type(tensor) in _EAGER for tensor in tensors):
+            return
+        self._traced = True
+        if capabilities.compiler_imported():
+            from opsmith.core.source_hash import operator_hash  # only who compiles waits for this import
+
+            capabilities.mark_compiled_code(specification.name, operator_hash(specification))
+            self._marked = True
+
+    def drop(self) -> None:
+        """Drop compiled code, since the operator has changed; do nothing if it was never traced."""
+        if self._traced:
+            torch.compiler.reset()
+        self._traced = self._marked = False

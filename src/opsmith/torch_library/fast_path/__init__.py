@@ -1,0 +1,1 @@
+"""Calls that bypass the dispatcher where it has nothing to do."""

@@ -1,0 +1,188 @@
+"""Cache of call signatures: the guard and the implementation of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.formula import Formula, NonDifferentiable
+from opsmith.core.kernels import BuiltKernel, choose
+from opsmith.core.location import where
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.gradient_values import mixes_dtypes
+from opsmith.torch_library.fast_path.generated_node import GeneratedNodes, NodeSignature
+from opsmith.torch_library.fast_path.purity import CONTRACT_NAMES, ContractSource
+from opsmith.torch_library.validation import result_validator
+
+PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
+MAX_SIGNATURES = 16
+"""Maximum number of signatures; calls with others are examined in Python each time."""
+
+Implementation = tuple[Any, Callable[..., Any] | None, Callable[..., Any] | None, bool]
+"""Guard on the tensors; kernel; a node's `apply`, or None; whether a tensor requires a gradient."""
+
+SLOW_PATH: Implementation = (None, None, None, False)
+"""Result for a call that must go through the dispatcher."""
+
+
+@dataclass
+class CallSignatures:
+    """Known call signatures of one operator.
+
+    Args:
+        specification: The operator.
+        known: For each set of optional tensors that are given, the implementations of known signatures.
+    """
+
+    specification: Specification
+    known: tuple[list[Implementation], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        tensors = [each for each in self.specification.schema.arguments if each.kind.is_tensor]
+        self._optional = [each.name for each in tensors if each.kind.optional]
+        self.known = tuple([] for _ in range(2 ** len(self._optional)))
+        self._nodes: dict[frozenset[str], GeneratedNodes] = {}
+        self._graphless: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._in_inference = _inference_call(self.specification, self.validate)
+
+    def select(self, values: tuple[Any, ...]) -> Implementation:
+        """Select the implementation of a call with these argument values, and cache it by its signature."""
+        specification = self.specification
+        given = dict(zip(specification.schema.names, values, strict=True))
+        tensors = tensors_in(list(values))
+        if not capabilities.nothing_active() or not all(_is_dense(tensor) for tensor in tensors):
+            return SLOW_PATH
+        if (specification.kernels or specification.opaque) and not all(map(_is_materialized, tensors)):
+            return SLOW_PATH
+        if not self.in_shape(values):
+            return SLOW_PATH
+        accepted, rejected = choose(specification.kernels, values)
+        if any(each.strict for each in rejected):
+            return SLOW_PATH
+        kernel = accepted.kernel.function if accepted else specification.reference
+        if isinstance(kernel, BuiltKernel) and kernel.pure:
+            kernel = kernel.direct
+        elif accepted or specification.opaque:
+            kernel = self._without_graph(kernel)
+        guard = capabilities.tensor_guard(tensors)
+        implementation = self._implementation(guard, kernel, given, tensors)
+        number = sum(
+            2**place for place, name in enumerate(reversed(self._optional)) if given[name] is not None
+        )
+        # A tensor that is given twice is of no form, for torch: such calls come here each time.
+        if implementation is not SLOW_PATH and len(self.known[number]) < MAX_SIGNATURES and guard(*tensors):
+            self.known[number].append(implementation)
+        return implementation
+
+    def _without_graph(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a kernel in `no_grad`, since it may use torch operations on weights of its own."""
+        if kernel not in self._graphless:
+            self._graphless[kernel] = torch.no_grad()(kernel)
+        return self._graphless[kernel]
+
+    def _implementation(
+        self, guard: Any, kernel: Callable[..., Any], given: dict[str, Any], tensors: list[Tensor]
+    ) -> Implementation:
+        specification = self.specification
+        requires = {
+            name
+            for name in specification.schema.tensor_names
+            if given[name] is not None and given[name].requires_grad
+        }
+        if any(tensor.is_inference() for tensor in tensors) or torch.is_inference_mode_enabled():
+            if requires and not torch.is_inference_mode_enabled():
+                return SLOW_PATH
+            return guard, kernel, partial(self._in_inference, kernel), False
+        # Without formula and kernel it is the reference that autograd records, as it would any function.
+        ordinary = not (specification.gradients.given or kernel is not specification.reference)
+        if not requires or ordinary:
+            return guard, kernel, None, bool(requires)
+        nodes = self._fast_node(requires)
+        if nodes is None:
+            return SLOW_PATH
+        examples = {name: given[name].detach().new_empty((0,) * given[name].dim()) for name in requires}
+        node = nodes.of(NodeSignature(kernel, examples, mixes_dtypes(list(given.values()))))
+        return guard, kernel, capabilities.direct_apply(node), True
+
+    def _fast_node(self, requires: set[str]) -> GeneratedNodes | None:
+        """The nodes for calls in which these tensors require a gradient; None where there are none."""
+        rules = self.specification.gradients.rules
+        needed = frozenset(name for name in requires if not isinstance(rules.get(name), NonDifferentiable))
+        formulas = [rules.get(name) for name in needed]
+        if not needed or not all(isinstance(rule, Formula) and not rule.joint for rule in formulas):
+            return None
+        if needed not in self._nodes:
+            self._nodes[needed] = GeneratedNodes(self.specification, needed, self.validate)
+        return self._nodes[needed]
+
+    def in_shape(self, values: tuple[Any, ...]) -> bool:
+        """Return True if the tensors have the declared shapes."""
+        shapes = self.specification.shapes
+        return shapes is None or shapes.bind(self.specification.schema, values)[1] is None
+
+    def validate(
+        self,
+        kernel: Callable[..., Any],
+        result: Any,
+        values: list[Any],
+        before: tuple[int | None, ...] | None,
+    ) -> Tensor:
+        """Validate a result that failed the quick checks against the whole contract.
+
+        Args:
+            kernel: The function that computed it.
+            result: The result.
+            values: The argument values.
+            before: Version counters of the tensors among them before the call; None if not recorded.
+
+        Raises:
+            MutationError, AliasError, ResultTypeError, LayoutError, CapturedTensorError: As their names say.
+        """
+        validated = result_validator(self.specification, kernel)(result, values, before)
+        if validated.requires_grad and not any(tensor.requires_grad for tensor in tensors_in(values)):
+            raise errors.CapturedTensorError(
+                "it uses something that requires a gradient and is not an argument",
+                operator=self.specification.name,
+                expected="a function of its arguments alone",
+                got="a result that requires a gradient, from arguments that do not",
+                where=where(kernel),
+                hint="make it an argument, or use `.detach()` of it",
+            )
+        return validated
+
+
+def _inference_call(specification: Specification, validate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Generate the call in inference mode, without version counters and marks of views."""
+    schema = specification.schema
+    names: dict[str, Any] = {**CONTRACT_NAMES, "_op_validate": validate}
+    arguments = "".join(f"{name}, " for name in schema.names)
+    to_kernel = "".join(f"{name}, " for name in schema.names[: schema.positional])
+    to_kernel += "".join(f"{name}={name}, " for name in schema.names[schema.positional :])
+    source = f"""
+def _op_in_inference(_op_kernel, {arguments}):
+    _op_result = _op_kernel({to_kernel})
+    if {ContractSource(specification).fresh()}:
+        return _op_result
+    return _op_validate(_op_kernel, _op_result, [{arguments}], None)
+"""
+    exec(source, names)
+    made: Callable[..., Tensor] = names["_op_in_inference"]
+    return made
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    plain = type(tensor) in PLAIN_TYPES and tensor.layout is torch.strided
+    return plain and not (tensor.is_nested or tensor.is_quantized or capabilities.is_gradient_batch(tensor))
+
+
+def _is_materialized(tensor: Tensor) -> bool:
+    """Return True if a kernel can read the memory of a tensor as it is; torch operations take any tensor."""
+    return not (tensor.is_conj() or tensor.is_neg() or tensor.is_meta)

@@ -1,0 +1,323 @@
+"""The fast path: a `__call__` generated for one operator, which calls its kernel without the dispatcher."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from opsmith.core.argument_types import BOOL, FLOAT, INT, STR, ArgumentType
+from opsmith.core.operator import MISSING, without_missing
+from opsmith.core.schema import REQUIRED, Argument
+from opsmith.core.shapes import ANY
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.fast_path.call_signatures import CallSignatures
+from opsmith.torch_library.fast_path.purity import CONTRACT_NAMES, ContractSource
+
+_SCALARS = {FLOAT: "_op_float", INT: "_op_int", BOOL: "_op_bool", STR: "_op_str"}
+MAX_OPTIONAL_TENSORS = 3
+"""Each optional tensor doubles the number of lists of signatures."""
+
+
+def generate_call(
+    specification: Specification, overload: Any, call: Callable[..., Any]
+) -> Callable[..., Any] | None:
+    """Generate the `__call__` of a handle; None for an operator without a fast path.
+
+    Args:
+        specification: The operator.
+        overload: The operator as torch knows it.
+        call: Takes the handle, positional and keyword arguments: the call that is right in every case.
+    """
+    schema = specification.schema
+    tensors = [argument for argument in schema.arguments if argument.kind.is_tensor]
+    optional = [each.name for each in tensors if each.kind.optional]
+    taken = any(name.startswith("_op_") for name in (*schema.names, specification.short_name))
+    # Results that are constants are cut off their graph on the dispatcher's path.
+    unfit = (
+        len(schema.results) > 1
+        or not schema.always_tensors
+        or not schema.results[0].differentiable
+        or specification.random
+        or specification.adopted is not None
+    )
+    if taken or unfit or len(tensors) == len(optional) or len(optional) > MAX_OPTIONAL_TENSORS:
+        return None
+    if any(each.kind.sequence for each in tensors):
+        return None
+    signatures = CallSignatures(specification)
+    names: dict[str, Any] = {
+        **capabilities.guard_names(),
+        **CONTRACT_NAMES,
+        "_op_MISSING": MISSING,
+        "_op_AttributeError": AttributeError,
+        "_op_dict": dict,
+        "_op_float": float,
+        "_op_int": int,
+        "_op_bool": bool,
+        "_op_str": str,
+        "_op_tuple": tuple,
+        "_op_are_ints": _are_ints,
+        "_op_grad_enabled": torch.is_grad_enabled,
+        "_op_overload": overload,
+        "_op_call": call,
+        "_op_select": signatures.select,
+        "_op_validate": signatures.validate,
+        "_op_in_shape": signatures.in_shape,
+        **{f"_op_signatures_{index}": known for index, known in enumerate(signatures.known)},
+    }
+    for argument in schema.arguments:
+        names[f"_op_exact_{argument.name}"] = argument.kind.base.exact
+        if argument.default is not REQUIRED:
+            names[f"_op_default_{argument.name}"] = argument.default
+            names[f"_op_restored_{argument.name}"] = argument.kind.restore(argument.default)
+    exec(_call_source(specification), names)
+    fast_call: Callable[..., Any] = names["__call__"]
+    return fast_call
+
+
+def _call_source(specification: Specification) -> str:
+    schema = specification.schema
+    tensors = [argument for argument in schema.arguments if argument.kind.is_tensor]
+    every = ", ".join(each.name for each in tensors)
+    optional = [each.name for each in tensors if each.kind.optional]
+    plain = [
+        "not _op_extra",
+        "not _op_unknown",
+        # Asked first of all: a subclass or a mode that watches torch functions would see the other questions.
+        capabilities.torch_function_condition(every),
+        *capabilities.GUARD_CONDITIONS,
+        *(_type_condition(each) for each in schema.arguments if not each.kind.is_tensor),
+        # Other tensors that are no plain dense ones are of another form; of this kind torch cannot ask that.
+        *(_unless_none(each, "not {0}.is_nested") for each in tensors),
+    ]
+    in_shape = size_condition(specification)
+    to_kernel = "".join(f"{_kernel_argument(each)}, " for each in schema.arguments[: schema.positional])
+    to_kernel += "".join(
+        f"{each.name}={_kernel_argument(each)}, " for each in schema.arguments[schema.positional :]
+    )
+    to_node = "".join(f"{_kernel_argument(each)}, " for each in schema.arguments)
+    positional = "".join(f"{name}, " for name in schema.names[: schema.positional])
+    keywords = "".join(f"{name}={name}, " for name in schema.names[schema.positional :])
+    contract = ContractSource(specification)
+    before = "_op_before" if contract.may_write else "None"
+    # Code that is seen to write nowhere is seen to use no tensors but its arguments.
+    overload = f"_op_overload({positional}{keywords})"
+    if schema.lowering is not None:
+        overload = f"_op_call(_op_handle, ({positional}), _op_dict({keywords}))"
+    captured = " and (_op_requires or not _op_result.requires_grad)" * contract.may_write
+    return f"""
+def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
+    if _op_compiling():
+        return {overload}
+    try:
+        _op_plain = {" and ".join(plain)}
+    except _op_AttributeError:
+        _op_plain = False  # what should be a tensor is none
+    if _op_plain:
+        for _op_guard, _op_kernel, _op_apply, _op_requires in {_by_given("_op_signatures_{}", optional)}:
+            if {_guard_source(tensors, optional)}:
+                break
+        else:
+            _, _op_kernel, _op_apply, _op_requires = _op_select(({to_node}))
+        if _op_kernel is not None{f" and {in_shape}" if in_shape else ""}:
+            if _op_apply is not None and (not _op_requires or _op_grad_enabled()):
+                return _op_apply({to_node})
+            {f"_op_before = {contract.before()}" if contract.may_write else ""}
+            _op_result = _op_kernel({to_kernel})
+            if {contract.held()}{captured}:
+                return _op_result
+            return _op_validate(_op_kernel, _op_result, [{to_node}], {before})
+    return _op_call(_op_handle, ({positional}*_op_extra,), _op_dict({keywords}**_op_unknown))
+"""
+
+
+def _by_given(text: str, optional: Sequence[str]) -> str:
+    """Source of a choice by which optional tensors are given: `text` with the number of the case."""
+    cases = list(itertools.product((False, True), repeat=len(optional)))
+    choice = text.format(len(cases) - 1)
+    for number, given in reversed(list(enumerate(cases[:-1]))):
+        missing = " and ".join(
+            f"{name} is {'not ' * there}None" for name, there in zip(optional, given, strict=True)
+        )
+        choice = f"{text.format(number)} if {missing} else {choice}"
+    return f"({choice})"
+
+
+def _guard_source(tensors: Sequence[Argument], optional: Sequence[str]) -> str:
+    """Source of the call of a guard with the tensors that are given."""
+    choice = ""
+    for given in itertools.product((False, True), repeat=len(optional)):
+        there = dict(zip(optional, given, strict=True))
+        asked = ", ".join(each.name for each in tensors if there.get(each.name, True))
+        missing = " and ".join(f"{name} is {'not ' * is_there}None" for name, is_there in there.items())
+        choice += f"_op_guard({asked})" + (f" if {missing} else " if not all(given) else "")
+    return choice
+
+
+def _signature(arguments: Sequence[Argument], positional: int) -> str:
+    pieces = [
+        f"{each.name}={'_op_MISSING' if each.default is REQUIRED else f'_op_default_{each.name}'}"
+        for each in arguments
+    ]
+    return ", ".join([*pieces[:positional], "*_op_extra", *pieces[positional:], "**_op_unknown"])
+
+
+def _is_int_sequence(kind: ArgumentType) -> bool:
+    """Return True for a sequence of integers, as a size or stride."""
+    return kind.sequence and kind.base is INT and not kind.item_optional and kind.structure is None
+
+
+def _are_ints(value: Any, length: int | None) -> bool:
+    """Return True if a value is a plain sequence of integers, none of them symbolic."""
+    if type(value) not in (tuple, torch.Size, list) or length not in (None, len(value)):
+        return False
+    return all(type(item) is int for item in value)
+
+
+def _type_condition(argument: Argument) -> str:
+    """Source of a condition: the argument, not a tensor, has a type that the fast path takes."""
+    kind = argument.kind
+    if kind.base is FLOAT and not kind.sequence:
+        return _unless_none(argument, "(_op_type({0}) is _op_float or _op_type({0}) is _op_int)")
+    if _is_int_sequence(kind):
+        several = f"_op_are_ints({{0}}, {kind.length})"
+        return _unless_none(argument, f"_op_type({{0}}) is _op_int or {several}" if kind.spread else several)
+    if kind.base in _SCALARS and (not kind.sequence or kind.spread):
+        return _unless_none(argument, f"_op_type({{0}}) is {_SCALARS[kind.base]}")
+    name = argument.name
+    if kind.base.exact is not None and not kind.sequence:
+        return _unless_none(argument, f"_op_type({{0}}) is _op_exact_{name}")
+    return (
+        "False"
+        if kind.structure is not None or argument.default is REQUIRED
+        else f"{name} is _op_default_{name}"
+    )
+
+
+def _kernel_argument(argument: Argument) -> str:
+    """Source of an argument of the kernel."""
+    name, kind = argument.name, argument.kind
+    if kind.base is FLOAT and not kind.sequence:  # the dispatcher makes a float of a whole number too
+        return f"(None if {name} is None else _op_float({name}))" if kind.optional else f"_op_float({name})"
+    if kind.is_tensor or not kind.sequence:
+        return name
+    spread = "(" + f"{name}, " * (kind.length or 1) + ")"
+    if _is_int_sequence(kind):
+        several = f"_op_tuple({name})" if kind.as_tuple else f"[*{name}]"
+        if kind.spread:
+            one = spread if kind.as_tuple else f"[*{spread}]"
+            several = f"({one} if _op_type({name}) is _op_int else {several})"
+        return f"(None if {name} is None else {several})" if kind.optional else several
+    if kind.spread:
+        return f"(None if {name} is None else {spread})" if kind.optional else spread
+    restored = f"_op_restored_{name}"
+    # Each call gets a list of its own.
+    return restored if kind.as_tuple else f"({restored} if {restored} is None else [*{restored}])"
+
+
+def _unless_none(argument: Argument, condition: str) -> str:
+    """Source of a condition on an argument; an optional one that is None fulfils it."""
+    text = condition.format(argument.name)
+    return f"({argument.name} is None or {text})" if argument.kind.optional else f"({text})"
+
+
+def size_condition(specification: Specification) -> str:
+    """Source of a condition: sizes of the same letter are equal; empty if nothing is to be checked."""
+    shapes = specification.shapes
+    if shapes is None:
+        return ""
+    everything = f"_op_in_shape(({', '.join(specification.schema.names)}, ))"
+    if sum(dims.leading for dims in shapes.arguments.values()) > 1:
+        return everything
+    optional = {each.name for each in specification.schema.arguments if each.kind.optional}
+    if shapes.integers & optional:
+        return everything  # one that is None is no size
+    first: dict[str, str] = {name: name for name in shapes.integers}
+    conditions: list[str] = []
+    for name in sorted(shapes.arguments, key=lambda name: name in optional):
+        dims = shapes.arguments[name]
+        agree: list[str] = []
+        for place, size in enumerate(dims.sizes):
+            found = f"{name}.size({place - len(dims.sizes)})"
+            if size == ANY:
+                continue
+            if size.isdigit():
+                agree.append(f"{found} == {size}")
+            elif not size.isidentifier() or (size not in first and name in optional):
+                return everything  # an expression, or a letter that only an argument that may be None has
+            elif size in first:
+                agree.append(f"{found} == {first[size]}")
+            else:
+                first[size] = found
+        if agree and name in optional:
+            conditions.append(f"({name} is None or {' and '.join(agree)})")
+        else:
+            conditions += agree
+    return " and ".join(conditions)
+
+
+NOT_TAKEN = object()
+"""Result of a fast path in the dispatcher for a call that it does not take."""
+
+FastCall = Callable[..., Any]
+
+
+def _not_taken(*_args: Any, **_kwargs: Any) -> Any:
+    return NOT_TAKEN
+
+
+class FastCalls:
+    """Fast paths of `torch.ops.namespace.name` and of the dispatcher, installed after the first valid call.
+
+    Args:
+        operators: `torch.ops.namespace.name` and its overload.
+
+    Attributes:
+        installed: Whether they are installed, or there are none.
+        from_dispatcher: Takes None and the arguments of a call; returns `NOT_TAKEN` for the slow path.
+    """
+
+    def __init__(self, *operators: Any) -> None:
+        self._operators = operators
+        self.installed = False
+        self.from_dispatcher: FastCall = _not_taken
+
+    def install(
+        self, make: Callable[[FastCall, FastCall | None], FastCall | None] | None, names: Sequence[str]
+    ) -> None:
+        """Install the fast paths.
+
+        Args:
+            make: Generates a fast path from the slow path, and from the one used while torch compiles; None
+                for an operator without a fast path.
+            names: The arguments' names.
+        """
+        self.installed = True
+        if make is None or not capabilities.on("fast_path"):
+            return
+        self.from_dispatcher = make(_not_taken, None) or _not_taken
+        for operator in self._operators:
+            through = capabilities.direct_call(operator)
+            fast_call = make(partial(_slow_path, through, names), through)
+            if fast_call is not None:
+                capabilities.override_call(operator, fast_call)
+
+    def uninstall(self) -> None:
+        """Restore torch's own calls."""
+        if self.installed and capabilities.on("fast_path"):
+            for operator in self._operators:
+                capabilities.override_call(operator, None)
+        self.installed, self.from_dispatcher = False, _not_taken
+
+
+def _slow_path(
+    through: FastCall, names: Sequence[str], _operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call of `torch.ops` that the fast path does not take."""
+    given, named = without_missing(names, args, kwargs)
+    return through(*given, **named)

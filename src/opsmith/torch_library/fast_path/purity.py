@@ -1,0 +1,203 @@
+"""Purity of a function, proved from its bytecode, and the source of the run-time checks that remain."""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import math
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.core.kernels import BuiltKernel
+from opsmith.core.operator import Operator
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+
+_MODULES = (torch, torch.special, torch.linalg, torch.fft, math)
+_BUILTINS = (sum, len, range, min, max, abs, round, float, int, bool, tuple, list, dict, zip, enumerate)
+_VALUES = (bool, int, float, complex, str, types.NoneType, torch.dtype, torch.device, torch.layout)
+_PROPERTIES = frozenset(("shape", "dtype", "device", "ndim", "mT", "T", "H", "mH"))
+_STORES = (
+    "STORE_SUBSCR",
+    "STORE_SLICE",
+    "STORE_ATTR",
+    "STORE_GLOBAL",
+    "DELETE_",
+    "IMPORT_",
+    "YIELD_",
+    "SEND",
+)
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+_ARITHMETIC = ("+", "-", "*", "/", "**")
+_KEYWORDS = frozenset(("out", "inplace", "copy", "training"))
+_UNMARKED = ("batch_norm", "instance_norm", "nested", "sparse", "mkldnn", "quantize")
+"""Operations that write to running statistics, which their schemas do not show; and those that make tensors
+that are not dense, which later checks do not look for."""
+_MISSING = object()
+
+
+def never_writes(function: Callable[..., Any]) -> bool:
+    """Return True if a function's code proves that it writes to no argument.
+
+    Example:
+        >>> never_writes(lambda x, w: (x * w).tanh())
+        True
+        >>> never_writes(lambda x, w: x.mul_(w)), never_writes(print)
+        (False, False)
+    """
+    if isinstance(function, BuiltKernel):
+        return function.pure
+    return _function(function, set())
+
+
+def always_new(function: Callable[..., Any]) -> bool:
+    """Return True if a function's code proves that its result aliases no argument.
+
+    Example:
+        >>> always_new(lambda x, w: x * w), always_new(lambda x: x.exp())
+        (True, True)
+        >>> always_new(lambda x: x), always_new(lambda x: x.mT)
+        (False, False)
+    """
+    if not never_writes(function) or isinstance(function, BuiltKernel):
+        return isinstance(function, BuiltKernel) and function.pure
+    code = list(dis.get_instructions(function))
+    returns = [place for place, each in enumerate(code) if each.opname.startswith("RETURN_")]
+    if (
+        len(returns) != 1
+        or code[returns[0]].is_jump_target
+        or any(each.opname == "RETURN_GENERATOR" for each in code)
+    ):
+        return False
+    last = code[returns[0] - 1]
+    if last.opname == "BINARY_OP":
+        return last.argrepr in _ARITHMETIC
+    called = [each.argval for each in code if each.opname in _ATTRIBUTES and each.argval not in _PROPERTIES]
+    calls = sum(each.opname in ("CALL", "CALL_KW", "CALL_METHOD") for each in code)
+    return (
+        last.opname.startswith("CALL") and calls == len(called) == 1 and capabilities.returns_new(called[0])
+    )
+
+
+def _function(function: Any, seen: set[int]) -> bool:
+    if not isinstance(function, types.FunctionType) or id(function) in seen:
+        return False
+    seen.add(id(function))  # as long as it is looked at: what calls itself is not followed
+    cells = [_contents(cell) for cell in function.__closure__ or ()]
+    harmless = (
+        all(_harmless(value, seen) for value in cells)
+        and all(isinstance(value, _VALUES) for value in function.__defaults__ or ())
+        and _code(function.__code__, function, seen)
+    )
+    seen.discard(id(function))
+    return harmless
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that is bound later
+        return cell
+
+
+def _harmless(value: Any, seen: set[int]) -> bool:
+    """Return True if code that uses a global or closed-over value cannot write through it."""
+    if isinstance(value, types.ModuleType):
+        return value in _MODULES
+    if isinstance(value, types.FunctionType):
+        return _function(value, seen)
+    if isinstance(value, types.BuiltinFunctionType) and value not in _BUILTINS:
+        return _operation(value.__name__)
+    return isinstance(value, (*_VALUES, Operator)) or any(value is known for known in _BUILTINS)
+
+
+def _lasting(value: Any) -> bool:
+    """Return True if a global value cannot be rebound to another function, as a user's own can."""
+    return not isinstance(value, types.FunctionType | Operator)
+
+
+def _code(code: types.CodeType, function: types.FunctionType, seen: set[int]) -> bool:
+    """Return True if every instruction of the code, and of nested functions, is pure."""
+    for constant in code.co_consts:
+        words = constant if isinstance(constant, tuple) else (constant,)
+        if any(isinstance(word, str) and word in _KEYWORDS for word in words):
+            return False
+        if isinstance(constant, types.CodeType) and not _code(constant, function, seen):
+            return False
+    for step in dis.get_instructions(code):
+        if step.opname.startswith(_STORES) or (step.opname == "BINARY_OP" and step.argrepr.endswith("=")):
+            return False
+        if step.opname in _ATTRIBUTES and not _attribute(str(step.argval)):
+            return False
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            known = {**vars(builtins), **function.__globals__}
+            value = known.get(step.argval, _MISSING)
+            if value is _MISSING or not (_lasting(value) and _harmless(value, seen)):
+                return False
+    return True
+
+
+def _attribute(name: str) -> bool:
+    return name in _PROPERTIES or isinstance(getattr(torch, name, None), torch.dtype) or _operation(name)
+
+
+def _operation(name: str) -> bool:
+    """Return True if torch has operations of this name, none of which writes but by `out=`."""
+    return not any(part in name for part in _UNMARKED) and capabilities.writes_nowhere(name)
+
+
+CONTRACT_NAMES: dict[str, Any] = {
+    "_op_Tensor": Tensor,
+    "_op_type": type,
+    "_op_strided": torch.strided,
+}
+"""Globals of the source below."""
+
+
+class ContractSource:
+    """The contract of an operator's kernels, as conditions on `_op_result` and the tensor arguments.
+
+    Args:
+        specification: The operator.
+    """
+
+    def __init__(self, specification: Specification) -> None:
+        kernels = (specification.reference, *(kernel.function for kernel in specification.kernels))
+        self._tensors = [each for each in specification.schema.arguments if each.kind.is_tensor]
+        self.may_write = not all(never_writes(kernel) for kernel in kernels)
+        self._may_alias = not all(always_new(kernel) for kernel in kernels)
+
+    def before(self) -> str:
+        """Source of the version counters, read before a kernel that may write."""
+        return self._versions()
+
+    def held(self) -> str:
+        """Source of a condition: the result passes the quick checks."""
+        return self.fresh() + (f" and _op_before == {self._versions()}" if self.may_write else "")
+
+    def fresh(self) -> str:
+        """Source of a condition: the result is a dense tensor, not a view, and begins where no input does.
+
+        Not every alias is marked as a view: a detached tensor is not, nor are those of inference
+        mode. But a part of a tensor does not begin where its storage does.
+        """
+        if not self._may_alias:
+            return "_op_type(_op_result) is _op_Tensor"
+        begins = "".join(
+            f"-1 if {each.name} is None else {each.name}.data_ptr(), "
+            if each.kind.optional
+            else f"{each.name}.data_ptr(), "
+            for each in self._tensors
+        )
+        plain = "_op_type(_op_result) is _op_Tensor and _op_result.layout is _op_strided"
+        return (
+            f"{plain} and not _op_result.is_nested and _op_result.storage_offset() == 0"
+            f" and _op_result.data_ptr() not in ({begins})"
+        )
+
+    def _versions(self) -> str:
+        return capabilities.versions_source([each.name for each in self._tensors])

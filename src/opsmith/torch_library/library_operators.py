@@ -1,0 +1,263 @@
+"""Operators registered by another library: what they have is inspected, what they lack is registered."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from opsmith.core.adopted import LibraryOperator
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.reachable import refuse_captured_tensors
+from opsmith.core.specification import Specification
+from opsmith.torch_library import autocast, capabilities
+from opsmith.torch_library.autograd.node import OperatorNode
+from opsmith.torch_library.distributed import DTensorRule, dtensor
+from opsmith.torch_library.flops import register_flops
+from opsmith.torch_library.registration import DispatcherRegistration
+from opsmith.torch_library.validation import run_validated
+
+COMPOSITE = "CompositeImplicitAutograd"
+DEFAULT_KEYS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+BACKENDS = {
+    "cpu": "CPU",
+    "cuda": "CUDA",
+    "mps": "MPS",
+    "xpu": "XPU",
+    "hpu": "HPU",
+    "xla": "XLA",
+    "lazy": "Lazy",
+    "meta": "Meta",
+    "privateuseone": "PrivateUse1",
+}
+"""Dispatch keys of kernels, by type of device."""
+AUTOGRAD = "Autograd"
+AUTOGRAD_KEYS = {**{device: f"Autograd{key}" for device, key in BACKENDS.items()}, "other": "AutogradOther"}
+"""Dispatch keys of autograd, by type of device; the one above stands for all of them that have none."""
+VMAP_KEYS = ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
+
+
+def has_kernel(overload: Any) -> bool:
+    """Return True if an operator has any kernel."""
+    kernels = (*DEFAULT_KEYS, *(key for device, key in BACKENDS.items() if device != "meta"))
+    return any(capabilities.registers_kernel(overload, key) for key in kernels)
+
+
+def inspect_operator(overload: Any) -> LibraryOperator:
+    """Inspect the kernels, gradients and rules of an operator."""
+    custom = capabilities.custom_parts(overload)
+    autograd = frozenset(
+        device
+        for device, key in AUTOGRAD_KEYS.items()
+        if (capabilities.registers_kernel(overload, AUTOGRAD) or capabilities.registers_kernel(overload, key))
+        and (custom is None or custom.backward)
+    )
+    fake = capabilities.registers_kernel(overload, "Meta") if custom is None else custom.fake is not None
+    if custom is not None:
+        sources: tuple[Any, ...] = (custom.backward, custom.setup_context, custom.fake)
+    else:
+        sources = (object(),) if autograd or fake else ()
+    autocast = ((device, capabilities.autocast_key(device)) for device in capabilities.AUTOCAST_DEVICES)
+    return LibraryOperator(
+        overload,
+        devices=tuple(
+            device
+            for device, key in BACKENDS.items()
+            if device != "meta" and capabilities.registers_kernel(overload, key)
+        ),
+        autograd=autograd,
+        autocast=frozenset(
+            device for device, key in autocast if key and capabilities.registers_kernel(overload, key)
+        ),
+        fake=fake,
+        vmap=any(capabilities.registers_kernel(overload, key) for key in VMAP_KEYS),
+        sources=sources,
+    )
+
+
+TRANSFORM_KEY = "FuncTorchDynamicLayerFrontMode"
+
+_registrations: dict[str, LibraryOperatorRegistration] = {}
+
+
+def own_of(overload: Any) -> LibraryOperator:
+    """Inspect the parts that an operator had before it was adopted.
+
+    Where something was registered since, that adoption is taken back for the look, and whoever calls the
+    operator meanwhile finds it without what it lacked.
+    """
+    earlier = _registrations.get(capabilities.signature_of(overload).name)
+    if earlier is None:
+        return inspect_operator(overload)
+    if earlier.stands_for(overload):
+        return earlier.own
+    with earlier.withdrawn():
+        return inspect_operator(overload)
+
+
+class LibraryOperatorRegistration(DispatcherRegistration):
+    """Registration of the parts that an operator of another library lacks."""
+
+    def __init__(self, specification: Specification) -> None:
+        refuse_captured_tensors(specification.reference, specification.name)
+        self._placing = threading.Lock()
+        super().__init__(specification)
+        self.proven = True  # what it stands for has just been looked at
+        _registrations[specification.name] = self
+
+    @property
+    def own(self) -> LibraryOperator:
+        """What the operator has."""
+        own = self.specification.library_operator
+        assert own is not None
+        return own
+
+    def stands_for(self, overload: Any) -> bool:
+        """Return True if this operator was inspected, and nothing has been registered for it since."""
+        return self._looked_at == _registration_state(overload)
+
+    def fast_path(
+        self, call: Callable[..., Any], compiled: Callable[..., Any] | None = None
+    ) -> Callable[..., Any] | None:
+        """Return None: its kernel is reached through the dispatcher alone."""
+        return None
+
+    def update(self, specification: Specification) -> None:
+        """Use this specification from now on; an operator that is adopted again is registered anew."""
+        if specification.library_operator is self.own:
+            super().update(specification)
+        else:
+            refuse_captured_tensors(specification.reference, specification.name)
+            with self.withdrawn():
+                self.specification, self._plans, self._result_flattenings = specification, {}, {}
+            self._compiled.drop()
+        self.proven = True
+
+    @contextmanager
+    def withdrawn(self) -> Iterator[None]:
+        """Context in which the operator is as it was before adoption."""
+        self.remove()
+        try:
+            yield
+        finally:
+            self._register()
+
+    def _register(self) -> None:
+        specification = self.specification
+        name = specification.short_name
+        self._packets = []
+        self._placements = []
+        self._placed = False
+        self._library = torch.library.Library(specification.namespace, "FRAGMENT")
+        self.node = type(name, (OperatorNode,), {})
+        self.overload, self.whole = self.own.overload, self._call_own
+        with warnings.catch_warnings():
+            # torch warns once in a process of any kernel that takes another's place.
+            warnings.filterwarnings("ignore", message="Warning only once for all operators")
+            if not self.own.fake:
+                capabilities.add_fake(self._library, self.overload, self._fake)
+            self._add_transforms(name, self._register_autocast(self.overload, name))
+            self._add_autograd(name)
+        packet = getattr(getattr(torch.ops, specification.namespace), name.partition(".")[0])
+        if packet not in flop_registry and len(packet.overloads()) == 1:
+            register_flops(packet, lambda: self.specification, lambda: self.specification.flops)
+            self._packets.append(packet)
+        self._looked_at = _registration_state(self.overload)
+
+    def _call_own(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """Call the operator on the current level, and validate its results."""
+        values = self.specification.schema.received(args, kwargs)
+        return run_validated(self.specification, self.overload, values)
+
+    def _fake(self, *args: Any, **kwargs: Any) -> Any:
+        return self._returned(self._run_fake(self._values(args, kwargs)), hidden=False)
+
+    def _register_autocast(self, overload: Any, name: str) -> dict[str, Any]:
+        """The autocast kernels by type of device: the operator's own, and ours where it has none."""
+        kernels: dict[str, Any] = {}
+        for device in capabilities.AUTOCAST_DEVICES:
+            key = capabilities.autocast_key(device)
+            if key is None:
+                continue
+            if device in self.own.autocast:
+                kernels[device] = capabilities.kernel_at(overload, key).call_boxed
+                continue
+            kernel = autocast.autocast_kernel(overload, device, key, lambda: self.specification.autocast)
+            self._library.impl(name, kernel, key, with_keyset=True)
+            capabilities.serve_autocast_while_tracing(overload, key, partial(kernel, None))
+            kernels[device] = kernel
+        return kernels
+
+    def _add_transforms(self, name: str, autocasts: dict[str, Any]) -> None:
+        by_hand = capabilities.on("torch_func")
+        if by_hand:
+            by_torch = capabilities.transform_kernel(self.specification.name)
+
+        def transforms(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+            self._meet([*args, *kwargs.values()])
+            if by_hand:
+                layer = capabilities.innermost_layer()
+                its_own = layer is not None and layer.kind == "Vmap" and self.own.vmap
+                if layer is None or layer.kind == "Functionalize" or its_own:
+                    return by_torch.call_boxed(keyset, *args, **kwargs)
+            values = self._values(args, kwargs)
+            cast = autocast.in_force(autocasts, tensors_in(values))
+            if cast is not None:
+                return cast(keyset, *args, **kwargs)
+            return self._returned(self._call_with_autograd(values), hidden=False)
+
+        self._library.impl(name, transforms, TRANSFORM_KEY, with_keyset=True)
+
+    def _add_autograd(self, name: str) -> None:
+        """Register autograd kernels; where the operator has one, ours wraps it."""
+        everywhere = capabilities.registers_kernel(self.overload, AUTOGRAD)
+        if not everywhere:
+            self._library.impl(name, partial(self._autograd, None), AUTOGRAD, with_keyset=True)
+        for device, key in AUTOGRAD_KEYS.items():
+            if everywhere or capabilities.registers_kernel(self.overload, key):
+                own = capabilities.kernel_at(self.overload, key) if device in self.own.autograd else None
+                kernel = partial(self._autograd, own)
+                self._library.impl(name, kernel, key, with_keyset=True, allow_override=True)
+
+    def _autograd(self, own: Any, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        self._meet(given)
+        by_own = own is not None and not self.specification.gradients.given
+        if by_own and not capabilities.forward_mode_active():
+            return own.call_boxed(keyset, *args, **kwargs)
+        if not self._differentiates(given):
+            return capabilities.redispatch_below_autograd(self.overload, keyset, args, kwargs)
+        return self._returned(self._call_with_autograd(self._values(args, kwargs)), hidden=False)
+
+    def _meet(self, given: list[Any]) -> None:
+        """Record a call."""
+        self._compiled.notice(self.specification, tensors_in(given))
+        if not self._placed and dtensor() is not None:
+            self._place()
+
+    def _place(self) -> None:
+        """Register a rule for DTensors, once, unless the operator has one."""
+        with self._placing:
+            if self._placed:
+                return
+            if not capabilities.shards_itself(self.overload):
+                self._placements.append(
+                    DTensorRule(self._library, self.overload, lambda: self.specification, self._on_values)
+                )
+            self._placed = True  # not before: another thread would compute without placements
+
+    def _on_values(self, values: list[Any]) -> Any:
+        specification = self.specification
+        return self._returned(run_validated(specification, specification.reference, values), hidden=False)
+
+
+def _registration_state(overload: Any) -> tuple[Any, ...]:
+    """A value that changes with each registration for an operator, by dispatcher or `custom_op`."""
+    return overload, capabilities.registrations(overload), capabilities.custom_parts(overload)

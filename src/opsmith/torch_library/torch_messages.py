@@ -1,0 +1,114 @@
+"""Messages of torch: texts of its errors that opsmith recognises, and a region that silences its exporter.
+
+The texts differ between versions of torch: each tuple names parts of all of them. A new one belongs here.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+EXPORTER_LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
+
+
+LEAF_WRITTEN = ("leaf Variable that requires grad",)
+"""An in-place operation on a leaf that requires a gradient."""
+
+SAVED_WRITTEN = ("modified by an inplace operation",)
+"""A backward whose saved tensor was written to after it was saved."""
+
+GRAPH_FREED = ("freed",)
+"""Saved tensors of a graph whose backward has run."""
+
+NO_DERIVATIVE = ("marked with @once_differentiable", "more than one element of the written-to tensor")
+"""A second order through `once_differentiable`; forward mode into a result whose elements share memory."""
+
+NO_DTYPE_KERNEL = ("not implemented for", "unsupported ScalarType")
+"""An operation without a kernel for a dtype."""
+
+UNSUPPORTED_SIZE = ("not supported",)
+"""A size that an operation does not take, as a convolution of no groups; a RuntimeError."""
+
+LAYOUT_REFUSED = (
+    "view size is not compatible",
+    "setStorage",
+    "use .reshape(",
+    "refers to a single memory location",
+)
+"""An operation that does not take the strides of a tensor."""
+
+LAZY_BIT = ("negative bit", "conjugate bit")
+"""A conversion to NumPy of a view whose negation or conjugation is pending."""
+
+NO_BATCHING_RULE = (
+    "In order to use an autograd.Function with functorch transforms",
+    "does not have vmap support",
+    "Batching rule not implemented",
+    "vmap: It looks like you're",
+    "vmap: inplace",
+    "vmap: aten::",
+    "accessing the data under vmap transform is not allowed",
+    "Cannot access data pointer of Tensor that doesn't have storage",
+    "data-dependent control flow",
+    "not supported with functorch",
+    "not supported under functorch",
+    "We do not support",
+    "not yet support",
+    "in randomness error mode",
+    "does not work with functorch",
+    "not compatible with functorch",
+)
+"""A call that `vmap` cannot batch."""
+
+NOT_YET_IMPLEMENTED = ("NYI",)
+"""A transform that does not take an `autograd.Function`: `functionalize`."""
+
+TANGENT_COUNT = ("treespec",)
+"""Forward mode over `vmap` of an `autograd.Function`: torch miscounts tangents."""
+
+NO_EXAMPLES = ("index 0 out of range for tensor of size",)
+"""`vmap` of an `autograd.Function` over an empty batch."""
+
+NO_DUAL_LEVEL = ("no level exists",)
+"""A dual tensor made outside of a forward-mode level."""
+
+NO_ACCELERATOR = ("not an accelerator",)
+"""A generator requested for a device that has none."""
+
+RECOMPILED = ("recompile",)
+"""A call that compiled code does not take, under `fail_on_recompile`."""
+
+CHANCE_GUARD = ("duck sizing", "stride mismatch")
+"""A guard of compiled code on sizes that were equal, or on strides, by chance."""
+
+OPCHECK_DIFFERS = ("are different in eager-mode PyTorch",)
+"""Results of `opcheck` that differ between eager mode and a trace."""
+
+
+def has_message(error: BaseException, texts: tuple[str, ...]) -> bool:
+    """Return True if the message of an error contains one of these texts.
+
+    Example:
+        >>> has_message(RuntimeError('"addmm_impl" not implemented for \'Bool\''), NO_DTYPE_KERNEL)
+        True
+    """
+    message = str(error)
+    return any(text in message for text in texts)
+
+
+@contextmanager
+def quiet_exporter() -> Iterator[None]:
+    """Context that silences warnings and log lines of the exporter and of graph passes."""
+    loggers = [logging.getLogger(name) for name in EXPORTER_LOGGERS]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

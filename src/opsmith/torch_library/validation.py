@@ -1,0 +1,361 @@
+"""The contract of an operator: arguments that it takes, and results that a reference or kernel may return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.call_arguments import shown, tensors_in
+from opsmith.core.location import where
+from opsmith.core.schema import Schema
+from opsmith.core.shapes import NO_SIZE, Dims
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.distributed import replicating
+from opsmith.torch_library.flattening import ResultFlattening
+
+
+def run_validated(
+    specification: Specification, function: Callable[..., Any], values: list[Any]
+) -> tuple[Any, ...]:
+    """Run a reference or kernel, validate its effects and results, and return the results as a tuple.
+
+    Raises:
+        MutationError, AliasError, ResultCountError, ResultTypeError: As their names say.
+    """
+    schema = specification.schema
+    inputs = tensors_in(values)
+    before = [capabilities.version(tensor) for tensor in inputs]
+    args, kwargs = schema.split(values)
+    with replicating(inputs):
+        results = _as_tuple(specification, function, function(*args, **kwargs))
+    if function is not specification.forward:  # which puts back what an adopted class wrote
+        _check_not_written(specification, function, before, inputs, values)
+    _check_not_aliased(specification, function, results, inputs, values)
+    return results
+
+
+def _check_not_written(
+    specification: Specification,
+    function: Callable[..., Any],
+    before: Sequence[int | None],
+    inputs: list[Tensor],
+    values: list[Any],
+) -> None:
+    for tensor, count in zip(inputs, before, strict=True):
+        if count is not None and capabilities.version(tensor) != count:
+            raise errors.MutationError(
+                "an operator must not write into its inputs",
+                operator=specification.name,
+                argument=_name_of(tensor, specification.schema, values),
+                where=where(function),
+                hint="work on a copy: `x = x.clone()` before the first in-place operation",
+            )
+
+
+def result_validator(specification: Specification, function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Return a function that validates a result which failed the quick checks of the fast path.
+
+    Returns:
+        A function of the result, the argument values, and the versions that the tensors among them had.
+    """
+
+    def validate(result: Any, values: list[Any], before: Sequence[int | None] | None) -> Tensor:
+        inputs = tensors_in(values)
+        results = _as_tuple(specification, function, result)
+        if before is not None:
+            counts = [count for count in before if count is not None]
+            _check_not_written(specification, function, counts, inputs, values)
+        _check_not_aliased(specification, function, results, inputs, values)
+        only: Tensor = results[0]
+        return only
+
+    return validate
+
+
+def _as_tuple(specification: Specification, function: Callable[..., Any], returned: Any) -> tuple[Any, ...]:
+    schema = specification.schema
+    results = (returned,) if schema.single else returned
+    if not isinstance(results, tuple | list) or len(results) != len(schema.results):
+        count = len(results) if isinstance(results, tuple | list) else 1
+        raise errors.ResultCountError(
+            "it returned another number of results than declared",
+            operator=specification.name,
+            expected=f"a tuple of {len(schema.results)} tensors",
+            got=f"{count}" if count != 1 else shown(returned),
+            where=where(function),
+            hint="return what the type hint says, or change the type hint",
+        )
+    if not schema.always_tensors:
+        return _validated_lists(specification, function, results)
+    for result, described in zip(results, schema.results, strict=True):
+        _check_tensor(specification, function, result, described.name, described.annotation())
+    return tuple(results)
+
+
+def _validated_lists(
+    specification: Specification, function: Callable[..., Any], results: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Validate results some of which may be lists, or None."""
+    for result, described in zip(results, specification.schema.results, strict=True):
+        if described.sequence and not isinstance(result, list | tuple):
+            raise errors.ResultTypeError(
+                f"`{described.name}` is not a list",
+                operator=specification.name,
+                argument=described.name,
+                expected=described.annotation(),
+                got=shown(result),
+                where=where(function),
+                hint="return a list of tensors, `[result]` for a single one",
+            )
+    result_flattening = ResultFlattening.of(specification.schema, results)
+    for result, label, described in zip(
+        result_flattening.flatten(results), result_flattening.labels, result_flattening.described, strict=True
+    ):
+        if result is not None or not described.optional:
+            expected = "Tensor | None" if described.optional else "Tensor"
+            _check_tensor(specification, function, result, label, expected)
+    return tuple(list(result) if isinstance(result, list | tuple) else result for result in results)
+
+
+def _check_tensor(
+    specification: Specification, function: Callable[..., Any], result: Any, label: str, expected: str
+) -> None:
+    if not isinstance(result, Tensor):
+        raise errors.ResultTypeError(
+            f"`{label}` is not a tensor",
+            operator=specification.name,
+            argument=label,
+            expected=expected,
+            got=shown(result),
+            where=where(function),
+            hint="annotate it as `Tensor | None`"
+            if result is None
+            else "convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`",
+        )
+    foreign = unsupported_kind(result)
+    if foreign is not None:
+        raise errors.LayoutError(
+            f"`{label}` is not a strided dense tensor",
+            operator=specification.name,
+            argument=label,
+            expected="torch.strided",
+            got=foreign.name,
+            where=where(function),
+            hint=f"return `{foreign.hint.format('result')}`",
+        )
+
+
+def _check_not_aliased(
+    specification: Specification,
+    function: Callable[..., Any],
+    results: tuple[Any, ...],
+    inputs: list[Tensor],
+    values: list[Any],
+) -> None:
+    names: Sequence[str] = [result.name for result in specification.schema.results]
+    if not specification.schema.always_tensors:
+        flattening = ResultFlattening.of(specification.schema, results)
+        pairs = zip(flattening.flatten(results), flattening.labels, strict=True)
+        there = [(result, label) for result, label in pairs if result is not None]
+        results, names = tuple(result for result, _ in there), [label for _, label in there]
+    for position, result in enumerate(results):
+        for tensor in inputs:
+            if result is tensor or capabilities.shares_memory(result, tensor):
+                name = _name_of(tensor, specification.schema, values)
+                what = "is its input" if result is tensor else "shares memory with its input"
+                raise errors.AliasError(
+                    f"`{names[position]}` {what} `{name}`",
+                    operator=specification.name,
+                    argument=name,
+                    expected="a new tensor",
+                    where=where(function),
+                    hint="return a copy: `.clone()`",
+                )
+        for other in range(position):
+            if capabilities.shares_memory(result, results[other]):
+                raise errors.AliasError(
+                    f"`{names[position]}` shares memory with `{names[other]}`",
+                    operator=specification.name,
+                    argument=names[position],
+                    expected="a new tensor",
+                    where=where(function),
+                    hint="return a copy of one of them: `.clone()`",
+                )
+
+
+def _name_of(tensor: Tensor, schema: Schema, values: Sequence[Any]) -> str:
+    for name, value in zip(schema.names, values, strict=True):
+        if value is tensor:
+            return name
+        if isinstance(value, list | tuple):
+            for position, item in enumerate(value):
+                if item is tensor:
+                    return f"{name}[{position}]"
+    return "an input"
+
+
+@dataclass(frozen=True)
+class UnsupportedKind:
+    """A kind of tensor that operators do not take, and the conversion to one that they do."""
+
+    name: str
+    hint: str
+
+
+def unsupported_kind(tensor: Tensor) -> UnsupportedKind | None:
+    """Unsupported kind of a tensor: nested, quantised, sparse or mkldnn; None for a strided dense one."""
+    if tensor.is_nested:
+        return UnsupportedKind("a nested tensor", "torch.nested.to_padded_tensor({}, 0.0)")
+    if tensor.is_quantized:
+        return UnsupportedKind("a quantised tensor", "{}.dequantize()")
+    if tensor.layout is not torch.strided:
+        return UnsupportedKind(str(tensor.layout), "{}.to_dense()")
+    return None
+
+
+def refuse_unsupported(specification: Specification, values: list[Any]) -> None:
+    """Refuse sparse, nested, quantised and mkldnn inputs by name.
+
+    Raises:
+        LayoutError: Naming the argument.
+    """
+    for tensor in tensors_in(values):
+        foreign = unsupported_kind(tensor)
+        if foreign is not None:
+            raise errors.LayoutError(
+                "it takes strided dense tensors only",
+                operator=specification.name,
+                argument=_name_of(tensor, specification.schema, values),
+                expected="torch.strided",
+                got=foreign.name,
+                where=specification.where,
+                hint=f"call it with `{foreign.hint.format('x')}`",
+            )
+
+
+def refuse_shapes(specification: Specification, values: list[Any]) -> None:
+    """Refuse tensors whose shapes are not those that the operator was declared with.
+
+    Raises:
+        ShapeError: Naming the argument.
+    """
+    if specification.shapes is None:
+        return
+    _, fault = specification.shapes.bind(specification.schema, values)
+    if fault is not None:
+        argument, expected, got = fault
+        raise errors.ShapeError(
+            f"`{argument}` has the wrong shape",
+            operator=specification.name,
+            argument=argument,
+            expected=expected,
+            got=got,
+            where=specification.where,
+            hint=f"call it with `{specification.shapes.text}`",
+        )
+
+
+def fake_by_shapes(specification: Specification, values: list[Any]) -> tuple[Tensor, ...] | None:
+    """Compute empty results of the declared shapes, in the dtype that the tensors promote to.
+
+    Return None where the shapes do not determine every size.
+    """
+    shapes, tensors = specification.shapes, tensors_in(values)
+    if shapes is None or len(shapes.results) < len(specification.schema.results) or not tensors:
+        return None
+    if not specification.schema.always_tensors:
+        return None
+    sizes, _ = shapes.bind(specification.schema, values)
+    found = [dims.evaluate(sizes) for dims in shapes.results]
+    for described, shape, dims in zip(specification.schema.results, found, shapes.results, strict=True):
+        if any(size is NO_SIZE for size in shape):
+            raise errors.ShapeError(
+                f"`{described.name}` would have a negative size, or one that divides by zero",
+                operator=specification.name,
+                argument=described.name,
+                expected=f"`{dims.text}`",
+                got=", ".join(str(list(tensor.shape)) for tensor in tensors),
+                where=specification.where,
+                hint=f"call it with `{shapes.text}`",
+            )
+    if any(size is None for shape in found for size in shape):
+        return None
+    dtype = _promoted_dtype(tensors)
+    return tuple(tensors[0].new_empty(shape, dtype=dtype) for shape in found)
+
+
+def _promoted_dtype(tensors: list[Tensor]) -> torch.dtype:
+    """The dtype that tensors promote to; those without dimensions yield to others."""
+    examples = [torch.empty((1,) * each.dim(), dtype=each.dtype, device="meta") for each in tensors]
+    widest = examples[0]
+    for example in examples[1:]:
+        dtype = torch.result_type(widest, example)
+        widest = torch.empty((1,) * max(widest.dim(), example.dim()), dtype=dtype, device="meta")
+    return widest.dtype
+
+
+def refuse_result_shapes(specification: Specification, values: list[Any], results: tuple[Any, ...]) -> None:
+    """Refuse results that differ from `shapes=`, or from the fake kernel derived from it.
+
+    Raises:
+        ShapeError: Naming the result.
+        ResultTypeError: If an opaque operator's result is of another dtype than its fake kernel's.
+    """
+    shapes = specification.shapes
+    if shapes is None:
+        return
+    sizes, _ = shapes.bind(specification.schema, values)
+    for name, dims, result in _declared_results(specification, results):
+        wanted = dims.evaluate(sizes)
+        same = len(wanted) == result.dim() and all(
+            size is None or size == found for size, found in zip(wanted, result.shape, strict=False)
+        )
+        if not same:
+            shown = ", ".join("_" if size is None or size is NO_SIZE else str(size) for size in wanted)
+            raise errors.ShapeError(
+                f"`{name}` has not the shape that `shapes=` says",
+                operator=specification.name,
+                argument=name,
+                expected=f"`{dims.text}`, that is [{shown}]",
+                got=str(list(result.shape)),
+                where=specification.where,
+                hint="write what the function returns: `_` stands for a size that nothing tells",
+            )
+    if specification.opaque and specification.fake is None:
+        _refuse_dtypes(specification, values, results)
+
+
+def _declared_results(
+    specification: Specification, results: tuple[Any, ...]
+) -> Iterator[tuple[str, Dims, Tensor]]:
+    """Name, dimensions and tensor of every present result; items of a list share their dimensions."""
+    assert specification.shapes is not None
+    flattening = ResultFlattening.of(specification.schema, results)
+    dims = dict(zip(flattening.spans, specification.shapes.results, strict=False))
+    for described, label, result in zip(
+        flattening.described, flattening.labels, flattening.flatten(results), strict=True
+    ):
+        if result is not None and described.name in dims:
+            yield label, dims[described.name], result
+
+
+def _refuse_dtypes(specification: Specification, values: list[Any], results: tuple[Any, ...]) -> None:
+    for described, fake, result in zip(
+        specification.schema.results, fake_by_shapes(specification, values) or (), results, strict=False
+    ):
+        if fake.dtype != result.dtype:
+            raise errors.ResultTypeError(
+                f"`{described.name}` has not the dtype of the fake kernel that `shapes=` makes",
+                operator=specification.name,
+                argument=described.name,
+                expected=f"{fake.dtype}, to which its tensors promote",
+                got=str(result.dtype),
+                where=specification.where,
+                hint="write `@op.fake` over a function that returns empty tensors of the right dtype",
+            )
