@@ -1,4 +1,4 @@
-"""What the suite expects of itself under OPSMITH_CONSERVATIVE=1, test function by test function.
+"""Tests that are refused or differ under OPSMITH_CONSERVATIVE=1, by test function.
 
 An entry names a test function, or one case of it in brackets. A test in `REFUSED` passes, or ends in an
 opsmith error that says which capability it needs. A test in `OTHERWISE` looks at what only the capability

@@ -29,7 +29,7 @@ FAULTS: dict[str, dict[str, str]] = {
 
 
 def fault(*names: str) -> str | None:
-    """What this torch does wrong in a case that goes by any of these names."""
+    """The fault of this torch in a case that has any of these names."""
     known = FAULTS.get(".".join(torch.__version__.split(".")[:2]), {})
     return next((known[name] for name in names if name in known), None)
 

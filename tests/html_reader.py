@@ -1,4 +1,4 @@
-"""What tests read of a page: its text, its ids, its tables."""
+"""Reading an HTML page in tests: its text, its ids, its tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the corpus is adopted and called, for the tests of eager, compiled and exported use alike."""
+"""Adoption and calls of the corpus, for the tests of eager, compiled and exported use alike."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sampled(which: Callable[[Entry], Any], most: int = 4) -> Any:
 
 @functools.cache
 def results_with_gradient(entry: Entry) -> int:
-    """How many results of the first sample have a gradient."""
+    """Number of results of the first sample that have a gradient."""
     return len(followed(run(entry.apply, sample(entry, 0))))
 
 
@@ -52,7 +52,7 @@ def differentiable(value: Any) -> bool:
 
 
 def places(arguments: Sequence[Any]) -> list[int]:
-    """Where the arguments are that can have a gradient."""
+    """Positions of the arguments that can have a gradient."""
     return [place for place, argument in enumerate(arguments) if differentiable(argument)]
 
 
@@ -140,7 +140,7 @@ def refusal(error: BaseException | None) -> str:
 
 
 def by_opsmith(error: BaseException) -> bool:
-    """Whether it is our error, or one of torch's that quotes ours."""
+    """Return whether it is our error, or one of torch's that quotes ours."""
     ours = [name for name in dir(opsmith.errors) if name.endswith("Error")]
     return any(name in refusal(error) for name in ours)
 

@@ -1,4 +1,4 @@
-"""What an adopted operator is, beyond its values: handle, memory, copies, kinds, rules."""
+"""Adopted operators beyond their values: handle, memory, copies, kinds, rules."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_gradients_of_each_result_alone(entry: Entry, index: int) -> None:
 @chosen(has_gradient)
 def test_hooks(entry: Entry) -> None:
     def told(function: Any) -> list[Any]:
-        """What the hooks of the results and of the inputs are given, and the gradients that they change."""
+        """Gradients that hooks of results and inputs receive, and those that they change."""
         seen: list[Any] = []
 
         def doubled(grad: Tensor | None) -> Tensor | None:

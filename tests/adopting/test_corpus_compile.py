@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.compile, pytest.mark.xdist_group("corpus")]
 
 @pytest.fixture(autouse=True)
 def _objects(request: pytest.FixtureRequest) -> None:
-    """What a call holds besides tensors breaks the graph in one version of torch."""
+    """Objects other than tensors break the graph in one version of torch."""
     entry = request.node.callspec.params.get("entry")
     reason = fault("object_argument") if isinstance(entry, Entry) and entry.name in OBJECTS else None
     if reason is not None:

@@ -45,7 +45,7 @@ def adopted(made: Foreign, **given: Any) -> opsmith.Operator[..., Any]:
 
 
 def quietly(function: Callable[[], Any]) -> Any:
-    """What torch answers, with its warnings left out: that nothing is registered, or slow."""
+    """Silence torch's warnings that nothing is registered, or slow."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return function()

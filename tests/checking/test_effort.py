@@ -1,4 +1,4 @@
-"""What a quick check spares, and what it must see all the same; what torch loads is told apart."""
+"""The effort of a check: work that `quick` leaves out, faults that it must find; loading torch's compiler."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Pick(Function):
 
 
 class Positive(Function):
-    """How many results there are depends on the numbers."""
+    """The number of results depends on the values."""
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:

@@ -40,7 +40,7 @@ ALSO: dict[str, set[Reason]] = {
 
 
 def others(wrong: Wrong, report: opsmith.Report) -> set[Reason]:
-    """What a report finds beside a fault: another cause, or argument, that follows from nothing."""
+    """Root causes in a report other than the planted fault: another cause, or argument."""
     return {
         (failure.property, failure.cause, failure.input)
         for failure in report.failures
@@ -73,7 +73,7 @@ def test_a_wrong_operator_is_rejected(name: str) -> None:
 
 
 def test_two_faults_are_no_single_one() -> None:
-    """What holds that a mutant has one fault alone sees a second one, of another argument or kind."""
+    """The test that a mutant has one fault alone finds a second one, of another argument or kind."""
     both = mutants.linear("two_faults").gradients(
         weight=lambda grad, x: -(grad.mT @ x), bias=lambda grad: -grad.sum(0)
     )

@@ -37,7 +37,7 @@ def world() -> Iterator[None]:
 
 @cache
 def report_on(name: str, seed: int, effort: str) -> opsmith.Report:
-    """What check says of an entry, with its compile checks left out."""
+    """The report on an entry, with its compile checks left out."""
     operator, samples = (PLANTED.get(name) or SOUND[name]).build()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what an operator warns of is no fault of the test

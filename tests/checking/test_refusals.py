@@ -1,4 +1,4 @@
-"""What excuses an exception: the words of who refuses, and not words that merely look like it."""
+"""Exceptions that are refusals of an operator, and those that merely read like one."""
 
 from __future__ import annotations
 

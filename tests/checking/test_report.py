@@ -1,4 +1,4 @@
-"""What a report says, when it counts as passed, and what it writes."""
+"""Reports: their text, when they count as passed, and what they write."""
 
 import json
 import math

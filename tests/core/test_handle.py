@@ -128,7 +128,7 @@ def test_unpickling_imports_the_module_that_declares_it(
 
 @pytest.mark.slow
 def test_unpickling_says_what_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the module declares the operator no longer, or is gone, the process that loads is told so."""
+    """If the module no longer declares the operator, or is gone, loading raises an error that names it."""
     module = tmp_path / "emptied_module.py"
     module.write_text(
         "import opsmith\nfrom torch import Tensor\n\n"
@@ -150,7 +150,7 @@ def test_unpickling_says_what_to_import(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def load(folder: Path) -> str:
-    """What a process that loads a pickle says on its way out."""
+    """The error of a process that loads a pickle."""
     done = subprocess.run(
         [sys.executable, "-B", "-c", "import pickle; pickle.load(open('twice.pickle', 'rb'))"],
         cwd=folder,

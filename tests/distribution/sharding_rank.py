@@ -83,7 +83,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def told(subject: Subject, mesh: Any, rank: int) -> dict[str, Any]:
-    """What is wrong with a subject, by placement; what it warned of, and what its kernel was given."""
+    """Faults of a subject by placement; its warnings, and the runs of its kernel."""
     expected = run(subject, None, mesh, rank)
     kernel_runs.clear()
     found: dict[str, str] = {}

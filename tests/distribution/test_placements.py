@@ -28,7 +28,7 @@ WRAPPERS = [
 
 
 def ranks(folder: Path) -> dict[str, Any]:
-    """What the first of two ranks tells, or what went wrong."""
+    """The report of the first of two ranks, or the error."""
     programs = [
         subprocess.Popen(
             [sys.executable, HERE / "sharding_rank.py", str(rank), folder / "rendezvous"],
@@ -51,7 +51,7 @@ def ranks(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def report(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What two ranks tell, which run once, also where several processes run the tests."""
+    """The report of two ranks, which run once, also where several processes run the tests."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if hasattr(request.config, "workerinput") else base
     done = shared / "two_ranks.json"

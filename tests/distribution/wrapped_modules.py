@@ -63,7 +63,7 @@ def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def wrapped(mesh: Any, rank: int) -> dict[str, str]:
-    """What is wrong, by wrapper; empty where nothing is."""
+    """Faults by wrapper; empty where there are none."""
     batch = torch.linspace(-2, 2, 18).view(6, 3)
     expected, of_generated = gradients(Net(), batch), gradients(generated(), batch)
     found: dict[str, str] = {}

@@ -49,7 +49,7 @@ class Block:
 
     @property
     def expected(self) -> str:
-        """What it must print."""
+        """The output that it must print."""
         return "".join(f"{line}\n" for line in self.output.lines) if self.output else ""
 
 
@@ -127,7 +127,7 @@ class Program:
         self._stopped: int | None = None
 
     def printed(self, position: int) -> str:
-        """What a block prints."""
+        """The output of a block."""
         sys.modules[self._module.__name__] = self._module
         while len(self._printed) <= position:
             if self._stopped is not None:
@@ -154,7 +154,7 @@ class Program:
 
 
 def same(printed: str, expected: str) -> bool:
-    """Whether two outputs are equal, but for how many seconds something took."""
+    """Return whether two outputs are equal, apart from numbers of seconds."""
     return _SECONDS.sub(" ? s", printed) == _SECONDS.sub(" ? s", expected)
 
 

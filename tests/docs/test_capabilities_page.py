@@ -6,8 +6,7 @@ import re
 
 from doc_pages import ROOT
 
-from opsmith.torch_library.capabilities.capability import TESTED
-from opsmith.torch_library.capabilities.table import CAPABILITIES
+from opsmith.torch_library.capabilities.capability import CAPABILITIES, TESTED
 
 PAGE = (ROOT / "docs" / "capabilities.md").read_text(encoding="utf-8")
 REQUIRED = "opsmith does not work, and says so when the first operator is declared"

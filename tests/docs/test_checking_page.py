@@ -7,7 +7,7 @@ import re
 from doc_pages import ROOT
 
 from opsmith.checking.causes import CAUSES
-from opsmith.checking.properties import EVERY
+from opsmith.checking.properties import PROPERTIES
 
 _PAGE = (ROOT / "docs" / "checking.md").read_text(encoding="utf-8")
 
@@ -21,9 +21,9 @@ def _rows(section: str) -> list[list[str]]:
 
 def test_every_property_stands_in_the_table_with_its_promise() -> None:
     shown = [(name, promise) for name, promise, _ in _rows("The properties")]
-    assert shown == [(f"`{each.name}`", each.title) for each in EVERY.values()]
+    assert shown == [(f"`{each.name}`", each.title) for each in PROPERTIES.values()]
 
 
 def test_every_cause_stands_in_the_table_with_its_evidence_in_the_order_of_precedence() -> None:
     shown = [tuple(row) for row in _rows("The causes")]
-    assert shown == [(f"`{each.name}`", each.meaning, each.decided) for each in CAUSES.values()]
+    assert shown == [(f"`{each.name}`", each.meaning, each.decided_by) for each in CAUSES.values()]

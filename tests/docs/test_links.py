@@ -28,7 +28,7 @@ def links(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What `#...` may name in a page: its headings, as GitHub spells them."""
+    """Anchors of a page: its headings, as GitHub spells them."""
     found: set[str] = set()
     for line in prose(page):
         heading = _HEADING.fullmatch(line)

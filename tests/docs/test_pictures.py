@@ -19,7 +19,7 @@ WIDE_ENOUGH = 800
 
 
 def faults(picture: str) -> list[str]:
-    """What keeps a picture from being read: by eyes, or by what reads it aloud."""
+    """Faults that keep a picture from being read, by eye or by a screen reader."""
     root = ElementTree.fromstring(picture)
     if root.tag != f"{_SVG}svg":
         return ["it is no SVG"]

@@ -1,4 +1,4 @@
-"""What the tests of drawing share: the example of row E1, an operator of each kind, a network."""
+"""Subjects of the tests of drawing: the example of row E1, an operator of each kind, a network."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def chain() -> Graph:
 
 
 def acyclic(graph: Graph) -> bool:
-    """Whether the nodes can be put in an order in which each comes after what leads to it."""
+    """Return whether the graph has no cycle."""
     left = {node.id: {edge.source for edge in graph.edges if edge.target == node.id} for node in graph.nodes}
     while free := {name for name, before in left.items() if not before}:
         left = {name: before - free for name, before in left.items() if name not in free}
@@ -53,6 +53,19 @@ def test_a_folded_module_tells_what_it_holds(graph: Graph) -> None:
     ours = next(node for node in small.nodes if node.label == "drawn::plain")
     assert ours.kind == "operator"
     assert small.groups == ()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kind"),
+    [(("saved", "saved"), "saved"), (("view", "view"), "view"), (("saved", "flow"), "flow")],
+)
+def test_an_edge_between_folded_modules_has_the_kind_that_all_of_its_edges_have(
+    kinds: tuple[str, str], kind: str
+) -> None:
+    nodes = (*(Node(f"a{at}", "operation", "a", group="g") for at in range(2)), Node("b", "output", "b"))
+    edges = tuple(Edge(f"a{at}", "b", "", each) for at, each in enumerate(kinds))  # type: ignore[arg-type]
+    (edge,) = folded(Graph("", "forward", nodes, edges, (Group("g", "g"),)), {"g"}).edges
+    assert (edge.kind, edge.count) == (kind, 2)
 
 
 def test_edges_between_folded_modules_are_counted() -> None:

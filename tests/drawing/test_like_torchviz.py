@@ -1,4 +1,4 @@
-"""What torchviz shows of a graph is in ours: every node, every edge, every saved tensor."""
+"""Graphs beside torchviz's: every node, every edge and every saved tensor of those is in ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace finds: nodes, names, places, what is kept and by whom; of tensors, of calls."""
+"""Tracing: nodes, names, source locations, saved tensors; of results and of recorded calls."""
 
 from __future__ import annotations
 

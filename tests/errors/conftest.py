@@ -1,4 +1,4 @@
-"""What tests of messages share: a name for an operator, the place of a function, and the comparison."""
+"""Fixtures for tests of messages: a name for an operator, the location of a function, the comparison."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def place() -> Callable[[Callable[..., Any]], str]:
-    """Where a function was written, found out independently of opsmith."""
+    """Source location of a function, found independently of opsmith."""
 
     def of(function: Callable[..., Any]) -> str:
         return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"

@@ -1,4 +1,4 @@
-"""What adopting a Function class, and calling what was adopted, says when it cannot be done."""
+"""Messages of adopting a Function class, and of calling what was adopted."""
 
 from __future__ import annotations
 

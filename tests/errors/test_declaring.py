@@ -181,7 +181,7 @@ def test_flag_that_means_nothing(name: str, flag: str, value: Any, expected: str
     with says(
         errors.UsageError,
         f"""
-        {name}: `{flag}` has a value that means nothing
+        {name}: `{flag}` has an invalid value
           argument: {flag}
           expected: {expected}
           got: {value!r}

@@ -1,4 +1,4 @@
-"""What is wrong in a later call is found as well, although calls are fast after the first."""
+"""Faults of a later call are found as well, although calls are fast after the first."""
 
 from __future__ import annotations
 

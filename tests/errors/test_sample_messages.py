@@ -1,4 +1,4 @@
-"""What is said of samples that cannot be used: which of them, what it has, and what was expected."""
+"""Messages about samples that cannot be used: which of them, what it has, and what was expected."""
 
 from __future__ import annotations
 

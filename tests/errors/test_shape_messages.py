@@ -108,7 +108,7 @@ def test_shapes_that_cannot_be_read(
 
 
 BATCHING: dict[str, tuple[Any, str | None, str]] = {
-    "nothing": (True, None, "has a value that means nothing"),
+    "nothing": (True, None, "has an invalid value"),
     "no-shapes": ("B", None, "names a dimension, and there are no `shapes=`"),
     "not-in-the-result": (
         "B",

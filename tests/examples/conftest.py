@@ -1,4 +1,4 @@
-"""What tests of several examples share."""
+"""Fixtures for tests of several examples."""
 
 from __future__ import annotations
 

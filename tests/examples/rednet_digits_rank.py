@@ -28,7 +28,7 @@ from training import Record, Training
 
 
 def same_everywhere(training: Training) -> bool:
-    """Whether parameters, running statistics and what the optimizer keeps are the same bits on every rank."""
+    """Return whether parameters, running statistics and optimizer state are the same bits on every rank."""
     kept = [tensor for state in training.optimizer.state.values() for tensor in state.values()]
     for tensor in (*training.network.state_dict().values(), *kept):
         everywhere = [torch.empty_like(tensor) for _ in range(training.processes.count)]
@@ -49,7 +49,7 @@ def gradients(
 
 
 def difference(configuration: Configuration, processes: Processes, training: bool) -> float:
-    """How far the averaged gradient lies from that of one process with the whole batch.
+    """Distance of the averaged gradient from that of one process with the whole batch.
 
     The largest difference of an element, as a part of the largest element.
     """

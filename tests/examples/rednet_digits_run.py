@@ -32,7 +32,7 @@ def loaded(path: Path) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two states are the same, bit for bit."""
+    """Return whether two states are the same, bit for bit."""
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):

@@ -1,4 +1,4 @@
-"""What the example that trains a RedNet refuses before it begins."""
+"""Options that the example which trains a RedNet refuses before it begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests look at in a file of ONNX."""
+"""Reading an ONNX file in tests."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Made:
         ]
 
     def in_runtime(self, *inputs: Tensor) -> list[Tensor]:
-        """What stock ONNX Runtime computes, without anything of opsmith."""
+        """Results of stock ONNX Runtime, without anything of opsmith."""
         session = onnxruntime.InferenceSession(str(self.path), providers=["CPUExecutionProvider"])
         return [torch.from_numpy(each) for each in session.run(None, self._named(inputs))]
 
     def in_evaluator(self, *inputs: Tensor) -> list[Tensor]:
-        """What ONNX's own evaluator computes, which knows functions and no `overload`."""
+        """Results of ONNX's own evaluator, which knows functions and no `overload`."""
         results = ReferenceEvaluator(self.model).run(None, self._named(inputs))
         return [torch.from_numpy(np.asarray(each)) for each in results]
 

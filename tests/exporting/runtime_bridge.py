@@ -141,7 +141,7 @@ class Bridge:
         self._library = library
 
     def run(self, *inputs: Tensor) -> list[Tensor]:
-        """What ONNX Runtime computes, in a session that ends with the call."""
+        """Results of ONNX Runtime, in a session that ends with the call."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.register_custom_ops_library(str(self._library))

@@ -74,7 +74,7 @@ SIZES = {1: [(4,), (7,), (1,)], 2: [(4, 6), (9, 2), (1, 3)], 3: [(2, 7, 9), (3, 
 
 
 def _tensors(name: str, at: int) -> tuple[Tensor, ...]:
-    """What an operator is called with, at one of three sizes of each of its axes."""
+    """Tensors for an operator, at one of three sizes of each of its axes."""
     make = CASES[name][1]
     return make(*SIZES[make.__code__.co_argcount][at])
 

@@ -1,4 +1,4 @@
-"""What an output may be off by follows from the types that what it comes from was rounded to."""
+"""The tolerance of an output follows from the types to which its inputs were rounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be packaged, loaded or run from a library of kernels is told, and no file is left."""
+"""Messages about kernels that cannot be packaged, loaded or run from a library; no file is left."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_an_objcopy_that_fails(
     monkeypatch.setattr(packaging, "_objcopy", lambda: str(program))
     monkeypatch.setattr(packaging, "LIMIT_S", limit)
     assert fails(errors.ToolchainError, of.single, verify=False) == (
-        "`objcopy` does not make a kernel's names its own\n"
+        "`objcopy` does not make a kernel's symbols local\n"
         "  expected: GNU binutils 2.29 or later\n"
         f"  got: {got}\n"
         "  hint: install them, on Debian or Ubuntu by `apt-get install binutils`"

@@ -1,4 +1,4 @@
-"""What the tests of kernels in C++, CUDA and Triton have in common: references, samples, layouts."""
+"""References, samples and layouts for the tests of kernels in C++, CUDA and Triton."""
 
 from __future__ import annotations
 

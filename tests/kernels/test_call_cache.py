@@ -1,4 +1,4 @@
-"""What is remembered for calls of one form: for one specification, and not without end."""
+"""The cache of calls with one signature: for one specification, and of limited size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel's results are like is known before it runs, from the fake kernel or the reference."""
+"""The layout of a kernel's results is known before it runs, from the fake kernel or the reference."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def cases(seed: int, count: int) -> Iterator[Case]:
 
 
 def expected(operator: str, arguments: tuple[Any, ...]) -> Tensor:
-    """What the reference gives in double precision."""
+    """The reference's result in double precision."""
     wide = [each.double() if isinstance(each, Tensor) else each for each in arguments]
     result: Tensor = OPERATORS[operator].reference(*wide)
     return result

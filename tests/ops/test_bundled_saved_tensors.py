@@ -1,4 +1,4 @@
-"""What the bundled operators keep for the backward: exactly what the needed formulas name."""
+"""Tensors that the bundled operators save: exactly those that the needed formulas name."""
 
 from __future__ import annotations
 

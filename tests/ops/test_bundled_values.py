@@ -47,7 +47,7 @@ def wide(tensor: Tensor | None) -> Tensor | None:
 
 
 def magnitude(case: Case, tensor: Tensor | None) -> Tensor | None:
-    """What to call the reference with for the sum of absolute values: |exp(z)| is exp(Re z)."""
+    """Input with which the reference returns the sum of absolute values: |exp(z)| is exp(Re z)."""
     if tensor is None:
         return None
     return tensor.real if case.operator is exp else tensor.abs()

@@ -92,7 +92,7 @@ def test_a_name_of_one_s_own_is_fine(source: str) -> None:
 
 
 def parts() -> dict[str, set[str]]:
-    """What torch's private names are used for: by function, class or constant of the folder's modules."""
+    """Uses of torch's private names, by function, class or constant of the folder's modules."""
     found: dict[str, set[str]] = {}
     for path in sorted(PRIVATE.glob("*.py")):
         found |= parts_of(ast.parse(path.read_text(encoding="utf-8")))

@@ -35,7 +35,7 @@ def operator(name: str) -> Any:
 
 
 def ways(operator: Any) -> list[Any]:
-    """What is known about calls with all tensors given."""
+    """The known call signatures with all tensors given."""
     assert "__call__" in vars(type(operator)), "the first call installs the fast path"
     found: list[Any] = type(operator).__call__.__globals__["_op_ways_0"]
     return found

@@ -564,7 +564,7 @@ def test_implicit_replication_leaves_an_outer_region_in_force() -> None:
 
 
 def test_observe_shards() -> None:
-    """What is made of others is seen as those; what writes is refused."""
+    """Results made of other tensors are seen as those; an operation that writes is refused."""
     seen: list[str] = []
 
     def see(operator: Any, args: Any, kwargs: Any, run: Any) -> Any:

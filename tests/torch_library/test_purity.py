@@ -1,4 +1,4 @@
-"""What the code of a function shows: that it writes nowhere, that what it returns is new."""
+"""Purity, from the code of a function: it writes nowhere, and its result is new."""
 
 from __future__ import annotations
 

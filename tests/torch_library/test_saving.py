@@ -20,7 +20,7 @@ SUBSETS = [tuple(chosen) for count in range(4) for chosen in itertools.combinati
 
 
 def saved_by(operator: Operator, arguments: dict[str, Tensor], **more: Any) -> list[str]:
-    """What one call saves, by name of the argument; `result` for what is none of them."""
+    """Tensors that one call saves, by name of the argument; `result` for what is none of them."""
     saved: list[str] = []
 
     def note(value: Tensor) -> Tensor:

@@ -176,7 +176,7 @@ def test_a_strange_value_of_the_variable_is_refused() -> None:
     done = run(program, OPSMITH_CONSERVATIVE="yes")
     assert done.returncode == 1
     assert done.stderr.partition("UsageError: ")[2].splitlines() == [
-        "the environment variable OPSMITH_CONSERVATIVE has a value that means nothing",
+        "the environment variable OPSMITH_CONSERVATIVE has an invalid value",
         "  expected: 1 for on, 0 for off",
         "  got: 'yes'",
         "  hint: set OPSMITH_CONSERVATIVE=1, or unset it",

@@ -128,5 +128,5 @@ COMPOSITIONS: dict[str, Callable[[Compile, Function, Subject], Any]] = {
 
 
 def compiled(backend: str, **options: Any) -> Compile:
-    """What compiles a function into one whole graph."""
+    """Return a function that compiles into one whole graph."""
     return lambda function: torch.compile(function, backend=backend, fullgraph=True, **options)

@@ -1,4 +1,4 @@
-"""What surrounds a call changes nothing: its values and gradients are those of the plain function."""
+"""Contexts around a call change nothing: its values and gradients are those of the plain function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watches a call sees the operator, once and by its name, also where the fast path is in use."""
+"""Modes and hooks that watch a call see the operator once, by its name, also on the fast path."""
 
 from __future__ import annotations
 

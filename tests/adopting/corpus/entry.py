@@ -1,4 +1,4 @@
-"""What the corpus says of one Function: how it is called, what it gives, and what its own code allows."""
+"""An entry of the corpus: a Function, its calls, and what its own code allows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Entry:
         return (kind,) if isinstance(kind, str) else tuple(kind)
 
     def apply(self, *arguments: Any) -> Any:
-        """What torch makes of the class; one that writes into its inputs gets copies."""
+        """Call the class as torch does; one that writes into its inputs gets copies."""
         if self.in_place:
             arguments = tuple(a.clone() if isinstance(a, Tensor) else a for a in arguments)
         return self.cls.apply(*arguments)

@@ -1,4 +1,4 @@
-"""What a Function keeps for its backward, and where: attributes, results, intermediates, by need, None."""
+"""Functions that keep attributes, results, intermediates or None for their backward, some of them by need."""
 
 from __future__ import annotations
 

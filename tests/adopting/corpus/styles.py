@@ -1,4 +1,4 @@
-"""How classes are written: classmethods, inherited, nested, made by factories, with rules of their own."""
+"""Styles of classes: classmethods, inherited, nested, made by factories, with rules of their own."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from entries import PLANTED, SOUND, Planted, Sound
 from opsmith import Report
 
 COMPILED = ["compile", "export", "opcheck"]
-"""What is left out of a run on a corpus: it compiles, which takes seconds each, and has tests of its own."""
+"""Properties left out of a run on a corpus: they compile, which takes seconds each."""
 
 PREFIXES = {"planted": "beside", "sound": "beside", "heldout": "heldout"}
 
@@ -49,12 +49,12 @@ def corpora() -> list[Corpus]:
 
 
 def corpus_of(entry: Planted | Sound) -> str:
-    """Which corpus an entry belongs to."""
+    """Return the corpus that an entry belongs to."""
     return PREFIXES[entry.build.__module__.rpartition(".")[2].partition("_")[0]]
 
 
 def rightly_named(fault: Planted, report: Report) -> bool:
-    """Whether the first thing that a report says is what is wrong.
+    """Return whether the first failure of a report names the fault.
 
     A reader fixes what stands first; what follows from it comes last in a report, and does not count.
     """

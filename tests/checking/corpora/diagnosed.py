@@ -34,7 +34,7 @@ def operator(
 
 
 def observation(declared: Any, about: str, position: int = 0) -> Observation:
-    """What a check sees of a gradient on one of the samples."""
+    """Observe a gradient on one of the samples, as the check does."""
     subject = subject_of(declared, None, 0, EFFORTS["default"])
     sample = subject.samples[position]
     place = sample.labels.index(about)

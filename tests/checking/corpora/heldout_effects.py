@@ -167,7 +167,7 @@ def h_reciprocal_with_a_rising_tangent() -> Any:
 
 @planted("noise_floor", "aliases-input", input="x")
 def h_gate_that_is_open() -> Any:
-    """Where nothing is to be done, the result is the input's own memory under another name."""
+    """If nothing is to be done, the result is a view of the input."""
 
     class Gate(Function):
         @staticmethod

@@ -11,7 +11,7 @@ import opsmith
 
 @planted("energy", "kernel-mismatch", input="result", also=("region", "missing-term"))
 def h_energy_unrolled_by_four() -> Any:
-    """What is left over when the length is no multiple of four is not summed."""
+    """The remainder of a length that is no multiple of four is not summed."""
 
     @opsmith.operator("heldout::energy_unrolled_by_four", shapes="x: ... M -> ...")
     def energy(x: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def h_floor_that_finds_nothing_to_do() -> Any:
 
 @planted("log_safe", "mutates-input", input="x")
 def h_logarithm_that_mends_its_input() -> Any:
-    """Where an element is below eps, the kernel writes eps into the caller's tensor."""
+    """If an element is below eps, the kernel writes eps into the caller's tensor."""
 
     @opsmith.operator("heldout::logarithm_that_mends_its_input")
     def log_safe(x: Tensor, eps: float = 1e-3) -> Tensor:

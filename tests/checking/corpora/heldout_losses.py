@@ -179,7 +179,7 @@ def h_gelu_with_a_stored_slope() -> Any:
 
 @planted("squared_relu", "precision", input="x")
 def h_squared_relu_with_compressed_activations() -> Any:
-    """What is kept for the backward is kept in float16, to save memory."""
+    """Saved tensors are in float16, to save memory."""
 
     class SquaredReLU(Function):
         @staticmethod
@@ -198,7 +198,7 @@ def h_squared_relu_with_compressed_activations() -> Any:
 
 @planted("tanh_scaled", "nonlinear-grad", input="x")
 def h_tanh_with_a_normalised_gradient() -> Any:
-    """Where the gradient is longer than 1 it is cut down to 1, in an operator that does not say so."""
+    """A gradient longer than 1 is cut down to 1, in an operator that does not declare it."""
 
     class ScaledTanh(Function):
         @staticmethod

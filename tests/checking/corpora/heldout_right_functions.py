@@ -110,7 +110,7 @@ def h_product_that_looks_what_is_needed() -> Any:
 
 @sound
 def h_softmax_from_its_result() -> Any:
-    """What is saved was computed in the forward, and is a result: autograd follows it in a second order."""
+    """It saves a result, which autograd follows in a second order."""
 
     class Softmax(Function):
         @staticmethod

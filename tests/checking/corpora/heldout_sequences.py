@@ -129,7 +129,7 @@ def h_checkpoint_that_fills_grad() -> Any:
 
 @planted("gated_linear_unit", "input-needs-grad", input="gate")
 def h_gated_unit_with_one_branch() -> Any:
-    """What both gradients need is computed only where that of x is asked for."""
+    """A value that both gradients need is computed only if the gradient of x is needed."""
 
     class GatedUnit(Function):
         @staticmethod

@@ -219,7 +219,7 @@ def attention_without_none() -> Any:
 
 @planted("outer_product", "unreduced-broadcast", input="y", also=("missing-term",))
 def outer_product_of_first_row() -> Any:
-    """What y was repeated over should be summed; the first of it is taken."""
+    """The dimension over which y was repeated should be summed; its first element is taken."""
 
     class OuterProduct(right.OuterProduct):
         @staticmethod

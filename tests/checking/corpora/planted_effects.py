@@ -115,7 +115,7 @@ def permute_through_data() -> Any:
 
 @planted("hardtanh", "aliases-input", input="x")
 def clamp_that_is_not_needed() -> Any:
-    """Where everything is within the bounds already, the input itself comes back, detached."""
+    """If everything is within the bounds, the input itself is returned, detached."""
 
     class Clamp(Function):
         @staticmethod
@@ -251,7 +251,7 @@ def scale_with_noisy_gradient() -> Any:
 
 @planted("leaky_relu", "stale-state", input="x")
 def leaky_relu_with_state_on_the_class() -> Any:
-    """What belongs to ctx stands on the class: of two calls, the backward of the first takes the second's."""
+    """Values of ctx are on the class: the backward of the first of two calls takes the second's."""
 
     class Shared(LeakyReLU):
         @staticmethod
@@ -328,7 +328,7 @@ def tanh_that_keeps_its_result_on_ctx() -> Any:
 
 @planted("square", "leak", input="x")
 def square_that_keeps_its_input_on_ctx() -> Any:
-    """What `save_for_backward` would let go of after the backward stays on ctx as long as the graph."""
+    """A tensor that `save_for_backward` would release stays on ctx as long as the graph."""
 
     class Square(Function):
         @staticmethod

@@ -96,7 +96,7 @@ def rms_norm_that_stays_in_float32() -> Any:
 
 @planted("rms_norm", "precision", input="x")
 def rms_norm_backward_through_bfloat16() -> Any:
-    """What was meant for half precision training is applied to every dtype."""
+    """A rounding that is meant for half precision training is applied to every dtype."""
 
     class RMSNorm(right.RMSNorm):
         @staticmethod

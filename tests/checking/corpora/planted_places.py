@@ -172,7 +172,7 @@ def max_pool_counted_from_one() -> Any:
 
 @planted("average_pool", "nondeterministic", input="x", also=("region", "nan"))
 def average_pool_that_leaves_memory_as_it_was() -> Any:
-    """What is left over at the end of a row is never written: it holds whatever was there before."""
+    """The remainder at the end of a row is never written: it holds whatever was there before."""
 
     class AveragePool(right.AveragePool):
         @staticmethod

@@ -318,7 +318,7 @@ def product_that_computes_what_is_needed() -> Any:
 
 @sound
 def sum_that_expands_its_gradient() -> Any:
-    """What it returns has stride zero, and shares its memory with what came in."""
+    """Its gradient has stride zero, and shares its memory with grad_output."""
 
     class Total(Function):
         @staticmethod

@@ -1,4 +1,4 @@
-"""What torch itself has for checking an operator, run on an entry of the corpus as its users would run it.
+"""torch's own checks of an operator, run on an entry of the corpus as its users would run them.
 
 `gradcheck` is given the class's `apply` (or the operator), and the samples in float64 with every floating
 tensor requiring its gradient, each sample by itself. opcheck takes operators alone: a class is registered
@@ -33,12 +33,12 @@ LEAF = "a leaf Variable that requires grad"
 
 
 def by_gradcheck(operator: Any, samples: Any, *, fast: bool = False) -> Verdict:
-    """What gradcheck says, as its documentation has it."""
+    """Run gradcheck as its documentation shows it."""
     return _first(_by_gradcheck(*each, fast_mode=fast) for each in _calls(operator, samples))
 
 
 def by_gradgradcheck(operator: Any, samples: Any) -> Verdict:
-    """What gradgradcheck says, and gradcheck with all that it can be asked for, where a class supports it."""
+    """Run gradgradcheck, and gradcheck with all options that the class supports."""
     options = {"check_batched_grad": True}
     if _defines(operator, "jvp"):
         options["check_forward_ad"] = True
@@ -48,7 +48,7 @@ def by_gradgradcheck(operator: Any, samples: Any) -> Verdict:
 
 
 def by_opcheck(operator: Any, samples: Any) -> Verdict:
-    """What opcheck says; None where the class can be no operator of torch.library."""
+    """Run opcheck; None where the class cannot be an operator of torch.library."""
     subject = _subject(operator, samples)
     try:
         target = _registered(operator, subject)

@@ -240,7 +240,7 @@ def leaves_its_state_when_stopped() -> Any:
 
 @mutant("state", "stale-state", "result", "made in four threads at once, is another one than alone: at")
 def works_in_one_buffer() -> Any:
-    """What it returns is new, and alone it is right."""
+    """Its result is new memory, and right for a single call."""
     buffers: dict[Any, Tensor] = {}
 
     class Doubles(Function):
@@ -285,7 +285,7 @@ def hands_over_on_the_class() -> Any:
 
 @twin
 def remembers_by_contents() -> Any:
-    """What a call gives depends on its arguments alone, though it remembers a few answers."""
+    """Its result depends on its arguments alone, though it remembers a few results."""
 
     @functools.lru_cache(maxsize=2)
     def factor(count: int) -> float:

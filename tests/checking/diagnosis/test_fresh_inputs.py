@@ -121,7 +121,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 def test_a_gradient_that_nearly_vanishes_has_no_kink() -> None:
-    """What comes in is the input, along which a unit vector does not change: its gradient is rounding."""
+    """grad_output is the input, along which a unit vector does not change: its gradient is rounding."""
     declared = operator(unit, [(random(3, 4),)], x=lambda grad, x: grad / x.norm(dim=-1, keepdim=True))
     subject = subject_of(declared, None, 0, EFFORTS["default"])
     flat = subject.samples[0].at(torch.float64)

@@ -1,4 +1,4 @@
-"""What explains every element at once: nothing, nan, rounding, a sign, a factor; and what nearly does."""
+"""Detectors that explain every element at once: nan, rounding, a sign, a factor; and near misses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a formula loses to cancellation is rounding; what is wrong by as little is not."""
+"""Cancellation in a formula is rounding; an error of the same size is not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import opsmith
 
 
 class Softmax(Function):
-    """Where one element of a row is nearly one, gradients are what is left of much larger numbers."""
+    """If one element of a row is nearly one, gradients are differences of much larger numbers."""
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:

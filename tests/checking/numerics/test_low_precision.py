@@ -1,4 +1,4 @@
-"""What computes in float16 or float32, whatever comes in, is held to its own digits and range."""
+"""Operators that compute in float16 or float32 for every input are held to that precision and range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What check writes as JSON is what the schema in the package says, key by key."""
+"""The JSON of a check agrees with the schema in the package, key by key."""
 
 import importlib.resources
 import json
@@ -103,7 +103,7 @@ def test_every_key_of_a_report_is_described_and_no_other_is() -> None:
 
 
 def run_apart(example: str, *arguments: str) -> dict[str, Any]:
-    """What the command prints in a process of its own: other tests declare its operators in this one."""
+    """Run the command in its own process: other tests declare its operators in this one."""
     start = "from opsmith.cli import main; main()"
     target = str(EXAMPLES / f"{example}.py")
     command = [sys.executable, "-c", start, "check", target, "--json", *arguments]

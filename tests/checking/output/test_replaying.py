@@ -79,7 +79,7 @@ def test_a_class_is_applied() -> None:
 
 
 class Remembers(Function):
-    """What it keeps lies on the class: another call takes its place."""
+    """It keeps its state on the class, where another call replaces it."""
 
     kept: Any = None
 

@@ -1,4 +1,4 @@
-"""What a batch gives, beside what its examples give one after the other."""
+"""Results of a batch beside those of its examples, one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each property leaves out and says so, and what it finds that needs a special operator."""
+"""Cases that properties leave out and report, and findings that need a special operator."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a CUDA kernel takes of a GPU is held to its author's limits by check, where there is no GPU."""
+"""The property `resources`: a CUDA kernel is held to its author's limits, without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is derived from samples: what may vary varies, nothing else, and the structure of tensors is kept."""
+"""Variations of samples: what may vary varies, nothing else, and tensors keep their structure."""
 
 from collections.abc import Callable
 from enum import Enum

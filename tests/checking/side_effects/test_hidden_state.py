@@ -1,4 +1,4 @@
-"""What an operator remembers: where it lies, put away and put back."""
+"""Hidden state of an operator: found, put away and put back."""
 
 from __future__ import annotations
 

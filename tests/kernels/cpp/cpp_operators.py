@@ -78,7 +78,7 @@ def told(
     part: float | None = None,
     word: str | None = None,
 ) -> Tensor:
-    """What every kind of argument holds, as numbers."""
+    """The values of every kind of argument, as numbers."""
     total = sum((other.sum() for other in others), start=x.new_zeros(()))
     numbers = [
         float(sum(sizes)),

@@ -1,4 +1,4 @@
-"""What compilers print becomes errors in the author's own lines."""
+"""Output of compilers becomes errors in the author's own lines."""
 
 from __future__ import annotations
 

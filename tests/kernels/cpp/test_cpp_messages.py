@@ -1,4 +1,4 @@
-"""What is said where a kernel in C++ cannot be had: its author's own file, line and column, and the hint."""
+"""Messages about C++ kernels that cannot be built: the author's own file, line and column, and the hint."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ void twice(Contiguous<const T> x, double by, Contiguous<T> y) {
 
 
 class Runs:
-    """How often the reference ran, and what it raises when it does."""
+    """Counter of the reference's runs, and what it raises."""
 
     count = 0
     raises: BaseException | None = None

@@ -1,4 +1,4 @@
-"""What sanitizers write is read, in the words of several compilers."""
+"""Reports of sanitizers are read, in the words of several compilers."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"[^"\n]+"', re.MULTILINE)
 
 
 class Record(ctypes.Structure):
-    """What the driver wrote down, as in fake_driver.c."""
+    """The driver's record, as in fake_driver.c."""
 
     _fields_ = [
         ("launches", ctypes.c_int),
@@ -82,7 +82,7 @@ def driver() -> Driver:
 
 
 def record() -> Record:
-    """What the driver wrote down since it was told to forget."""
+    """The driver's record since it was last cleared."""
     found: Record = driver_library().fake_record().contents
     return found
 

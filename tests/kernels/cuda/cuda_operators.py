@@ -84,7 +84,7 @@ def told(
     maybe: int | None = None,
     part: float | None = None,
 ) -> Tensor:
-    """What every kind of argument holds, as numbers; the text is no parameter of the kernel."""
+    """The values of every kind of argument, as numbers; the text is no parameter of the kernel."""
     total = sum((other.sum() for other in others), start=x.new_zeros(()))
     numbers = [
         float(sum(sizes)),

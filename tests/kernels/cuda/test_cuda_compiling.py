@@ -237,7 +237,7 @@ CONFIGURATIONS = [
 
 @pytest.mark.parametrize("number", [80, 86, 89, 90, 100, 120])
 def test_occupancy_is_what_nvidia_s_own_header_computes(number: int, tmp_path: Path) -> None:
-    """Whose arithmetic it is; the sizes of multiprocessors are from the programming guide."""
+    """The header has the arithmetic; the sizes of multiprocessors are from the programming guide."""
     if not nvrtc.include_directories():
         pytest.skip("there are no headers of CUDA here: nvidia-cuda-runtime brings them")
     sizes = MULTIPROCESSORS[number]

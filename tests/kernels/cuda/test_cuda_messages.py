@@ -1,4 +1,4 @@
-"""What is said where a kernel in CUDA cannot be had or launched, and what explain says meanwhile."""
+"""Messages about CUDA kernels that cannot be built or launched, and what explain reports meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in for a GPU has barriers and shared memory, and finds what kernels do wrong with them."""
+"""The emulated GPU has barriers and shared memory, and finds kernels that misuse them."""
 
 from __future__ import annotations
 

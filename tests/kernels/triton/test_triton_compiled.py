@@ -33,7 +33,7 @@ def _driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def graph_of(function: Any, *shapes: tuple[int, ...], dynamic: bool = False) -> torch.fx.GraphModule:
-    """What torch.compile hands to its backend, for tensors without data on a GPU that is not there."""
+    """The graph that torch.compile hands to its backend, for tensors without data on a missing GPU."""
     graphs: list[torch.fx.GraphModule] = []
 
     def capture(graph: torch.fx.GraphModule, inputs: Any) -> Any:

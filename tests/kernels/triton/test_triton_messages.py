@@ -1,4 +1,4 @@
-"""What is said where a kernel in Triton cannot be had, or does what it must not: the place, and the hint."""
+"""Messages about Triton kernels that cannot be built, or do what they must not: location and hint."""
 
 from __future__ import annotations
 
