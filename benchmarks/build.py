@@ -19,7 +19,7 @@ from pathlib import Path
 
 OPSMITH = """
 import json, sys, time
-import torch, opsmith, opsmith.kernels.building
+import torch, opsmith, opsmith.kernels.declaration
 from torch import Tensor
 
 @opsmith.operator("build_time::affine")

@@ -131,7 +131,7 @@ def corrupted(cache: Path) -> dict[str, Any]:
 
 
 def read_only(cache: Path) -> dict[str, Any]:
-    """Where nothing can be written, what is there is used, and what is not is built for the process alone."""
+    """In a read-only cache, entries are used, and what is missing is built for the process alone."""
 
     def call() -> None:
         if os.geteuid() == 0:

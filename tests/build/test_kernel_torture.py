@@ -43,7 +43,7 @@ def folder() -> Iterator[Path]:
 def torture(
     mode: str, cache: Path, more: Mapping[str, str] | None = None, before: str = ""
 ) -> tuple[Any, str]:
-    """What the program found, and what its processes said of errors."""
+    """Run the program; return its findings and the errors of its processes."""
     path = os.pathsep.join([str(Path(opsmith.__file__).parents[1]), str(PROGRAM.parent)])
     command = [sys.executable, str(PROGRAM), mode]
     if before:
@@ -103,7 +103,7 @@ def test_in_a_read_only_directory_all_is_right(folder: Path) -> None:
 
 
 def can_mount() -> bool:
-    """Whether this user may have a small disk of his own."""
+    """Return whether this user may mount a small disk."""
     if shutil.which("unshare") is None:
         return False
     command = ["unshare", "-rm", "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/mnt"]

@@ -1,15 +1,20 @@
-"""What was built from source, kept in memory and on disk; many processes may use one directory at once.
+"""Cache of built kernels, in memory and on disk, which many processes may use at once.
 
-An entry is written under another name and renamed when it is whole, so there is none that is half
-written, whoever is killed and when. A lock for each key lets one process build while the others wait;
-the system lets go of it when its holder ends. What cannot be kept is built for this process alone.
+An entry is a directory of files, and a manifest of their digests. It is written under another name and
+renamed when it is complete, so that a killed process leaves no partial entry. A lock for each key lets one
+process build while the others wait; the system releases it when its holder ends. An entry that cannot be
+stored is built for this process alone.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import hashlib
+import json
+import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,26 +24,24 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from opsmith import config, errors
-from opsmith.build.entry import is_sound, key_of, seal
-from opsmith.build.trust import refuse_foreign
 from opsmith.config import CACHE
 
 LOCKS = "locks"
 WAIT_S = 300.0
-"""How long to wait for another process that builds the same: one that hangs is not to hang this one."""
+"""Seconds to wait for another process that builds the same entry, which may hang."""
 
 Build = Callable[[Path], None]
 """Fills an empty directory with files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """What was built, and where from it came.
+class CacheEntry:
+    """Built entry.
 
     Attributes:
-        directory: Holds the files that the build made.
-        source: `memory`, `disk` or `built`; `private` if it was built and could not be kept.
-        reason: Why it could not be kept; empty otherwise.
+        directory: Directory of the files.
+        source: Origin: `memory`, `disk` or `built`; `private` if it was built and could not be stored.
+        reason: Reason why it could not be stored; empty otherwise.
     """
 
     directory: Path
@@ -47,11 +50,11 @@ class Entry:
 
 
 class Cache:
-    """The cache in one directory.
+    """Cache in one directory.
 
     Args:
-        directory: Made on first use, for this user alone.
-        wait_s: Seconds to wait for another process that builds the same.
+        directory: Created on first use, for this user alone.
+        wait_s: Seconds to wait for another process that builds the same entry.
     """
 
     def __init__(self, directory: Path, *, wait_s: float = WAIT_S) -> None:
@@ -59,32 +62,32 @@ class Cache:
         self._wait_s = wait_s
         self._known: dict[str, Path] = {}
 
-    def obtain(self, parts: Mapping[str, str], build: Build) -> Entry:
-        """The entry for these parts: from memory, from disk, or built now.
+    def obtain(self, parts: Mapping[str, str], build: Build) -> CacheEntry:
+        """Return the entry for these parts: from memory, from disk, or built now.
 
         Args:
-            parts: All that decides what is built, by name.
-            build: Called where there is none, with a directory to fill. What it raises is raised.
+            parts: Everything that the entry depends on, by name.
+            build: Fills a new directory if there is no entry. Its exceptions are raised.
 
         Raises:
-            CacheError: If the directory is not this user's alone, or nothing can be written anywhere.
+            CacheError: If others can write into the directory, or nothing can be written anywhere.
         """
         key = key_of(parts)
         known = self._known.get(key)
         if known is not None and known.is_dir():
-            return Entry(known, "memory")
+            return CacheEntry(known, "memory")
         try:
             entry = self._from_disk(key, parts, build)
-        except _NotKeptError as hindrance:
-            entry = Entry(_private(build, parts, hindrance.reason), "private", hindrance.reason)
+        except _NotStoredError as failure:
+            entry = CacheEntry(_private(build, parts, failure.reason), "private", failure.reason)
         self._known[key] = entry.directory
         return entry
 
     def entries(self) -> list[Path]:
-        """The directories of all entries on disk, in order of their names.
+        """Return the directories of all entries on disk, in order of their names.
 
         Raises:
-            CacheError: If the directory is not this user's alone.
+            CacheError: If others can write into the directory.
         """
         if not self.directory.is_dir():
             return []
@@ -92,10 +95,10 @@ class Cache:
         return sorted(path for path in self.directory.iterdir() if is_sound(path, path.name))
 
     def clear(self) -> int:
-        """Remove every entry from the disk, and return how many there were; what is loaded goes on running.
+        """Remove all entries from the disk, and return their number. Loaded kernels go on running.
 
         Raises:
-            CacheError: If the directory is not this user's alone.
+            CacheError: If others can write into the directory.
         """
         found = self.entries()
         if self.directory.is_dir():
@@ -105,30 +108,30 @@ class Cache:
         self._known.clear()
         return len(found)
 
-    def _from_disk(self, key: str, parts: Mapping[str, str], build: Build) -> Entry:
+    def _from_disk(self, key: str, parts: Mapping[str, str], build: Build) -> CacheEntry:
         locks = self.directory / LOCKS
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise _NotKeptError(error) from error
+            raise _NotStoredError(error) from error
         refuse_foreign(self.directory, CACHE)
         path = self.directory / key
         if is_sound(path, key):
-            return Entry(path, "disk")
+            return CacheEntry(path, "disk")
         try:
             locks.mkdir(mode=0o700, exist_ok=True)
             with FileLock(locks / f"{key}.lock", timeout=self._wait_s):
                 if is_sound(path, key):
-                    return Entry(path, "disk")
+                    return CacheEntry(path, "disk")
                 self._make(path, parts, build)
         except Timeout as error:
-            raise _NotKeptError(f"another process has been building it for {self._wait_s:.0f} s") from error
-        except (OSError, NotImplementedError) as error:  # the latter where the file system has no locks
-            raise _NotKeptError(error) from error
-        return Entry(path, "built")
+            raise _NotStoredError(f"another process has been building it for {self._wait_s:.0f} s") from error
+        except (OSError, NotImplementedError) as error:  # the latter if the file system has no locks
+            raise _NotStoredError(error) from error
+        return CacheEntry(path, "built")
 
     def _make(self, path: Path, parts: Mapping[str, str], build: Build) -> None:
-        """Build beside the entry's place, and rename; under its lock, so what else is there is left over."""
+        """Build in a temporary directory, and rename it; older files of the locked entry are leftovers."""
         for leftover in (path, *self.directory.glob(f".{path.name}-*")):
             _remove(leftover)
         scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=self.directory))
@@ -143,12 +146,12 @@ class Cache:
 
 @functools.cache
 def cache_on_disk() -> Cache:
-    """The cache of this process, in the directory that the environment names."""
+    """Return the cache of this process, in the configured directory."""
     return Cache(config.cache_directory())
 
 
-class _NotKeptError(Exception):
-    """An entry cannot be kept on disk, for a reason that has nothing to do with what is built."""
+class _NotStoredError(Exception):
+    """An entry cannot be stored on disk, for a reason that does not depend on its content."""
 
     def __init__(self, reason: Exception | str) -> None:
         self.reason = str(reason)
@@ -156,7 +159,7 @@ class _NotKeptError(Exception):
 
 
 def _private(build: Build, parts: Mapping[str, str], reason: str) -> Path:
-    """Build in a directory that ends with this process."""
+    """Build in a directory that is removed when this process ends."""
     try:
         scratch = Path(tempfile.mkdtemp(prefix="opsmith-"))
         atexit.register(_remove, scratch)
@@ -173,8 +176,124 @@ def _private(build: Build, parts: Mapping[str, str], reason: str) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a directory; what another process removes meanwhile is gone all the same."""
+    """Remove a file or a directory, which another process may remove at the same time."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+MANIFEST = "manifest.json"
+
+
+def key_of(parts: Mapping[str, str]) -> str:
+    """Return the key of an entry that is built from these parts: source, flags, compiler and others.
+
+    Example:
+        >>> key_of({"source": "a", "flags": "b"}) == key_of({"flags": "b", "source": "a"})
+        True
+        >>> key_of({"source": "ab", "flags": ""}) == key_of({"source": "a", "flags": "b"})
+        False
+    """
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def seal(directory: Path, parts: Mapping[str, str]) -> None:
+    """Write the manifest of the files in a directory, and flush all of them to the disk."""
+    digests = {}
+    for path in sorted(directory.iterdir()):
+        digests[path.name] = _digest(path)
+        _flush(path)
+    manifest = {"key": key_of(parts), "parts": dict(parts), "files": digests}
+    path = directory / MANIFEST
+    path.write_text(json.dumps(manifest, indent=1, sort_keys=True))
+    _flush(path)
+    _flush(directory)
+
+
+def is_sound(directory: Path, key: str) -> bool:
+    """Return whether a directory is the complete and unchanged entry of this key."""
+    try:
+        manifest = json.loads(_content(directory / MANIFEST))
+        files = manifest["files"]
+        return bool(
+            manifest["key"] == key == key_of(manifest["parts"])
+            and {path.name for path in directory.iterdir()} == {*files, MANIFEST}
+            and all(_digest(directory / name) == digest for name, digest in files.items())
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # missing, truncated, or not readable
+        return False
+
+
+def parts_of(directory: Path) -> dict[str, str]:
+    """Return the parts of an entry; empty if its manifest cannot be read."""
+    try:
+        parts = json.loads(_content(directory / MANIFEST))["parts"]
+        return {str(name): str(value) for name, value in parts.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(_content(path)).hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    if not stat.S_ISREG(path.lstat().st_mode):  # a link may lead to a file that anyone can change
+        raise ValueError(f"{path} is not a regular file")
+    return path.read_bytes()
+
+
+def _flush(path: Path) -> None:
+    """Flush a file, or the names in a directory, to the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows cannot open directories
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() or os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def refuse_foreign(directory: Path, variable: str) -> None:
+    """Refuse a directory that another user owns or may write into, or a parent of which is such.
+
+    A library from there would run that user's code as this user. Windows has no permission bits and
+    separates profiles; nothing is checked there.
+
+    Args:
+        directory: An existing directory.
+        variable: Environment variable that configures the directory, for the message.
+
+    Raises:
+        CacheError: If another user can create files there.
+    """
+    if os.name == "nt":
+        return
+    resolved = directory.resolve()
+    fault = _fault(resolved, shared=False)
+    at = resolved
+    for parent in resolved.parents:
+        if fault is not None:
+            break
+        at, fault = parent, _fault(parent, shared=True)
+    if fault is not None:
+        raise errors.CacheError(
+            "the cache of built kernels is in a directory that is not this user's alone",
+            expected="a directory that this user owns, and that nobody else can write into",
+            got=f"{at}: {fault}",
+            hint=f"run `chmod go-w {at}` if it is yours, or set {variable} to a directory of your own",
+        )
+
+
+def _fault(directory: Path, *, shared: bool) -> str | None:
+    """Return the fault of a directory. Parents may belong to root, or be shared with a sticky bit."""
+    state = directory.stat()
+    if state.st_uid != os.geteuid() and not (shared and state.st_uid == 0):
+        return f"it belongs to user {state.st_uid}, and this is user {os.geteuid()}"
+    if state.st_mode & OTHERS and not (shared and state.st_mode & stat.S_ISVTX):
+        return f"its mode is {stat.S_IMODE(state.st_mode):o}, so others can write into it"
+    return None

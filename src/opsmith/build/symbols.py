@@ -1,4 +1,4 @@
-"""From an address in a library to lines of source, by `addr2line`, which comes with every g++ (binutils)."""
+"""Lines of source of addresses in a library, by `addr2line` of GNU binutils."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LIMIT_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of source.
+    """Line of source.
 
     Attributes:
-        function: What it is in.
-        file: As the compiler was told it.
-        number: From 1.
+        function: Name of the function.
+        file: File, as the compiler was given it.
+        number: Number of the line, from 1.
     """
 
     function: str
@@ -26,18 +26,18 @@ class Line:
     number: int
 
     def is_of(self, file: str) -> bool:
-        """Whether it is of a file, which stands behind the compiler's own directory where it is no path."""
+        """Return whether it is a line of a file, whose name may follow the compiler's directory."""
         return self.file == file or self.file.endswith(f"/{file}")
 
 
 def lines_at(library: Path, addresses: Sequence[int]) -> list[list[Line]]:
-    """For each address the line it is of, and behind it those that it was inlined into.
+    """Return for each address its line, followed by the lines into which it was inlined.
 
-    Nothing where the library is gone or says nothing of lines, or where there is no `addr2line`.
+    Empty if the library is missing or has no line numbers, or if there is no `addr2line`.
 
     Args:
         library: A library, or a program.
-        addresses: As they lie in the file.
+        addresses: Addresses in the file.
     """
     program = shutil.which("addr2line")
     found: list[list[Line]] = [[] for _ in addresses]

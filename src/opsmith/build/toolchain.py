@@ -1,4 +1,4 @@
-"""The C++ compiler of this machine: which it is, how it is called, and what it says."""
+"""C++ compiler of this machine."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ NAMES = ("g++", "clang++", "c++")
 FLAGS = (
     *("-std=c++17", "-O3", "-g1", "-march=native", "-fopenmp"),
     *("-fPIC", "-shared", "-fvisibility=hidden", "-pipe"),
-    "-Wl,--no-undefined",  # a name that nothing defines is an error now, and not when the library is loaded
-    *("-Wl,--wrap=exit", "-ldl"),  # a kernel calls a function of its own library instead, see generating.py
+    "-Wl,--no-undefined",  # an undefined symbol is an error at link time, not at load time
+    *("-Wl,--wrap=exit", "-ldl"),  # kernels call a wrapper of `exit`, see codegen.py
 )
-"""Without `-ffast-math`: a kernel is held to the reference in nan and inf as well. With lines (`-g1`), so
-that a crash can be told with its own."""
+"""Flags of kernels. Without `-ffast-math`, because nan and inf are compared with the reference, too. With
+line numbers (`-g1`), for reports of crashes."""
 LIMIT_S = 600
-"""A compiler that takes longer is killed: kernels are small, and a machine may be slow."""
+"""Time limit of the compiler: generous, because a machine may be slow."""
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
-    """What a compiler did: its exit status, and all that it printed."""
+class CompilerOutput:
+    """Exit status and output of a compiler."""
 
     status: int
     printed: str
@@ -37,25 +37,25 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """A C++ compiler.
+    """C++ compiler.
 
     Attributes:
-        command: How it is called, first the program and then what always follows it.
-        identity: Names this very program: another version of it has another identity.
+        command: Program and arguments that always follow it.
+        identity: Text that differs between versions of the program.
     """
 
     command: tuple[str, ...]
     identity: str
 
-    def run(self, arguments: list[str], directory: Path) -> Compiled:
+    def run(self, arguments: list[str], directory: Path) -> CompilerOutput:
         """Run the compiler in a directory.
 
         Raises:
             ToolchainError: If it does not run, or does not end.
-            OSError: If the disk is full: no word about the source.
+            OSError: If the disk is full.
         """
         command = [*self.command, *arguments]
-        environment = {**os.environ, "LC_ALL": "C", "CCACHE_DISABLE": "1"}  # its messages are read
+        environment = {**os.environ, "LC_ALL": "C", "CCACHE_DISABLE": "1"}  # its messages are parsed
         try:
             done = subprocess.run(
                 command,
@@ -68,7 +68,7 @@ class Toolchain:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            if not directory.is_dir():  # somebody cleared the cache
+            if not directory.is_dir():  # another process cleared the cache
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory)) from error
             raise errors.ToolchainError(
                 "the C++ compiler does not run",
@@ -79,11 +79,11 @@ class Toolchain:
         printed = done.stdout.decode(errors="replace")
         if done.returncode and os.strerror(errno.ENOSPC) in printed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
-        return Compiled(done.returncode, printed)
+        return CompilerOutput(done.returncode, printed)
 
 
 def find_toolchain() -> Toolchain:
-    """The compiler that `CXX` names, or else the first of `g++`, `clang++` and `c++` that there is.
+    """Return the compiler that `CXX` names, or else the first of `g++`, `clang++` and `c++` in PATH.
 
     Raises:
         ToolchainError: If there is none.
@@ -108,7 +108,7 @@ def _toolchain(named: str, path: str) -> Toolchain:
 
 
 def _identity(program: Path) -> str:
-    """The program's file, for to ask for its version takes longer than to load a kernel."""
+    """Return path, size and time of the program: its version takes longer to get than to load a kernel."""
     resolved = program.resolve()
     state = resolved.stat()
     return f"{resolved} {state.st_size} {state.st_mtime_ns}"
@@ -116,7 +116,7 @@ def _identity(program: Path) -> str:
 
 @functools.cache
 def cpu_model() -> str:
-    """The processor, as far as code that was built for it depends on it: its name and what it can do."""
+    """Return name and features of the processor, for cache keys."""
     described = Path("/proc/cpuinfo")
     if described.exists():
         wanted = ("model name", "flags", "Features", "CPU part")

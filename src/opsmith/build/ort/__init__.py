@@ -1,1 +1,0 @@
-"""Kernels in C++ as a library of custom operators for ONNX Runtime."""

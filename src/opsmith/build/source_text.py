@@ -1,0 +1,204 @@
+"""Text of a kernel in C++ or CUDA C++: its function, its position in a file, its own headers."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from opsmith import errors
+
+_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLanguage:
+    """SourceLanguage of a kernel.
+
+    Attributes:
+        name: Name of the language, for messages.
+        argument: Argument of `op.kernel` for the text; with the suffix `_file`, that for a file.
+        function: Word for the kernel's function, for messages.
+        pattern: Regular expression of the function, with `{name}` for its name.
+        expected: Declaration of the function with `{name}`, for messages.
+        others: Describes the functions of a text, for messages.
+    """
+
+    name: str
+    argument: str
+    function: str
+    pattern: str
+    expected: str
+    others: Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFunction:
+    """Function that was found in a text.
+
+    Attributes:
+        text: The whole text.
+        bare: The text without comments and strings.
+        name: Name of the function.
+        path: File of the text.
+        line: Line of the file on which the text begins, from 1.
+        at: Line of the file on which the function is named.
+        match: Match of the language's pattern.
+    """
+
+    text: str
+    bare: str
+    name: str
+    path: str
+    line: int
+    at: int
+    match: re.Match[str]
+
+
+def find_function(
+    language: SourceLanguage,
+    operator: str,
+    *,
+    text: str | None,
+    file: str | PathLike[str] | None,
+    entry: str | None,
+    declared: str | None,
+) -> FoundFunction:
+    """Find the function in a text that is the kernel.
+
+    Args:
+        language: SourceLanguage of the text.
+        operator: Name of the operator, `namespace::name`.
+        text: Text of the source.
+        file: File of the source; a relative path is beside the file that declares the kernel.
+        entry: Name of the function; by default that of the operator, without its namespace.
+        declared: File that declares the kernel.
+
+    Raises:
+        KernelSourceError: If there is no such file, or no such function in it.
+    """
+    whole, path, line = _text_of(language, operator, text, file, declared)
+    name = entry or operator.partition("::")[2]
+    bare = _without_comments(whole)
+    match = re.search(language.pattern.format(name=re.escape(name)), bare, re.VERBOSE)
+    if match is None:
+        raise errors.KernelSourceError(
+            f"the {language.name} source has no {language.function} `{name}`",
+            operator=operator,
+            argument="entry",
+            expected=language.expected.format(name=name),
+            got=language.others(bare),
+            where=f"{path}:{line}",
+            hint=f"name the kernel `{name}`, or say which function it is with `entry=`",
+        )
+    return FoundFunction(whole, bare, name, path, line, line + bare.count("\n", 0, match.end()), match)
+
+
+def _text_of(
+    language: SourceLanguage,
+    operator: str,
+    text: str | None,
+    file: str | PathLike[str] | None,
+    declared: str | None,
+) -> tuple[str, str, int]:
+    """Return the text, its file, and the line of the file on which it begins."""
+    if file is None:
+        if not isinstance(text, str):
+            raise errors.KernelSourceError(
+                f"the text of a {language.name} kernel is not a str",
+                operator=operator,
+                argument=language.argument,
+                expected="a str, which holds the source",
+                got=repr(text),
+                hint=f"write `{language.argument}_file=` where it is the path of a file",
+            )
+        return text, *_location_of(text, declared, f"<{language.argument} of {operator}>")
+    path = Path(file)
+    if not path.is_absolute() and declared is not None and Path(declared).exists():
+        path = Path(declared).parent / path
+    try:
+        return path.read_text(encoding="utf-8"), str(path), 1
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.KernelSourceError(
+            f"the file of a {language.name} kernel cannot be read",
+            operator=operator,
+            argument=f"{language.argument}_file",
+            expected=f"a file of {language.name} in UTF-8; a relative path is beside the file that "
+            "declares it",
+            got=f"{path}: {error}",
+            hint=f"give the path of the file, or its text as `{language.argument}=`",
+        ) from error
+
+
+def _without_comments(text: str) -> str:
+    """Return the text with comments and strings replaced by spaces, on the same lines."""
+    return _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+
+
+def _location_of(text: str, declared: str | None, otherwise: str) -> tuple[str, int]:
+    """Return file and line of the literal that contains a text, for errors at the author's lines."""
+    if declared is not None and text:
+        whole = "".join(linecache.getlines(declared))
+        before, found, _ = whole.partition(text)
+        if found:
+            return declared, before.count("\n") + 1
+    return otherwise, 1
+
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+
+
+def folder_of(file: str | PathLike[str] | None, declared: str | None) -> str | None:
+    """Return the folder of a kernel's own headers: that of its file, or of its declaration.
+
+    Args:
+        file: File of the kernel; None if its text is given.
+        declared: File that declares the kernel.
+    """
+    at = None if declared is None or not Path(declared).exists() else Path(declared).resolve().parent
+    if file is None:
+        return None if at is None else str(at)
+    return str(((at or Path()) / file).resolve().parent)
+
+
+def includes_of(text: str, folder: str | None) -> Mapping[Path, str]:
+    """Return the text of the headers that a kernel includes between quotes, transitively, by path.
+
+    A header that is not found is the compiler's own, or missing, which the compiler reports.
+
+    Args:
+        text: Text of a kernel.
+        folder: Folder of its headers; None if it is unknown.
+    """
+    found: dict[Path, str] = {}
+    waiting = [(text, Path(folder) if folder else None)]
+    while waiting:
+        including, beside = waiting.pop()
+        for name in _INCLUDE.findall(including):
+            for start in dict.fromkeys([beside, Path(folder) if folder else None]):
+                if start is None and not Path(name).is_absolute():
+                    continue
+                path = ((start or Path()) / name).resolve()
+                if path in found:
+                    break
+                if path.is_file():
+                    found[path] = path.read_text(encoding="utf-8", errors="replace")
+                    waiting.append((found[path], path.parent))
+                    break
+    return found
+
+
+def include_parts(text: str, folder: str | None) -> dict[str, str]:
+    """Return the part of a cache key for a kernel's own headers; empty if it has none."""
+    found = includes_of(text, folder)
+    if not found:
+        return {}
+    return {"includes": "\0".join(f"{path}\0{held}" for path, held in sorted(found.items()))}
+
+
+def has_includes(text: str) -> bool:
+    """Return whether a text includes a header between quotes."""
+    return _INCLUDE.search(text) is not None

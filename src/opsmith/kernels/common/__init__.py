@@ -1,0 +1,1 @@
+"""Parts that the languages of kernels share."""

@@ -1,0 +1,225 @@
+"""GPU resources that a compiled kernel uses, and the occupancy that they allow.
+
+The sizes of multiprocessors are those of the CUDA C++ programming guide, "Technical Specifications per
+Compute Capability" (CUDA 13.0). The arithmetic is that of NVIDIA's `cuda_occupancy.h`; a test compares them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from opsmith.kernels.common.kernel_from_source import KernelFromSource
+
+ARCHITECTURES = ("sm_80", "sm_90")
+"""Default architectures of reports."""
+WARP = 32
+REGISTERS, SUB_PARTITIONS, REGISTER_UNIT = 64 * 1024, 4, 256
+MAX_WARPS_OF_BLOCK = 32
+
+_ENTRY = re.compile(r"Compiling entry function '(\S+)'")
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers(?P<rest>.*)")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Resources that a kernel uses.
+
+    Attributes:
+        registers: Registers of each thread.
+        spill_stores: Bytes of register spills that each thread writes to memory.
+        spill_loads: Bytes of register spills that it reads back.
+        stack: Bytes of memory of each thread for spills, and for arrays that fit in no register.
+        shared: Bytes of static shared memory of each block.
+    """
+
+    registers: int
+    spill_stores: int = 0
+    spill_loads: int = 0
+    stack: int = 0
+    shared: int = 0
+
+    @property
+    def spills(self) -> int:
+        """Bytes of register spills, written and read."""
+        return self.spill_stores + self.spill_loads
+
+
+def read_resources(log: str, name: str) -> Resources | None:
+    """Read the resources of a kernel from the log of `--ptxas-options=-v`; None if it is not there.
+
+    Example:
+        >>> log = "Compiling entry function 'k' for 'sm_90'\\nUsed 40 registers, 512 bytes smem"
+        >>> read_resources(log, "k")
+        Resources(registers=40, spill_stores=0, spill_loads=0, stack=0, shared=512)
+    """
+    parts = _ENTRY.split(log)
+    for function, text in zip(parts[1::2], parts[2::2], strict=True):
+        used = _USED.search(text)
+        if function != name or used is None:
+            continue
+        spills = _SPILLS.search(text)
+        stack, stores, loads = (int(each) for each in spills.groups()) if spills else (0, 0, 0)
+        shared = _SHARED.search(used["rest"])
+        return Resources(int(used[1]), stores, loads, stack, int(shared[1]) if shared else 0)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUsage:
+    """Resources that an instance of a kernel uses on one architecture.
+
+    Attributes:
+        operator: Name of the operator.
+        where: `file:line` of the kernel.
+        kernel: Name of the function.
+        instance: dtype and constants, as text; empty if the kernel is not a template.
+        architecture: For example `sm_90`.
+        registers: Registers of a thread.
+        spill_stores: Bytes that a thread spills.
+        spill_loads: Bytes that it reads back.
+        stack: Bytes of memory of a thread for spills, and for arrays that fit in no register.
+        shared: Bytes of static shared memory of a block.
+        dynamic_shared: Most bytes of dynamic shared memory of a block in the samples' calls.
+        threads: Most threads of a block in the samples' calls; None if no sample runs the instance.
+        occupancy: Fraction of a multiprocessor's warps that are resident; None if it is unknown.
+        faults: Limits of the author that are exceeded.
+    """
+
+    operator: str
+    where: str
+    kernel: str
+    instance: str
+    architecture: str
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    stack: int
+    shared: int
+    dynamic_shared: int
+    threads: int | None
+    occupancy: float | None
+    faults: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        kernel: KernelFromSource[Any],
+        instance: str,
+        architecture: str,
+        resources: Resources,
+        dynamic_shared: int,
+        threads: int | None,
+        occupancy: float | None,
+        faults: Sequence[str] = (),
+    ) -> KernelUsage:
+        """Return the usage of an instance of a kernel."""
+        return cls(
+            kernel.operator.name,
+            kernel.where,
+            kernel.entry,
+            instance,
+            architecture,
+            **asdict(resources),
+            dynamic_shared=dynamic_shared,
+            threads=threads,
+            occupancy=occupancy,
+            faults=tuple(faults),
+        )
+
+    @property
+    def spills(self) -> int:
+        """Bytes that a thread spills and reads back."""
+        return self.spill_stores + self.spill_loads
+
+
+@dataclass(frozen=True, slots=True)
+class Multiprocessor:
+    """Resources of one multiprocessor.
+
+    Attributes:
+        warps: Most resident warps.
+        blocks: Most resident blocks.
+        shared: Bytes of shared memory.
+        shared_of_block: Bytes of shared memory that one block may use.
+        reserved: Bytes of shared memory that the system reserves for each block.
+        unit: Allocation unit of shared memory, in bytes.
+    """
+
+    warps: int
+    blocks: int
+    shared: int
+    shared_of_block: int
+    reserved: int = 1024
+    unit: int = 128
+
+
+def _of(warps: int, blocks: int, shared: int, of_block: int) -> Multiprocessor:
+    return Multiprocessor(warps, blocks, shared * 1024, of_block * 1024)
+
+
+MULTIPROCESSORS = {
+    75: Multiprocessor(32, 16, 64 * 1024, 64 * 1024, reserved=0, unit=256),
+    80: _of(64, 32, 164, 163),
+    86: _of(48, 16, 100, 99),
+    87: _of(48, 16, 164, 163),
+    89: _of(48, 24, 100, 99),
+    90: _of(64, 32, 228, 227),
+    100: _of(64, 32, 228, 227),
+    103: _of(64, 32, 228, 227),
+    110: _of(48, 24, 228, 227),
+    120: _of(48, 24, 100, 99),
+    121: _of(48, 24, 100, 99),
+}
+"""Multiprocessors by compute capability: 90 for 9.0."""
+
+
+def occupancy(architecture: str, threads: int, registers: int, shared: int) -> float | None:
+    """Estimate the fraction of a multiprocessor's warps that are resident; None for an unknown architecture.
+
+    Args:
+        architecture: For example `sm_90`.
+        threads: Threads of a block.
+        registers: Registers of a thread.
+        shared: Bytes of shared memory of a block, static and dynamic.
+
+    Example:
+        >>> occupancy("sm_90", 256, 64, 0), occupancy("sm_80", 256, 32, 0)
+        (0.5, 1.0)
+    """
+    multiprocessor = MULTIPROCESSORS.get(int(architecture.removeprefix("sm_").rstrip("af")))
+    if multiprocessor is None:
+        return None
+    warps = -(-threads // WARP)
+    return resident_blocks(multiprocessor, warps, registers, shared) * warps / multiprocessor.warps
+
+
+def resident_blocks(multiprocessor: Multiprocessor, warps: int, registers: int, shared: int) -> int:
+    """Return the number of resident blocks: as many as the scarcest resource allows.
+
+    Args:
+        multiprocessor: The multiprocessor.
+        warps: Warps of a block.
+        registers: Registers of a thread.
+        shared: Bytes of shared memory of a block.
+    """
+    if warps > MAX_WARPS_OF_BLOCK or shared > multiprocessor.shared_of_block:
+        return 0
+    limits = [multiprocessor.blocks, multiprocessor.warps // warps]
+    if registers:
+        of_warp = _round_up(registers * WARP, REGISTER_UNIT)
+        if of_warp * _round_up(warps, SUB_PARTITIONS) > REGISTERS:
+            return 0
+        limits.append(REGISTERS // SUB_PARTITIONS // of_warp * SUB_PARTITIONS // warps)
+    used = _round_up(shared + multiprocessor.reserved, multiprocessor.unit)
+    if used:
+        limits.append(multiprocessor.shared // used)
+    return min(limits)
+
+
+def _round_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit

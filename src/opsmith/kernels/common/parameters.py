@@ -1,0 +1,256 @@
+"""Parameters of kernels in C++ and CUDA C++: checks against the schema, choice by the values of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.schema import Argument
+from opsmith.kernels.common.kernel_from_source import KernelFromSource
+from opsmith.kernels.common.result_layout import LAYOUTS, ResultLayout
+
+PARAMETER_TYPES = ("Tensor", "int", "float", "bool", "str", "Tensor[]", "int[]", "float[]", "bool[]")
+"""Types of parameters in torch's schema language, in the order of `enum ParameterType` in both headers."""
+DEVICES = {"C++": "cpu", "CUDA": "cuda", "Triton": "cuda"}
+"""Device of a kernel, by the language that messages name."""
+
+_VIEWS = dict(zip(LAYOUTS, ("View", "Contiguous", "ChannelsLast"), strict=True))
+_IN_CPP = {"int": "int64_t", "float": "double", "bool": "bool", "str": "std::string_view"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """Parameter of a kernel in C++ or CUDA C++.
+
+    Attributes:
+        type: One of `PARAMETER_TYPES`.
+        optional: Whether it takes None.
+        written: Whether it is a view that the kernel writes.
+        dtype: dtype of a tensor; None for other types.
+        dim: Number of dimensions of a tensor; None for any number, and for other types.
+        layout: One of `LAYOUTS`.
+    """
+
+    OPTIONAL: ClassVar[str] = "std::optional"
+
+    type: str
+    optional: bool = False
+    written: bool = False
+    dtype: torch.dtype | None = None
+    dim: int | None = None
+    layout: str = "any"
+
+    def __str__(self) -> str:
+        """Return the parameter's type in C++.
+
+        Example:
+            >>> str(Parameter("Tensor[]", dtype=torch.float32, dim=2))
+            'List<View<const float32, 2>>'
+        """
+        item = self.type.removesuffix("[]")
+        text = self._view() if item == "Tensor" else self.number(item)
+        if self.type.endswith("[]"):
+            text = f"List<{text}{self.capacity()}>"
+        return f"{self.OPTIONAL}<{text}>" if self.optional else text
+
+    def serves(self, wanted: Parameter) -> bool:
+        """Return whether it is of the wanted type, whatever its dtype, dimensions and layout are."""
+        mine = (self.type, self.written, self.optional)
+        return mine == (wanted.type, wanted.written, wanted.optional)
+
+    def holds(self, dtype: torch.dtype, dim: int) -> bool:
+        """Return whether it takes tensors of this dtype and number of dimensions."""
+        return dtype == self.dtype and self.dim in (None, dim)
+
+    def number(self, item: str) -> str:
+        """Return the C++ type of an int, float, bool or str."""
+        return _IN_CPP[item]
+
+    def capacity(self) -> str:
+        """Return the template argument for the capacity of a list."""
+        return ""
+
+    def _view(self) -> str:
+        dtype = "T" if self.dtype is None else plain(self.dtype)
+        dim = "" if self.dim is None else f", {self.dim}"
+        return f"{_VIEWS[self.layout]}<{'' if self.written else 'const '}{dtype}{dim}>"
+
+
+def cpp_arguments(kernel: KernelFromSource[Any]) -> tuple[Parameter, ...]:
+    """Return the parameter of a C++ kernel for each argument of its operator.
+
+    Raises:
+        KernelSignatureError: If a C++ kernel cannot take an argument, or cannot return a result.
+    """
+    check_results(kernel)
+    arguments = []
+    for argument in kernel.operator.specification.schema.arguments:
+        kind = argument.kind
+        type = kind.base.annotation
+        unsupported_list = kind.sequence and (type == "str" or kind.item_optional or kind.optional)
+        if type not in PARAMETER_TYPES or kind.encoded or unsupported_list:
+            expected = "a tensor, int, float, bool or str, or None for one; a list of any of these but str"
+            raise unsupported_argument(kernel, argument, expected)
+        arguments.append(Parameter(type + "[]" * kind.sequence, kind.optional))
+    return tuple(arguments)
+
+
+def unsupported_argument(
+    kernel: KernelFromSource[Any], argument: Argument, expected: str
+) -> errors.KernelSignatureError:
+    """Return the error for an argument that no kernel in a language takes."""
+    return kernel.error(
+        errors.KernelSignatureError,
+        f"a {kernel.language} kernel cannot take `{argument.name}`",
+        argument=argument.name,
+        expected=expected,
+        got=argument.kind.annotation(),
+        hint=_in_python(kernel),
+    )
+
+
+def check_results(kernel: KernelFromSource[Any]) -> None:
+    """Refuse results that no kernel from source returns.
+
+    Raises:
+        KernelSignatureError: If one may be None, or is a list.
+    """
+    for result in kernel.operator.specification.schema.results:
+        if result.optional or result.sequence:
+            raise kernel.error(
+                errors.KernelSignatureError,
+                f"a {kernel.language} kernel cannot give a result that may be None, or a list",
+                argument=result.name,
+                expected="results that are one tensor each",
+                got=result.annotation(),
+                hint=_in_python(kernel),
+            )
+
+
+def check_parameters(
+    kernel: KernelFromSource[Any],
+    candidates: Sequence[Sequence[Parameter]],
+    wanted: Sequence[Parameter],
+    names: Sequence[str],
+) -> None:
+    """Check the parameters of each candidate against the operator's arguments and results.
+
+    Args:
+        kernel: The kernel.
+        candidates: Parameters of each instance of the kernel.
+        wanted: Parameters for the arguments and then the results.
+        names: Names of arguments and results.
+
+    Raises:
+        KernelSignatureError: If a candidate has other parameters.
+    """
+    for candidate in candidates:
+        if len(candidate) != len(wanted) or not all(map(Parameter.serves, candidate, wanted)):
+            expected = ", ".join(f"{each} {name}" for each, name in zip(wanted, names, strict=True))
+            raise kernel.error(
+                errors.KernelSignatureError,
+                f"the parameters of the {kernel.language} kernel are not the operator's arguments and "
+                "results",
+                expected=f"({expected})",
+                got=f"({', '.join(map(str, candidate))})",
+                hint="give the kernel these parameters in this order; a view may be Contiguous or "
+                "ChannelsLast, and say how many dimensions it has",
+            )
+
+
+def check_written(kernel: KernelFromSource[Any], name: str, result: ResultLayout, view: Parameter) -> None:
+    """Check the view of a result against the result of the reference.
+
+    Args:
+        kernel: The kernel.
+        name: Name of the result.
+        result: Layout of the reference's result.
+        view: The view that the kernel writes.
+
+    Raises:
+        KernelSignatureError: If dtype or number of dimensions differ.
+    """
+    if not view.holds(result.dtype, len(result.shape)):
+        raise kernel.error(
+            errors.KernelSignatureError,
+            f"the {kernel.language} kernel does not write the result that the reference gives",
+            argument=name,
+            expected=f"{plain(result.dtype)} of {len(result.shape)} dimensions",
+            got=str(view),
+            hint="change the view, or leave the dtype out of `dtypes=`",
+        )
+
+
+def choose_candidate(
+    names: Sequence[str], values: Sequence[Any], candidates: Sequence[Sequence[Parameter]]
+) -> int | str:
+    """Return the index of the first candidate that takes these values, or the reason why none does.
+
+    Args:
+        names: Names of the arguments.
+        values: Values of the arguments.
+        candidates: Parameters of each instance: arguments, and then results.
+    """
+    mismatches = []
+    for number, parameters in enumerate(candidates):
+        mismatch = _mismatch(names, values, parameters)
+        if mismatch is None:
+            return number
+        mismatches.append(mismatch)
+    _, what = max(mismatches)[:2]  # of the instance that takes the most of them
+    taken = " or ".join(takes for _, same, takes in mismatches if same == what)
+    return f"{what}, and it takes {taken}"
+
+
+def _mismatch(
+    names: Sequence[str], values: Sequence[Any], parameters: Sequence[Parameter]
+) -> tuple[int, str, str] | None:
+    """Return the first value that a candidate does not take: argument index, value, and what is taken."""
+    for index, (name, value, parameter) in enumerate(zip(names, values, parameters, strict=False)):
+        for tensor in tensors_in([value]):
+            if tensor.dtype != parameter.dtype:
+                return index, f"`{name}` is {plain(tensor.dtype)}", plain(parameter.dtype)
+            if parameter.dim is not None and tensor.dim() != parameter.dim:
+                return index, f"`{name}` has {tensor.dim()} dimensions", str(parameter.dim)
+    return None
+
+
+def dtype_refusal(names: Sequence[str], values: Sequence[Any], dtypes: Sequence[torch.dtype]) -> str | None:
+    """Return why a template for these dtypes takes none of the values; None if one has such a dtype."""
+    found = {name: tensor.dtype for name, tensor in _named_tensors(names, values)}
+    if not dtypes or not found or any(dtype in dtypes for dtype in found.values()):
+        return None
+    what = " and ".join(f"`{name}` is {plain(dtype)}" for name, dtype in found.items())
+    return f"{what}, and it takes {' or '.join(map(plain, dtypes))}"
+
+
+def device_refusal(values: Sequence[Any]) -> str | None:
+    """Return why a kernel for one GPU does not take these values; None if all tensors are on one device."""
+    devices = {str(tensor.device) for tensor in tensors_in(list(values))}
+    return None if len(devices) == 1 else f"its tensors are on {', '.join(sorted(devices)) or 'no device'}"
+
+
+def plain(dtype: torch.dtype | None) -> str:
+    """Return a dtype's name without its module.
+
+    Example:
+        >>> plain(torch.float32)
+        'float32'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
+def _named_tensors(names: Sequence[str], values: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
+    for name, value in zip(names, values, strict=False):
+        for tensor in tensors_in([value]):
+            yield name, tensor
+
+
+def _in_python(kernel: KernelFromSource[Any]) -> str:
+    return f"give the kernel in Python: `@op.kernel({'cpu' if kernel.language == 'C++' else 'cuda'!r})`"

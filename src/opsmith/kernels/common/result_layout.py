@@ -1,0 +1,166 @@
+"""Memory layouts of tensors, and those of results, which are found before a kernel writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from opsmith import errors
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.distributed import map_tensors
+from opsmith.torch_library.validation import fake_by_shapes, run_validated
+
+LAYOUTS = ("any", "contiguous", "channels-last")
+"""Layouts that a kernel may require of a tensor."""
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Memory formats of channels-last tensors, by number of dimensions."""
+SMALL = 2**16
+"""Elements up to which the reference may run on the data instead of `meta` tensors. The first of those makes
+torch import modules for one to two seconds."""
+_READS = frozenset(("numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"))
+"""Methods that read a tensor's data without an operation of torch."""
+_DEPENDS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+
+def memory_format(layout: str, dim: int) -> torch.memory_format:
+    """Return torch's name for `contiguous` or `channels-last`, for tensors of `dim` dimensions."""
+    return torch.contiguous_format if layout == "contiguous" else CHANNELS_LAST[dim]
+
+
+def has_layout(tensor: Tensor, layout: str) -> bool:
+    """Return whether a tensor has one of `LAYOUTS`."""
+    return layout == "any" or tensor.is_contiguous(memory_format=memory_format(layout, tensor.dim()))
+
+
+@dataclass(frozen=True, slots=True)
+class ResultLayout:
+    """Shape, strides and dtype of a result."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, result: Tensor) -> ResultLayout:
+        """Return that of a tensor."""
+        return cls(tuple(result.shape), result.stride(), result.dtype)
+
+    def allocate(self, device: torch.device | str, layout: str = "any") -> Tensor:
+        """Allocate a result in these strides, or in the layout in which a kernel writes it."""
+        if layout == "any":
+            return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+        format = memory_format(layout, len(self.shape))
+        return torch.empty(self.shape, dtype=self.dtype, device=device, memory_format=format)
+
+    def restore(self, written: Tensor) -> Tensor:
+        """Return what a kernel wrote in these strides: the tensor itself, or a copy."""
+        return written if written.stride() == self.stride else self.allocate(written.device).copy_(written)
+
+
+def result_layouts(specification: Specification, values: Sequence[Any]) -> tuple[ResultLayout, ...]:
+    """Find the layouts of the results for argument values, by the fake kernel, `shapes=` or the reference.
+
+    They run on `meta` tensors, and on torch's fake tensors where they create tensors of their own: fake
+    tensors know devices, but take seconds to import. Where nothing has imported them yet, small tensors
+    are used themselves, unless their data is read.
+
+    Raises:
+        MissingFakeError: If the layouts depend on the tensors' data.
+        Exception: An exception of the reference, for arguments that it refuses.
+    """
+    if specification.opaque and specification.fake is None:
+        by_shapes = fake_by_shapes(specification, list(values))
+        if by_shapes is not None:
+            return tuple(map(ResultLayout.of, by_shapes))
+    on_data = _on_data(specification, values)
+    if on_data is not None:
+        return on_data
+    try:
+        return _run(specification, values, _meta)
+    except errors.OpsmithError:
+        raise
+    except Exception as error:
+        mode = capabilities.fake_mode()
+        try:
+            with mode:
+                return _run(specification, values, mode.from_tensor)
+        except errors.OpsmithError:
+            raise
+        except Exception as again:
+            if type(again) is type(error) and str(again) == str(error) and not _is_about_meta(error):
+                raise
+            raise errors.MissingFakeError(
+                "what its results are like cannot be told before a native kernel runs: the reference "
+                f"needs data for it ({type(error).__name__})",
+                operator=specification.name,
+                where=specification.where,
+                hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result",
+            ) from error
+
+
+def _is_about_meta(error: Exception) -> bool:
+    """Return whether torch reports that tensors on `meta` have no data.
+
+    Fake tensors report that differently. If they raise the same message, it is the reference's own.
+    """
+    return isinstance(error, RuntimeError) and re.search(r"\bmeta\b", str(error), re.IGNORECASE) is not None
+
+
+def _on_data(specification: Specification, values: Sequence[Any]) -> tuple[ResultLayout, ...] | None:
+    """Run on the tensors themselves; None where that is not allowed, or their data was read."""
+    large = sum(tensor.numel() for tensor in tensors_in(list(values))) > SMALL
+    unknown = specification.random or (specification.opaque and specification.fake is None)
+    if large or unknown or specification.adopted is not None or capabilities.tracing_imported():
+        return None
+    reads: list[Any] = []
+
+    def see(operator: Any, _keywords: dict[str, Any]) -> None:
+        if any(tag in operator.tags for tag in _DEPENDS):
+            reads.append(operator)
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        with capabilities.observe_operators(see), _DataReads(reads):
+            return _implementation(specification)(*args, **kwargs)
+
+    with torch.no_grad():
+        results = run_validated(specification, watched, list(values))
+    return None if reads else tuple(map(ResultLayout.of, results))
+
+
+class _DataReads(TorchFunctionMode):
+    """Mode that records the methods in `_READS`."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(function, "__name__", "") in _READS:
+            self._seen.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+def _run(
+    specification: Specification, values: Sequence[Any], stand_in: Callable[[Tensor], Tensor]
+) -> tuple[ResultLayout, ...]:
+    with torch.no_grad():
+        results = run_validated(specification, _implementation(specification), map_tensors(stand_in, values))
+    return tuple(map(ResultLayout.of, results))
+
+
+def _implementation(specification: Specification) -> Callable[..., Any]:
+    return specification.fake or specification.computed_by
+
+
+def _meta(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

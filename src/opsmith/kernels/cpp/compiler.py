@@ -1,0 +1,273 @@
+"""Compilation of a C++ kernel to a library, through the cache, and the compiler's errors."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from opsmith import errors
+from opsmith.build.cache import CacheEntry, cache_on_disk
+from opsmith.build.source_text import has_includes, include_parts, includes_of
+from opsmith.build.toolchain import FLAGS, Toolchain, cpu_model, find_toolchain
+from opsmith.kernels.cpp.codegen import kernel_code
+from opsmith.kernels.cpp.source import CppSource
+
+HERE = Path(__file__).parent
+HEADER, RUNTIME = HERE / "opsmith.h", HERE / "runtime.cpp"
+RUNTIME_HEADERS = tuple(
+    HERE / name for name in ("stable_torch.h", "python_errors.h", "arguments.h", "plans.h")
+)
+LIBRARY = "kernel.so"
+STUB = "libtorch_cpu.so"
+"""Empty library with the name of torch's own. To link against the real one takes a third of a second."""
+MAX_ERRORS = 3
+"""Errors that a message quotes: later ones mostly follow from these."""
+
+_UNDEFINED = re.compile(r"undefined (?:reference to|symbol:) [`']?(?P<name>[^'`\n]+?)'?$", re.MULTILINE)
+_LINE = re.compile(r"^(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?: +(?P<text>.*)$")
+
+_build_flags: ContextVar[Sequence[str]] = ContextVar("build_flags", default=FLAGS)
+
+
+def build_flags() -> Sequence[str]:
+    """Return the compiler's flags for kernels in this context."""
+    return _build_flags.get()
+
+
+@contextmanager
+def building_with(flags: Sequence[str]) -> Iterator[None]:
+    """Context manager in which kernels are built with these flags instead of `FLAGS`."""
+    before = _build_flags.set(flags)
+    try:
+        yield
+    finally:
+        _build_flags.reset(before)
+
+
+def compile_kernel(
+    source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], shapes: str = ""
+) -> CacheEntry:
+    """Compile a kernel to a library, or find it in the cache.
+
+    Args:
+        source: The author's source.
+        operator: Name of the operator.
+        dtypes: The dtypes that a template is instantiated for.
+        shapes: See `shapes_in_cpp`.
+
+    Returns:
+        Entry whose directory holds `LIBRARY`.
+
+    Raises:
+        CompileError: If the compiler refuses the source, with its errors at the author's lines.
+        ToolchainError: If there is no compiler, or kernels are not built on this system.
+    """
+    toolchain = kernel_toolchain()
+    text = kernel_code(source, operator, dtypes, shapes)
+    flags = [*build_flags(), *include_flags(source)]
+
+    def build(directory: Path) -> None:
+        (directory / HEADER.name).write_bytes(HEADER.read_bytes())
+        (directory / "kernel.cpp").write_text(text, encoding="utf-8")
+        done = toolchain.run([*flags, "kernel.cpp", "-o", LIBRARY], directory)
+        if done.status:
+            raise compile_error("the C++ compiler", source, operator, quoted_errors(done.printed, source))
+
+    parts = {"kind": "cpp", "operator": operator, "text": text, **build_parts(toolchain, flags)}
+    parts |= include_parts(source.text, source.folder)
+    return cache_on_disk().obtain(parts, build)
+
+
+def compile_runtime() -> CacheEntry:
+    """Compile the library between torch and all kernels, once on a machine.
+
+    Raises:
+        ToolchainError: As `compile_kernel`.
+    """
+    toolchain = kernel_toolchain()
+
+    def build(directory: Path) -> None:
+        (directory / "empty.cpp").write_text("")
+        for path in (HEADER, RUNTIME, *RUNTIME_HEADERS):
+            (directory / path.name).write_bytes(path.read_bytes())
+        flags = ["-std=c++17", "-fPIC", "-shared"]
+        for arguments in (
+            [*flags, f"-Wl,-soname,{STUB}", "empty.cpp", "-o", STUB],
+            [*flags, "-O2", "-fvisibility=hidden", "-Wl,--no-as-needed", RUNTIME.name, STUB, "-o", LIBRARY],
+        ):
+            done = toolchain.run(arguments, directory)
+            if done.status:
+                raise errors.ToolchainError(
+                    "the C++ compiler does not compile opsmith's own library",
+                    expected="a compiler of C++17, as g++ 9 or clang 10",
+                    got=done.printed.strip(),
+                    hint="name another compiler in CXX",
+                )
+
+    text = "".join(path.read_text(encoding="utf-8") for path in (RUNTIME, *RUNTIME_HEADERS))
+    parts = {"kind": "runtime", "text": text, **build_parts(toolchain, FLAGS)}
+    return cache_on_disk().obtain(parts, build)
+
+
+def include_flags(source: CppSource) -> list[str]:
+    """Return the flags for headers that a kernel includes between quotes."""
+    if source.folder is None or not has_includes(source.text):
+        return []
+    return ["-iquote", source.folder, "-iquote", "."]  # the second for headers that include opsmith.h
+
+
+def compile_error(compiler: str, source: CppSource, operator: str, quoted: str) -> errors.CompileError:
+    """Return the error for a kernel that a compiler refuses.
+
+    Args:
+        compiler: Name of the compiler.
+        source: The author's source.
+        operator: Name of the operator.
+        quoted: See `quoted_errors`.
+    """
+    return errors.CompileError(
+        f"{compiler} refuses the kernel",
+        operator=operator,
+        got="\n".join(f"    {line}" for line in quoted.splitlines()).lstrip(),
+        where=source.where,
+        hint="fix the first of these; those after it may follow from it",
+    )
+
+
+def kernel_toolchain() -> Toolchain:
+    """Return the compiler that kernels are built with.
+
+    Raises:
+        ToolchainError: If there is none, or kernels are not built on this system.
+    """
+    if sys.platform != "linux":
+        raise errors.ToolchainError(
+            f"C++ kernels are not built on {sys.platform} yet",
+            expected="Linux",
+            got=sys.platform,
+            hint="leave the kernel there, and the reference computes the operator; or give one in Python",
+        )
+    return find_toolchain()
+
+
+def build_parts(toolchain: Toolchain, flags: Sequence[str]) -> dict[str, str]:
+    """Return the parts of a cache key that do not depend on the kernel's text."""
+    return {
+        "header": HEADER.read_text(encoding="utf-8"),
+        "flags": " ".join(flags),
+        "compiler": " ".join((*toolchain.command, toolchain.identity)),
+        "cpu": cpu_model(),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """Error of a compiler, at a line of the author's.
+
+    Attributes:
+        text: Text of the error.
+        line: Line, from 1.
+        column: Column, from 1.
+        header: The author's header that contains the line; None for the kernel's file.
+    """
+
+    text: str
+    line: int
+    column: int | None
+    header: str | None = None
+
+    def quoted(self, source: CppSource) -> str:
+        """Return location and text, the line of source, and a mark below the column."""
+        column = "" if self.column is None else f":{self.column}"
+        lines = [f"{self.header or source.path}:{self.line}{column}: {self.text}"]
+        quoted = source.quoted(self.line) if self.header is None else quoted_from(self.header, self.line)
+        if quoted.strip():
+            lines.append(f"    {quoted}")
+            if self.column is not None:
+                indent = re.sub(r"[^\t]", " ", quoted[: self.column - 1])
+                lines.append(f"    {indent}^")
+        return "\n".join(lines)
+
+
+def diagnostics(printed: str, source: CppSource) -> list[Diagnostic]:
+    """Return the errors that a compiler printed, each location once.
+
+    An error in another file, or in generated code, is reported at the author's line from which the compiler
+    came there, or else at the kernel. An unclosed brace makes errors of all generated code behind it; it is
+    reported first, at itself.
+    """
+    found: list[Diagnostic] = []
+    own, closes = own_headers(source), False
+    last: tuple[int, int | None] | None = None
+    for line in printed.splitlines():
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        mine = match["file"] == source.path
+        location = int(match["line"]), None if match["column"] is None else int(match["column"])
+        text = match["text"]
+        header = match["file"] if match["file"] in own else None
+        if re.match(r"(fatal )?error: ", text):
+            at = location if mine or header else last or (source.at, None)
+            add_diagnostic(found, Diagnostic(text.partition("error: ")[2], *at, header))
+            last = None
+            closes = re.search(r"error: expected '}'( at end of input)?$", text) is not None
+        elif mine and closes and text == "note: to match this '{'":
+            found.insert(0, Diagnostic("expected '}' that matches this '{'", *location))
+        elif mine:
+            last = location
+    return found
+
+
+def add_diagnostic(found: list[Diagnostic], new: Diagnostic) -> None:
+    """Append an error, unless there is one at its location: each dtype of a template has the same."""
+    if (new.line, new.column, new.header) not in {(each.line, each.column, each.header) for each in found}:
+        found.append(new)
+
+
+def own_headers(source: CppSource) -> frozenset[str]:
+    """Return the author's headers, by the names that compilers print."""
+    return frozenset(map(str, includes_of(source.text, source.folder)))
+
+
+def quoted_from(header: str, line: int) -> str:
+    """Return a line of a header as it is now, without its end."""
+    linecache.checkcache(header)
+    return linecache.getline(header, line).rstrip("\r\n")
+
+
+def quoted_errors(printed: str, source: CppSource) -> str:
+    """Return the first errors that a C++ compiler or its linker printed, each with location and line."""
+    return quote(diagnostics(printed, source) or _undefined(printed, source), source, printed)
+
+
+def quote(found: Sequence[Diagnostic], source: CppSource, printed: str) -> str:
+    """Return the first of these errors, with location and line; the whole output if there are none."""
+    if not found:
+        return printed.strip() or "it printed nothing"
+    rest = len(found) - MAX_ERRORS
+    quoted = [each.quoted(source) for each in found[:MAX_ERRORS]]
+    return "\n".join([*quoted, *([f"and {rest} more"] if rest > 0 else [])])
+
+
+def _undefined(printed: str, source: CppSource) -> list[Diagnostic]:
+    """Return the linker's undefined names, each once, at the last line of the text that contains it."""
+    found = []
+    for name in dict.fromkeys(match["name"] for match in _UNDEFINED.finditer(printed)):
+        word = re.split(r"[(<]", name.rpartition("::")[2] or name)[0]
+        lines = [
+            number
+            for number, line in enumerate(source.text.splitlines(), source.line)
+            if re.search(rf"\b{re.escape(word)}\b", line)
+        ]
+        text = f"nothing defines `{name}`, neither the source nor a library"
+        found.append(Diagnostic(text, [source.at, *lines][-1], None))
+    return found

@@ -1,0 +1,313 @@
+"""Kernel in C++, compiled when it is first needed, and the plans by which its calls run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opsmith import errors
+from opsmith.core.argument_types import NUMBERED
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.operator import Operator
+from opsmith.kernels.common.kernel_from_source import KernelFromSource
+from opsmith.kernels.common.parameters import (
+    Parameter,
+    check_parameters,
+    check_written,
+    choose_candidate,
+    cpp_arguments,
+    dtype_refusal,
+)
+from opsmith.kernels.common.result_layout import ResultLayout, has_layout, result_layouts
+from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES, shapes_in_cpp
+from opsmith.kernels.cpp.compiler import compile_kernel
+from opsmith.kernels.cpp.dispatch import CppLibrary, DispatchedKernel
+from opsmith.kernels.cpp.source import CppSource
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.validation import refuse_shapes
+
+if TYPE_CHECKING:
+    from opsmith.kernels.ort.library import KernelObject
+
+_DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(NUMBERED["ScalarType"])}
+
+
+@dataclass(frozen=True, slots=True)
+class CppPlan:
+    """Plan for the calls of one signature.
+
+    Attributes:
+        candidate: Index of the instance.
+        copies: Tensors to copy into another layout first: index among the call's tensors, index of the
+            argument, strides of the copy.
+        results: Layout of each result, and the strides in which the kernel writes it where they differ.
+    """
+
+    candidate: int
+    copies: tuple[tuple[int, int, tuple[int, ...]], ...]
+    results: tuple[tuple[ResultLayout, tuple[int, ...] | None], ...]
+
+    def encode(self) -> list[int]:
+        """Return the plan as the numbers that `Plan::read` in plans.h expects."""
+        numbers = [self.candidate, len(self.copies)]
+        for tensor, argument, strides in self.copies:
+            numbers += [tensor, argument, len(strides), *strides]
+        numbers.append(len(self.results))
+        for result, written in self.results:
+            numbers += [_DTYPE_NUMBERS[result.dtype], len(result.shape), written is not None]
+            numbers += [*result.shape, *result.stride, *(written or ())]
+        return numbers
+
+
+def _strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
+    """Return the strides of a tensor of this shape in a layout.
+
+    Example:
+        >>> _strides((2, 3), "contiguous")
+        (3, 1)
+    """
+    if layout == "channels-last":
+        order = [0, *range(2, len(shape)), 1]  # batch, spatial dimensions, channels
+        inner = _strides([shape[dim] for dim in order], "contiguous")
+        return tuple(dict(zip(order, inner, strict=True))[dim] for dim in range(len(shape)))
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedKernel:
+    """A loaded library, and the dispatcher's operator that calls it."""
+
+    library: CppLibrary
+    dispatched: DispatchedKernel
+
+
+class CppKernel(KernelFromSource[CppSource]):
+    """Function that computes an operator by a kernel in C++.
+
+    Args:
+        operator: The operator that the kernel computes.
+        read: Reads the source; again after `reload`.
+        dtypes: The dtypes that a template is instantiated for; None for the default ones.
+        strict: Whether a missing compiler, or a call that the kernel does not take, is an error. Otherwise
+            the reference runs.
+    """
+
+    language = "C++"
+    pure = True  # it gets const views of its arguments, and memory of its own for the results
+    _loaded: _LoadedKernel | None = None
+
+    def __init__(
+        self,
+        operator: Operator[..., Any],
+        read: Callable[[], CppSource],
+        dtypes: Sequence[torch.dtype] | None,
+        *,
+        strict: bool,
+    ) -> None:
+        super().__init__(operator, read, strict=strict)
+        self._dtypes = dtypes
+
+    def _forget(self) -> None:
+        if self._loaded is not None:
+            self._loaded.dispatched.remove()
+        self._loaded = None
+        self._missing: errors.ToolchainError | None = None
+        self._serves = False
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...] | None:
+        """The dtypes that a template is instantiated for; None for a function, whose views have dtypes."""
+        return tuple(self._dtypes or DEFAULT_DTYPES) if self.source.template else None
+
+    @property
+    def direct(self) -> Callable[..., Any]:
+        """The fastest way to call the kernel, for callers that know that it takes the call."""
+        single = self.operator.specification.schema.single
+        return capabilities.direct_call(self._load().dispatched.overload) if single else self
+
+    @property
+    def copied(self) -> dict[str, int]:
+        """Number of copies for their layout, of each argument and of `result`, where there were any."""
+        if self._loaded is None:
+            return {}
+        names = [*self.operator.specification.schema.names, "result"]
+        counts = {name: self._loaded.dispatched.copies(index) for index, name in enumerate(names)}
+        return {name: count for name, count in counts.items() if count}
+
+    @property
+    def cached_plans(self) -> int:
+        """Number of call signatures with a plan."""
+        return 0 if self._loaded is None else self._loaded.dispatched.cached_plans
+
+    @property
+    def sizing(self) -> str:
+        """Source of the results' sizes, for `explain`."""
+        count = self.cached_plans
+        reference = f"the reference, cached for {count} call signature{'s' * (count != 1)}"
+        if self.source.sizes is not None:
+            return f"`sizes` in C++ for contiguous tensors; else {reference}"
+        if self._shapes_in_cpp():
+            return f"`shapes=` in C++ for contiguous tensors; else {reference}"
+        return reference
+
+    @property
+    def computes_sizes(self) -> bool:
+        """Whether C++ computes the sizes of the results."""
+        return self._load().library.computes_sizes
+
+    def library_object(self) -> KernelObject:
+        """Compile the kernel as an object for a library without torch.
+
+        Raises:
+            CompileError: If the compiler refuses the source.
+            ToolchainError: If there is no compiler.
+        """
+        from opsmith.kernels.ort.library import kernel_object
+
+        return kernel_object(self.source, self.operator.name, self.dtypes or (), self._shapes_in_cpp())
+
+    def serve(self, name: str, fallback: Callable[..., Any]) -> None:
+        """Take the dispatcher's calls of the operator of this name; those without a plan go to `fallback`."""
+        with self._lock:
+            if self._loaded is not None and not self._serves:
+                self._loaded.dispatched.serve(name, fallback)
+                self._serves = True
+
+    def withdraw(self) -> None:
+        """Take no calls from the dispatcher any more, and drop all plans."""
+        with self._lock:
+            if self._loaded is not None:
+                self._loaded.dispatched.withdraw()
+                self._loaded.dispatched.forget()
+            self._serves = False
+
+    def refusal(self, values: Sequence[Any]) -> str | None:
+        """Return why the kernel does not take a call with these argument values; None if it does.
+
+        Raises:
+            CompileError: If the compiler refuses the source.
+        """
+        # Without the library where that is enough: it takes a while to compile, and may never be needed.
+        refused = dtype_refusal(self.operator.specification.schema.names, values, self.dtypes or ())
+        if refused is not None:
+            return refused
+        try:
+            loaded = self._load()
+        except errors.ToolchainError as error:
+            if self.strict:
+                raise
+            return f"{error.problem}: {error.got}; {error.hint}"
+        if not tensors_in(list(values)):
+            return "there is no tensor among the arguments, by whose device torch would find it"
+        choice = self._choose(loaded, values)
+        return choice if isinstance(choice, str) else None
+
+    def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
+        """Return the arguments that the kernel copies into another layout."""
+        loaded = self._load()
+        choice = self._choose(loaded, values)
+        if isinstance(choice, str):
+            return ()
+        names = self.operator.specification.schema.names
+        parameters = loaded.library.candidates[choice]
+        return tuple(
+            f"`{name}`, which is not {parameter.layout}"
+            for name, value, parameter in zip(names, values, parameters, strict=False)
+            if not all(has_layout(tensor, parameter.layout) for tensor in tensors_in([value]))
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the operator; by the reference where the kernel does not take the call."""
+        result = self._load().dispatched.overload(*args, **kwargs)
+        several = isinstance(result, tuple | list) or self.operator.specification.schema.single
+        return result if several else (result,)
+
+    def _load(self) -> _LoadedKernel:
+        if self._loaded is None:
+            with self._lock:
+                if self._loaded is None:
+                    self._loaded = self._build()
+        return self._loaded
+
+    def _build(self) -> _LoadedKernel:
+        if self._missing is not None:
+            raise self._missing
+        specification = self.operator.specification
+        schema = specification.schema
+        arguments = cpp_arguments(self)
+        try:
+            entry = compile_kernel(self.source, specification.name, self.dtypes or (), self._shapes_in_cpp())
+            library = CppLibrary(entry.directory)
+            wanted = [*arguments, *(Parameter("Tensor", written=True) for _ in schema.results)]
+            names = [*schema.names, *(result.name for result in schema.results)]
+            check_parameters(self, library.candidates, wanted, names)
+            text = schema.text("", with_hidden=True)
+            dispatched = DispatchedKernel(
+                library, text, arguments, len(schema.results), self._without_plan, self._failed
+            )
+        except errors.ToolchainError as error:
+            self._missing = error
+            raise
+        return _LoadedKernel(library, dispatched)
+
+    def _shapes_in_cpp(self) -> str:
+        specification = self.operator.specification
+        return shapes_in_cpp(specification.shapes, specification.schema)
+
+    def _choose(self, loaded: _LoadedKernel, values: Sequence[Any]) -> int | str:
+        names = self.operator.specification.schema.names
+        return choose_candidate(names, values, loaded.library.candidates)
+
+    def _without_plan(self, *args: Any, **kwargs: Any) -> Any:
+        """Plan a call whose signature is new, and run it; by the reference if no instance takes it."""
+        specification, loaded = self.operator.specification, self._load()
+        signature = loaded.dispatched.pending()
+        values = specification.schema.call_values(args, kwargs)
+        plan: CppPlan | None = None
+        try:
+            choice = self._choose(loaded, values)
+            if isinstance(choice, int):
+                parameters = loaded.library.candidates[choice]
+                plan = self._plan(values, choice, parameters)
+        finally:
+            if signature is not None:
+                loaded.dispatched.remember(signature, None if plan is None else plan.encode())
+        if plan is None:
+            given, named = specification.schema.split(values)
+            return specification.computed_by(*given, **named)
+        return loaded.dispatched.overload(*args, **kwargs)
+
+    def _plan(self, values: list[Any], candidate: int, parameters: Sequence[Parameter]) -> CppPlan:
+        """Plan the calls that have the signature of these values.
+
+        Raises:
+            ShapeError: If the tensors do not have the declared shapes.
+            KernelSignatureError: If the instance writes results of another dtype or number of dimensions.
+        """
+        specification = self.operator.specification
+        refuse_shapes(specification, values)
+        copies, tensors = [], 0
+        for index, (value, parameter) in enumerate(zip(values, parameters, strict=False)):
+            for tensor in tensors_in([value]):
+                if not has_layout(tensor, parameter.layout):
+                    copies.append((tensors, index, _strides(tensor.shape, parameter.layout)))
+                tensors += 1
+        results: list[tuple[ResultLayout, tuple[int, ...] | None]] = []
+        views = parameters[len(specification.schema.arguments) :]
+        layouts = result_layouts(specification, values)
+        for described, result, view in zip(specification.schema.results, layouts, views, strict=True):
+            check_written(self, described.name, result, view)
+            written = result.stride if view.layout == "any" else _strides(result.shape, view.layout)
+            results.append((result, None if written == result.stride else written))
+        return CppPlan(candidate, tuple(copies), tuple(results))
+
+    def _failed(self, text: str) -> errors.KernelError:
+        hint = "call it with what the kernel takes, or fix the kernel"
+        return self.error(errors.KernelError, f"the C++ kernel threw: {text}", hint=hint)

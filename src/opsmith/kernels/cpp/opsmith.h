@@ -1,0 +1,424 @@
+// Types of a C++ kernel's parameters: views of tensors, lists, numbers and strings. Nothing of torch.
+//
+//   #include "opsmith.h"   (done for you)
+//   template <class T>
+//   void scaled(Contiguous<const T> x, double by, Contiguous<T> result) {
+//     for (int64_t i = 0; i < x.numel(); i++) result[i] = x[i] * T(by);
+//   }
+//
+// A function's parameters are the operator's arguments, in their order, and then its results. The type of a
+// parameter says what the kernel takes: dtype, number of dimensions (any, where none is given) and layout.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <initializer_list>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+namespace opsmith {
+
+// ---- Numbers of 16 bits: stored as such, computed in float.
+
+struct BFloat16 {
+  uint16_t bits;
+  BFloat16() = default;
+  BFloat16(float value) {
+    uint32_t wide;
+    std::memcpy(&wide, &value, 4);
+    bool is_nan = (wide & 0x7fffffffu) > 0x7f800000u;  // rounding would make infinity of some
+    bits = is_nan ? uint16_t((wide >> 16) | 0x40) : uint16_t((wide + 0x7fffu + ((wide >> 16) & 1)) >> 16);
+  }
+  operator float() const {
+    uint32_t wide = uint32_t(bits) << 16;
+    float value;
+    std::memcpy(&value, &wide, 4);
+    return value;
+  }
+};
+
+struct Half {
+  uint16_t bits;
+  Half() = default;
+  Half(float value) {
+    uint32_t wide;
+    std::memcpy(&wide, &value, 4);
+    uint32_t sign = (wide >> 16) & 0x8000u, size = wide & 0x7fffffffu;
+    if (size > 0x7f800000u) {
+      bits = uint16_t(sign | 0x7e00u);
+    } else if (size >= 0x477ff000u) {  // 65520 and more round to infinity
+      bits = uint16_t(sign | 0x7c00u);
+    } else if (size < 0x38800000u) {  // below 2**-14: the float adder rounds to the right multiple of 2**-24
+      float magnitude, shifted;
+      std::memcpy(&magnitude, &size, 4);
+      shifted = magnitude + 0.5f;
+      uint32_t rounded;
+      std::memcpy(&rounded, &shifted, 4);
+      bits = uint16_t(sign | (rounded - 0x3f000000u));
+    } else {
+      uint32_t odd = (size >> 13) & 1;
+      bits = uint16_t(sign | ((size - 0x38000000u + 0xfffu + odd) >> 13));
+    }
+  }
+  operator float() const {
+    uint32_t sign = uint32_t(bits & 0x8000u) << 16, rest = uint32_t(bits & 0x7fffu) << 13, wide;
+    float value;
+    if (rest >= (0x7c00u << 13)) {
+      wide = rest + 0x70000000u;  // infinity and nan: the largest exponent of either
+    } else if (rest >= (0x400u << 13)) {
+      wide = rest + 0x38000000u;
+    } else {
+      float scaled = float(bits & 0x3ffu) * 0x1p-24f;
+      std::memcpy(&wide, &scaled, 4);
+    }
+    wide |= sign;
+    std::memcpy(&value, &wide, 4);
+    return value;
+  }
+};
+
+// ---- dtypes, by torch's numbers.
+
+template <class T> struct dtype_of;
+template <> struct dtype_of<uint8_t> { static constexpr int32_t value = 0; };
+template <> struct dtype_of<int8_t> { static constexpr int32_t value = 1; };
+template <> struct dtype_of<int16_t> { static constexpr int32_t value = 2; };
+template <> struct dtype_of<int32_t> { static constexpr int32_t value = 3; };
+template <> struct dtype_of<int64_t> { static constexpr int32_t value = 4; };
+template <> struct dtype_of<Half> { static constexpr int32_t value = 5; };
+template <> struct dtype_of<float> { static constexpr int32_t value = 6; };
+template <> struct dtype_of<double> { static constexpr int32_t value = 7; };
+template <> struct dtype_of<bool> { static constexpr int32_t value = 11; };
+template <> struct dtype_of<BFloat16> { static constexpr int32_t value = 15; };
+
+// ---- Values from the dispatcher, which runtime.cpp fills in.
+
+struct RawTensor {
+  void* data;
+  const int64_t* sizes;
+  const int64_t* strides;
+  int64_t dim;
+};
+
+struct RawList {
+  const void* data;
+  int64_t size;
+};
+
+struct Value {
+  bool given;  // false: the argument is None
+  union {
+    RawTensor tensor;
+    RawList list;  // of int64_t, double, bool, char or RawTensor
+    int64_t integer;
+    double number;
+    bool flag;
+  };
+};
+
+// ---- Views.
+
+constexpr int any_dim = -1;
+
+// A tensor with any strides. `x(i, j)` is an element; `x.data`, `x.sizes` and `x.strides` are plain pointers.
+template <class T, int N = any_dim>
+struct View {
+  T* data;
+  const int64_t* sizes;
+  const int64_t* strides;
+  int64_t dim;
+
+  int64_t size(int64_t at) const { return sizes[at < 0 ? at + dim : at]; }
+  int64_t stride(int64_t at) const { return strides[at < 0 ? at + dim : at]; }
+  int64_t numel() const {
+    int64_t count = 1;
+    for (int64_t at = 0; at < dim; at++) count *= sizes[at];
+    return count;
+  }
+  template <class... Index>
+  T& operator()(Index... index) const {
+    static_assert(N == any_dim || N == int(sizeof...(Index)), "as many indices as the view has dimensions");
+    int64_t at = 0, offset = 0;
+    ((offset += int64_t(index) * strides[at++]), ...);
+    return data[offset];
+  }
+};
+
+// A tensor whose elements lie one after the other, the last dimension fastest. `x[i]` is the i-th of them all.
+template <class T, int N = any_dim>
+struct Contiguous : View<T, N> {
+  T& operator[](int64_t at) const { return this->data[at]; }
+};
+
+// A tensor of 4 or 5 dimensions whose channels, dimension 1, lie one after the other: `torch.channels_last`.
+template <class T, int N = 4>
+struct ChannelsLast : View<T, N> {
+  static_assert(N == 4 || N == 5, "channels-last tensors have 4 or 5 dimensions");
+};
+
+template <class T>
+struct List {
+  const T* data;
+  int64_t size;
+  const T& operator[](int64_t at) const { return data[at]; }
+  const T* begin() const { return data; }
+  const T* end() const { return data + size; }
+};
+
+// ---- Errors: an exception of a kernel becomes a Python exception.
+
+struct Error : std::exception {
+  char text[1000];
+  const char* what() const noexcept override { return text; }
+};
+
+#define OPSMITH_CHECK(condition, ...)                             \
+  do {                                                            \
+    if (__builtin_expect(!(condition), 0)) {                      \
+      ::opsmith::Error error_;                                    \
+      std::snprintf(error_.text, sizeof error_.text, __VA_ARGS__); \
+      throw error_;                                               \
+    }                                                             \
+  } while (0)
+
+// ---- Properties of a parameter's type, as data for the runtime and Python.
+
+enum ParameterType : int32_t { TENSOR, INTEGER, NUMBER, FLAG, STRING, TENSORS, INTEGERS, NUMBERS, FLAGS };
+enum Layout : int32_t { ANY = 0, CONTIGUOUS = 1, CHANNELS_LAST = 2 };
+
+struct Parameter {
+  int32_t type, optional, written, dtype, dim, layout;
+};
+
+template <class P> struct ParameterTraits {
+  static_assert(!sizeof(P), "a kernel takes views, std::optional of them, int64_t, double, bool, "
+                            "std::string_view and List<int64_t>, List<double>, List<bool>");
+};
+
+template <template <class, int> class V, class T, int N, Layout layout>
+struct ViewTraits {
+  using Element = std::remove_const_t<T>;
+  static constexpr Parameter parameter{TENSOR, 0, !std::is_const_v<T>, dtype_of<Element>::value, N, layout};
+  static V<T, N> get(const Value& value) {
+    V<T, N> view;
+    view.data = static_cast<T*>(value.tensor.data);
+    view.sizes = value.tensor.sizes;
+    view.strides = value.tensor.strides;
+    view.dim = value.tensor.dim;
+    return view;
+  }
+};
+template <class T, int N> struct ParameterTraits<View<T, N>> : ViewTraits<View, T, N, ANY> {};
+template <class T, int N> struct ParameterTraits<Contiguous<T, N>> : ViewTraits<Contiguous, T, N, CONTIGUOUS> {};
+template <class T, int N> struct ParameterTraits<ChannelsLast<T, N>> : ViewTraits<ChannelsLast, T, N, CHANNELS_LAST> {};
+
+template <> struct ParameterTraits<int64_t> {
+  static constexpr Parameter parameter{INTEGER, 0, 0, -1, -1, 0};
+  static int64_t get(const Value& value) { return value.integer; }
+};
+template <> struct ParameterTraits<double> {
+  static constexpr Parameter parameter{NUMBER, 0, 0, -1, -1, 0};
+  static double get(const Value& value) { return value.number; }
+};
+template <> struct ParameterTraits<bool> {
+  static constexpr Parameter parameter{FLAG, 0, 0, -1, -1, 0};
+  static bool get(const Value& value) { return value.flag; }
+};
+template <> struct ParameterTraits<std::string_view> {
+  static constexpr Parameter parameter{STRING, 0, 0, -1, -1, 0};
+  static std::string_view get(const Value& value) {
+    return {static_cast<const char*>(value.list.data), size_t(value.list.size)};
+  }
+};
+template <class T, ParameterType type> struct ListTraits {
+  static constexpr Parameter parameter{type, 0, 0, -1, -1, 0};
+  static List<T> get(const Value& value) { return {static_cast<const T*>(value.list.data), value.list.size}; }
+};
+// A view has the members of RawTensor, so that a list of the one is a list of the other.
+template <template <class, int> class V, class T, int N> struct ParameterTraits<List<V<T, N>>> {
+  static_assert(sizeof(V<T, N>) == sizeof(RawTensor), "a view has the members of RawTensor");
+  static_assert(std::is_const_v<T>, "the tensors of a list are inputs: List<View<const T>>");
+  static constexpr Parameter parameter = [] {
+    Parameter traits = ParameterTraits<V<T, N>>::parameter;
+    traits.type = TENSORS;
+    return traits;
+  }();
+  static List<V<T, N>> get(const Value& value) {
+    return {static_cast<const V<T, N>*>(value.list.data), value.list.size};
+  }
+};
+template <> struct ParameterTraits<List<int64_t>> : ListTraits<int64_t, INTEGERS> {};
+template <> struct ParameterTraits<List<double>> : ListTraits<double, NUMBERS> {};
+template <> struct ParameterTraits<List<bool>> : ListTraits<bool, FLAGS> {};
+
+template <class P> struct ParameterTraits<std::optional<P>> {
+  static constexpr Parameter parameter = [] {
+    Parameter traits = ParameterTraits<P>::parameter;
+    traits.optional = 1;
+    return traits;
+  }();
+  static std::optional<P> get(const Value& value) {
+    return value.given ? std::optional<P>(ParameterTraits<P>::get(value)) : std::nullopt;
+  }
+};
+
+// ---- Sizes of results: a function `sizes` of the operator's arguments returns one Shape for each result.
+
+constexpr int64_t most_dims = 64;  // as torch has it
+
+struct Shape {
+  int64_t dim = 0;
+  int64_t sizes[most_dims];
+
+  Shape() = default;
+  Shape(std::initializer_list<int64_t> given) {
+    for (int64_t size : given) push(size);
+  }
+  template <class T, int N>
+  explicit Shape(const View<T, N>& view) {
+    for (int64_t at = 0; at < view.dim; at++) push(view.sizes[at]);
+  }
+  void push(int64_t size) {
+    OPSMITH_CHECK(dim < most_dims, "a result has more than %d dimensions", int(most_dims));
+    sizes[dim++] = size;
+  }
+};
+
+enum SizesStatus : int32_t { KNOWN, UNKNOWN, THREW };  // outcome of computing sizes; UNKNOWN: none for these arguments
+
+// ---- One function, and the table of all.
+
+struct Candidate {
+  const Parameter* parameters;
+  int32_t count;
+  // Runs the kernel. Returns whether it threw, with the text in `error`.
+  bool (*run)(const Value* values, char* error, size_t room);
+  // Computes the sizes of all results; null where C++ does not.
+  SizesStatus (*sizes)(const Value* values, Shape* shapes, char* error, size_t room);
+};
+
+template <auto function, class F> struct KernelFunction;
+template <auto function, class... P>
+struct KernelFunction<function, void (*)(P...)> {
+  static constexpr Parameter parameters[sizeof...(P) + 1] = {ParameterTraits<std::decay_t<P>>::parameter..., {}};
+  template <size_t... at>
+  static void call(const Value* values, std::index_sequence<at...>) {
+    function(ParameterTraits<std::decay_t<P>>::get(values[at])...);
+  }
+  static bool run(const Value* values, char* error, size_t room) {
+    try {
+      call(values, std::index_sequence_for<P...>());
+      return false;
+    } catch (const std::exception& thrown) {
+      std::snprintf(error, room, "%s", thrown.what());
+    } catch (...) {
+      std::snprintf(error, room, "it threw something that is no std::exception");
+    }
+    return true;
+  }
+};
+
+// A function `sizes`, for one result or, as an array, for several.
+template <auto function, class F> struct SizesFunction;
+template <auto function, class R, class... P>
+struct SizesFunction<function, R (*)(P...)> {
+  static void put(const Shape& shape, Shape* shapes) { *shapes = shape; }
+  template <size_t N>
+  static void put(const std::array<Shape, N>& several, Shape* shapes) {
+    for (size_t at = 0; at < N; at++) shapes[at] = several[at];
+  }
+  template <size_t... at>
+  static void call(const Value* values, Shape* shapes, std::index_sequence<at...>) {
+    put(function(ParameterTraits<std::decay_t<P>>::get(values[at])...), shapes);
+  }
+  static SizesStatus compute(const Value* values, Shape* shapes, char* error, size_t room) {
+    try {
+      call(values, shapes, std::index_sequence_for<P...>());
+      return KNOWN;
+    } catch (const std::exception& thrown) {
+      std::snprintf(error, room, "%s", thrown.what());
+    } catch (...) {
+      std::snprintf(error, room, "`sizes` threw something that is no std::exception");
+    }
+    return THREW;
+  }
+};
+
+// Whether a function `sizes` takes the kernel's arguments, and returns as many sizes as there are results.
+template <class... P> struct TypeList {};
+template <class A, class B> struct StartsWith : std::false_type {};
+template <class... Q> struct StartsWith<TypeList<>, TypeList<Q...>> : std::true_type {};
+template <class H, class... P, class... Q>
+struct StartsWith<TypeList<H, P...>, TypeList<H, Q...>> : StartsWith<TypeList<P...>, TypeList<Q...>> {};
+template <class R> constexpr size_t shape_count = 1;
+template <size_t N> constexpr size_t shape_count<std::array<Shape, N>> = N;
+template <class S, class F> struct SizesMatch;
+template <class R, class... P, class... Q>
+struct SizesMatch<R (*)(P...), void (*)(Q...)> {
+  static constexpr size_t written = (size_t(0) + ... + size_t(ParameterTraits<std::decay_t<Q>>::parameter.written));
+  static constexpr bool value = StartsWith<TypeList<std::decay_t<P>...>, TypeList<std::decay_t<Q>...>>::value &&
+                                sizeof...(P) + written == sizeof...(Q) && shape_count<R> == written;
+};
+
+// Division that rounds down, as in Python. Sets `bad` on a division by zero.
+inline int64_t floor_divided(int64_t dividend, int64_t divisor, bool& bad) {
+  if (divisor == 0) {
+    bad = true;
+    return 0;
+  }
+  return dividend / divisor - (dividend % divisor != 0 && (dividend < 0) != (divisor < 0));
+}
+
+// A letter of `shapes=`, which has the same size everywhere.
+struct Letter {
+  bool known = false;
+  int64_t size = 0;
+  bool takes(int64_t found) {
+    if (!known) size = found;
+    known = true;
+    return size == found;
+  }
+};
+
+template <auto function, auto sizes>
+constexpr Candidate sized_candidate() {
+  static_assert(SizesMatch<decltype(sizes), decltype(function)>::value,
+                "`sizes` takes what the kernel takes, without its results, and returns Shape, or "
+                "std::array<Shape, N> for N results");
+  using E = KernelFunction<function, decltype(function)>;
+  return {E::parameters, int32_t(sizeof(E::parameters) / sizeof(Parameter)) - 1, &E::run,
+          &SizesFunction<sizes, decltype(sizes)>::compute};
+}
+
+template <auto function>
+constexpr Candidate candidate(SizesStatus (*sizes)(const Value*, Shape*, char*, size_t) = nullptr) {
+  using E = KernelFunction<function, decltype(function)>;
+  return {E::parameters, int32_t(sizeof(E::parameters) / sizeof(Parameter)) - 1, &E::run, sizes};
+}
+
+// Exports of a kernel's library. The last two are filled in when it is loaded.
+struct Exported {
+  int64_t version;
+  int32_t count;
+  const Candidate* candidates;
+  void (*entries[2])(uint64_t* stack, uint64_t, uint64_t);  // called by the dispatcher: see runtime.cpp
+  void (*run)(void* record, int32_t entry, uint64_t* stack);
+  void* record;
+};
+
+constexpr int64_t version = 3;
+
+}  // namespace opsmith
+
+using opsmith::BFloat16;
+using opsmith::ChannelsLast;
+using opsmith::Contiguous;
+using opsmith::Half;
+using opsmith::List;
+using opsmith::Shape;
+using opsmith::View;

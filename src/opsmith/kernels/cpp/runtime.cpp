@@ -1,0 +1,393 @@
+// Library between torch's dispatcher and all kernels, built once on a machine.
+//
+// A kernel's library is registered for two operators: one of its own, which runs it and nothing else, and the
+// operator that it computes. A call whose signature has a plan runs here from end to end. Other calls go to the
+// fallback, an operator with the same arguments that is written in Python: it makes a plan, caches it by
+// `opsmith_remember` and calls again; or it runs the reference where no instance of the kernel takes the call.
+#include <algorithm>
+#include <atomic>
+#include <string>
+
+#include "plans.h"
+#include "python_errors.h"
+
+namespace {
+using namespace opsmith;
+
+struct Record {
+  Exported* library;
+  std::vector<Argument> arguments;
+  int64_t results;
+  uint64_t torch_version;
+  PyObject* make_error;
+  bool computes_sizes;
+  std::string fallback[2];
+  LibraryHandle registered[2] = {nullptr, nullptr};
+  CallCache<std::shared_ptr<const Plan>> plans;
+  CallCache<int32_t> sized;  // kinds of calls whose results C++ sizes as the reference does, contiguous
+  std::unique_ptr<std::atomic<int64_t>[]> copies;  // of each argument, and of results
+};
+
+// The call that is in the fallback in this thread.
+struct Pending {
+  Record* record = nullptr;
+  const Words* words = nullptr;
+};
+thread_local Pending pending;
+
+class InFallback {
+ public:
+  InFallback(Record* record, const Words* words) : before_(pending) { pending = {record, words}; }
+  ~InFallback() { pending = before_; }
+
+ private:
+  Pending before_;
+};
+
+// The kernel whose `sizes` threw in the call that is in the fallback in this thread. If the reference takes the call,
+// that exception is an error of the kernel.
+thread_local const Record* suspected = nullptr;
+
+class Suspicion {
+ public:
+  explicit Suspicion(const Record* record) : before_(suspected) { suspected = record; }
+  ~Suspicion() { suspected = before_; }
+
+ private:
+  const Record* before_;
+};
+
+class WithoutGrad {
+ public:
+  WithoutGrad() : before_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }
+  ~WithoutGrad() { aoti_torch_grad_mode_set_enabled(before_); }
+
+ private:
+  bool before_;
+};
+
+constexpr int32_t cpu = 0;
+
+// Whether new memory is filled with a pattern: see `fill_new_memory`.
+std::atomic<int32_t> fills_memory{0};
+
+void fill(void* data, int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
+  int64_t last = 0;
+  for (int64_t at = 0; at < dim; at++) {
+    if (sizes[at] == 0) return;
+    last += (sizes[at] - 1) * strides[at];
+  }
+  size_t bytes = 8;
+  switch (dtype) {
+    case dtype_of<bool>::value: case dtype_of<uint8_t>::value: case dtype_of<int8_t>::value: bytes = 1; break;
+    case dtype_of<int16_t>::value: case dtype_of<Half>::value: case dtype_of<BFloat16>::value: bytes = 2; break;
+    case dtype_of<int32_t>::value: case dtype_of<float>::value: bytes = 4; break;
+  }
+  // All bits set are nan in every floating dtype; a bool has but one.
+  std::memset(data, dtype == dtype_of<bool>::value ? 1 : 0xff, bytes * size_t(last + 1));
+}
+
+// Tensors that were made for a call; those that are not handed on are let go of.
+struct Made : Inline<TensorHandle, 8> {
+  ~Made() {
+    for (size_t at = 0; at < size(); at++)
+      if ((*this)[at] != nullptr) aoti_torch_delete_tensor_object((*this)[at]);
+  }
+
+  TensorHandle empty(int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
+    TensorHandle made;
+    must(aoti_torch_empty_strided(dim, sizes, strides, dtype, cpu, 0, &made), "aoti_torch_empty_strided");
+    push(made);
+    if (fills_memory) {
+      void* data;
+      must(aoti_torch_get_data_ptr(made, &data), "aoti_torch_get_data_ptr");
+      fill(data, dtype, dim, sizes, strides);
+    }
+    return made;
+  }
+};
+
+TensorHandle copy(Made& made, TensorHandle from, int32_t dtype, int64_t dim, const int64_t* sizes,
+                  const int64_t* strides) {
+  TensorHandle result = made.empty(dtype, dim, sizes, strides);
+  WithoutGrad guard;
+  must(aoti_torch_copy_(result, from, 0), "aoti_torch_copy_");
+  return result;
+}
+
+void* memory(TensorHandle tensor) {
+  void* data;
+  must(aoti_torch_get_data_ptr(tensor, &data), "aoti_torch_get_data_ptr");
+  return data;
+}
+
+// Copies a tensor into another layout, and makes its view one of the copy.
+void lay_out(Record& record, const Copied& copied, Arguments& arguments, Made& made) {
+  Value& value = arguments.values[size_t(copied.argument)];
+  RawTensor* raw = &value.tensor;
+  if (record.arguments[size_t(copied.argument)].type == TENSORS) {
+    int64_t before = 0;  // tensors of the arguments to the left
+    for (int64_t at = 0; at < copied.argument; at++) {
+      const Value& other = arguments.values[size_t(at)];
+      int32_t type = record.arguments[size_t(at)].type;
+      before += !other.given ? 0 : type == TENSORS ? other.list.size : type == TENSOR;
+    }
+    raw = const_cast<RawTensor*>(static_cast<const RawTensor*>(value.list.data)) + (copied.tensor - before);
+  }
+  TensorHandle from = arguments.tensors[size_t(copied.tensor)];
+  int32_t dtype;
+  must(aoti_torch_get_dtype(from, &dtype), "aoti_torch_get_dtype");
+  raw->data = memory(copy(made, from, dtype, raw->dim, raw->sizes, copied.strides.data()));
+  raw->strides = copied.strides.data();
+}
+
+void compute(Record& record, const Plan& plan, Arguments& arguments, uint64_t* stack) {
+  Made made, results;
+  // An argument that is copied twice in one call, as a list may be, counts once.
+  int64_t counted = -1;
+  for (const Copied& copied : plan.copied) {
+    lay_out(record, copied, arguments, made);
+    if (copied.argument != counted) record.copies[size_t(copied.argument)]++;
+    counted = copied.argument;
+  }
+  for (const Result& result : plan.results) {
+    const int64_t dim = int64_t(result.sizes.size());
+    const int64_t* strides = (result.written.empty() ? result.strides : result.written).data();
+    TensorHandle tensor = results.empty(result.dtype, dim, result.sizes.data(), strides);
+    Value value;
+    value.given = true;
+    value.tensor = {memory(tensor), result.sizes.data(), strides, dim};
+    arguments.values.push(value);
+  }
+  char error[1000];
+  if (record.library->candidates[plan.candidate].run(arguments.values.data(), error, sizeof error))
+    throw KernelThrew(record.make_error, error);
+  for (size_t at = 0; at < plan.results.size(); at++) {
+    const Result& result = plan.results[at];
+    if (!result.written.empty()) {
+      TensorHandle written = results[at];
+      made.push(written);
+      results[at] = nullptr;
+      Made one;
+      copy(one, written, result.dtype, int64_t(result.sizes.size()), result.sizes.data(), result.strides.data());
+      std::swap(results[at], one[0]);
+      record.copies[record.arguments.size()]++;
+    }
+  }
+  for (size_t at = 0; at < results.size(); at++) {
+    stack[at] = reinterpret_cast<uint64_t>(results[at]);
+    results[at] = nullptr;
+  }
+}
+
+// Whether a tensor is contiguous.
+bool is_contiguous(int64_t dim, const int64_t* sizes, const int64_t* strides) {
+  int64_t step = 1;
+  for (int64_t at = dim - 1; at >= 0; at--) {
+    if (sizes[at] == 0) return true;
+    if (sizes[at] != 1 && strides[at] != step) return false;
+    step *= sizes[at];
+  }
+  return true;
+}
+
+// Whether a predicate holds for each tensor among the arguments, including those in lists.
+template <class Holds>
+bool every(const Record& record, const Arguments& arguments, Holds holds) {
+  for (size_t at = 0; at < record.arguments.size(); at++) {
+    const Value& value = arguments.values[at];
+    const int32_t type = record.arguments[at].type;
+    if (!value.given || (type != TENSOR && type != TENSORS)) continue;
+    const RawTensor* raw = type == TENSOR ? &value.tensor : static_cast<const RawTensor*>(value.list.data);
+    for (int64_t left = type == TENSOR ? 1 : value.list.size; left > 0; left--, raw++)
+      if (!holds(*raw)) return false;
+  }
+  return true;
+}
+
+// Whether C++ may size the results: all tensors are contiguous, and no size is 0 or 1, for which the reference may
+// return other strides.
+bool is_sizable(const Record& record, const Arguments& arguments) {
+  return every(record, arguments, [](const RawTensor& raw) {
+    if (!is_contiguous(raw.dim, raw.sizes, raw.strides)) return false;
+    return std::all_of(raw.sizes, raw.sizes + raw.dim, [](int64_t size) { return size > 1; });
+  });
+}
+
+std::string shown(const int64_t* sizes, int64_t dim) {
+  std::string text = "[";
+  for (int64_t at = 0; at < dim; at++) text += (at ? ", " : "") + std::to_string(sizes[at]);
+  return text + "]";
+}
+
+SizesStatus sizes_of(const Record& record, const Candidate& candidate, const Arguments& arguments,
+              std::vector<Shape>& shapes) {
+  char error[1000];
+  shapes.resize(size_t(record.results));
+  SizesStatus status = candidate.sizes(arguments.values.data(), shapes.data(), error, sizeof error);
+  if (status == THREW) throw KernelThrew(record.make_error, error);
+  return status;
+}
+
+// Compares the sizes from C++ with those of a plan, and records the kind of call if they agree.
+void compare(Record& record, const Plan& plan, const Arguments& arguments) {
+  const Candidate& candidate = record.library->candidates[plan.candidate];
+  std::vector<Shape> shapes;
+  if (candidate.sizes == nullptr || !is_sizable(record, arguments)) return;
+  if (suspected != &record && record.sized.find(arguments.kind)) return;
+  if (sizes_of(record, candidate, arguments, shapes) != KNOWN) return;
+  bool for_good = true;
+  for (size_t at = 0; at < plan.results.size(); at++) {
+    const Result& result = plan.results[at];
+    const int64_t dim = int64_t(result.sizes.size());
+    if (shapes[at].dim != dim || std::memcmp(shapes[at].sizes, result.sizes.data(), size_t(dim) * 8)) {
+      std::string text = "`sizes` returns " + shown(shapes[at].sizes, shapes[at].dim) + " for result " +
+                         std::to_string(at) + ", where the reference gives " + shown(result.sizes.data(), dim);
+      throw KernelThrew(record.make_error, text.c_str());
+    }
+    int64_t step = 1;
+    for (int64_t dim_index = dim - 1; dim_index >= 0; dim_index--) {  // strides of dimensions of size 0 or 1 are arbitrary
+      for_good &= result.sizes[size_t(dim_index)] > 1 && result.strides[size_t(dim_index)] == step;
+      step *= result.sizes[size_t(dim_index)];
+    }
+  }
+  if (for_good) record.sized.remember(Signature(arguments.kind), plan.candidate);
+}
+
+// Plans a call with new sizes, of a kind whose results C++ sizes; null for other kinds. If `sizes` throws, the call
+// goes to the fallback: if the reference refuses the arguments too, its exception is raised.
+std::shared_ptr<const Plan> sized(const Record& record, const Arguments& arguments, bool& threw) {
+  std::optional<int32_t> number = record.sized.find(arguments.kind);
+  std::vector<Shape> shapes(size_t(record.results));
+  if (!number || !is_sizable(record, arguments)) return nullptr;
+  const Candidate& candidate = record.library->candidates[*number];
+  char error[1000];
+  const SizesStatus status = candidate.sizes(arguments.values.data(), shapes.data(), error, sizeof error);
+  threw = status == THREW;
+  if (status != KNOWN) return nullptr;
+  auto plan = std::make_shared<Plan>();
+  plan->candidate = *number;
+  for (int32_t at = 0; at < candidate.count; at++)
+    if (candidate.parameters[at].layout == CHANNELS_LAST) return nullptr;
+  for (size_t at = 0; at < shapes.size(); at++) {
+    const Parameter& written = candidate.parameters[record.arguments.size() + at];
+    Result result;
+    result.dtype = written.dtype;
+    result.sizes.assign(shapes[at].sizes, shapes[at].sizes + shapes[at].dim);
+    result.strides.resize(result.sizes.size());
+    int64_t step = 1;
+    for (size_t dim_index = result.sizes.size(); dim_index-- > 0;) {
+      if (result.sizes[dim_index] < 0) return nullptr;
+      result.strides[dim_index] = step;
+      step *= result.sizes[dim_index] > 1 ? result.sizes[dim_index] : 1;
+    }
+    plan->results.push_back(std::move(result));
+  }
+  return plan;
+}
+
+void run(void* held, int32_t entry, uint64_t* stack) {
+  Record& record = *static_cast<Record*>(held);
+  Arguments arguments;
+  for (size_t at = 0; at < record.arguments.size(); at++) arguments.read(stack[at], record.arguments[at]);
+  std::shared_ptr<const Plan> plan;
+  bool threw = false;
+  if (auto known = record.plans.find(arguments.words)) {
+    plan = *known;
+    if (record.computes_sizes) compare(record, *plan, arguments);
+  } else if (record.computes_sizes) {
+    plan = sized(record, arguments, threw);
+  }
+  if (plan != nullptr) {
+    arguments.own();
+    compute(record, *plan, arguments, stack);
+    return;
+  }
+  InFallback guard(&record, &arguments.words);
+  Suspicion suspicion(threw ? &record : nullptr);
+  must(torch_call_dispatcher(record.fallback[entry].c_str(), "", stack, record.torch_version), "torch_call_dispatcher");
+  if (held_error.error != nullptr)
+    for (int64_t at = 0; at < record.results; at++)
+      aoti_torch_delete_tensor_object(reinterpret_cast<TensorHandle>(stack[at]));
+  throw_held();
+}
+}  // namespace
+
+#define PUBLIC extern "C" __attribute__((visibility("default")))
+
+// Takes a kernel's library. `types` has a number for each argument: its type, plus 100 if it is optional.
+// `make_error` turns the text of the kernel's exception into a Python exception.
+PUBLIC void* opsmith_take(Exported* library, const int32_t* types, int32_t count, int32_t results,
+                          PyObject* make_error, uint64_t torch_version) {
+  auto record = std::make_unique<Record>();
+  record->library = library;
+  for (int32_t at = 0; at < count; at++) record->arguments.push_back({types[at] % 100, types[at] >= 100});
+  record->results = results;
+  record->torch_version = torch_version;
+  record->make_error = make_error;
+  Py_IncRef(make_error);
+  record->computes_sizes = library->count > 0 && library->candidates[0].sizes != nullptr;
+  record->copies.reset(new std::atomic<int64_t>[size_t(count) + 1]());
+  library->run = run;
+  library->record = record.get();
+  return record.release();
+}
+
+// Registers a taken library for the operator `name_space::name`. Returns whether torch accepts it.
+PUBLIC int32_t opsmith_register(void* held, int32_t entry, const char* name_space, const char* name,
+                                const char* fallback) {
+  Record& record = *static_cast<Record*>(held);
+  record.fallback[entry] = fallback;
+  LibraryHandle& registered = record.registered[entry];
+  if (aoti_torch_library_init_impl(name_space, "CPU", __FILE__, __LINE__, &registered)) return 0;
+  if (torch_library_impl(registered, name, record.library->entries[entry], record.torch_version)) {
+    aoti_torch_delete_library_object(registered);
+    registered = nullptr;
+    return 0;
+  }
+  return 1;
+}
+
+// The record stays: a call in another thread may still read it.
+PUBLIC void opsmith_unregister(void* held, int32_t entry) {
+  LibraryHandle& registered = static_cast<Record*>(held)->registered[entry];
+  if (registered != nullptr) aoti_torch_delete_library_object(registered);
+  registered = nullptr;
+}
+
+// Returns the signature of the call that is in the fallback; null if there is none of this record.
+PUBLIC void* opsmith_pending(void* held) {
+  if (pending.record != held || pending.words == nullptr) return nullptr;
+  Signature* key = new Signature(*pending.words);
+  pending.words = nullptr;
+  return key;
+}
+
+// Caches a plan for a signature, and releases the signature. Without a plan it is only released.
+PUBLIC void opsmith_remember(void* held, void* signature, const int64_t* plan) {
+  std::unique_ptr<Signature> key(static_cast<Signature*>(signature));
+  if (plan != nullptr) static_cast<Record*>(held)->plans.remember(*key, Plan::read(plan));
+}
+
+PUBLIC void opsmith_forget(void* held) {
+  static_cast<Record*>(held)->plans.forget();
+  static_cast<Record*>(held)->sized.forget();
+}
+
+PUBLIC int64_t opsmith_cached_plans(void* held) { return static_cast<Record*>(held)->plans.count(); }
+
+PUBLIC int64_t opsmith_copies(void* held, int32_t argument) {
+  return static_cast<Record*>(held)->copies[size_t(argument)];
+}
+
+// Holds a Python exception until C++ may throw it.
+PUBLIC void opsmith_hold(PyObject* error, const char* text) {
+  Py_IncRef(error);
+  held_error.error = error;
+  held_error.text = text;
+}
+
+// Sets whether new memory is filled.
+PUBLIC void opsmith_fill(int32_t on) { fills_memory = on; }
+
+PUBLIC int64_t opsmith_version() { return version; }

@@ -1,0 +1,99 @@
+"""Source of a C++ kernel: its text, its location, and the function that is the kernel."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from os import PathLike
+from typing import Literal
+
+from opsmith.build.source_text import SourceLanguage, find_function, folder_of
+
+_FUNCTION = r"""
+    (?P<template> template \s* < [^;{{}}]*? > \s* )?
+    \b (?: [\w:]+ \s+ )* \b void \s+ {name} \s* \(
+"""
+_SIZES = re.compile(
+    r"(template\s*<[^;{}]*?>\s*)?\b(?:Shape|std\s*::\s*array\s*<\s*Shape\s*,\s*\w+\s*>)\s+sizes\s*\("
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CppSource:
+    """Source of a C++ kernel.
+
+    Attributes:
+        text: Text of the author.
+        entry: Name of the function that is the kernel.
+        template: Whether the function is a template over the dtype.
+        path: File of the text; `<cpp of demo::linear>` if it is unknown.
+        line: Line of the file on which the text begins, from 1.
+        at: Line of the file on which the function is named.
+        sizes: Kind of the function `sizes`, which computes the results' sizes; None if there is none.
+        folder: Folder of headers that it includes between quotes; None if it is unknown.
+    """
+
+    text: str
+    entry: str
+    template: bool
+    path: str
+    line: int
+    at: int
+    sizes: Literal["function", "template"] | None = None
+    folder: str | None = None
+
+    @property
+    def where(self) -> str:
+        """`file:line` of the function."""
+        return f"{self.path}:{self.at}"
+
+    def quoted(self, line: int) -> str:
+        """Return a line of the file; empty for a line outside of the text."""
+        lines = self.text.splitlines()
+        at = line - self.line
+        return lines[at] if 0 <= at < len(lines) else ""
+
+
+def cpp_source(
+    operator: str,
+    *,
+    cpp: str | None,
+    cpp_file: str | PathLike[str] | None,
+    entry: str | None,
+    declared: str | None,
+) -> CppSource:
+    """Read the source of a C++ kernel.
+
+    Args:
+        operator: Name of the operator, `namespace::name`.
+        cpp: Text of the source.
+        cpp_file: File of the source; a relative path is beside the file that declares the kernel.
+        entry: Name of the function; by default that of the operator, without its namespace.
+        declared: File that declares the kernel.
+
+    Raises:
+        KernelSourceError: If there is no such file, or no such function in it.
+    """
+    found = find_function(CPP, operator, text=cpp, file=cpp_file, entry=entry, declared=declared)
+    template = found.match["template"] is not None
+    sizes_function = _SIZES.search(found.bare)
+    sizes: Literal["function", "template"] | None = None
+    if sizes_function is not None:
+        sizes = "template" if sizes_function[1] is not None else "function"
+    folder = folder_of(cpp_file, declared)
+    return CppSource(found.text, found.name, template, found.path, found.line, found.at, sizes, folder)
+
+
+def _functions(bare: str) -> str:
+    names = re.findall(r"\bvoid\s+(\w+)\s*\(", bare)
+    return f"functions that return void: {', '.join(names)}" if names else "no function that returns void"
+
+
+CPP = SourceLanguage(
+    "C++",
+    "cpp",
+    "function",
+    _FUNCTION,
+    "`void {name}(...)`, whose parameters are the arguments and then the results",
+    _functions,
+)

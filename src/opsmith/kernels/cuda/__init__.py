@@ -1,0 +1,1 @@
+"""Kernels in CUDA C++: NVRTC compiles them, and the CUDA driver launches them."""

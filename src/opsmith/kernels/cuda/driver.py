@@ -1,0 +1,202 @@
+"""The CUDA driver through its C functions, and torch's GPUs and streams."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from opsmith import errors
+
+LIBRARIES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
+MAX_DYNAMIC_SHARED = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+WITHOUT_ASKING = 48 * 1024
+"""Bytes of shared memory that a kernel may use without `cuFuncSetAttribute`."""
+
+
+class DriverError(Exception):
+    """Failure of a function of the driver.
+
+    Args:
+        function: Name of the function.
+        status: Status that it returned.
+        text: The driver's text for the status.
+    """
+
+    def __init__(self, function: str, status: int, text: str) -> None:
+        self.function, self.status = function, status
+        super().__init__(f"{function} returns {text}")
+
+
+class Driver:
+    """Loaded driver.
+
+    Args:
+        library: The library, or a stand-in for it.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+        self._lock = threading.Lock()
+        library.cuLaunchKernel.argtypes = [
+            ctypes.c_void_p,
+            *[ctypes.c_uint] * 7,
+            ctypes.c_void_p,
+            ctypes.POINTER(ctypes.c_void_p),
+            ctypes.c_void_p,
+        ]
+        self._do("cuInit", 0)
+
+    @contextmanager
+    def on_device(self, index: int) -> Iterator[None]:
+        """Context manager in which torch's context of a device is current.
+
+        Args:
+            index: Index of the device.
+
+        Raises:
+            DriverError: If the driver refuses.
+        """
+        context = self._context(index)
+        self._do("cuCtxPushCurrent_v2", context)
+        try:
+            yield
+        finally:
+            self._do("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def _context(self, index: int) -> ctypes.c_void_p:
+        """Return the primary context of a device, which torch uses. It is retained until the process ends."""
+        with self._lock:
+            if index not in self._contexts:
+                device, context = ctypes.c_int(), ctypes.c_void_p()
+                self._do("cuDeviceGet", ctypes.byref(device), index)
+                self._do("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+                self._contexts[index] = context
+            return self._contexts[index]
+
+    def load(self, image: bytes, name: str, *, shared: int = 0) -> int:
+        """Load a cubin into the current context, and return the handle of a kernel in it.
+
+        It stays loaded, because a launch may be pending in some stream.
+
+        Args:
+            image: The cubin.
+            name: Name of the kernel.
+            shared: Bytes of dynamic shared memory that its launches may use.
+
+        Raises:
+            DriverError: If the driver refuses it.
+        """
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._do("cuModuleLoadData", ctypes.byref(module), image)
+        self._do("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+        self.allow_shared(function.value or 0, shared)
+        return function.value or 0
+
+    def allow_shared(self, function: int, shared: int) -> None:
+        """Set the dynamic shared memory that launches of a kernel may use, in bytes.
+
+        Raises:
+            DriverError: If it exceeds the limit of this GPU.
+        """
+        if shared > WITHOUT_ASKING:
+            self._do("cuFuncSetAttribute", ctypes.c_void_p(function), MAX_DYNAMIC_SHARED, shared)
+
+    def launch(
+        self,
+        function: int,
+        grid: Sequence[int],
+        block: Sequence[int],
+        shared: int,
+        stream: int,
+        packed: bytearray,
+        offsets: Sequence[int],
+    ) -> None:
+        """Launch a kernel in the current context, asynchronously.
+
+        Args:
+            function: Handle of the kernel.
+            grid: Number of blocks, in three dimensions.
+            block: Number of threads of a block, in three dimensions.
+            shared: Bytes of dynamic shared memory.
+            stream: Handle of the stream.
+            packed: Bytes of the parameters; the driver copies them before it returns.
+            offsets: Offset of each parameter.
+
+        Raises:
+            DriverError: If the driver refuses the launch.
+        """
+        held = (ctypes.c_char * len(packed)).from_buffer(packed)
+        base = ctypes.addressof(held)
+        parameters = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
+        self._do("cuLaunchKernel", function, *grid, *block, shared, stream, parameters, None)
+
+    def _do(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise DriverError(name, status, self._status_text(status))
+
+    def _status_text(self, status: int) -> str:
+        """The name of a status, and what it means."""
+        texts = []
+        for function in ("cuGetErrorName", "cuGetErrorString"):
+            text = ctypes.c_char_p()
+            known = getattr(self._library, function)(status, ctypes.byref(text)) == 0
+            texts.append((text.value or b"").decode() if known else "")
+        return ": ".join(filter(None, texts)) or f"status {status}"
+
+
+@functools.cache
+def find_driver() -> Driver:
+    """Load the driver of this machine.
+
+    Raises:
+        ToolchainError: If there is none.
+    """
+    failure = ""
+    for name in LIBRARIES:
+        try:
+            return Driver(ctypes.CDLL(name))
+        except OSError as error:
+            failure = failure or str(error)
+    raise errors.ToolchainError(
+        "there is no CUDA driver",
+        expected=LIBRARIES[0],
+        got=failure,
+        hint="install NVIDIA's driver; until then the reference computes the operator",
+    )
+
+
+class TorchCuda:
+    """GPUs and streams of torch."""
+
+    def unavailable(self) -> str | None:
+        """Return why no CUDA kernel can run on torch's `cuda` devices; None if one can."""
+        if torch.version.hip is not None:
+            return "this torch is built for ROCm, and CUDA C++ is for NVIDIA's GPUs"
+        return None
+
+    def architecture(self, index: int) -> str:
+        """Return the architecture of a GPU, as `sm_90`."""
+        major, minor = torch.cuda.get_device_capability(index)
+        return f"sm_{major}{minor}"
+
+    def stream(self, index: int) -> int:
+        """Return the handle of torch's current stream on a GPU."""
+        return int(torch.cuda.current_stream(index).cuda_stream)
+
+    def driver(self) -> Driver:
+        """Return the driver.
+
+        Raises:
+            ToolchainError: If there is none.
+        """
+        return find_driver()

@@ -1,0 +1,284 @@
+"""Kernel in CUDA C++, compiled for a GPU, a dtype and constants when they are first needed, and launched."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.operator import Operator
+from opsmith.core.specification import Specification
+from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
+from opsmith.kernels.common.kernel_from_source import KernelFromSource
+from opsmith.kernels.common.parameters import device_refusal, dtype_refusal
+from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES
+from opsmith.kernels.cuda.compiler import Cubin, Instance, compile_instance, describe_instances
+from opsmith.kernels.cuda.driver import DriverError, TorchCuda
+from opsmith.kernels.cuda.launch import Geometry, LaunchRules
+from opsmith.kernels.cuda.parameters import (
+    CudaParameter,
+    check_cuda_parameters,
+    choose_cuda_candidate,
+    passed_arguments,
+)
+from opsmith.kernels.cuda.plan import CudaPlan, copy_of, needs_copy, plan_calls, without_data
+from opsmith.kernels.cuda.source import CudaSource
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceLimits:
+    """Resources that the author allows a kernel to use; None for no limit.
+
+    Attributes:
+        spills: Bytes of register spills.
+        registers: Registers of a thread.
+    """
+
+    spills: int | None = None
+    registers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CudaChoice:
+    """Instance that takes a call, and its parameters."""
+
+    instance: Instance
+    parameters: tuple[CudaParameter, ...]
+
+
+@dataclass(slots=True)
+class _LoadedFunction:
+    """Kernel that is loaded on a GPU, with the dynamic shared memory that its launches may use."""
+
+    handle: int
+    cubin: Cubin
+    shared: int
+
+
+class CudaKernel(KernelFromSource[CudaSource]):
+    """Function that computes an operator by a kernel in CUDA C++.
+
+    Args:
+        operator: The operator that the kernel computes.
+        read: Reads the source; again after `reload`.
+        dtypes: The dtypes that a template is instantiated for; None for the default ones.
+        rules: Rules for the launch.
+        limits: Resources that it may use.
+        strict: Whether a missing NVRTC, or a call that the kernel does not take, is an error. Otherwise the
+            reference runs.
+
+    Attributes:
+        copied: Number of copies for their layout, of each argument and of the results.
+    """
+
+    language = "CUDA"
+
+    def __init__(
+        self,
+        operator: Operator[..., Any],
+        read: Callable[[], CudaSource],
+        dtypes: Sequence[torch.dtype] | None,
+        rules: LaunchRules,
+        limits: ResourceLimits,
+        *,
+        strict: bool,
+    ) -> None:
+        super().__init__(operator, read, strict=strict)
+        self._dtypes = dtypes
+        self._machine = TorchCuda()
+        self.rules, self.limits = rules, limits
+
+    def _forget(self) -> None:
+        self._missing: errors.ToolchainError | None = None
+        self._described: dict[Any, tuple[tuple[CudaParameter, ...], ...]] = {}
+        # Loaded kernels stay loaded: a launch may be pending in some stream.
+        self._functions: dict[tuple[Instance, int], _LoadedFunction] = {}
+        self._choices: CallCache[CudaChoice | str] = CallCache()
+        self._plans: CallCache[CudaPlan] = CallCache()
+        self.copied: Counter[str] = Counter()
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes that its template is instantiated for; empty if it is not a template over the dtype."""
+        return tuple(self._dtypes or DEFAULT_DTYPES) if self.source.over_dtype else ()
+
+    def refusal(self, values: Sequence[Any]) -> str | None:
+        """Return why the kernel does not take a call with these argument values; None if it does.
+
+        Raises:
+            CompileError: If NVRTC refuses the source.
+        """
+        reason = self._machine.unavailable() or device_refusal(values)
+        if reason is not None:
+            return reason
+        specification = self.operator.specification
+        if is_symbolic(call_signature(values)):
+            # Its sizes are symbols of a compiler; each run decides for itself.
+            return dtype_refusal(specification.schema.names, values, self.dtypes)
+        try:
+            choice = self._cached_choice(specification, _with_defaults(specification, values))
+        except errors.ToolchainError as error:
+            if self.strict:
+                raise
+            return f"{error.problem}: {error.got}; {error.hint}"
+        return choice if isinstance(choice, str) else None
+
+    def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
+        """Return the arguments that the kernel copies into another layout."""
+        schema = self.operator.specification.schema
+        values = _with_defaults(self.operator.specification, values)
+        choice = self._cached_choice(self.operator.specification, values)
+        if isinstance(choice, str):
+            return ()
+        named = dict(zip(schema.names, values, strict=True))
+        return tuple(
+            f"`{name}`, which is not {parameter.layout}"
+            if parameter.layout != "any"
+            else f"`{name}`, which has the negative bit"
+            for name, parameter in zip(passed_arguments(schema), choice.parameters, strict=False)
+            if needs_copy(named[name], parameter)
+        )
+
+    def choose(self, values: Sequence[Any], architecture: str) -> CudaChoice | str:
+        """Return the instance that takes these argument values, or the reason why none does.
+
+        Raises:
+            CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
+            KernelSignatureError: If the parameters are not the operator's arguments and results.
+            LaunchError: If a constant cannot be computed.
+        """
+        schema = self.operator.specification.schema
+        given = dict(zip(schema.names, without_data(schema, values), strict=True))
+        constants = self.rules.constants_of(given) if self.rules.constants else ()
+        instances = [Instance(dtype, constants) for dtype in self.dtypes or (None,)]
+        candidates = self._candidates(instances, architecture)
+        names = passed_arguments(schema)
+        found = choose_cuda_candidate(names, [given[name] for name in names], candidates)
+        return found if isinstance(found, str) else CudaChoice(instances[found], candidates[found])
+
+    def check(self, instance: Instance, architecture: str) -> None:
+        """Check the parameters of an instance against the operator.
+
+        Raises:
+            KernelSignatureError: If they are not its arguments and results.
+            CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
+        """
+        self._candidates([instance], architecture)
+
+    def compile(self, instance: Instance, architecture: str) -> Cubin:
+        """Compile an instance for an architecture.
+
+        Raises:
+            CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
+        """
+        return compile_instance(self.source, self.operator.name, instance, architecture)
+
+    def plan(self, choice: CudaChoice, values: Sequence[Any]) -> CudaPlan:
+        """Plan the calls that have the signature of these values.
+
+        Raises:
+            LaunchError, KernelSignatureError, MissingFakeError: See `plan_calls`.
+        """
+        return plan_calls(self, values, choice.instance, choice.parameters, self.rules)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the operator; by the reference where the kernel does not take the call."""
+        specification = self.operator.specification
+        values = specification.schema.call_values(args, kwargs)
+        device = tensors_in(values)[0].device
+        signature = call_signature(values)
+        plan = self._plans.get(specification, signature)
+        if plan is None:
+            choice = self._cached_choice(specification, values)
+            if isinstance(choice, str):
+                return specification.computed_by(*args, **kwargs)
+            plan = self._plans.obtain(specification, signature, functools.partial(self.plan, choice, values))
+        for index, parameter in plan.copied:
+            values[index] = copy_of(values[index], parameter)
+            self.copied[specification.schema.names[index]] += 1
+        results = [layout.allocate(device, written) for layout, written in plan.results]
+        if plan.geometry is not None:
+            tensors = [*tensors_in([values[index] for index in plan.passed]), *results]
+            self._launch(plan, plan.geometry, tensors, device.index or 0)
+        for index, (layout, _) in enumerate(plan.results):
+            written, results[index] = results[index], layout.restore(results[index])
+            if results[index] is not written:
+                self.copied["result"] += 1
+        return results[0] if specification.schema.single else tuple(results)
+
+    def _launch(self, plan: CudaPlan, geometry: Geometry, tensors: Sequence[Tensor], index: int) -> None:
+        driver = self._machine.driver()
+        try:
+            with driver.on_device(index):
+                function = self._function(plan.instance, geometry, index)
+                driver.launch(
+                    function.handle,
+                    geometry.grid,
+                    geometry.block,
+                    geometry.shared,
+                    self._machine.stream(index),
+                    plan.packed.with_addresses([tensor.data_ptr() for tensor in tensors]),
+                    plan.packed.offsets,
+                )
+        except DriverError as error:
+            raise self.error(
+                errors.KernelError,
+                f"the CUDA kernel is not launched: {error}",
+                got=f"grid {geometry.grid}, block {geometry.block}, {geometry.shared} bytes of shared "
+                f"memory, on {self._machine.architecture(index)}",
+                hint="see what it takes with `opsmith compile`; what a kernel before it did wrong comes up "
+                "here, too: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
+            ) from None
+
+    def _function(self, instance: Instance, geometry: Geometry, index: int) -> _LoadedFunction:
+        """Load the kernel on the GPU whose context is this thread's."""
+        with self._lock:
+            driver = self._machine.driver()
+            function = self._functions.get((instance, index))
+            if function is None:
+                cubin = self.compile(instance, self._machine.architecture(index))
+                handle = driver.load(cubin.image, cubin.name, shared=geometry.shared)
+                function = _LoadedFunction(handle, cubin, geometry.shared)
+                self._functions[instance, index] = function
+            if geometry.shared > function.shared:
+                driver.allow_shared(function.handle, geometry.shared)
+                function.shared = geometry.shared
+            return function
+
+    def _candidates(
+        self, instances: Sequence[Instance], architecture: str
+    ) -> tuple[tuple[CudaParameter, ...], ...]:
+        key = (*instances, architecture)
+        with self._lock:
+            if self._missing is not None:
+                raise self._missing
+            if key not in self._described:
+                try:
+                    found = describe_instances(self.source, self.operator.name, instances, architecture)
+                except errors.ToolchainError as error:
+                    self._missing = error
+                    raise
+                check_cuda_parameters(self, found)
+                self._described[key] = found
+            return self._described[key]
+
+    def _cached_choice(self, specification: Specification, values: Sequence[Any]) -> CudaChoice | str:
+        index = tensors_in(list(values))[0].device.index or 0
+        return self._choices.obtain(
+            specification,
+            call_signature(values),
+            lambda: self.choose(values, self._machine.architecture(index)),
+        )
+
+
+def _with_defaults(specification: Specification, values: Sequence[Any]) -> list[Any]:
+    """Return the value of every argument, where torch left out defaults at the end."""
+    rest = specification.schema.arguments[len(values) :]
+    return [*values, *(argument.default for argument in rest)]

@@ -1,0 +1,266 @@
+"""NVRTC, NVIDIA's compiler of CUDA C++ as a library: search, functions, and the search for CUDA's headers."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opsmith import config, errors
+from opsmith.extras import install
+
+LIBRARY = re.compile(r"libnvrtc(?:-[0-9a-f]+)?\.so[.\d]*|nvrtc64_[\d_]+\.dll")
+"""File names of NVRTC. It loads its built-in functions from files beside it."""
+NEWEST, OLDEST = 13, 12
+"""Versions of CUDA whose NVRTC is searched by name alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class NvrtcFile:
+    """File that may be NVRTC.
+
+    Attributes:
+        path: Path of the file, or a name for the system's loader.
+        identity: Text that differs between versions of the file.
+    """
+
+    path: str
+    identity: str
+
+
+@functools.cache
+def nvrtc_files() -> tuple[NvrtcFile, ...]:
+    """Return candidates for NVRTC, in the order to try: torch's version of CUDA first, then the newest."""
+    found = [path for folder in _folders("lib", "lib64", "bin") for path in _libraries(folder)]
+    own = (torch.version.cuda or "").partition(".")[0]
+    found.sort(key=lambda path: (str(_major(path)) != own, -_major(path)))
+    named = (f"libnvrtc.so.{major}" for major in range(NEWEST, OLDEST - 1, -1))
+    return (
+        *(NvrtcFile(str(path), _identity(path)) for path in dict.fromkeys(found)),
+        *(NvrtcFile(name, name) for name in named),
+    )
+
+
+def builtins_beside(file: NvrtcFile) -> list[Path]:
+    """Return the files of built-in functions beside an NVRTC; empty for a name."""
+    folder = Path(file.path).parent
+    return sorted(folder.glob("libnvrtc-builtins.so*")) if folder.is_absolute() else []
+
+
+@functools.cache
+def include_directories() -> tuple[Path, ...]:
+    """Return the folders of CUDA's headers; empty if they are not installed."""
+    for folder in _folders("include"):
+        if (folder / "cuda_fp16.h").exists():
+            return folder, *filter(Path.is_dir, [folder / "cccl"])
+    return ()
+
+
+def headers_version() -> str:
+    """Return the version of CUDA's headers, for cache keys."""
+    for folder in include_directories():
+        header = folder / "cuda.h"
+        if header.exists():
+            found = re.search(r"#define\s+CUDA_VERSION\s+(\d+)", header.read_text(errors="replace"))
+            return f"{folder} {found[1] if found else _identity(header)}"
+    return "none"
+
+
+def no_nvrtc(tried: str) -> errors.ToolchainError:
+    """Return the error for a missing NVRTC."""
+    return errors.ToolchainError(
+        "there is no NVRTC, which compiles CUDA C++",
+        expected=f"NVRTC of CUDA {OLDEST} or {NEWEST}: a package of Python, or part of a CUDA toolkit",
+        got=tried,
+        hint=f"{install('cuda')}; or `pip install nvidia-cuda-nvrtc`, or name a toolkit in {config.CUDA}; "
+        "until then the reference computes the operator",
+    )
+
+
+def _folders(*names: str) -> Iterator[Path]:
+    """Yield the folders of these names of NVIDIA's Python packages, torch and CUDA toolkits."""
+    for root in dict.fromkeys(map(Path, filter(None, sys.path))):
+        nvidia = root / "nvidia"
+        if nvidia.is_dir():
+            packages = sorted((each for each in nvidia.iterdir() if each.is_dir()), reverse=True)
+            yield from (each / name for each, name in itertools.product(packages, names))
+    if "lib" in names:
+        yield Path(torch.__file__).parent / "lib"
+    for toolkit in filter(None, [config.cuda_toolkit(), "/usr/local/cuda"]):
+        yield from (Path(toolkit) / name for name in names)
+
+
+def _libraries(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    inside = [*folder.iterdir(), *(folder / "x86_64").glob("*")]  # their folder on Windows since CUDA 13
+    return sorted(path for path in inside if LIBRARY.fullmatch(path.name))
+
+
+def _major(path: Path) -> int:
+    digits = re.findall(r"\d+", path.name.partition(".so")[2] or path.name.partition("_")[2])
+    return int(digits[0][:2]) if digits else 0
+
+
+def _identity(path: Path) -> str:
+    """The file, for to load the library takes longer than to load a kernel that is built already."""
+    resolved = path.resolve()
+    state = resolved.stat()
+    return f"{resolved} {state.st_size} {state.st_mtime_ns}"
+
+
+COMPILATION = 6
+"""The status of a source that NVRTC refuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class NvrtcResult:
+    """Result of a compilation.
+
+    Attributes:
+        image: Cubin or PTX; empty if the source is refused.
+        names: Lowered names of the requested functions.
+        log: Output of the compiler.
+        refused: Whether the source is refused.
+    """
+
+    image: bytes
+    names: Mapping[str, str]
+    log: str
+    refused: bool = False
+
+
+class Nvrtc:
+    """Loaded NVRTC.
+
+    Args:
+        library: The library.
+        file: File of the library.
+
+    Attributes:
+        version: Version of CUDA, as (13, 0).
+        architectures: Compute capabilities that it compiles for, as 80 for sm_80.
+    """
+
+    def __init__(self, library: Any, file: NvrtcFile) -> None:
+        self._library, self._file = library, file
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._do("Version", ctypes.byref(major), ctypes.byref(minor))
+        self.version = major.value, minor.value
+        count = ctypes.c_int()
+        self._do("GetNumSupportedArchs", ctypes.byref(count))
+        listed = (ctypes.c_int * count.value)()
+        self._do("GetSupportedArchs", listed)
+        self.architectures = tuple(sorted(listed))
+
+    def compile(
+        self,
+        text: str,
+        *,
+        options: Sequence[str],
+        headers: Mapping[str, str] | None = None,
+        names: Sequence[str] = (),
+        ptx: bool = False,
+    ) -> NvrtcResult:
+        """Compile a source.
+
+        Args:
+            text: Text of the source.
+            options: Options of NVRTC.
+            headers: Text of headers that it may include, by name.
+            names: Name expressions of functions to instantiate, as `scaled<float>`.
+            ptx: Return PTX instead of a cubin.
+
+        Raises:
+            ToolchainError: If NVRTC fails, other than by refusing the source.
+        """
+        headers = headers or {}
+        program = ctypes.c_void_p()
+        handle = ctypes.byref(program)
+        texts, titles = (_strings([*each]) for each in (headers.values(), headers))
+        self._do("CreateProgram", handle, text.encode(), b"kernel.cu", len(headers), texts, titles)
+        try:
+            for name in names:
+                self._do("AddNameExpression", program, name.encode())
+            status = self._library.nvrtcCompileProgram(program, len(options), _strings(options))
+            log = self._bytes("ProgramLog", program).decode(errors="replace").rstrip("\0")
+            if status == COMPILATION:
+                return NvrtcResult(b"", {}, log, refused=True)
+            if status:
+                raise self._failed("CompileProgram", status, log)
+            lowered = {name: self._lowered(program, name) for name in names}
+            image = self._bytes("PTX" if ptx else "CUBIN", program)
+            return NvrtcResult(image, lowered, log)
+        finally:
+            self._do("DestroyProgram", handle)
+
+    def _lowered(self, program: ctypes.c_void_p, name: str) -> str:
+        found = ctypes.c_char_p()
+        self._do("GetLoweredName", program, name.encode(), ctypes.byref(found))
+        return (found.value or b"").decode()
+
+    def _bytes(self, what: str, program: ctypes.c_void_p) -> bytes:
+        size = ctypes.c_size_t()
+        self._do(f"Get{what}Size", program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        self._do(f"Get{what}", program, buffer)
+        return buffer.raw[: size.value]
+
+    def _do(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, f"nvrtc{name}")(*arguments)
+        if status:
+            raise self._failed(name, status)
+
+    def _failed(self, name: str, status: int, log: str = "") -> errors.ToolchainError:
+        text = self._library.nvrtcGetErrorString(status).decode()
+        return errors.ToolchainError(
+            f"NVRTC fails: nvrtc{name} returns {text}",
+            expected="an NVRTC that is whole, and of one version with what lies beside it",
+            got=" ".join(filter(None, [self._file.path, log.strip()])),
+            hint="install it again: `pip install --force-reinstall nvidia-cuda-nvrtc`",
+        )
+
+
+def _strings(texts: Sequence[str]) -> Any:
+    return (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
+
+
+def find_nvrtc() -> Nvrtc:
+    """Load the first NVRTC of this machine that loads.
+
+    Raises:
+        ToolchainError: If there is none.
+    """
+    return _loaded(nvrtc_files())
+
+
+def nvrtc_identity() -> str:
+    """Return text that differs between versions of `find_nvrtc()`: its files, or else its version.
+
+    Raises:
+        ToolchainError: If there is none.
+    """
+    files = [file.identity for file in nvrtc_files() if file.identity != file.path]
+    return "; ".join(files) or str(find_nvrtc().version)
+
+
+@functools.cache
+def _loaded(files: Sequence[NvrtcFile]) -> Nvrtc:
+    failures = []
+    for file in files:
+        try:
+            for builtins in builtins_beside(file):  # some versions of NVRTC search them by name alone
+                ctypes.CDLL(str(builtins))
+            return Nvrtc(ctypes.CDLL(file.path), file)
+        except (OSError, AttributeError) as error:  # the latter if it is too old
+            failures.append(str(error))
+    raise no_nvrtc(failures[0] if failures else "none is found")

@@ -1,0 +1,265 @@
+"""Parameters of a CUDA kernel: read from its PTX, checked, and packed for a launch."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from opsmith.core.argument_types import NUMBERED
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.schema import Argument, Schema
+from opsmith.kernels.common.kernel_from_source import KernelFromSource
+from opsmith.kernels.common.parameters import (
+    PARAMETER_TYPES,
+    Parameter,
+    check_parameters,
+    check_results,
+    choose_candidate,
+    unsupported_argument,
+)
+from opsmith.kernels.common.result_layout import LAYOUTS
+
+MAX_DIM = 8
+"""Capacity of a view without a number of dimensions; a test compares it with the header's."""
+TABLE = "opsmith_table_"
+"""Name of the tables in the generated file, up to their numbers."""
+
+_FIELDS = 10
+_BYTES = {"Tensor": 0, "int": 8, "float": 8, "bool": 1}
+"""Types of arguments that a kernel takes, with the bytes of a number."""
+_FORMATS = {"int": {4: "i", 8: "q"}, "float": {4: "f", 8: "d"}, "bool": {1: "?"}}
+
+
+@dataclass(frozen=True, slots=True)
+class CudaParameter(Parameter):
+    """Parameter of a CUDA kernel.
+
+    Attributes:
+        capacity_items: Capacity of a list.
+        item: Bytes of a number.
+        size: Bytes of the parameter.
+        alignment: Alignment of the parameter.
+    """
+
+    OPTIONAL: ClassVar[str] = "Optional"
+
+    capacity_items: int = 0
+    item: int = 0
+    size: int = 0
+    alignment: int = 1
+
+    @property
+    def max_dim(self) -> int:
+        """Largest number of dimensions of a tensor."""
+        return MAX_DIM if self.dim is None else self.dim
+
+    @property
+    def view_size(self) -> int:
+        """Bytes of one view: pointer, number of elements, number of dimensions, sizes and strides."""
+        return 24 + 16 * max(self.max_dim, 1)
+
+    @property
+    def item_format(self) -> str:
+        """Format of a number for `struct`."""
+        return _FORMATS[self.type.removesuffix("[]")][self.item]
+
+    def holds(self, dtype: torch.dtype, dim: int) -> bool:
+        """Return whether it takes tensors of this dtype and number of dimensions."""
+        return Parameter.holds(self, dtype, dim) and dim <= self.max_dim
+
+    def number(self, item: str) -> str:
+        """Return the C++ type of a number; those of 4 bytes have the names of the types."""
+        return item if self.item == 4 else Parameter.number(self, item)
+
+    def capacity(self) -> str:
+        """Return the template argument for the capacity of a list."""
+        return f", {self.capacity_items}" if self.capacity_items else ""
+
+
+def read_parameters(ptx: str, count: int) -> tuple[tuple[CudaParameter, ...], ...]:
+    """Read the parameters of each instance, which the compiler left in the PTX as numbers.
+
+    Args:
+        ptx: PTX of the file that describes a kernel's instances.
+        count: Number of instances.
+    """
+    found = {
+        int(match["number"]): _numbers(int(match["size"]), match["bytes"])
+        for match in re.finditer(
+            rf"\.b8 {TABLE}(?P<number>\d+)\[(?P<size>\d+)\] = \{{(?P<bytes>[\d, \n]*)\}}", ptx
+        )
+    }
+    return tuple(tuple(_decode(found[number])) for number in range(count))
+
+
+def _numbers(size: int, listed: str) -> tuple[int, ...]:
+    values = bytes(int(each) for each in listed.split(",") if each.strip())
+    return struct.unpack(f"<{size // 4}i", values.ljust(size, b"\0"))  # trailing zeros are left out
+
+
+def _decode(table: Sequence[int]) -> Iterator[CudaParameter]:
+    for at in range(1, 1 + table[0] * _FIELDS, _FIELDS):
+        type, optional, written, dtype, dim, layout, *sizes = table[at : at + _FIELDS]
+        yield CudaParameter(
+            PARAMETER_TYPES[type],
+            bool(optional),
+            bool(written),
+            None if dtype < 0 else NUMBERED["ScalarType"][dtype],
+            None if dim < 0 else dim,
+            LAYOUTS[layout],
+            *sizes,
+        )
+
+
+def check_cuda_parameters(
+    kernel: KernelFromSource[Any], candidates: Sequence[Sequence[CudaParameter]]
+) -> None:
+    """Check the parameters of each candidate against the operator's arguments and results.
+
+    Raises:
+        KernelSignatureError: If they differ, or CUDA kernels do not support an argument or result.
+    """
+    check_results(kernel)
+    schema = kernel.operator.specification.schema
+    names = passed_arguments(schema)
+    arguments = [_wanted(kernel, each) for each in schema.arguments if each.name in names]
+    results = [CudaParameter("Tensor", written=True) for _ in schema.results]
+    names += tuple(result.name for result in schema.results)
+    check_parameters(kernel, candidates, [*arguments, *results], names)
+
+
+def passed_arguments(schema: Schema) -> tuple[str, ...]:
+    """Return the arguments that are passed to a CUDA kernel: all but strings."""
+    return tuple(
+        each.name for each in schema.arguments if each.kind.base.annotation != "str" or each.kind.sequence
+    )
+
+
+def _wanted(kernel: KernelFromSource[Any], argument: Argument) -> CudaParameter:
+    kind = argument.kind
+    type = kind.base.annotation
+    if type not in _BYTES or kind.encoded or (kind.sequence and (kind.item_optional or kind.optional)):
+        expected = "a tensor, int, float or bool, or None for one; a list of any of these"
+        raise unsupported_argument(kernel, argument, expected)
+    return CudaParameter(type + "[]" * kind.sequence, kind.optional, item=_BYTES[type])
+
+
+def choose_cuda_candidate(
+    names: Sequence[str], values: Sequence[Any], candidates: Sequence[Sequence[CudaParameter]]
+) -> int | str:
+    """Return the index of the first candidate that takes these values, or the reason why none does.
+
+    Args:
+        names: Names of the passed arguments.
+        values: Their values.
+        candidates: Parameters of each instance: arguments, and then results.
+    """
+    choice = choose_candidate(names, values, candidates)
+    if isinstance(choice, str):
+        return choice
+    refusals = map(_capacity_refusal, names, values, candidates[choice])
+    return next((refusal for refusal in refusals if refusal is not None), choice)
+
+
+def _capacity_refusal(name: str, value: Any, parameter: CudaParameter) -> str | None:
+    """Return why a value exceeds the capacity of a parameter; None if it does not."""
+    for tensor in tensors_in([value]):
+        if tensor.dim() > parameter.max_dim:
+            return f"`{name}` has {tensor.dim()} dimensions, and a view has room for {MAX_DIM}"
+    items = value if isinstance(value, list | tuple) else [value]
+    if items is value and len(items) > parameter.capacity_items:
+        return f"`{name}` has {len(items)} items, and `{parameter}` has room for {parameter.capacity_items}"
+    if parameter.type in ("int", "int[]") and value is not None:
+        bits = parameter.item * 8 - 1
+        beyond = [each for each in items if not -(2**bits) <= each < 2**bits]
+        if beyond:
+            return f"`{name}` is {beyond[0]}, and it takes an int of {bits + 1} bits"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedParameters:
+    """Parameters of a launch as they lie in memory, without the addresses of tensors.
+
+    Attributes:
+        image: Bytes of all parameters.
+        offsets: Offset of each parameter.
+        addresses: Offset of each tensor's address, in order.
+    """
+
+    image: bytes
+    offsets: tuple[int, ...]
+    addresses: tuple[int, ...]
+
+    def with_addresses(self, addresses: Sequence[int]) -> bytearray:
+        """Return the bytes with the addresses of tensors filled in.
+
+        Args:
+            addresses: Address of each tensor, in order.
+        """
+        filled = bytearray(self.image)
+        for offset, address in zip(self.addresses, addresses, strict=True):
+            struct.pack_into("<Q", filled, offset, address)
+        return filled
+
+
+def pack_parameters(parameters: Sequence[CudaParameter], values: Sequence[Any]) -> PackedParameters:
+    """Pack the values of a launch as the structures of opsmith_cuda.h.
+
+    Args:
+        parameters: The kernel's parameters.
+        values: Arguments and results; tensors without data, in the layouts that the kernel takes.
+
+    Example:
+        >>> packed = pack_parameters([CudaParameter("int", item=4, size=4, alignment=4)], [7])
+        >>> packed.image[:4], packed.offsets
+        (b'\\x07\\x00\\x00\\x00', (0,))
+    """
+    image, offsets, addresses = bytearray(), [], []
+    for parameter, value in zip(parameters, values, strict=True):
+        image.extend(bytes(-len(image) % parameter.alignment))
+        offsets.append(len(image))
+        packed, inside = _pack_optional(parameter, value)
+        assert len(packed) == parameter.size, (str(parameter), len(packed), parameter.size)
+        addresses += [len(image) + offset for offset in inside]
+        image += packed
+    image.extend(bytes(8))  # never empty, so that it has an address
+    return PackedParameters(bytes(image), tuple(offsets), tuple(addresses))
+
+
+def _pack_optional(parameter: CudaParameter, value: Any) -> tuple[bytes, list[int]]:
+    """Pack a parameter; also return the offsets of addresses in it."""
+    if not parameter.optional:
+        return _pack(parameter, value)
+    if value is None:
+        return bytes(parameter.size), []
+    packed, addresses = _pack(parameter, value)
+    before = parameter.size - len(packed)  # the flag `given`, and padding
+    return b"\x01".ljust(before, b"\0") + packed, [before + each for each in addresses]
+
+
+def _pack(parameter: CudaParameter, value: Any) -> tuple[bytes, list[int]]:
+    if parameter.type == "Tensor":
+        return _pack_view(parameter, value), [0]
+    if parameter.type == "Tensor[]":
+        views = b"".join(_pack_view(parameter, each) for each in value)
+        addresses = [8 + index * parameter.view_size for index in range(len(value))]
+        capacity = parameter.capacity_items * parameter.view_size
+        return struct.pack("<q", len(value)) + views.ljust(capacity, b"\0"), addresses
+    if parameter.type.endswith("[]"):
+        items = struct.pack(f"<{len(value)}{parameter.item_format}", *value)
+        capacity = -(-parameter.capacity_items * parameter.item // 8) * 8  # padded to the count's alignment
+        return struct.pack("<q", len(value)) + items.ljust(capacity, b"\0"), []
+    return struct.pack(f"<{parameter.item_format}", value), []
+
+
+def _pack_view(parameter: CudaParameter, tensor: Tensor) -> bytes:
+    capacity = max(parameter.max_dim, 1)
+    sizes, strides = ((*numbers, *(0,) * capacity)[:capacity] for numbers in (tensor.shape, tensor.stride()))
+    return struct.pack(f"<Qqq{2 * capacity}q", 0, tensor.numel(), tensor.dim(), *sizes, *strides)

@@ -1,0 +1,134 @@
+"""Source of a CUDA kernel, and the parameters of its template."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from os import PathLike
+
+from opsmith import errors
+from opsmith.build.source_text import SourceLanguage, find_function, folder_of
+from opsmith.kernels.cpp.source import CppSource
+
+_KERNEL = r"""
+    (?: template \s* < (?P<template> [^;{{}}]*? ) > \s* )?
+    (?: (?: extern | static ) \s+ )?
+    (?: __global__ \s+ (?: __launch_bounds__ \s* \([^)]*\) \s* )? void \b | void \s+ __global__ \b )
+    (?: \s* __launch_bounds__ \s* \([^)]*\) )?
+    \s* \b {name} \s* \(
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateParameter:
+    """Parameter of a template.
+
+    Attributes:
+        name: Name of the parameter.
+        is_type: Whether it is a type: the dtype.
+        default: Whether it has a default.
+    """
+
+    name: str
+    is_type: bool
+    default: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CudaSource(CppSource):
+    """Source of a CUDA kernel.
+
+    Attributes:
+        parameters: Parameters of its template, in order.
+    """
+
+    parameters: tuple[TemplateParameter, ...] = ()
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """Parameters of the template that are numbers."""
+        return tuple(each.name for each in self.parameters if not each.is_type)
+
+    @property
+    def over_dtype(self) -> bool:
+        """True if the kernel is a template over the dtype."""
+        return any(each.is_type for each in self.parameters)
+
+
+def cuda_source(
+    operator: str,
+    *,
+    cuda: str | None,
+    cuda_file: str | PathLike[str] | None,
+    entry: str | None,
+    declared: str | None,
+) -> CudaSource:
+    """Read the source of a CUDA kernel.
+
+    Args:
+        operator: Name of the operator, `namespace::name`.
+        cuda: Text of the source.
+        cuda_file: File of the source; a relative path is beside the file that declares the kernel.
+        entry: Name of the function; by default that of the operator, without its namespace.
+        declared: File that declares the kernel.
+
+    Raises:
+        KernelSourceError: If there is no such file or function, or it is a template over two types.
+    """
+    found = find_function(CUDA, operator, text=cuda, file=cuda_file, entry=entry, declared=declared)
+    listed = found.match["template"] or ""
+    parameters = tuple(map(_parameter, _parts(listed))) if listed.strip() else ()
+    types = [each.name for each in parameters if each.is_type]
+    if len(types) > 1:
+        raise errors.KernelSourceError(
+            f"the CUDA kernel `{found.name}` is a template over {len(types)} types",
+            operator=operator,
+            expected="one type, which is the dtype; any number of `int` or `bool`, which are `constants=`",
+            got=f"template <{' '.join(listed.split())}>",
+            where=f"{found.path}:{found.at}",
+            hint="write the other type out",
+        )
+    return CudaSource(
+        found.text,
+        found.name,
+        found.match["template"] is not None,
+        found.path,
+        found.line,
+        found.at,
+        folder=folder_of(cuda_file, declared),
+        parameters=parameters,
+    )
+
+
+def _parts(listed: str) -> list[str]:
+    """Split at commas outside of brackets; within parentheses `<` and `>` compare."""
+    parts, round_, pointed = [""], 0, 0
+    for letter in listed:
+        round_ += (letter in "([") - (letter in ")]")
+        pointed += 0 if round_ else (letter == "<") - (letter == ">")
+        if letter == "," and not round_ and not pointed:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _parameter(text: str) -> TemplateParameter:
+    declared, equals, _ = text.partition("=")
+    words = re.findall(r"\w+", declared)
+    return TemplateParameter(words[-1], words[0] in ("class", "typename"), bool(equals))
+
+
+def _kernels(bare: str) -> str:
+    names = re.findall(r"__global__[^;{}]*?\b(\w+)\s*\((?=[^)]*\)\s*\{)", bare)
+    return f"kernels: {', '.join(names)}" if names else "no function that is `__global__ void`"
+
+
+CUDA = SourceLanguage(
+    "CUDA",
+    "cuda",
+    "kernel",
+    _KERNEL,
+    "`__global__ void {name}(...)`, of the arguments and then the results",
+    _kernels,
+)

@@ -1,0 +1,274 @@
+"""Kernels that `op.kernel(...)` declares from a source in C++, CUDA C++ or Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from os import PathLike
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opsmith import errors
+from opsmith.core.kernels import CUDA_LAUNCH_OPTIONS, CUDA_SOURCES, TRITON_LAUNCH_OPTIONS, BuiltKernel
+from opsmith.core.operator import Operator
+from opsmith.kernels.cpp.codegen import CPP_TYPES
+from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.cpp.source import CppSource, cpp_source
+
+if TYPE_CHECKING:
+    from opsmith.kernels.cuda.source import CudaSource
+
+_SOURCES = "one of a function in Python, `cpp=`, `cpp_file=`, `cuda=`, `cuda_file=` and `triton=`"
+_DEVICES = {"C++": "cpu", "CUDA C++": "cuda", "Triton": "cuda"}
+_GRIDS = {
+    "CUDA C++": "write for example `grid='ceil(result.numel / 256)', block=256`",
+    "Triton": "write `grid=lambda result, BLOCK: (triton.cdiv(result.numel(), BLOCK),)`",
+}
+
+
+def build_kernel(
+    operator: Operator[..., Any],
+    device: str,
+    *,
+    frame: FrameType | None,
+    function: Callable[..., Any] | None,
+    dtypes: Iterable[torch.dtype] | None,
+    cpp: str | None,
+    cpp_file: str | PathLike[str] | None,
+    entry: str | None,
+    strict: bool,
+    options: Mapping[str, Any] | None = None,
+) -> BuiltKernel:
+    """Make a kernel from a source; it is compiled when it is first needed.
+
+    Args:
+        operator: The operator that the kernel computes.
+        device: Type of device.
+        frame: Frame that declares the kernel.
+        function: A kernel in Python, which is not a source.
+        dtypes: The dtypes that a template is instantiated for.
+        cpp: Text in C++.
+        cpp_file: File with text in C++.
+        entry: Name of the function in the source.
+        strict: Whether it is an error that the kernel cannot be built here.
+        options: A source in CUDA C++ or Triton, and its launch: `CudaOptions` or `TritonOptions`.
+
+    Raises:
+        UsageError: If the arguments contradict one another.
+        KernelSourceError, KernelDtypeError, LaunchError: If the source, a dtype or the launch is not valid.
+        KernelSignatureError: If a parameter of a Triton kernel cannot be bound.
+    """
+    options = dict(options or {})
+    cuda, cuda_file, triton = (options.pop(name, None) for name in (*CUDA_SOURCES, "triton"))
+    sources = {"cpp": cpp, "cpp_file": cpp_file, "cuda": cuda, "cuda_file": cuda_file, "triton": triton}
+    given = [name for name, value in sources.items() if value is not None]
+    if len(given) != 1 or function is not None:
+        shown = [*(["a function"] if function is not None else []), *(f"`{name}=`" for name in given)]
+        raise errors.UsageError(
+            "a kernel has one source",
+            operator=operator.name,
+            expected=_SOURCES,
+            got=" and ".join(shown or [f"`{name}=`" for name in options]) or "`entry=` or `strict=` alone",
+            hint="give each kernel by a call of `op.kernel(...)` of its own",
+        )
+    declared = None if frame is None else frame.f_code.co_filename
+    if triton is not None:
+        return _triton_kernel(operator, device, triton, entry, dtypes, options, strict=strict)
+    if cuda is not None or cuda_file is not None:
+        return _cuda_kernel(
+            operator, device, cuda, cuda_file, entry, declared, dtypes, options, strict=strict
+        )
+    return _cpp_kernel(operator, device, cpp, cpp_file, entry, declared, dtypes, options, strict=strict)
+
+
+def _cpp_kernel(
+    operator: Operator[..., Any],
+    device: str,
+    cpp: str | None,
+    cpp_file: str | PathLike[str] | None,
+    entry: str | None,
+    declared: str | None,
+    dtypes: Iterable[torch.dtype] | None,
+    options: Mapping[str, Any],
+    *,
+    strict: bool,
+) -> BuiltKernel:
+    name = operator.name
+    if options:
+        raise errors.UsageError(
+            "a kernel in C++ is not launched",
+            operator=name,
+            expected="`entry=`, `dtypes=` and `strict=`",
+            got=", ".join(f"`{option}=`" for option in options),
+            hint="leave it out; `grid=` and what belongs to it are for `cuda=` and `triton=`",
+        )
+    _check_device(name, "C++", "cpp", device, "where C++ runs")
+    wanted = _ordered_dtypes(name, "C++", dtypes)
+
+    def read() -> CppSource:
+        source = cpp_source(name, cpp=cpp, cpp_file=cpp_file, entry=entry, declared=declared)
+        if dtypes is not None and not source.template:
+            raise _not_a_template(name, source, "C++", "void")
+        return source
+
+    return CppKernel(operator, read, wanted, strict=strict)
+
+
+def _cuda_kernel(
+    operator: Operator[..., Any],
+    device: str,
+    cuda: str | None,
+    cuda_file: str | PathLike[str] | None,
+    entry: str | None,
+    declared: str | None,
+    dtypes: Iterable[torch.dtype] | None,
+    options: Mapping[str, Any],
+    *,
+    strict: bool,
+) -> BuiltKernel:
+    from opsmith.kernels.cuda.kernel import CudaKernel, ResourceLimits
+    from opsmith.kernels.cuda.launch import launch_rules
+    from opsmith.kernels.cuda.source import cuda_source
+
+    name = operator.name
+    wanted = _ordered_dtypes(name, "CUDA C++", dtypes)
+    _check_device(name, "CUDA C++", "cuda", device, "where CUDA runs")
+    _check_options(name, "CUDA C++", CUDA_LAUNCH_OPTIONS, options, "the source")
+
+    def read() -> CudaSource:
+        source = cuda_source(name, cuda=cuda, cuda_file=cuda_file, entry=entry, declared=declared)
+        if dtypes is not None and not source.over_dtype:
+            raise _not_a_template(name, source, "CUDA", "__global__ void")
+        _check_constants(source, name, options.get("constants", {}))
+        return source
+
+    limits = ResourceLimits(options.get("max_spills"), options.get("max_registers"))
+    rules = launch_rules(operator.specification, options)
+    return CudaKernel(operator, read, wanted, rules, limits, strict=strict)
+
+
+def _triton_kernel(
+    operator: Operator[..., Any],
+    device: str,
+    triton: Any,
+    entry: str | None,
+    dtypes: Iterable[torch.dtype] | None,
+    options: Mapping[str, Any],
+    *,
+    strict: bool,
+) -> BuiltKernel:
+    from opsmith.kernels.triton.kernel import DTYPES, TritonKernel
+    from opsmith.kernels.triton.source import POINTED, triton_source
+
+    name = operator.name
+    _check_device(name, "Triton", "triton", device, "where Triton runs; `check` interprets it on the CPU")
+    if entry is not None:
+        raise errors.UsageError(
+            "`entry=` is given for a kernel in Triton",
+            operator=name,
+            expected="`triton=`, which is the function itself",
+            got=f"`entry={entry!r}`",
+            hint="leave it out",
+        )
+    _check_options(name, "Triton", TRITON_LAUNCH_OPTIONS, options, "`triton=`")
+    _check_dtypes(name, "Triton", dtypes, POINTED)
+    return TritonKernel(
+        operator,
+        triton_source(triton, name),
+        grid=options["grid"],
+        constants=options.get("constants") or {},
+        layouts=options.get("layouts") or {},
+        dtypes=frozenset(DTYPES if dtypes is None else dtypes),
+        strict=strict,
+    )
+
+
+def _check_device(operator: str, language: str, argument: str, device: str, reason: str) -> None:
+    wanted = _DEVICES[language]
+    if device != wanted:
+        raise errors.UsageError(
+            f"a kernel in {language} is declared for `{device}`",
+            operator=operator,
+            expected=f"`{wanted}`, {reason}",
+            got=repr(device),
+            hint=f"write `op.kernel({wanted!r}, {argument}=...)`",
+        )
+
+
+def _check_options(
+    operator: str, language: str, known: Sequence[str], options: Mapping[str, Any], source: str
+) -> None:
+    """Refuse unknown options, and a launch without a grid."""
+    unknown = [name for name in options if name not in known]
+    if unknown or options.get("grid") is None:
+        raise errors.UsageError(
+            f"a kernel in {language} is given unknown options"
+            if unknown
+            else f"a kernel in {language} has no grid",
+            operator=operator,
+            expected=", ".join(f"`{name}=`" for name in known),
+            got=", ".join(f"`{name}=`" for name in unknown) or f"{source} without `grid=`",
+            hint=_GRIDS[language],
+        )
+
+
+def _check_dtypes(
+    operator: str, language: str, dtypes: Iterable[torch.dtype] | None, known: Collection[torch.dtype]
+) -> None:
+    unknown = [dtype for dtype in dtypes or () if dtype not in known]
+    if unknown:
+        raise errors.KernelDtypeError(
+            f"a kernel in {language} is declared for a dtype that it does not support",
+            operator=operator,
+            argument="dtypes",
+            expected=", ".join(map(str, known)),
+            got=", ".join(sorted(map(str, unknown))),
+            hint="leave it out: the reference computes it",
+        )
+
+
+def _ordered_dtypes(
+    operator: str, language: str, dtypes: Iterable[torch.dtype] | None
+) -> tuple[torch.dtype, ...] | None:
+    """The dtypes of a template in the order of `CPP_TYPES`; None for the default ones."""
+    if dtypes is None:
+        return None
+    _check_dtypes(operator, language, dtypes, CPP_TYPES)
+    return tuple(dtype for dtype in CPP_TYPES if dtype in set(dtypes))
+
+
+def _not_a_template(operator: str, source: CppSource, language: str, returns: str) -> errors.KernelDtypeError:
+    return errors.KernelDtypeError(
+        f"dtypes are given for a {language} function that is not a template over a type",
+        operator=operator,
+        argument="dtypes",
+        expected="`template <class T>` before the function",
+        got=f"`{returns} {source.entry}(...)`",
+        where=source.where,
+        hint="leave `dtypes=` out: the views in its parameters say what it takes",
+    )
+
+
+def _check_constants(source: CudaSource, operator: str, constants: Mapping[str, Any]) -> None:
+    """Hold the declared constants to the numbers of the template.
+
+    Raises:
+        LaunchError: If one is missing, or the template has no such number.
+    """
+    needed = [each.name for each in source.parameters if not each.is_type and not each.default]
+    missing = [name for name in needed if name not in constants]
+    unknown = [name for name in constants if name not in source.constants]
+    if missing or unknown:
+        listed = ", ".join(f"`{name}`" for name in source.constants)
+        raise errors.LaunchError(
+            "the constants of a CUDA kernel are not the numbers of its template",
+            operator=operator,
+            argument="constants",
+            expected=f"a dict with {listed}" if listed else "none: the template has no number",
+            got=", ".join(f"`{name}`" for name in constants) or "none",
+            where=source.where,
+            hint=f"write `constants={{{missing[0]!r}: 'x.shape[0]'}}`"
+            if missing
+            else f"leave `{unknown[0]}` out, or write `template <class T, int {unknown[0]}>`",
+        )

@@ -1,0 +1,268 @@
+"""Binding of a Triton kernel's parameters to arguments and results, by their names."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.schema import Schema
+from opsmith.kernels.common.kernel_from_source import KernelFromSource
+from opsmith.kernels.common.parameters import check_results
+from opsmith.kernels.common.result_layout import CHANNELS_LAST, has_layout, memory_format
+from opsmith.kernels.triton.source import LAUNCH_OPTIONS, TritonParameter, TritonSource
+
+BoundKind = Literal["pointer", "value", "numel", "size", "stride", "given"]
+_PART = re.compile(r"(?P<name>\w+?)_(?:(?P<numel>numel)|(?P<kind>size|stride)_(?P<dim>\d+)|ptr)")
+_SCALARS = ("int", "float", "bool")
+_Error = Callable[..., errors.KernelSignatureError]
+
+
+@dataclass(frozen=True, slots=True)
+class TritonTensor:
+    """Requirements of a kernel on a tensor.
+
+    Attributes:
+        dim: Number of dimensions; None for any number.
+        layout: One of `LAYOUTS`.
+    """
+
+    dim: int | None
+    layout: str
+
+    def dim_refusal(self, name: str, value: Any) -> str | None:
+        """Return why a kernel does not take a tensor with this number of dimensions; None if it does."""
+        if not isinstance(value, Tensor):
+            return None
+        dim = value.dim()
+        if self.dim is not None and dim != self.dim:
+            return f"`{name}` has {dim} dimensions, and it takes {self.dim}"
+        if self.layout == "channels-last" and dim not in CHANNELS_LAST:
+            return f"`{name}` has {dim} dimensions, and channels-last is for 4 or 5"
+        return None
+
+    def needs_copy(self, value: Any) -> bool:
+        """Return whether a value is a tensor in another layout."""
+        return isinstance(value, Tensor) and not has_layout(value, self.layout)
+
+    def copy_of(self, value: Tensor) -> Tensor:
+        """Copy a tensor into the layout."""
+        return value.clone(memory_format=memory_format(self.layout, value.dim()))
+
+    def extent(self, value: Tensor) -> int:
+        """Return the number of elements from the first to the last of a tensor in memory, inclusive.
+
+        Example:
+            >>> TritonTensor(None, "any").extent(torch.ones(10)[::3])
+            10
+        """
+        if self.layout != "any" or not value.numel():
+            return value.numel()
+        return 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class BoundParameter:
+    """Parameter, and the value that it gets.
+
+    Attributes:
+        parameter: Name of the parameter.
+        kind: Property of the value that it gets; `given` for a value of `constants=`.
+        name: Name of an argument, result or constant.
+        dim: Dimension of a size or stride.
+    """
+
+    parameter: str
+    kind: BoundKind
+    name: str
+    dim: int = 0
+
+    def of(self, values: Mapping[str, Any]) -> Any:
+        """Return the value of the parameter in a call.
+
+        Args:
+            values: Arguments, results and constants by name.
+        """
+        value = values[self.name]
+        if self.kind in ("pointer", "value", "given"):
+            return value
+        if value is None:  # the pointer is None, too
+            return 0
+        if self.kind == "numel":
+            return value.numel()
+        return value.shape[self.dim] if self.kind == "size" else value.stride(self.dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Binding of all parameters of a kernel.
+
+    Attributes:
+        bounds: Parameters that are bound; decorators or defaults fill the others.
+        tensors: Requirements on each tensor whose memory the kernel accesses, by name.
+        options: Names of `constants=` that are options of Triton's launch.
+    """
+
+    bounds: tuple[BoundParameter, ...]
+    tensors: Mapping[str, TritonTensor]
+    options: tuple[str, ...]
+
+
+def bind(
+    kernel: KernelFromSource[TritonSource], constants: Mapping[str, Any], layouts: Mapping[str, str]
+) -> Binding:
+    """Bind the parameters of a kernel.
+
+    Args:
+        kernel: The kernel.
+        constants: Values of `constants=`, by name.
+        layouts: Layouts of `layouts=`, by name of a tensor.
+
+    Raises:
+        KernelSignatureError: If a parameter cannot be bound, or a result or constant has no parameter.
+    """
+    check_results(kernel)
+    source, schema = kernel.source, kernel.operator.specification.schema
+    error = partial(kernel.error, errors.KernelSignatureError)
+    names = [parameter.name for parameter in source.parameters]
+    for name in constants:
+        if name not in names and name not in LAUNCH_OPTIONS:
+            raise error(
+                f"`{name}` is not a parameter of the Triton kernel",
+                argument="constants",
+                expected=f"one of {_listed(names)}, or of {_listed(LAUNCH_OPTIONS)}",
+                got=f"`{name}`",
+                hint="name a parameter of the kernel",
+            )
+    found = [_bind_one(each, source, schema, constants, error) for each in source.parameters]
+    bounds = tuple(each for each in found if each is not None)
+    written = {bound.name for bound in bounds if bound.kind == "pointer"}
+    for result in schema.results:
+        if result.name not in written:
+            raise error(
+                f"the Triton kernel has no parameter for `{result.name}`, and cannot write it",
+                argument=result.name,
+                expected=f"a parameter `{result.name}` or `{result.name}_ptr`",
+                got=f"({', '.join(names)})",
+                hint="add it, and store the result there",
+            )
+    options = tuple(name for name in constants if name not in names)
+    return Binding(bounds, _tensors(bounds, layouts, error), options)
+
+
+def _bind_one(
+    parameter: TritonParameter,
+    source: TritonSource,
+    schema: Schema,
+    constants: Mapping[str, Any],
+    error: _Error,
+) -> BoundParameter | None:
+    """Bind a parameter; None if a decorator or a default fills it."""
+    name = parameter.name
+    if name in constants:
+        return BoundParameter(name, "given", name)
+    results = {result.name for result in schema.results}
+    kinds = {argument.name: argument.kind for argument in schema.arguments}
+    tensors = results | {
+        name for name, kind in kinds.items() if kind.base.annotation == "Tensor" and not kind.sequence
+    }
+    if name in tensors:
+        return BoundParameter(name, "pointer", name)
+    if name in kinds:
+        kind = kinds[name]
+        if kind.base.annotation in _SCALARS and not kind.sequence and not kind.encoded:
+            return BoundParameter(name, "value", name)
+        raise error(
+            f"a Triton kernel cannot take `{name}`",
+            argument=name,
+            expected="a tensor, int, float or bool, or None for one",
+            got=kind.annotation(),
+            hint=f"make numbers of it: `constants={{'SOME': lambda {name}: ...}}`",
+        )
+    part = _PART.fullmatch(name)
+    if part is not None and part["name"] in tensors:
+        if part["numel"]:
+            return BoundParameter(name, "numel", part["name"])
+        if part["kind"]:
+            bound: BoundKind = "size" if part["kind"] == "size" else "stride"
+            return BoundParameter(name, bound, part["name"], int(part["dim"]))
+        return BoundParameter(name, "pointer", part["name"])
+    if name in source.filled or parameter.default:
+        return None
+    raise error(
+        f"the parameter `{name}` of the Triton kernel is not bound to anything",
+        argument=name,
+        expected=f"the name of an argument or result ({_listed([*schema.names, *results])}), that of a "
+        "tensor with `_ptr`, `_numel`, `_size_0` or `_stride_0` behind it, or one of `constants=`",
+        got=f"`{name}`",
+        hint=f"rename it, or give it: `constants={{{name!r}: ...}}`",
+    )
+
+
+def _tensors(
+    bounds: tuple[BoundParameter, ...], layouts: Mapping[str, str], error: _Error
+) -> dict[str, TritonTensor]:
+    """Return the requirements on tensors, from the sizes and strides that the kernel takes."""
+    tensors: dict[str, TritonTensor] = {}
+    for name in dict.fromkeys(bound.name for bound in bounds if bound.kind == "pointer"):
+        sizes = {bound.dim for bound in bounds if bound.name == name and bound.kind == "size"}
+        strides = {bound.dim for bound in bounds if bound.name == name and bound.kind == "stride"}
+        dim = 1 + max(sizes | strides, default=-1) or None
+        if strides and set(range(dim or 0)) - strides:
+            raise error(
+                f"the Triton kernel takes some strides of `{name}`, and not all",
+                argument=name,
+                expected=", ".join(f"{name}_stride_{each}" for each in range(dim or 0)),
+                got=", ".join(f"{name}_stride_{each}" for each in sorted(strides)),
+                hint="take all of them, or none: then the tensor is contiguous",
+            )
+        tensors[name] = TritonTensor(dim, layouts.get(name, "any" if strides else "contiguous"))
+    for name, layout in layouts.items():
+        if name not in tensors or layout not in ("contiguous", "channels-last"):
+            raise error(
+                "`layouts=` has an entry that is not valid",
+                argument="layouts",
+                expected=f"`contiguous` or `channels-last` for one of {_listed(tensors)}",
+                got=f"{layout!r} for `{name}`",
+                hint="leave it out: a tensor whose strides the kernel takes may have any, others are "
+                "made contiguous",
+            )
+    return tensors
+
+
+def names_of_call(
+    kernel: KernelFromSource[TritonSource], function: Callable[..., Any], known: Mapping[str, Any], what: str
+) -> tuple[str, ...]:
+    """Return the parameters of a grid or constant, which name values of a call.
+
+    Args:
+        kernel: The kernel.
+        function: A grid, or a constant that depends on the call.
+        known: All names that it may use.
+        what: Description of the function, for messages.
+
+    Raises:
+        KernelSignatureError: If it uses another name.
+    """
+    parameters = inspect.signature(function).parameters
+    for parameter in parameters.values():
+        if parameter.name not in known and parameter.default is parameter.empty:
+            raise kernel.error(
+                errors.KernelSignatureError,
+                f"{what} names `{parameter.name}`, which the operator does not have",
+                argument=parameter.name,
+                expected=f"one of {_listed(known)}",
+                got=f"`{parameter.name}`",
+                hint="name what it needs: arguments, results, and in the grid constants of the kernel",
+            )
+    return tuple(name for name in parameters if name in known)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"

@@ -1,0 +1,220 @@
+"""Compilation of a Triton kernel to a cubin, through the cache and without a GPU, and Triton's errors."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from opsmith import errors
+from opsmith.build.cache import cache_on_disk
+from opsmith.kernels.common.gpu_resources import Resources, read_resources
+from opsmith.kernels.triton.source import LANGUAGE, TritonSource, triton_module
+
+SHOWN = 6
+"""Quoted lines of the compiler's message."""
+
+
+def launch_error(error: Exception, source: TritonSource, operator: str) -> errors.OpsmithError | None:
+    """Return the error for an exception of Triton's compiler or launcher; None for another exception."""
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    if isinstance(error, CompilationError | PTXASError):
+        return compile_error(error, source, operator)
+    if isinstance(error, OutOfResources):
+        return errors.KernelError(
+            f"the Triton kernel needs more {error.name} than the GPU has",
+            operator=operator,
+            expected=f"at most {error.limit}",
+            got=f"{error.required}",
+            where=source.where,
+            hint="make its blocks smaller, or lower `num_stages` in `constants=`",
+        )
+    return None
+
+
+def compile_error(error: Any, source: TritonSource, operator: str) -> errors.CompileError:
+    """Return the error for a kernel that Triton's compiler refuses, at the author's line and column.
+
+    Args:
+        error: Exception of Triton. A `CompilationError` counts lines from the `def` of the function.
+        source: The kernel.
+        operator: Name of the operator.
+    """
+    message, inner = "", error
+    while inner is not None:  # the innermost cause is most specific
+        message = getattr(inner, "error_message", None) or message or str(inner)
+        inner = inner.__cause__
+    lines, first = source.text.splitlines(), source.function.__code__.co_firstlineno
+    before = next((at for at, line in enumerate(lines) if line.lstrip().startswith("def ")), 0)
+    at, shown = source.where, message.strip()
+    shown = "\n        ".join(shown.splitlines()[:SHOWN])
+    line = getattr(getattr(error, "node", None), "lineno", None)
+    if line is not None:
+        at = f"{source.function.__code__.co_filename}:{first + before + line - 1}"
+        quoted = "".join(lines[before + line - 1 : before + line])
+        indent = len(lines[0]) - len(lines[0].lstrip())  # which Triton takes away
+        column = error.node.col_offset + indent
+        shown = f"{at}:{column + 1}: {shown}\n        {quoted}\n        {' ' * column}^"
+    return errors.CompileError(
+        "Triton's compiler refuses the kernel",
+        operator=operator,
+        got=shown,
+        where=at,
+        hint="correct the line that it names" if line is not None else "simplify the kernel",
+    )
+
+
+CUBIN, USED = "kernel.cubin", "used.json"
+WARP = 32
+_ARCHITECTURE = re.compile(r"sm_(\d{2,3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Specialization:
+    """Specialization of a kernel: types of its parameters, and known properties of their values.
+
+    Attributes:
+        signature: Type of each parameter, in order: `*fp32`, `i32`, `constexpr`.
+        constants: Values of `constexpr` parameters.
+        divisible: Parameters whose address or value is divisible by 16.
+        options: Options of Triton, as `num_warps`.
+    """
+
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    divisible: tuple[str, ...]
+    options: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        """Return the types and constants, for a report."""
+        types = [f"{name}: {kind}" for name, kind in self.signature.items() if kind != "constexpr"]
+        constants = [f"{name}={value}" for name, value in {**self.constants, **self.options}.items()]
+        return ", ".join([*types, *constants])
+
+
+@dataclass(frozen=True, slots=True)
+class TritonCubin:
+    """Compiled kernel.
+
+    Attributes:
+        resources: Registers, spills and static shared memory.
+        shared: Bytes of dynamic shared memory of each block in Triton's launches.
+        threads: Threads of each block.
+        source: Origin of the entry in the cache; see `CacheEntry`.
+        cubin: File of the cubin.
+    """
+
+    resources: Resources
+    shared: int
+    threads: int
+    source: Literal["memory", "disk", "built", "private"]
+    cubin: Path
+
+
+def compile_specialization(
+    source: TritonSource, operator: str, wanted: Specialization, architecture: str
+) -> TritonCubin:
+    """Compile a kernel for an architecture, or find it in the cache. No GPU is needed.
+
+    Args:
+        source: The kernel.
+        operator: Name of the operator.
+        wanted: The specialization.
+        architecture: For example `sm_90`.
+
+    Raises:
+        ToolchainError: If Triton is not installed.
+        UsageError: If Triton does not compile for the architecture.
+        CompileError: If Triton's compiler refuses the kernel, with its error at the author's line.
+    """
+    triton = triton_module()
+    number = _number(architecture)
+    function = source.compiled_by()
+
+    def build(directory: Path) -> None:
+        cubin, used = _compile(triton, function, source, operator, wanted, number)
+        (directory / CUBIN).write_bytes(cubin)
+        (directory / USED).write_text(json.dumps(used))
+
+    parts = {
+        "kind": "triton",
+        "operator": operator,
+        "source": function.cache_key,  # includes the functions that it calls
+        "for": json.dumps(asdict(wanted), sort_keys=True, default=repr),
+        "architecture": architecture,
+        "generator": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),  # format of an entry
+        "compiler": f"triton {triton.__version__} {_identity(triton)}",
+    }
+    entry = cache_on_disk().obtain(parts, build)
+    used = json.loads((entry.directory / USED).read_text())
+    return TritonCubin(
+        Resources(**used["resources"]), used["shared"], used["threads"], entry.source, entry.directory / CUBIN
+    )
+
+
+def _compile(
+    triton: Any, function: Any, source: TritonSource, operator: str, wanted: Specialization, number: int
+) -> tuple[bytes, dict[str, Any]]:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.errors import TritonError
+
+    attributes = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(wanted.signature)
+        if name in wanted.divisible
+    }
+    ast = ASTSource(
+        fn=function, signature=dict(wanted.signature), constexprs=dict(wanted.constants), attrs=attributes
+    )
+    printed = io.StringIO()
+    knobs = triton.knobs
+    with (
+        LANGUAGE,
+        tempfile.TemporaryDirectory(prefix="opsmith-triton-") as own,
+        knobs.cache.scope(),
+        knobs.nvidia.scope(),
+        contextlib.redirect_stdout(printed),
+    ):
+        knobs.cache.dir = own  # an empty cache, because the assembler's log exists only after compiling
+        knobs.nvidia.dump_ptxas_log = True
+        try:
+            kernel = triton.compile(ast, target=GPUTarget("cuda", number, WARP), options=dict(wanted.options))
+        except (TritonError, RuntimeError) as error:  # the latter where LLVM fails
+            raise compile_error(error, source, operator) from error
+    found = read_resources(printed.getvalue(), kernel.metadata.name)
+    assert found is not None, printed.getvalue()
+    used = {
+        "resources": asdict(found),
+        "shared": int(kernel.metadata.shared),
+        "threads": int(kernel.metadata.num_warps) * WARP,
+    }
+    return kernel.asm["cubin"], used
+
+
+def _number(architecture: str) -> int:
+    found = _ARCHITECTURE.fullmatch(architecture)
+    if found is None or int(found[1]) < 80:
+        raise errors.UsageError(
+            "Triton does not compile for this architecture",
+            argument="architecture",
+            expected="one from sm_80 on, as `sm_90`",
+            got=repr(architecture),
+            hint="name the architecture of your GPU: `sm_80` for an A100, `sm_90` for an H100",
+        )
+    return int(found[1])
+
+
+def _identity(triton: Any) -> str:
+    """Return text that differs between builds of Triton: path and time of its module."""
+    file = Path(triton.__file__).resolve()
+    return f"{file} {file.stat().st_mtime_ns}"

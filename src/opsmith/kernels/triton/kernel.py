@@ -1,0 +1,327 @@
+"""Kernel in Triton: launched on a GPU, traced into compiled code, or interpreted on the CPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.call_arguments import shown, tensors_in
+from opsmith.core.kernels import VisibleKernel
+from opsmith.core.operator import Operator
+from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
+from opsmith.kernels.common.kernel_from_source import KernelFromSource
+from opsmith.kernels.common.parameters import device_refusal, plain
+from opsmith.kernels.common.result_layout import ResultLayout, result_layouts
+from opsmith.kernels.cuda.launch import MOST_GRID
+from opsmith.kernels.triton.binding import Binding, bind, names_of_call
+from opsmith.kernels.triton.compiler import launch_error
+from opsmith.kernels.triton.interpreter import interpret
+from opsmith.kernels.triton.source import TritonSource, missing_triton, triton_module
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""Default floating-point dtypes of a kernel."""
+MAX_EXTENT = 2**31 - 1
+"""Largest extent of a tensor in elements: kernels index in 32 bits, which would overflow silently."""
+Launch = Callable[[Any, dict[str, Any]], None]
+"""Function that runs a kernel, given its grid and all its arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedLaunch:
+    """Launch of a call.
+
+    Attributes:
+        grid: Number of programs; a function of the configuration where `triton.autotune` chooses one.
+        arguments: Values of the kernel's parameters, and options of Triton.
+        results: Tensors that the kernel writes.
+    """
+
+    grid: Any
+    arguments: dict[str, Any]
+    results: list[Tensor]
+
+
+class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
+    """Function that computes an operator by a kernel in Triton.
+
+    Args:
+        operator: The operator that the kernel computes.
+        source: The kernel.
+        grid: Number of programs: numbers, or a function of values of the call.
+        constants: Values of parameters, or functions of values of the call.
+        layouts: Layouts of tensors, where the parameters do not imply them.
+        dtypes: The dtypes that it takes; integers are taken too unless some are named.
+        strict: Whether a missing Triton, or a call that the kernel does not take, is an error. Otherwise the
+            reference runs.
+
+    Attributes:
+        copied: Number of copies for their layout, of each argument and result.
+    """
+
+    language = "Triton"
+
+    def __init__(
+        self,
+        operator: Operator[..., Any],
+        source: TritonSource,
+        *,
+        grid: Any,
+        constants: Mapping[str, Any],
+        layouts: Mapping[str, str],
+        dtypes: frozenset[torch.dtype],
+        strict: bool,
+    ) -> None:
+        schema = operator.specification.schema
+        # A function in Python is read again by declaring it again.
+        super().__init__(operator, lambda: source, strict=strict)
+        self._dtypes = dtypes
+        self.binding: Binding = bind(self, constants, layouts)
+        named = dict.fromkeys((*schema.names, *(result.name for result in schema.results)))
+        self._constants = {
+            name: self._rule(value, named, f"the constant `{name}`") for name, value in constants.items()
+        }
+        meta = {parameter.name: None for parameter in source.parameters if parameter.constant}
+        self._grid = self._rule(grid, {**named, **dict.fromkeys(constants), **meta}, "the grid")
+        if not callable(grid):
+            self._check_grid(_grid_tuple(grid))
+
+    @property
+    def dtypes(self) -> frozenset[torch.dtype]:
+        """The dtypes that it takes; integers are taken too unless some are named."""
+        return self._dtypes
+
+    def _rule(self, value: Any, known: Mapping[str, Any], what: str) -> Callable[[Mapping[str, Any]], Any]:
+        """Return a function that computes a grid or constant from the values of a call, by name."""
+        if not callable(value):
+            return lambda values: value
+        names = names_of_call(self, value, known, what)
+        return lambda values: value(**{name: values[name] for name in names})
+
+    def _forget(self) -> None:
+        self._missing: str | None = None
+        self._looked_for_triton = False
+        self._layouts: CallCache[tuple[ResultLayout, ...]] = CallCache()
+        self.copied: Counter[str] = Counter()
+
+    def refusal(self, values: Sequence[Any]) -> str | None:
+        """Return why the kernel does not take a call with these argument values; None if it does.
+
+        Raises:
+            ToolchainError: If Triton is missing, and the kernel is strict.
+        """
+        if not self._looked_for_triton:
+            if self.strict:
+                triton_module()
+            self._missing, self._looked_for_triton = missing_triton(), True
+        return self._missing or device_refusal(values) or self.value_refusal(values)
+
+    def value_refusal(self, values: Sequence[Any]) -> str | None:
+        """Return why the kernel does not take these values, even if Triton is installed; None if it does."""
+        for name, value in zip(self.operator.specification.schema.names, values, strict=False):
+            for tensor in tensors_in([value]):
+                if not self._takes(tensor.dtype):
+                    taken = " or ".join(sorted(map(plain, self.dtypes)))
+                    return f"`{name}` is {plain(tensor.dtype)}, and it takes {taken}"
+            wanted = self.binding.tensors.get(name)
+            if wanted is None:
+                continue
+            refused = wanted.dim_refusal(name, value)
+            if refused is not None:
+                return refused
+            if isinstance(value, Tensor) and wanted.extent(value) > MAX_EXTENT:
+                return f"`{name}` reaches over more than 2**31 elements, which it cannot count"
+        return None
+
+    def _takes(self, dtype: torch.dtype) -> bool:
+        """Return whether a dtype is taken; integers, as indices, are unless some are named."""
+        if dtype in self.dtypes:
+            return True
+        exact = not (dtype.is_floating_point or dtype.is_complex)
+        return exact and all(each.is_floating_point for each in self.dtypes)
+
+    def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
+        """Return the arguments and results that the kernel copies into another layout."""
+        schema = self.operator.specification.schema
+        tensors = self.binding.tensors
+        copied = [
+            f"`{name}`, which is not {tensors[name].layout}"
+            for name, value in zip(schema.names, values, strict=True)
+            if name in tensors and tensors[name].needs_copy(value)
+        ]
+        for result, layout in zip(schema.results, self._result_layouts(values), strict=True):
+            written = tensors[result.name].layout
+            if layout.allocate("meta", written).stride() != layout.stride:
+                copied.append(f"`{result.name}`, which the reference does not give {written}")
+        return tuple(copied)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the operator on a GPU."""
+        return self._run(args, kwargs, self._launch, count=True)
+
+    def traced(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the operator under torch's tracing: its compiler sees the kernel and the copies."""
+        return self._run(args, kwargs, self._wrapped)
+
+    def interpreted(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the operator on the CPU, in Triton's interpreter."""
+        return self._run(args, kwargs, self._interpret)
+
+    def programs(self, values: Sequence[Any]) -> int:
+        """Return the number of programs that the interpreter runs for these argument values."""
+        prepared = self.prepare(values)
+        return prod(self._interpretable(prepared.grid, prepared.arguments)[0])
+
+    def prepare(self, values: Sequence[Any], *, count: bool = False) -> PreparedLaunch:
+        """Copy arguments into their layouts, allocate the results, and bind the kernel's parameters."""
+        schema = self.operator.specification.schema
+        named = dict(zip(schema.names, values, strict=True))
+        device = tensors_in(list(values))[0].device
+        for name, wanted in self.binding.tensors.items():
+            if name in named and wanted.needs_copy(named[name]):
+                named[name] = wanted.copy_of(named[name])
+                if count:
+                    self.copied[name] += 1
+        results = []
+        for result, layout in zip(schema.results, self._result_layouts(values), strict=True):
+            results.append(layout.allocate(device, self.binding.tensors[result.name].layout))
+            self._check_result(result.name, layout)
+            named[result.name] = results[-1]
+        constants = {name: rule(named) for name, rule in self._constants.items()}
+        everything = {**named, **constants}
+        arguments = {bound.parameter: bound.of(everything) for bound in self.binding.bounds}
+        arguments |= {name: constants[name] for name in self.binding.options}
+        grid: Any
+        if self.source.filled:  # with values that are known only at the launch
+            grid = lambda meta: _grid_tuple(self._grid({**everything, **meta}))
+        else:
+            grid = _grid_tuple(self._grid({**everything, **_defaults(self.source)}))
+        return PreparedLaunch(grid, arguments, results)
+
+    def _run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], launch: Launch, *, count: bool = False
+    ) -> Any:
+        schema = self.operator.specification.schema
+        values = schema.call_values(args, kwargs)
+        prepared = self.prepare(values, count=count)
+        if self._has_programs(prepared):
+            launch(prepared.grid, prepared.arguments)
+        results = []
+        layouts = self._result_layouts(values)
+        for described, layout, written in zip(schema.results, layouts, prepared.results, strict=True):
+            results.append(layout.restore(written))
+            if count and results[-1] is not written:
+                self.copied[described.name] += 1
+        return results[0] if schema.single else tuple(results)
+
+    def _has_programs(self, prepared: PreparedLaunch) -> bool:
+        """Return whether any result has elements; a grid without programs is then an error."""
+        if not callable(prepared.grid):
+            self._check_grid(prepared.grid)
+        described = self.operator.specification.schema.results
+        filled = [
+            (each.name, result)
+            for each, result in zip(described, prepared.results, strict=True)
+            if result.numel()
+        ]
+        if filled and not callable(prepared.grid) and not all(prepared.grid):
+            name, result = filled[0]
+            raise self.error(
+                errors.LaunchError,
+                f"the grid of the Triton kernel has no programs, and nothing writes `{name}`",
+                argument=name,
+                expected="a grid with a program for each part of each result",
+                got=f"grid {prepared.grid}, `{name}` {list(result.shape)}",
+                hint="count the programs by the results, as in `grid=lambda result: ...`",
+            )
+        return bool(filled)
+
+    def _launch(self, grid: Any, arguments: dict[str, Any]) -> None:
+        if not callable(grid):
+            for dim, (size, limit) in enumerate(zip(grid, MOST_GRID, strict=False)):
+                if size > limit:
+                    raise self.error(
+                        errors.LaunchError,
+                        "the grid of the Triton kernel has more programs than a GPU takes",
+                        argument="grid",
+                        expected=f"at most {limit} in dimension {dim}",
+                        got=f"{grid}",
+                        hint="put the larger number first, or let each program do more",
+                    )
+        device = next(value.device for value in arguments.values() if isinstance(value, Tensor))
+        launched = self.source.launched()
+        with torch.cuda.device(device):  # Triton launches on the stream of the current one
+            try:
+                launched[grid](**arguments)
+            except Exception as error:
+                reported = launch_error(error, self.source, self.operator.name)
+                if reported is None:
+                    raise
+                raise reported from error
+
+    def _wrapped(self, grid: Any, arguments: dict[str, Any]) -> None:
+        torch.library.wrap_triton(self.source.launched())[grid](**arguments)
+
+    def _interpret(self, grid: Any, arguments: dict[str, Any]) -> None:
+        shape, arguments = self._interpretable(grid, arguments)
+        interpret(self.source, shape, arguments, self.operator.name)
+
+    def _interpretable(self, grid: Any, arguments: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
+        """Return the grid as numbers, and the arguments of the function with those of its decorators."""
+        arguments = {name: value for name, value in arguments.items() if name not in self.binding.options}
+        for config in self.source.configs[:1]:  # nothing can be timed here
+            arguments |= config.kwargs
+        for name, heuristic in self.source.heuristics.items():
+            arguments[name] = heuristic(arguments)
+        shape = grid({**_defaults(self.source), **arguments}) if callable(grid) else grid
+        self._check_grid(shape)
+        return shape, arguments
+
+    def _check_grid(self, grid: tuple[Any, ...]) -> None:
+        """Refuse a grid that is not one to three whole numbers, or negative."""
+        sizes = all(isinstance(size, int | torch.SymInt) and not isinstance(size, bool) for size in grid)
+        if not sizes or not 1 <= len(grid) <= 3 or any(size < 0 for size in grid):
+            raise self.error(
+                errors.LaunchError,
+                "the grid of the Triton kernel is not valid",
+                argument="grid",
+                expected="one to three whole numbers, none of them negative",
+                got=shown(grid),
+                hint="write `grid=lambda result, BLOCK: (triton.cdiv(result.numel(), BLOCK),)`",
+            )
+
+    def _check_result(self, name: str, layout: ResultLayout) -> None:
+        wanted = self.binding.tensors[name]
+        if wanted.dim not in (None, len(layout.shape)):
+            raise self.error(
+                errors.KernelSignatureError,
+                "the Triton kernel does not write the result that the reference gives",
+                argument=name,
+                expected=f"{len(layout.shape)} dimensions",
+                got=f"sizes or strides of {wanted.dim}",
+                hint="take the sizes and strides of as many dimensions as the result has",
+            )
+
+    def _result_layouts(self, values: Sequence[Any]) -> tuple[ResultLayout, ...]:
+        specification = self.operator.specification
+        signature = call_signature(values)
+        if is_symbolic(signature):  # symbols differ between calls
+            return result_layouts(specification, values)
+        return self._layouts.obtain(specification, signature, lambda: result_layouts(specification, values))
+
+
+def _grid_tuple(grid: Any) -> tuple[Any, ...]:
+    return tuple(grid) if isinstance(grid, list | tuple) else (grid,)
+
+
+def _defaults(source: TritonSource) -> dict[str, Any]:
+    """Return the default values of the function's parameters, for a grid."""
+    code = source.function.__defaults__ or ()
+    named = source.parameters[len(source.parameters) - len(code) :]
+    return {parameter.name: value for parameter, value in zip(named, code, strict=True)}

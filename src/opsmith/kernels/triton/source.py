@@ -1,0 +1,217 @@
+"""Source of a Triton kernel: a function, and the decorators around it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.core.call_arguments import shown
+from opsmith.core.location import where
+from opsmith.extras import install
+
+LANGUAGE = threading.RLock()
+"""Lock for compilation and the interpreter, which modifies Triton's language while it runs."""
+
+
+def triton_module() -> Any:
+    """Import Triton.
+
+    Raises:
+        ToolchainError: If it is not installed, or does not load.
+    """
+    try:
+        import triton
+    except ImportError as error:
+        missing = error.name == "triton"
+        raise errors.ToolchainError(
+            "Triton is not installed" if missing else "Triton does not load",
+            expected="the package `triton`, which torch for CUDA brings along",
+            got=f"none on {sys.platform}" if missing else str(error),
+            hint=f"{install('triton')}; until then the reference computes the operator",
+        ) from error
+    module: ModuleType = triton
+    return module
+
+
+def missing_triton() -> str | None:
+    """Return why Triton cannot be used here; None if it can."""
+    try:
+        triton_module()
+    except errors.ToolchainError as error:
+        return f"{error.problem}: {error.hint}"
+    return None
+
+
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""Options of Triton's launch, which are passed beside a kernel's parameters."""
+POINTED = (
+    torch.bool,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
+"""dtypes that Triton has pointers to."""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonParameter:
+    """Parameter of a Triton kernel.
+
+    Attributes:
+        name: Name of the parameter.
+        constant: Whether it is a `tl.constexpr`.
+        default: Whether it has a default.
+        wide: Whether it is annotated as a float of 64 bits; other floats are passed in 32.
+    """
+
+    name: str
+    constant: bool
+    default: bool
+    wide: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TritonSource:
+    """Source of a Triton kernel.
+
+    Attributes:
+        given: Value of `triton=`: the function, decorated or not.
+        function: The function itself.
+        layers: Decorators, outermost first: `triton.jit`, `triton.autotune`, `triton.heuristics`.
+        parameters: Parameters of the function.
+        text: Text of the function, with its decorators.
+    """
+
+    given: Any
+    function: Callable[..., Any]
+    layers: tuple[Any, ...]
+    parameters: tuple[TritonParameter, ...]
+    text: str
+
+    @property
+    def where(self) -> str:
+        """`file:line` of the function."""
+        return where(self.function)
+
+    @property
+    def entry(self) -> str:
+        """Name of the function."""
+        return self.function.__name__
+
+    @property
+    def configs(self) -> tuple[Any, ...]:
+        """Configurations of `triton.autotune`; empty if it is not used."""
+        return tuple(config for layer in self.layers for config in getattr(layer, "configs", ()))
+
+    @property
+    def heuristics(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        """Functions of `triton.heuristics`, by parameter."""
+        found: dict[str, Callable[[dict[str, Any]], Any]] = {}
+        for layer in self.layers:
+            if not hasattr(layer, "configs"):
+                found.update(getattr(layer, "values", {}))
+        return found
+
+    @property
+    def filled(self) -> frozenset[str]:
+        """Parameters that decorators fill."""
+        return frozenset(self.heuristics).union(*(config.kwargs for config in self.configs))
+
+    def launched(self) -> Any:
+        """Return the object to launch by `launched[grid](...)`: the decorated function.
+
+        Raises:
+            ToolchainError: If Triton is not installed.
+        """
+        return self.given if self.layers else _jitted(self.function)
+
+    def compiled_by(self) -> Any:
+        """Return the function under `triton.jit` alone, without other decorators.
+
+        Raises:
+            ToolchainError: If Triton is not installed.
+        """
+        jitted = _jitted(self.function)
+        return next((layer for layer in self.layers if isinstance(layer, type(jitted))), jitted)
+
+
+def triton_source(given: Any, operator: str) -> TritonSource:
+    """Read the source of a Triton kernel, without importing Triton.
+
+    Args:
+        given: Value of `triton=`: a function, decorated by Triton or not.
+        operator: Name of the operator.
+
+    Raises:
+        KernelSourceError: If it is not such a function, or its source cannot be read.
+    """
+    layers: list[Any] = []
+    function = given
+    while not inspect.isfunction(function):
+        inner = getattr(function, "fn", None)
+        if inner is None:
+            raise _no_kernel("`triton=` is given something that is not a kernel in Triton", operator, given)
+        layers.append(function)
+        function = inner
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):
+        raise _no_kernel("the source of a kernel in Triton cannot be read", operator, given) from None
+    found = inspect.signature(function).parameters.values()
+    variadic = [each for each in found if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    if variadic:
+        raise _no_kernel(f"a kernel in Triton takes `{variadic[0]}`", operator, given)
+    if function.__name__ == "<lambda>":
+        raise _no_kernel("a kernel in Triton is a lambda, which Triton cannot read", operator, given)
+    if sys.modules.get("triton") is not None:
+        _jitted(function)
+    return TritonSource(given, function, tuple(layers), tuple(map(_parameter, found)), text)
+
+
+@functools.cache
+def _jitted(function: Callable[..., Any]) -> Any:
+    """Return the function under `triton.jit`, made once: it reads the file, which may be edited later."""
+    triton_module()
+    from triton.runtime.jit import JITFunction
+
+    return JITFunction(function)
+
+
+def _parameter(parameter: inspect.Parameter) -> TritonParameter:
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        kind = ""
+    else:  # as Triton reads it: a type by its name, or the name itself
+        kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    constant = "constexpr" in kind
+    wide = kind.removeprefix("tl.") in ("float64", "fp64", "f64")
+    return TritonParameter(parameter.name, constant, parameter.default is not parameter.empty, wide)
+
+
+def _no_kernel(problem: str, operator: str, given: Any) -> errors.KernelSourceError:
+    return errors.KernelSourceError(
+        problem,
+        operator=operator,
+        argument="triton",
+        expected="a function in a file, plain or under `@triton.jit`, with parameters that have names",
+        got=shown(given),
+        hint="write `op.kernel('cuda', triton=function, grid=...)`",
+    )
