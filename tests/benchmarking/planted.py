@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 
 from opsmith.benchmarking import Benchmark
-from opsmith.benchmarking.result import Case, Ceiling, Contender, Memory, Timing, Work
+from opsmith.benchmarking.result import BenchmarkCase, Ceiling, Contender, MemoryUse, Timing, Work
 
 ENVIRONMENT = {"machine": "x86_64", "processor": "a processor", "devices": "cpu", "torch": "2.13.0"}
 BASE = {"native": 1e-3, "reference": 4e-3, "compiled": 2e-3, "copy": 2e-4, "multiply": 5e-5}
@@ -51,7 +51,7 @@ def planted(
                 seconds = times(draw, base * scale * slow * much, noise, rounds)
                 timings.append(Timing(name, direction, 10, seconds))
         cases.append(
-            Case(
+            BenchmarkCase(
                 label=f"N={size}",
                 sizes={"N": size},
                 arguments=(f"x [{size}]",),
@@ -63,13 +63,15 @@ def planted(
                     Contender("native", "operator", "kernel for cpu, op.cpp:3"),
                     Contender("reference", "reference", "PyTorch, op.py:5", source=source),
                     Contender("compiled", "compiled", "torch.compile", compile_s=3.25, source=source),
-                    Contender("other", "rival", "op.py:9", left_out="it computes something else: its shape"),
+                    Contender(
+                        "other", "baseline", "op.py:9", left_out="it computes something else: its shape"
+                    ),
                 ),
                 timings=tuple(timings),
                 work=tuple(Work(each, 8 * size, 20 * size, "of the reference") for each in directions),
                 memory=(
-                    Memory("native", 4 * size, 0, 4 << 20, "growth of the resident memory"),
-                    Memory("reference", 4 * size, 4 * size, None, "under 1 MiB"),
+                    MemoryUse("native", 4 * size, 0, 4 << 20, "growth of the resident memory"),
+                    MemoryUse("reference", 4 * size, 4 * size, None, "under 1 MiB"),
                 ),
                 notes=("a note",),
             )

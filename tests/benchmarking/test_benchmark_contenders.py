@@ -16,7 +16,7 @@ from opsmith.benchmarking import Benchmark
 Measure = Callable[..., Benchmark]
 
 
-def test_rivals_that_compute_something_else_are_told_and_not_timed(measure: Measure) -> None:
+def test_baselines_that_compute_something_else_are_told_and_not_timed(measure: Measure) -> None:
     def writes(x: Tensor, y: Tensor) -> Tensor:
         result = x * y.tanh()
         with torch.no_grad():
@@ -26,7 +26,7 @@ def test_rivals_that_compute_something_else_are_told_and_not_timed(measure: Meas
     def no_gradient(x: Tensor, y: Tensor) -> Tensor:
         return x.detach() * y.tanh()
 
-    rivals: dict[str, Callable[..., Any]] = {
+    baselines: dict[str, Callable[..., Any]] = {
         "right": lambda x, y: y.tanh() * x,
         "other values": lambda x, y: x * y.sigmoid(),
         "a little off": lambda x, y: x * y.tanh() * (1 + 1e-4),
@@ -38,9 +38,9 @@ def test_rivals_that_compute_something_else_are_told_and_not_timed(measure: Meas
         "silent": lambda x, y: [][0],
         "writes": writes,
     }
-    case = measure(gate, rivals=rivals, sizes={"B": 4, "M": 6}).cases[-1]
+    case = measure(gate, baselines=baselines, sizes={"B": 4, "M": 6}).cases[-1]
     told = left_out(case)
-    assert set(told) == set(rivals) - {"right"}
+    assert set(told) == set(baselines) - {"right"}
     assert ("right", "both") in timed(case)
     assert not {name for name, _ in timed(case)} & set(told)
     assert told["other values"].startswith("it computes something else: its result: at [")
@@ -55,22 +55,22 @@ def test_rivals_that_compute_something_else_are_told_and_not_timed(measure: Meas
     assert told["writes"] == "it writes into its arguments"
 
 
-def test_what_a_rival_writes_does_not_reach_the_others(measure: Measure) -> None:
+def test_what_a_baseline_writes_does_not_reach_the_others(measure: Measure) -> None:
     def writes(x: Tensor, y: Tensor) -> Tensor:
         x.detach().zero_()
         return x * y.tanh()
 
-    case = measure(gate, rivals={"writes": writes, "after": lambda x, y: x * y.tanh()}).cases[-1]
+    case = measure(gate, baselines={"writes": writes, "after": lambda x, y: x * y.tanh()}).cases[-1]
     assert set(left_out(case)) == {"writes"}
 
 
-def test_a_rival_that_computes_in_another_order_is_no_other(measure: Measure) -> None:
+def test_a_baseline_that_computes_in_another_order_is_no_other(measure: Measure) -> None:
     def backwards(x: Tensor, weight: Tensor) -> Tensor:
         parts = [x[:, at : at + 1] * weight[:, at] for at in reversed(range(x.shape[1]))]
         return sum(parts[1:], parts[0])
 
     case = measure(
-        unshaped, rivals={"backwards": backwards}, samples=lambda make: [(make(16, 300), make(8, 300))]
+        unshaped, baselines={"backwards": backwards}, samples=lambda make: [(make(16, 300), make(8, 300))]
     ).cases[-1]
     assert left_out(case) == {}
 

@@ -19,8 +19,8 @@ from opsmith.benchmarking.plotting import (
     COLOURS,
     INK,
     PICTURES,
-    described,
     format_of,
+    picture_text,
     plots,
     roofline,
     save,
@@ -73,7 +73,7 @@ def test_the_roofs_are_the_ceilings_that_were_measured() -> None:
 
 @pytest.mark.parametrize("picture", PICTURES)
 @pytest.mark.parametrize("name", ["_by_hand", r"$\bad$", "a$b$", "<b>&"])
-def test_every_rival_is_in_the_legend_by_its_name(picture: str, name: str) -> None:
+def test_every_baseline_is_in_the_legend_by_its_name(picture: str, name: str) -> None:
     made = small()
     cases = [
         replace(
@@ -156,9 +156,9 @@ def test_the_description_names_the_fastest_and_its_part_of_the_ceiling() -> None
     made = planted(1, sizes=(1024,), directions=("forward",))
     assert re.fullmatch(
         r"N=1024, forward: native is fastest with 1\.\d\d ms, 0\.0% of the ceiling",
-        described(made, "roofline"),
+        picture_text(made, "roofline"),
     )
-    assert "ceiling" not in described(made, "scaling")
+    assert "ceiling" not in picture_text(made, "scaling")
 
 
 @pytest.mark.parametrize("kind", ["svg", "png", "pdf"])

@@ -13,15 +13,15 @@ from briefly import BRIEF
 import opsmith
 import opsmith.ops
 from opsmith import errors
-from opsmith.benchmarking.subject import Size, described, sizes_of
-from opsmith.benchmarking.template import elements
+from opsmith.benchmarking.sizes import SizedCall, argument_texts, sizes_of
+from opsmith.benchmarking.templates import elements
 
 
-def found(operator: Any, samples: Any = None, sizes: Any = None) -> tuple[list[Size], list[str]]:
+def found(operator: Any, samples: Any = None, sizes: Any = None) -> tuple[list[SizedCall], list[str]]:
     return sizes_of(operator, samples, sizes, 0, BRIEF)
 
 
-def shapes(size: Size) -> list[list[int]]:
+def shapes(size: SizedCall) -> list[list[int]]:
     return [list(value.shape) for value in size.sample.flat if isinstance(value, torch.Tensor)]
 
 
@@ -118,7 +118,7 @@ def test_integer_inputs_are_no_template_for_gradients_and_still_measured() -> No
     assert [each.role for each in every][:1] == ["call"]
 
 
-NO_SIZES = "this names no sizes"
+NO_SIZES = "`sizes` must map names to sizes"
 
 
 @pytest.mark.parametrize(
@@ -169,4 +169,9 @@ def test_without_samples_it_says_how_to_give_them() -> None:
 
 def test_tensors_that_have_no_floating_dtype_are_told_with_theirs() -> None:
     values = [torch.ones(2), torch.ones(2, dtype=torch.complex64), torch.ones(2, dtype=torch.bool), 2]
-    assert described(["x", "z", "mask", "n"], values) == ["x [2]", "z [2] complex", "mask [2] bool", "n=2"]
+    assert argument_texts(["x", "z", "mask", "n"], values) == [
+        "x [2]",
+        "z [2] complex",
+        "mask [2] bool",
+        "n=2",
+    ]

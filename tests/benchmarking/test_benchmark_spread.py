@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from opsmith.benchmarking.spread import ratio, spread
+from opsmith.benchmarking.timing import ratio, spread
 
 
 def test_an_outlier_moves_neither_median_nor_quartiles() -> None:

@@ -1,4 +1,4 @@
-"""What a benchmark says: ceilings, tables, remarks; as text and on a terminal."""
+"""Reports of a benchmark: ceilings, tables, remarks; as text and on a terminal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from planted import planted
 from rich.console import Console
 
 from opsmith import errors
-from opsmith.benchmarking.rendering import rendered
 from opsmith.benchmarking.result import Benchmark, Timing
-from opsmith.benchmarking.telling import amount, duration, part
+from opsmith.benchmarking.text import amount, duration, part, rendered
 
 
 @pytest.fixture
@@ -108,13 +107,12 @@ def test_a_terminal_shows_the_same_and_the_verdict(exact: Benchmark) -> None:
 
 
 def test_without_rich_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "opsmith.benchmarking.rendering")
     for name in ("rich.console", "rich.padding", "rich.table", "rich.text"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(
         errors.MissingExtraError, match="benchmarks in colour need the package `rich`"
     ) as raised:
-        __import__("opsmith.benchmarking.rendering")
+        rendered(planted(1))
     assert "pip install '.[cli]'" in (raised.value.hint or "")
 
 

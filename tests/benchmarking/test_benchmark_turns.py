@@ -11,12 +11,19 @@ import pytest
 import torch
 
 from opsmith import errors
-from opsmith.benchmarking import clock
-from opsmith.benchmarking.clock import CudaClock, ProcessorClock, clock_of
-from opsmith.benchmarking.effort import EFFORTS, Effort, effort_named
-from opsmith.benchmarking.turns import Contestant, in_turns
+from opsmith.benchmarking import timing as clock
+from opsmith.benchmarking.timing import (
+    EFFORTS,
+    BenchmarkEffort,
+    CudaClock,
+    ProcessorClock,
+    TimedCall,
+    clock_of,
+    effort_named,
+    time_in_turns,
+)
 
-EFFORT = Effort("quick", (), 4, 9, 0.01, 1e9, 1.0)
+EFFORT = BenchmarkEffort("quick", (), 4, 9, 0.01, 1e9, 1.0)
 
 
 class Told:
@@ -40,7 +47,7 @@ class Told:
     def settle(self) -> None:
         self.log.append("settle")
 
-    def contestant(self, name: str, *costs: float) -> Contestant:
+    def contestant(self, name: str, *costs: float) -> TimedCall:
         every = iter(lambda: None, 0) if not costs else None
         assert every is None
         left = list(costs)
@@ -49,12 +56,12 @@ class Told:
             self.log.append(name)
             self.now += left.pop(0) if len(left) > 1 else left[0]
 
-        return Contestant(call)
+        return TimedCall(call)
 
 
 def test_each_has_a_turn_in_every_round_and_is_told_its_time() -> None:
     clock = Told()
-    found = in_turns(
+    found = time_in_turns(
         {"one": clock.contestant("one", 0.1), "two": clock.contestant("two", 0.2)}, clock, EFFORT, 0
     )
     assert found["one"].seconds == pytest.approx([0.1] * 4)
@@ -65,7 +72,9 @@ def test_each_has_a_turn_in_every_round_and_is_told_its_time() -> None:
 def test_the_order_within_rounds_changes_and_follows_the_seed() -> None:
     def order(seed: int) -> list[str]:
         clock = Told()
-        in_turns({name: clock.contestant(name, 0.1) for name in "abc"}, clock, replace(EFFORT, least=8), seed)
+        time_in_turns(
+            {name: clock.contestant(name, 0.1) for name in "abc"}, clock, replace(EFFORT, least=8), seed
+        )
         called = [name for name in clock.log if name != "settle"][3:]  # after finding out how many calls
         return called[::2]
 
@@ -77,7 +86,7 @@ def test_the_order_within_rounds_changes_and_follows_the_seed() -> None:
 
 def test_short_calls_are_made_so_often_that_a_turn_takes_its_time() -> None:
     clock = Told()
-    found = in_turns({"short": clock.contestant("short", 1e-5)}, clock, EFFORT, 0)
+    found = time_in_turns({"short": clock.contestant("short", 1e-5)}, clock, EFFORT, 0)
     assert found["short"].calls * 1e-5 >= EFFORT.turn_s
     assert found["short"].seconds == pytest.approx([1e-5] * 4)
 
@@ -85,17 +94,19 @@ def test_short_calls_are_made_so_often_that_a_turn_takes_its_time() -> None:
 def test_one_call_before_each_turn_does_not_count() -> None:
     clock = Told()
     slow_first = clock.contestant("cold", 0.1, 5.0, 0.1, 5.0, 0.1, 5.0, 0.1, 5.0, 0.1)
-    found = in_turns({"cold": slow_first}, clock, EFFORT, 0)
+    found = time_in_turns({"cold": slow_first}, clock, EFFORT, 0)
     assert found["cold"].seconds == pytest.approx([0.1] * 4)
 
 
 def test_more_rounds_are_run_while_times_are_unsteady_and_no_more_than_there_may_be() -> None:
     steady, unsteady = Told(), Told()
-    few = in_turns({"a": steady.contestant("a", 0.1)}, steady, EFFORT, 0)
+    few = time_in_turns({"a": steady.contestant("a", 0.1)}, steady, EFFORT, 0)
     costs = [0.1 * (1 + at % 7) for at in range(99)]
-    many = in_turns({"a": unsteady.contestant("a", *costs)}, unsteady, EFFORT, 0)
+    many = time_in_turns({"a": unsteady.contestant("a", *costs)}, unsteady, EFFORT, 0)
     assert (len(few["a"].seconds), len(many["a"].seconds)) == (EFFORT.least, EFFORT.most)
-    none_left = in_turns({"a": unsteady.contestant("a", *costs)}, unsteady, replace(EFFORT, budget_s=0.0), 0)
+    none_left = time_in_turns(
+        {"a": unsteady.contestant("a", *costs)}, unsteady, replace(EFFORT, budget_s=0.0), 0
+    )
     assert len(none_left["a"].seconds) == EFFORT.least
 
 
@@ -111,7 +122,7 @@ def test_what_a_call_uses_up_is_made_before_the_turn_and_no_more_than_there_is_r
 
         return use
 
-    found = in_turns({"b": Contestant(lambda: None, prepare, room=5)}, clock, EFFORT, 0)
+    found = time_in_turns({"b": TimedCall(lambda: None, prepare, room=5)}, clock, EFFORT, 0)
     assert found["b"].calls == 5
     assert found["b"].seconds == pytest.approx([1e-4] * 4)
     assert max(clock.turns) == 5
@@ -131,7 +142,7 @@ def test_a_turn_in_which_another_program_ran_is_taken_again() -> None:
             return taken + more
 
     clock = Interrupted()
-    found = in_turns({"a": clock.contestant("a", 0.1)}, clock, replace(EFFORT, most=4), 0)
+    found = time_in_turns({"a": clock.contestant("a", 0.1)}, clock, replace(EFFORT, most=4), 0)
     assert found["a"].seconds == pytest.approx([0.1, 0.1, 0.1, 6.1])
     assert lost == []
 
@@ -150,8 +161,8 @@ def test_no_garbage_is_collected_meanwhile_and_it_is_again_afterwards() -> None:
     for collecting in (True, False):
         (gc.enable if collecting else gc.disable)()
         try:
-            in_turns(
-                {"a": Contestant(lambda: seen.append(gc.isenabled()))},
+            time_in_turns(
+                {"a": TimedCall(lambda: seen.append(gc.isenabled()))},
                 ProcessorClock(),
                 replace(EFFORT, turn_s=0.0),
                 0,

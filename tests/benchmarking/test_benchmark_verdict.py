@@ -10,13 +10,13 @@ from planted import ENVIRONMENT, planted
 
 from opsmith import errors
 from opsmith.benchmarking import Benchmark
-from opsmith.benchmarking.result import CONTROLS, Case
+from opsmith.benchmarking.result import CONTROLS, BenchmarkCase
 from opsmith.benchmarking.verdict import judge
 
 REPEATS = 60
 
 
-def one_row(seed: int) -> Case:
+def one_row(seed: int) -> BenchmarkCase:
     """One size, forward alone."""
     return planted(seed, sizes=(1024,), directions=("forward",)).cases[0]
 
@@ -187,20 +187,20 @@ def test_sizes_that_look_alike_are_compared_in_their_order() -> None:
     assert twice(1, 1.8).against(twice(2, 1.8)).passed
 
 
-def test_a_rival_whose_code_may_have_changed_is_no_measure_of_noise() -> None:
-    def beside_a_rival(seed: int, slowdowns: tuple[float, ...], **options: Any) -> Benchmark:
+def test_a_baseline_whose_code_may_have_changed_is_no_measure_of_noise() -> None:
+    def beside_a_baseline(seed: int, slowdowns: tuple[float, ...], **options: Any) -> Benchmark:
         made = planted(seed, **options)
         cases = []
         for case, slowdown in zip(made.cases, slowdowns, strict=True):
             slow = [
                 replace(each, seconds=tuple(slowdown * one for one in each.seconds)) for each in case.timings
             ]
-            rivals = [replace(each, contender=f"rival{at}") for each in slow for at in range(2)]
-            cases.append(replace(case, timings=(*case.timings, *rivals)))
+            baselines = [replace(each, contender=f"baseline{at}") for each in slow for at in range(2)]
+            cases.append(replace(case, timings=(*case.timings, *baselines)))
         return replace(made, cases=tuple(cases))
 
-    before = beside_a_rival(0, (1.0, 1.0, 1.0))
-    now = beside_a_rival(1, (0.1, 1.0, 8.0), slowdown=1.5)
+    before = beside_a_baseline(0, (1.0, 1.0, 1.0))
+    now = beside_a_baseline(1, (0.1, 1.0, 8.0), slowdown=1.5)
     assert len(now.against(before).slower) == 9
 
 

@@ -12,9 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import opsmith
-from opsmith.benchmarking import memory
-from opsmith.benchmarking.memory import peak, resident_growth, saved
-from opsmith.benchmarking.work import Tally, bytes_of, counted
+from opsmith.benchmarking import cost
+from opsmith.benchmarking.cost import (
+    OperationCount,
+    bytes_of,
+    count_operations,
+    peak_bytes,
+    resident_growth,
+    saved_bytes,
+)
 
 x, y = torch.ones(4, 3), torch.ones(4, 3)
 CASES: dict[str, tuple[Callable[[], object], int]] = {
@@ -38,29 +44,32 @@ CASES: dict[str, tuple[Callable[[], object], int]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_operations_are_counted(name: str) -> None:
     run, expected = CASES[name]
-    _, count, words = counted(run)
+    _, count, words = count_operations(run)
     assert (count, "nothing for" in words) == (expected, False)
 
 
 def test_a_backward_is_counted_too() -> None:
     leaf = x.clone().requires_grad_()
     result = (leaf @ y.mT).sum()
-    (gradient,), count, _ = counted(lambda: torch.autograd.grad(result, leaf))
+    (gradient,), count, _ = count_operations(lambda: torch.autograd.grad(result, leaf))
     assert gradient.shape == x.shape
     assert count == 2 * 4 * 3 * 4
 
 
 def test_what_nothing_is_known_of_is_named() -> None:
-    _, count, words = counted(lambda: torch.linalg.cholesky_ex(torch.eye(3)))
+    _, count, words = count_operations(lambda: torch.linalg.cholesky_ex(torch.eye(3)))
     assert count == 0
     assert words.endswith("; nothing for aten.linalg_cholesky_ex")
 
 
 def test_without_watching_it_says_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tally, "see", lambda self, operator, args: None)
-    _, count, words = counted(lambda: (x @ y.mT).exp())
+    monkeypatch.setattr(OperationCount, "see", lambda self, operator, args: None)
+    _, count, words = count_operations(lambda: (x @ y.mT).exp())
     assert count == 2 * 4 * 3 * 4
-    assert words == "of the reference: torch.utils.flop_counter alone, since the capability `watching` is off"
+    assert (
+        words
+        == "of the reference: torch.utils.flop_counter alone, since the capability `dispatch_mode` is off"
+    )
 
 
 def test_bytes_count_each_storage_once_and_what_is_read_of_it() -> None:
@@ -87,11 +96,11 @@ def test_saved_bytes_are_those_of_tensors_and_of_attributes() -> None:
             return grad * 2
 
     leaf = torch.ones(10, requires_grad=True)
-    assert saved(lambda: [Keeps.apply(leaf)], [leaf]) == (440, 400)
-    assert saved(lambda: [leaf * leaf], [leaf]) == (40, 0)
-    assert saved(lambda: [leaf + leaf], [leaf]) == (0, 0)
+    assert saved_bytes(lambda: [Keeps.apply(leaf)], [leaf]) == (440, 400)
+    assert saved_bytes(lambda: [leaf * leaf], [leaf]) == (40, 0)
+    assert saved_bytes(lambda: [leaf + leaf], [leaf]) == (0, 0)
     with torch.no_grad():
-        assert saved(lambda: [leaf.exp()], [leaf]) == (40, 40)
+        assert saved_bytes(lambda: [leaf.exp()], [leaf]) == (40, 40)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read on Linux")
@@ -102,10 +111,10 @@ def test_the_peak_is_what_a_call_holds_at_most_and_not_what_it_returns() -> None
         return (large + 1).add_(large + 2).sum()
 
     run()
-    found, remark = peak(run, torch.device("cpu"))
+    found, remark = peak_bytes(run, torch.device("cpu"))
     assert remark == "growth of the resident memory"
     assert found == pytest.approx(2 * 16 << 20, rel=0.1)
-    assert peak(lambda: large[:9] + 1, torch.device("cpu")) == (None, "under 1 MiB")
+    assert peak_bytes(lambda: large[:9] + 1, torch.device("cpu")) == (None, "under 1 MiB")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read on Linux")
@@ -118,17 +127,17 @@ def test_memory_that_was_freed_before_is_not_used_again_unseen() -> None:
 
 def test_where_it_cannot_be_measured_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     device = torch.device("cpu")
-    monkeypatch.setattr(memory, "CLEAR", tmp_path / "none" / "clear_refs")
+    monkeypatch.setattr(cost, "CLEAR", tmp_path / "none" / "clear_refs")
     if sys.platform.startswith("linux"):
-        found, remark = peak(lambda: None, device)
+        found, remark = peak_bytes(lambda: None, device)
         assert found is None
         assert remark.startswith("not measured: [Errno 2] No such file or directory")
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert peak(lambda: None, device) == (None, "not measured: it is on Linux, and on GPUs of CUDA")
+    assert peak_bytes(lambda: None, device) == (None, "not measured: it is on Linux, and on GPUs of CUDA")
 
 
 def test_an_operator_in_a_reference_is_counted_by_its_own_formula() -> None:
-    _, count, words = counted(lambda: opsmith.ops.linear(x, y))
+    _, count, words = count_operations(lambda: opsmith.ops.linear(x, y))
     assert count == 2 * 4 * 3 * 4
     assert "nothing for" not in words
 
@@ -136,5 +145,5 @@ def test_an_operator_in_a_reference_is_counted_by_its_own_formula() -> None:
 @pytest.mark.gpu
 def test_the_peak_on_a_gpu_is_its_allocators() -> None:
     large = torch.ones(4 << 20, device="cuda")
-    found, remark = peak(lambda: (large + 1).add_(large + 2), large.device)
+    found, remark = peak_bytes(lambda: (large + 1).add_(large + 2), large.device)
     assert (found, remark) == (32 << 20, "torch's allocator of the GPU")

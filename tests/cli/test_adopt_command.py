@@ -34,16 +34,19 @@ REPORT = {
     "Mish": ("works", ["gains jvp, vmap; keeps second order, torch.compile"]),
     "Affine": ("works", ["tried on x [3, 4], weight [5, 4], bias [5]"]),
     "ApplyActivation": (
-        "needs a word",
+        "needs a declaration",
         ["`activation` and `derivative` are called", "(torch.randn(3, 4), ACTIVATION, DERIVATIVE)"],
     ),
-    "AverageOfMany": ("needs a word", ["`*tensors`", 'signature="(*tensors: Tensor) -> Tensor"']),
+    "AverageOfMany": ("needs a declaration", ["`*tensors`", 'signature="(*tensors: Tensor) -> Tensor"']),
     "Square": ("wrong", ["the gradient of `x` is wrong", "it is the right one times 1/2", "functions.py:78"]),
     "ScaleRows": ("wrong", ["wrong for one that is expanded", "`grad.contiguous()`", "functions.py:92"]),
-    "LeakyReLUInPlace": ("needs a word", ["its forward writes into `x`", "works on a copy"]),
-    "Arctangent": ("needs a word", ["torch cannot look into its code", "`reference=`", "opaque=True)"]),
-    "DropFeatures": ("needs a word", ["draws random numbers", 'kind="stochastic"', "no forward mode"]),
-    "Binarize": ("needs a word", ["small steps of `x` do not change", 'kind="surrogate")']),
+    "LeakyReLUInPlace": ("needs a declaration", ["its forward writes into `x`", "works on a copy"]),
+    "Arctangent": (
+        "needs a declaration",
+        ["torch cannot look into its code", "`reference=`", "opaque=True)"],
+    ),
+    "DropFeatures": ("needs a declaration", ["draws random numbers", 'kind="stochastic"', "no forward mode"]),
+    "Binarize": ("needs a declaration", ["small steps of `x` do not change", 'kind="surrogate")']),
 }
 LINES = {
     "Mish": 'mish = opsmith.adopt(Mish, "mypackage::mish")',
@@ -61,9 +64,9 @@ def mixed() -> Result:
 
 @pytest.fixture(scope="module")
 def blocks(mixed: Result) -> dict[str, str]:
-    """What it says of each class, its words apart by single spaces."""
+    """The text about each class, with single spaces between its words."""
     found = {}
-    for block in re.split(r"\n(?=\w+: (?:works|needs a word|wrong)\n)", "\n" + mixed.stdout)[1:]:
+    for block in re.split(r"\n(?=\w+: (?:works|needs a declaration|wrong)\n)", "\n" + mixed.stdout)[1:]:
         found[block.partition(":")[0]] = " ".join(block.split())
     return found
 
@@ -93,12 +96,12 @@ def test_the_line_to_copy_stands_by_itself(mixed: Result, name: str) -> None:
 @pytest.mark.slow
 def test_the_report_ends_in_a_table_and_in_what_to_do(mixed: Result) -> None:
     end = mixed.stdout[mixed.stdout.index("10 Functions: ") :]
-    assert end.splitlines()[0] == "10 Functions: 2 work, 6 need a word, 2 are wrong"
+    assert end.splitlines()[0] == "10 Functions: 2 work, 6 need a declaration, 2 are wrong"
     words = " ".join(end.split())
     assert "works Copy the line into your code, with `import opsmith` above it" in words
-    assert "needs a word Read the reasons first." in words
+    assert "needs a declaration Read the reasons first." in words
     assert "wrong Mend the class at the place in brackets" in words
-    rows = re.findall(r"^ (\w+) +(works|needs a word|wrong) ", mixed.stdout, flags=re.MULTILINE)
+    rows = re.findall(r"^ (\w+) +(works|needs a declaration|wrong) ", mixed.stdout, flags=re.MULTILINE)
     assert rows == [(name, verdict) for name, (verdict, _) in REPORT.items()]
 
 
@@ -125,7 +128,7 @@ def test_json_is_one_object_and_nothing_else(opsmith: Run, write: Write) -> None
     assert done.exit_code == 1
     read = json.loads(done.stdout)
     assert (read["schema"], read["works"]) == (1, False)
-    assert read["counts"] == {"works": 1, "needs a word": 0, "wrong": 1}
+    assert read["counts"] == {"works": 1, "needs a declaration": 0, "wrong": 1}
     right, wrong = read["functions"]
     assert right["line"] == 'twice = opsmith.adopt(Twice, "mypackage::twice")'
     assert right["tried"] == "x [3, 4]"

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from opsmith.benchmarking import Benchmark, clock, effort, machine
+from opsmith.benchmarking import Benchmark, machine
+from opsmith.benchmarking import timing as clock
+from opsmith.benchmarking import timing as effort
 from opsmith.benchmarking.result import Timing
 from opsmith.checking import Outcome, Report
 
@@ -84,7 +86,7 @@ def _checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         return
     ok = (Outcome("forward", "passed"), Outcome("gradient", "passed"))
     monkeypatch.setattr(
-        "opsmith.benchmarking.session.check", lambda operator, **options: Report(operator.name, ok, 0)
+        "opsmith.benchmarking.benchmarker.check", lambda operator, **options: Report(operator.name, ok, 0)
     )
 
 
@@ -106,9 +108,11 @@ def run(opsmith: Callable[..., Result]) -> Callable[..., Result]:
 Run = Callable[..., Result]
 
 
-def test_an_operator_beside_its_reference_a_rival_and_the_ceilings(run: Run, file: Path, space: str) -> None:
+def test_an_operator_beside_its_reference_a_baseline_and_the_ceilings(
+    run: Run, file: Path, space: str
+) -> None:
     done = run(
-        f"{file}:twice", "--rival", "added", "--rival", "shifted", "--size", "N=8,16", "--threads", "1"
+        f"{file}:twice", "--baseline", "added", "--baseline", "shifted", "--size", "N=8,16", "--threads", "1"
     )
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
@@ -283,16 +287,16 @@ def test_samples_that_are_named(run: Run, file: Path) -> None:
         (("--size", "N=3", "--size", "by N=4"), "`by N=4` names a size that was given before"),
         (("--tolerance", "nan"), "this is no tolerance"),
         (("--size", "Q=3"), "there is no size `Q`"),
-        (("--dtype", "int64"), "`int64` is no dtype of floating inputs"),
-        (("--dtype", "complex64"), "`complex64` is no dtype of floating inputs"),
-        (("--dtype", "float33"), "`float33` is no dtype of floating inputs"),
+        (("--dtype", "int64"), "`int64` must be a floating dtype"),
+        (("--dtype", "complex64"), "`complex64` must be a floating dtype"),
+        (("--dtype", "float33"), "`float33` must be a floating dtype"),
         (("--direction", "up"), "these are no directions"),
         (("--device", "gpu"), "a device type that torch does not know"),
         (("--device", "meta"), "nothing can be timed on the device `meta` here"),
         (("--threads", "0"), "this is no number of threads"),
         (("--samples", "absent"), "has nothing named `absent`"),
-        (("--rival", "absent"), "has nothing named `absent`"),
-        (("--rival", "SAMPLES"), "these are no rivals"),
+        (("--baseline", "absent"), "has nothing named `absent`"),
+        (("--baseline", "SAMPLES"), "baselines must be functions by name"),
         (("-o", "none/out.json"), "the benchmark cannot be written to `none/out.json`"),
         (("--plot", "none/out.svg"), "the picture cannot be written to `none/out.svg`"),
         (("--plot", "out.gif"), "there is no such format of pictures"),
@@ -309,8 +313,8 @@ def test_usage_errors_have_status_2_and_print_no_report(
     assert done.stdout == ""
 
 
-def test_samples_and_rivals_are_for_one_operator(run: Run, file: Path, space: str) -> None:
-    for option in ("--samples", "--rival"):
+def test_samples_and_baselines_are_for_one_operator(run: Run, file: Path, space: str) -> None:
+    for option in ("--samples", "--baseline"):
         done = run(str(file), option, "SAMPLES")
         assert done.exit_code == 2
         assert f"`{option}` is for one operator, and `{file}` has 5" in done.stderr

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from opsmith.checking.properties import EVERY
+from opsmith.checking.properties import PROPERTIES
 
 Write = Callable[..., Path]
 Run = Callable[..., Result]
@@ -53,7 +53,7 @@ def test_json_is_one_object_and_nothing_else(opsmith: Run, write: Write, space: 
     done = opsmith("check", str(file), "--json", "--seed", "5", *FAST)
     assert done.exit_code == 1
     read = json.loads(done.stdout)
-    assert (read["schema"], read["passed"], read["unchecked"]) == (2, False, [])
+    assert (read["schema"], read["passed"], read["unchecked"]) == (3, False, [])
     assert [report["operator"] for report in read["reports"]] == [f"{space}::right", f"{space}::wrong"]
     assert [report["passed"] for report in read["reports"]] == [True, False]
     assert read["reports"][0]["seed"] == 5
@@ -95,7 +95,7 @@ def test_an_operator_without_samples_is_named_and_the_others_are_checked(
             "[(make(2), 3)]",
             "sample 0 does not fit the signature: it takes 1 positional argument and 2 were given",
         ),
-        ("[torch.empty(2, device='meta')]", "`x` of sample 0 is no tensor to check on"),
+        ("[torch.empty(2, device='meta')]", "`x` of sample 0 cannot be checked on"),
     ],
 )
 def test_bad_samples_of_one_operator_lose_no_report_of_another(
@@ -304,7 +304,7 @@ def test_the_help_lists_every_property_with_its_promise(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     shown = opsmith("check", "--help").stdout
-    for known in EVERY.values():
+    for known in PROPERTIES.values():
         assert f"{known.name} {known.title}" in shown
 
 

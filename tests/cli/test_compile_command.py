@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from opsmith.build.cuda import nvrtc
+from opsmith.kernels.cuda import nvrtc
 
 KERNELS = """
 import torch, opsmith
@@ -174,7 +174,7 @@ def test_a_kernel_in_triton_needs_no_nvrtc(
     opsmith: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("triton", reason="Triton is not installed: no part of a torch for the CPU")
-    monkeypatch.setattr(nvrtc, "nvrtc_places", lambda: ())
+    monkeypatch.setattr(nvrtc, "nvrtc_files", lambda: ())
     example = Path(__file__).parents[2] / "examples" / "softmax_in_triton.py"
     file = (
         tmp_path / "softmax_without_nvrtc.py"
@@ -216,7 +216,7 @@ def test_no_cuda_kernel_at_all(
 def test_without_nvrtc(
     kernels: Callable[..., Path], opsmith: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvrtc, "nvrtc_places", lambda: ())
+    monkeypatch.setattr(nvrtc, "nvrtc_files", lambda: ())
     done = opsmith("compile", str(kernels()))
     assert done.exit_code == 2
     assert "there is no NVRTC, which compiles CUDA C++" in done.stderr

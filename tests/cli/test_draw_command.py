@@ -135,10 +135,10 @@ def test_tensors_are_drawn(opsmith: Callable[..., Result], file: Path, tmp_path:
     [
         ("flat", 1, "has no graph: nothing that it was computed from requires a gradient"),
         ("freed", 1, "the graph was freed: what `ExpBackward0` kept for the backward is gone"),
-        ("nothing", 2, "returns nothing that can be drawn"),
+        ("nothing", 2, "must return an object that can be drawn"),
         ("bare", 2, "it is drawn as its first sample calls it, and has none"),
-        ("network", 2, "is a model, and it is not said what it is called with"),
-        ("short", 2, "`inputs` are no call of the module: missing a required "),
+        ("network", 2, "is a model, and its arguments are missing"),
+        ("short", 2, "`inputs` do not fit the module: missing a required "),
         ("missing", 2, "has no operator `missing`"),
     ],
 )
@@ -166,15 +166,15 @@ def test_the_path_is_looked_at_first(opsmith: Callable[..., Result], tmp_path: P
 def test_a_target_without_a_name(opsmith: Callable[..., Result], file: Path, tmp_path: Path) -> None:
     done = opsmith("draw", str(file), "-o", str(tmp_path / "graph.svg"))
     assert done.exit_code == 2
-    assert "does not say what of it is to be drawn" in done.stderr
+    assert "must name an object to draw" in done.stderr
 
 
 def test_a_picture_done_in_haste_is_told(
     opsmith: Callable[..., Result], file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "opsmith.drawing.drawing.rendered",
-        lambda *_, **__: __import__("opsmith").drawing.layout.Picture(b"<svg/>", "laid out in haste"),
+        "opsmith.drawing.picture.render",
+        lambda *_, **__: __import__("opsmith").drawing.graphviz.Picture(b"<svg/>", "laid out in haste"),
     )
     done = opsmith("draw", f"{file}:tensor", "-o", str(tmp_path / "graph.svg"))
     assert done.exit_code == 0

@@ -113,11 +113,11 @@ def test_a_file_that_differs_has_status_1(file: Path, opsmith: Callable[..., Res
 @pytest.mark.parametrize(
     ("name", "more", "says"),
     [
-        ("", (), "does not say what of it is to be exported"),
-        (":nothing", (), "returns no model with its arguments"),
+        ("", (), "must name an object to export"),
+        (":nothing", (), "must return a model with its arguments"),
         (":bare", (), "it is exported as its first sample calls it, and has none"),
         (":absent", (), "absent"),
-        (":twice", ("--dynamic", "x=rows"), "`x=rows` names no dynamic axis"),
+        (":twice", ("--dynamic", "x=rows"), "`x=rows` must name a dynamic axis"),
         (":twice", ("--body", "outline"), "unknown form of an operator's body"),
     ],
     ids=["name", "function", "samples", "absent", "dynamic", "body"],

@@ -17,7 +17,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def no_exports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opsmith.pages.looking.exports_of", lambda operator: ())
+    monkeypatch.setattr("opsmith.pages.content.exports_of", lambda operator: ())
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def checked(tmp_path: Path, space: str) -> Path:
     outcomes = (Outcome("forward", "passed"), Outcome("gradient", "passed"))
     reports = [Report(f"{space}::{name}", outcomes, seed=0).to_dict() for name in ("right", "wrong")]
     file = tmp_path / "report.json"
-    file.write_text(json.dumps({"schema": 2, "reports": reports}))
+    file.write_text(json.dumps({"schema": 3, "reports": reports}))
     return file
 
 
@@ -86,7 +86,7 @@ def test_a_file_about_others_is_refused(
     what = {"--checked": "report", "--benchmarked": "benchmark"}[option]
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
-        f"opsmith: `{file}` has no {what} of what the pages are about",
+        f"opsmith: `{file}` has no {what} of these operators",
         f"  expected: one of `{space}::right`",
         "  got: `others::one`",
         "  hint: name the file that has it, or leave it out",
@@ -135,4 +135,4 @@ def test_a_file_without_an_operator_and_a_folder_that_is_not_there(
     assert "declares no operator" in done.stderr
     done = opsmith("page", f"{write()}:right", "-o", str(tmp_path / "none" / "a.html"))
     assert done.exit_code == 2
-    assert f"no page can be written to `{tmp_path}/none/a.html`" in done.stderr
+    assert f"no file can be written to `{tmp_path}/none/a.html`" in done.stderr

@@ -1,4 +1,4 @@
-"""What the tour says of who computed: a kernel, or the reference and why."""
+"""The tour's report of what computed: a kernel, or the reference and why."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.ops import involution
-from opsmith.tour.computed import computed_by, involution_computed_by
+from opsmith.tour.operators import implementation_of, involution_implementations
 
 
 @opsmith.operator("tests_tour_computed::plain")
@@ -27,23 +27,23 @@ def by_adding(x: Tensor) -> Tensor:
 
 
 def test_kernels_and_references_are_told_apart() -> None:
-    kernel = computed_by(helped, torch.ones(2))
+    kernel = implementation_of(helped, torch.ones(2))
     assert kernel.startswith("kernel for cpu, ")
     assert kernel == helped.explain(torch.ones(2)).forward
     explanation = helped.explain(torch.ones(2).double())
     (reason,) = explanation.rejected
     assert "it does not take torch.float64" in reason
-    assert computed_by(helped, torch.ones(2).double()) == f"{explanation.forward} ({reason})"
+    assert implementation_of(helped, torch.ones(2).double()) == f"{explanation.forward} ({reason})"
     expected = f"{plain.explain(torch.ones(2)).forward} (there is no kernel for it)"
-    assert computed_by(plain, torch.ones(2)) == expected
+    assert implementation_of(plain, torch.ones(2)) == expected
 
 
 def test_each_way_is_told_once_and_only_what_has_run() -> None:
     x, weight = torch.rand(1, 2, 3, 3), torch.rand(1, 1, 3, 3, 3, 3)
-    forward, *gradients = involution_computed_by(
+    forward, *gradients = involution_implementations(
         lambda: [involution(x, weight, 1, 1) for _ in range(2)]
     ).values()
-    assert forward == [computed_by(involution, x, weight, 1, 1)]
+    assert forward == [implementation_of(involution, x, weight, 1, 1)]
     assert gradients == [[], []]
 
 
@@ -51,5 +51,5 @@ def test_each_way_is_told_once_and_only_what_has_run() -> None:
 def test_only_the_gradients_that_are_computed_are_told(needed: str) -> None:
     x, weight = torch.rand(1, 2, 5, 4), torch.rand(1, 1, 3, 3, 3, 2)
     (x if needed == "input" else weight).requires_grad_()
-    ways = involution_computed_by(lambda: involution(x, weight, 2, 1).sum().backward())
+    ways = involution_implementations(lambda: involution(x, weight, 2, 1).sum().backward())
     assert [len(each) for each in ways.values()] == [1, needed == "input", needed == "weight"]

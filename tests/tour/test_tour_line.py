@@ -11,17 +11,17 @@ import torch
 from rich.console import Console
 
 from opsmith.ops import Linear
-from opsmith.tour import Context, line
+from opsmith.tour import TourContext, linear_fit
 
 
-def context(out: Path, steps: int, seed: int = 0) -> Context:
+def context(out: Path, steps: int, seed: int = 0) -> TourContext:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Context(out, device, Console(file=io.StringIO(), width=100), linear_steps=steps, seed=seed)
+    return TourContext(out, device, Console(file=io.StringIO(), width=100), linear_steps=steps, seed=seed)
 
 
 def test_300_steps(tmp_path: Path) -> None:
     given = context(tmp_path, 300)
-    result = line.run(given)
+    result = linear_fit.run(given)
     assert result.passed
     assert result.headline == f"off by {result.details['error']:.4f} after 300 steps (allowed: 0.05)"
     assert isinstance(given.console.file, io.StringIO)
@@ -34,21 +34,21 @@ def test_300_steps(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_5000_steps(tmp_path: Path, seed: int) -> None:
-    result = line.run(context(tmp_path, 5000, seed))
+    result = linear_fit.run(context(tmp_path, 5000, seed))
     w1, w2, b = result.details["learned"]
     assert result.passed
     assert ((w1 - 2) ** 2 + (w2 - 3) ** 2) ** 0.5 < 0.02
     assert abs(b - 4) < 0.02
     # The descent ends at the optimum under weight decay, closer than that is to the target.
-    assert torch.tensor(result.details["learned"]).allclose(line.optimum().float(), rtol=0, atol=1e-3)
+    assert torch.tensor(result.details["learned"]).allclose(linear_fit.optimum().float(), rtol=0, atol=1e-3)
 
 
 def test_too_few_steps_do_not_pass(tmp_path: Path) -> None:
-    assert not line.run(context(tmp_path, 20)).passed
+    assert not linear_fit.run(context(tmp_path, 20)).passed
 
 
 def test_files(tmp_path: Path) -> None:
-    result = line.run(context(tmp_path, 1200))
+    result = linear_fit.run(context(tmp_path, 1200))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["linear.json", "linear.pt"]
     assert sorted(result.files) == sorted(tmp_path.iterdir())
     written = json.loads((tmp_path / "linear.json").read_text())

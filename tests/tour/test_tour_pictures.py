@@ -33,7 +33,7 @@ DIGITS = {
 
 
 def earlier(out: Path) -> None:
-    """What the stages before leave: models that have learned nothing, checks that nobody ran."""
+    """Write the files of earlier stages: models that have learned nothing, checks that nobody ran."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         write_weights(out / "linear.pt", Linear(2, 1, dtype=torch.float64))

@@ -18,21 +18,20 @@ import opsmith
 import opsmith.tour
 from opsmith import errors
 from opsmith.cli.app import app
-from opsmith.tour import STAGES, Context, Stage, StageResult, checks, run_tour
-from opsmith.tour.files import replacing, write_json
-from opsmith.tour.threads import single_thread
+from opsmith.tour import STAGES, StageResult, TourContext, TourStage, operators, run_tour
+from opsmith.tour.stage import replacing, single_thread, write_json
 
 
-def context(out: Path) -> Context:
-    return Context(out, torch.device("cpu"), Console(file=io.StringIO(), width=120))
+def context(out: Path) -> TourContext:
+    return TourContext(out, torch.device("cpu"), Console(file=io.StringIO(), width=120))
 
 
-def stage(name: str, passed: bool) -> Stage:
-    def run(context: Context) -> StageResult:
+def stage(name: str, passed: bool) -> TourStage:
+    def run(context: TourContext) -> StageResult:
         path = write_json(context.out / f"{name}.json", {})
         return StageResult(passed, f"{name} is done", {"figure": 3}, (path,))
 
-    return Stage(name, f"do {name}", run)
+    return TourStage(name, f"do {name}", run)
 
 
 def test_stages() -> None:
@@ -122,11 +121,12 @@ def test_checks_tell_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     twice.gradients(x=lambda grad: 3 * grad)
     twice.samples(lambda make: [(make(3),)])
-    monkeypatch.setattr(checks, "OPERATORS", (opsmith.ops.add, twice))
+    monkeypatch.setattr(operators, "OPERATORS", (opsmith.ops.add, twice))
     given = context(tmp_path)
-    result = checks.run(given)
+    result = operators.run(given)
     assert not result.passed
-    assert result.headline == "1 of 2 operators passed"
+    assert result.headline.startswith("1 of 2 operators passed a quick check; to check them thoroughly: ")
+    assert all(report["effort"] == "quick" for report in json.loads((tmp_path / "checks.json").read_text()))
     assert result.details == {"passed": ["opsmith::add"], "failed": ["tests_tour::twice"]}
     reports = json.loads((tmp_path / "checks.json").read_text())
     assert [report["passed"] for report in reports] == [True, False]
@@ -138,9 +138,9 @@ def test_checks_tell_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ("answer", "status"), [(True, 0), (False, 1), (KeyboardInterrupt(), 130)], ids=["pass", "fail", "ctrl_c"]
 )
 def test_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, status: int) -> None:
-    seen: list[Context] = []
+    seen: list[TourContext] = []
 
-    def run_tour(context: Context) -> bool:
+    def run_tour(context: TourContext) -> bool:
         seen.append(context)
         if isinstance(answer, BaseException):
             raise answer
@@ -158,7 +158,6 @@ def test_the_whole_tour(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["tour", "--out", str(tmp_path)]).exit_code == 0
     written = json.loads((tmp_path / "summary.json").read_text())
     assert written["passed"]
-    assert written["seconds"] < 180
     files = {file for stage in written["stages"] for file in stage["files"]}
     there = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     assert files | {"summary.json", "index.html"} == there

@@ -1,9 +1,9 @@
-"""The benchmark face: how fast is this operator, beside what, and how far from what the machine can do?"""
+"""Benchmarks: times of an operator beside its reference and baselines, and against the machine's ceilings."""
 
 from __future__ import annotations
 
+from opsmith.benchmarking.benchmarker import benchmark
 from opsmith.benchmarking.result import Benchmark
-from opsmith.benchmarking.session import benchmark
-from opsmith.benchmarking.verdict import Change, Verdict
+from opsmith.benchmarking.verdict import TimeChange, Verdict
 
-__all__ = ["Benchmark", "Change", "Verdict", "benchmark"]
+__all__ = ["Benchmark", "TimeChange", "Verdict", "benchmark"]

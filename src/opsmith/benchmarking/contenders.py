@@ -1,4 +1,4 @@
-"""The ways to compute an operator that are timed against one another."""
+"""Contenders: implementations that are timed, and the comparison of their results and gradients."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.benchmarking.result import Contender
-from opsmith.checking.samples.sample import Sample, is_inexact
-from opsmith.checking.side_effects.global_settings import quiet
-from opsmith.core.calls import shown, tensors_in
+from opsmith.checking.numerics.compare import exact_difference, metadata_difference
+from opsmith.checking.numerics.rounding import RoundingBound, rounding_bound
+from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.core.call_arguments import shown, tensors_in
 from opsmith.core.kernels import choose
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.schema import Schema
 from opsmith.core.source_hash import source_hash
 
-Rivals = Mapping[str, Callable[..., Any]]
-OWN = ("native", "operator", "reference", "compiled", "copy", "multiply")
-"""Names that rivals cannot have."""
+Baselines = Mapping[str, Callable[..., Any]]
+RESERVED_NAMES = ("native", "operator", "reference", "compiled", "copy", "multiply")
+"""Names that a baseline must not have."""
 
 
 @dataclass(frozen=True)
-class Entrant:
-    """A contender as it is called.
+class Candidate:
+    """A contender with its function.
 
     Args:
-        about: What a benchmark keeps of it.
-        function: Takes a call's arguments, and returns results that callers see.
+        about: Its description in a benchmark.
+        function: Its implementation: it takes the arguments of a call, and returns the visible results.
     """
 
     about: Contender
@@ -41,13 +43,13 @@ class Entrant:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class CallArguments:
     """The same tensors for every contender.
 
     Args:
-        sample: How the arguments lie.
+        sample: Structure of the arguments.
         flat: Their values; no tensor requires a gradient.
-        leaves: The same memory, where inputs that have a gradient require one.
+        leaves: The same memory; differentiable inputs require a gradient.
     """
 
     sample: Sample
@@ -55,13 +57,13 @@ class Arguments:
     leaves: tuple[Any, ...]
 
     @classmethod
-    def of(cls, sample: Sample, flat: Sequence[Any], differentiable: Callable[[str], bool]) -> Arguments:
-        """The arguments of a call.
+    def of(cls, sample: Sample, flat: Sequence[Any], differentiable: Callable[[str], bool]) -> CallArguments:
+        """Make the arguments of a call.
 
         Args:
-            sample: How they lie.
+            sample: Their structure.
             flat: Their values.
-            differentiable: Whether an input of this name has a gradient.
+            differentiable: Returns True for the name of a differentiable input.
         """
         leaves = tuple(
             value.detach().requires_grad_() if is_inexact(value) and differentiable(name) else value
@@ -71,46 +73,46 @@ class Arguments:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors, none of which requires a gradient."""
+        """Return the tensors that require no gradient."""
         return tensors_in(list(self.flat))
 
     @property
     def sought(self) -> list[Tensor]:
-        """The tensors that a gradient is asked for."""
+        """Return the tensors to differentiate by."""
         return [leaf for leaf in tensors_in(list(self.leaves)) if leaf.requires_grad]
 
     def call(self, function: Callable[..., Any], *, leaves: bool = False) -> Callable[[], Any]:
-        """A call of a function with them."""
+        """Return a call of a function with these arguments."""
         args, kwargs = self.sample.arguments(self.leaves if leaves else self.flat)
         return lambda: function(*args, **kwargs)
 
 
-def refuse_rivals(rivals: object, operator: str) -> None:
-    """Refuse rivals that are no functions, or have a name that means something else.
+def refuse_baselines(baselines: object, operator: str) -> None:
+    """Refuse baselines that are not functions, or have a reserved name.
 
     Raises:
-        UsageError: Saying which.
+        UsageError: With the name.
     """
-    fits = isinstance(rivals, Mapping) and all(
-        isinstance(name, str) and name and callable(rival) for name, rival in rivals.items()
+    fits = isinstance(baselines, Mapping) and all(
+        isinstance(name, str) and name and callable(baseline) for name, baseline in baselines.items()
     )
-    taken = [name for name in rivals if name in OWN] if isinstance(rivals, Mapping) else []
+    taken = [name for name in baselines if name in RESERVED_NAMES] if isinstance(baselines, Mapping) else []
     if not fits or taken:
         raise errors.UsageError(
-            f"a rival cannot be called `{taken[0]}`" if taken else "these are no rivals",
+            f"a baseline must not be named `{taken[0]}`" if taken else "baselines must be functions by name",
             operator=operator,
-            argument="rivals",
+            argument="baselines",
             expected="functions by name, which take what the operator takes"
-            + (f"; not {', '.join(f'`{name}`' for name in OWN)}" if taken else ""),
-            got=None if taken else shown(rivals),
-            hint='write `rivals={"einsum": by_einsum}`',
+            + (f"; not {', '.join(f'`{name}`' for name in RESERVED_NAMES)}" if taken else ""),
+            got=None if taken else shown(baselines),
+            hint='write `baselines={"einsum": by_einsum}`',
         )
 
 
-def entrants(
-    operator: Operator[..., Any], arguments: Arguments, rivals: Rivals, *, compiled: bool
-) -> list[Entrant]:
-    """Everyone who takes part in one size: the operator, its reference, that compiled, and rivals."""
+def candidates(
+    operator: Operator[..., Any], arguments: CallArguments, baselines: Baselines, *, compiled: bool
+) -> list[Candidate]:
+    """Return the contenders of one size: the operator, its reference, the compiled reference, baselines."""
     specification = operator.specification
     accepted, rejected = choose(specification.kernels, arguments.sample.flattening.pack(arguments.flat))
     if accepted is not None:
@@ -119,22 +121,22 @@ def entrants(
         name, by = "operator", f"reference and formulas, {specification.where}"
         reasons = "; ".join(f"{each.kernel.where}: {each.reason}" for each in rejected if not each.elsewhere)
         by += f"; kernels that do not take it: {reasons}" if reasons else ""
-    found = [Entrant(Contender(name, "operator", by), operator)]
-    plain = visible(specification.reference, specification.schema)
+    found = [Candidate(Contender(name, "operator", by), operator)]
+    plain = without_hidden_results(specification.reference, specification.schema)
     source = source_hash(specification.reference)
     about = Contender("reference", "reference", f"PyTorch, {specification.where}", source=source)
-    found.append(Entrant(about, plain))
+    found.append(Candidate(about, plain))
     if compiled and not specification.opaque:
         words = "torch.compile of the reference, for these sizes alone"
         about = Contender("compiled", "compiled", words, source=source)
-        found.append(Entrant(about, fresh_compiled(plain)))
-    for title, rival in rivals.items():
-        found.append(Entrant(Contender(title, "rival", where(rival)), rival))
+        found.append(Candidate(about, fresh_compiled(plain)))
+    for title, baseline in baselines.items():
+        found.append(Candidate(Contender(title, "baseline", where(baseline)), baseline))
     return found
 
 
-def visible(reference: Callable[..., Any], schema: Schema) -> Callable[..., Any]:
-    """The reference without its hidden results, which callers never see."""
+def without_hidden_results(reference: Callable[..., Any], schema: Schema) -> Callable[..., Any]:
+    """Wrap the reference so that it returns the visible results alone."""
     if len(schema.visible) == len(schema.results):
         return reference
     places = schema.visible
@@ -148,9 +150,9 @@ def visible(reference: Callable[..., Any], schema: Schema) -> Callable[..., Any]
 
 
 def fresh_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function compiled anew: torch keeps what it compiled with a code object, eight forms of it at most.
+    """Compile a copy of a function: torch keeps at most eight compiled versions of a code object.
 
-    Beyond, it would run the function as it is, without a word.
+    Beyond these it would silently run the function uncompiled.
     """
 
     def reference(*args: Any, **kwargs: Any) -> Any:
@@ -167,14 +169,14 @@ def fresh_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def differentiated(call: Callable[[], Any], sought: Sequence[Tensor], came: Sequence[Tensor]) -> Any:
-    """A call forward and backward: the gradients, None for one that there is none of."""
+def gradients_of(call: Callable[[], Any], sought: Sequence[Tensor], grad_outputs: Sequence[Tensor]) -> Any:
+    """Run a call forward and backward, and return the gradients, None for a missing one."""
     results = [each for each in results_of(call()) if each.requires_grad]
-    return torch.autograd.grad(results, sought, came, allow_unused=True)
+    return torch.autograd.grad(results, sought, grad_outputs, allow_unused=True)
 
 
 def results_of(returned: Any) -> list[Tensor]:
-    """The tensors of what a call returned."""
+    """Return the tensors in the value of a call."""
     if isinstance(returned, Tensor):
         return [returned]
     every: list[Tensor] = []
@@ -184,8 +186,149 @@ def results_of(returned: Any) -> list[Tensor]:
 
 
 def first_call(call: Callable[[], Any]) -> tuple[Any, float]:
-    """What the first call returns, and how long it took, compiling and all."""
+    """Return the value of the first call and its seconds, with compilation."""
     start = time.perf_counter()
-    with quiet():
+    with without_warnings():
         returned = call()
     return returned, time.perf_counter() - start
+
+
+Function = Callable[..., object]
+
+
+@dataclass(frozen=True)
+class ReferenceAnswer:
+    """Results and gradients of the reference in one size, with their error bounds.
+
+    Args:
+        results: Results of the reference, in the dtype that is measured.
+        gradients: Its gradients; empty if there is no backward.
+        bounds: Bounds of the results, then of the gradients; None if values must be equal.
+        grad_outputs: Gradient of each differentiable result.
+    """
+
+    results: tuple[Tensor, ...]
+    gradients: tuple[Tensor | None, ...]
+    bounds: tuple[RoundingBound | None, ...]
+    grad_outputs: tuple[Tensor, ...]
+
+    def fault(self, results: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> str | None:
+        """Return the first difference of a contender's results and gradients; None if there is none."""
+        if len(results) != len(self.results):
+            return f"it returns {len(results)} tensors, and the reference {len(self.results)}"
+        for at, (got, expected) in enumerate(zip(results, self.results, strict=True)):
+            fault = _fault(got, expected, self.bounds[at])
+            if fault is not None:
+                return f"result {at}: {fault}" if len(results) > 1 else f"its result: {fault}"
+        rest = self.bounds[len(self.results) :]
+        for at, (mine, theirs, within) in enumerate(zip(gradients, self.gradients, rest, strict=True)):
+            one, other = _zeros_if_none(mine, theirs), _zeros_if_none(theirs, mine)
+            fault = None if one is None or other is None else _fault(one, other, within)
+            if fault is not None:
+                return f"its gradient {at}: {fault}" if len(gradients) > 1 else f"its gradient: {fault}"
+        return None
+
+
+def reference_answer(
+    reference: Function, arguments: CallArguments, seed: int, *, backward: bool, exact: bool
+) -> ReferenceAnswer:
+    """Run the reference, and bound its rounding errors.
+
+    Args:
+        reference: The reference, without hidden results.
+        arguments: The arguments of all contenders.
+        seed: Seed of torch's generator and of the grad_outputs.
+        backward: Compare gradients, too.
+        exact: A run in float64 is more accurate than one in the dtype itself.
+    """
+    seed_all(seed)
+    with torch.set_grad_enabled(backward):
+        kept = results_of(arguments.call(reference, leaves=backward)())
+    generator = torch.Generator().manual_seed(seed)
+    grad_outputs = tuple(_grad_output_for(each, generator) for each in kept if each.requires_grad)
+    gradients: tuple[Tensor | None, ...] = ()
+    if grad_outputs:
+        asked = [each for each in kept if each.requires_grad]
+        gradients = torch.autograd.grad(asked, arguments.sought, grad_outputs, allow_unused=True)
+    results = tuple(each.detach() for each in kept)
+    most = max(each.numel() for each in (*results, *arguments.tensors))
+    wide = _float64_answer(reference, arguments, grad_outputs, seed) if exact else None
+    truths = wide if wide is not None else (*results, *gradients)
+    bounds = tuple(
+        _bound(truth, ordinary, most, known=wide is not None)
+        for truth, ordinary in zip(truths, (*results, *gradients), strict=True)
+    )
+    return ReferenceAnswer(results, gradients, bounds, grad_outputs)
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch, so that a random operator draws the same numbers for each contender."""
+    torch.manual_seed(seed)
+
+
+def run_contender(
+    function: Function, arguments: CallArguments, right: ReferenceAnswer, seed: int
+) -> tuple[list[Tensor], tuple[Tensor | None, ...]]:
+    """Return the results of a contender, and its gradients if these are compared."""
+    seed_all(seed)
+    with torch.no_grad():
+        results = results_of(arguments.call(function)())
+    if not right.grad_outputs:
+        return results, ()
+    if len(results) != len(right.results) or any(
+        got.shape != expected.shape for got, expected in zip(results, right.results, strict=True)
+    ):
+        return results, ()  # `fault` reports it; the grad_outputs have the right shapes
+    seed_all(seed)
+    gradients = gradients_of(arguments.call(function, leaves=True), arguments.sought, right.grad_outputs)
+    return results, tuple(gradients)
+
+
+def _float64_answer(
+    reference: Function, arguments: CallArguments, grad_outputs: Sequence[Tensor], seed: int
+) -> tuple[Tensor | None, ...] | None:
+    """Return results and gradients in float64; None if the reference does not run in it."""
+    flat = [replica(value, torch.float64) for value in arguments.flat]
+    leaves = tuple(
+        value.requires_grad_() if isinstance(leaf, Tensor) and leaf.requires_grad else value
+        for value, leaf in zip(flat, arguments.leaves, strict=True)
+    )
+    again = CallArguments(arguments.sample, tuple(flat), leaves)
+    seed_all(seed)
+    try:
+        with torch.set_grad_enabled(bool(grad_outputs)):
+            results = results_of(again.call(reference, leaves=bool(grad_outputs))())
+        asked = [each for each in results if each.requires_grad]
+        back = [replica(each, torch.float64) for each in grad_outputs]
+        gradients = torch.autograd.grad(asked, again.sought, back, allow_unused=True) if grad_outputs else ()
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):  # its code has a fixed dtype
+        return None
+    return (*(each.detach() for each in results), *gradients)
+
+
+def _bound(truth: Tensor | None, ordinary: Tensor | None, most: int, *, known: bool) -> RoundingBound | None:
+    if truth is None or ordinary is None or not is_inexact(ordinary) or truth.shape != ordinary.shape:
+        return None
+    mine = ordinary.detach().cpu() if known else None
+    return rounding_bound(replica(truth, torch.float64).cpu(), mine, ordinary.dtype, None, most)
+
+
+def _fault(got: Tensor, expected: Tensor, within: RoundingBound | None) -> str | None:
+    fault = metadata_difference(got, expected, strides=False)
+    if fault is not None:
+        aspect, mine, theirs = fault
+        return f"it has the {aspect} {mine}, and the reference's {theirs}"
+    difference = exact_difference(got, expected) if within is None else within.judge(got.cpu())
+    return None if difference is None else str(difference)
+
+
+def _zeros_if_none(tensor: Tensor | None, like: Tensor | None) -> Tensor | None:
+    """Replace a missing gradient by zeros."""
+    return torch.zeros_like(like) if tensor is None and like is not None else tensor
+
+
+def _grad_output_for(result: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw a grad_output for a result, dense whatever the strides of the result."""
+    wide = torch.complex128 if result.is_complex() else torch.float64
+    drawn = torch.randn(result.shape, generator=generator, dtype=wide)
+    return torch.empty_like(result).copy_(drawn).detach()

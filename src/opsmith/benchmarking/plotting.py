@@ -15,8 +15,8 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from opsmith import errors
-from opsmith.benchmarking.result import DIRECTIONS, Benchmark, Case, Timing
-from opsmith.benchmarking.telling import DIRECTION_WORDS, amount, duration, part
+from opsmith.benchmarking.result import DIRECTIONS, Benchmark, BenchmarkCase, Timing
+from opsmith.benchmarking.text import DIRECTION_WORDS, amount, duration, part
 from opsmith.extras import install
 
 try:
@@ -146,7 +146,7 @@ def svg(benchmark: Benchmark, picture: str, *, inline: bool = False) -> str:
     view = re.search(r'viewBox="0 0 (\S+) (\S+)"', body)
     assert view is not None
     words = f"<title>{escape(f'{benchmark.operator}: {picture}')}</title>\n"
-    words += f"<desc>{escape(described(benchmark, picture))}</desc>\n"
+    words += f"<desc>{escape(picture_text(benchmark, picture))}</desc>\n"
     ground = "" if inline else f'<rect width="{view[1]}" height="{view[2]}" fill="#ffffff"/>\n'
     head = body[:start].replace("<svg", f"<svg {ROOT}", 1)
     found = f"{head}\n{words}{ground}{body[start:].lstrip()}"
@@ -166,7 +166,7 @@ def _attributes(style: re.Match[str]) -> str:
     return "".join(f" {each}" for each in found)
 
 
-def described(benchmark: Benchmark, picture: str) -> str:
+def picture_text(benchmark: Benchmark, picture: str) -> str:
     """What a picture shows, in words: the fastest of each size, and what part of the ceiling it reaches."""
     parts = []
     for case in _sized(benchmark):
@@ -240,22 +240,22 @@ def format_of(path: Path) -> str:
 def _drawn(benchmark: Benchmark, picture: str) -> Figure:
     look: Any = dict.fromkeys(INKED, INK) | dict.fromkeys(SIZED, TEXT_SIZE)
     look |= {"font.family": "sans-serif", "axes.facecolor": "none", "legend.framealpha": 0}
-    look |= {"text.parse_math": False}  # a rival's name may have dollars in it
+    look |= {"text.parse_math": False}  # a baseline's name may have dollars in it
     with rc_context(look):
         figure = PICTURES[picture](benchmark)
     return figure
 
 
-def _sized(benchmark: Benchmark) -> list[Case]:
+def _sized(benchmark: Benchmark) -> list[BenchmarkCase]:
     return [case for case in benchmark.cases if case.role == "size"]
 
 
-def _contenders(case: Case) -> list[Timing]:
+def _contenders(case: BenchmarkCase) -> list[Timing]:
     names = {each.name for each in case.contenders}
     return [each for each in case.timings if each.contender in names]
 
 
-def _names(cases: Sequence[Case]) -> list[str]:
+def _names(cases: Sequence[BenchmarkCase]) -> list[str]:
     return list(dict.fromkeys(timing.contender for case in cases for timing in _contenders(case)))
 
 
@@ -264,7 +264,7 @@ def _style(names: Sequence[str], name: str) -> tuple[str, str]:
     return COLOURS[at % len(COLOURS)], MARKERS[at % len(MARKERS)]
 
 
-def _rank(cases: Sequence[Case], case: Case) -> float:
+def _rank(cases: Sequence[BenchmarkCase], case: BenchmarkCase) -> float:
     """From 0 for the smallest inputs to 1 for the largest."""
     sizes = sorted({each.elements for each in cases})
     return sizes.index(case.elements) / max(len(sizes) - 1, 1)
@@ -311,7 +311,7 @@ def _tick(text: str) -> str:
     return re.sub(r"\.0+(?= )", "", text).strip()
 
 
-def _panels(cases: Sequence[Case]) -> tuple[Figure, dict[str, Axes]]:
+def _panels(cases: Sequence[BenchmarkCase]) -> tuple[Figure, dict[str, Axes]]:
     """A figure with a panel for each direction."""
     directions = [each for each in DIRECTIONS if any(each in case.directions for case in cases)] or [
         "forward"
@@ -334,7 +334,7 @@ def _finish(figure: Figure, panels: Mapping[str, Axes], title: str) -> None:
     lines = [line for axes in panels.values() for line in axes.get_lines()]
     legend = {str(line.get_label()): line for line in lines if not _UNNAMED.fullmatch(str(line.get_label()))}
     if legend:
-        # matplotlib leaves out labels that begin with `_`, as names of rivals may: they are set afterwards.
+        # matplotlib leaves out labels that begin with `_`, as a baseline's may: they are set afterwards.
         numbers = [str(at) for at in range(len(legend))]
         made = figure.legend([*legend.values()], numbers, loc="outside lower center", ncols=len(panels))
         for text, label in zip(made.get_texts(), legend, strict=True):

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from opsmith.benchmarking.reading import parsed, read_benchmark
-from opsmith.benchmarking.spread import Ratio, Spread, ratio, spread
+from opsmith import errors
+from opsmith.benchmarking.timing import Ratio, Spread, ratio, spread
+from opsmith.core.call_arguments import shown
+from opsmith.core.json_values import JsonMismatchError, from_json, parse
 
 if TYPE_CHECKING:
     from opsmith.benchmarking.verdict import Verdict
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of what `Benchmark.to_json` writes; it changes when a key changes its meaning or goes."""
 
 DIRECTIONS = ("forward", "backward", "both")
@@ -45,8 +47,8 @@ class Contender:
     """One way to compute the operator.
 
     Args:
-        name: `native`, `operator`, `reference`, `compiled`, or that of a rival.
-        kind: `operator`, `reference`, `compiled` or `rival`.
+        name: `native`, `operator`, `reference`, `compiled`, or that of a baseline.
+        kind: `operator`, `reference`, `compiled` or `baseline`.
         by: What computes it.
         compile_s: How long its first calls took, which compile; None where nothing is compiled.
         left_out: Why it was not timed; empty where it was.
@@ -101,8 +103,8 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Memory of one contender.
+class MemoryUse:
+    """MemoryUse of one contender.
 
     Args:
         contender: Its name.
@@ -120,7 +122,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchmarkCase:
     """One size, in one dtype, on one device.
 
     Args:
@@ -148,7 +150,7 @@ class Case:
     contenders: tuple[Contender, ...]
     timings: tuple[Timing, ...]
     work: tuple[Work, ...]
-    memory: tuple[Memory, ...]
+    memory: tuple[MemoryUse, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -170,7 +172,7 @@ class Case:
         """What a direction has to do."""
         return next((each for each in self.work if each.direction == direction), None)
 
-    def memory_of(self, contender: str) -> Memory | None:
+    def memory_of(self, contender: str) -> MemoryUse | None:
         """The memory of a contender."""
         return next((each for each in self.memory if each.contender == contender), None)
 
@@ -208,7 +210,7 @@ class Benchmark:
     environment: Mapping[str, str]
     load: Mapping[str, float]
     ceilings: tuple[Ceiling, ...]
-    cases: tuple[Case, ...]
+    cases: tuple[BenchmarkCase, ...]
     remarks: tuple[str, ...] = field(default=())
 
     @property
@@ -241,7 +243,7 @@ class Benchmark:
         found = (each for each in self.ceilings if (each.device, each.dtype) == (device, dtype))
         return next((each.rate for each in found if each.kind == "multiply"), None)
 
-    def floor_s(self, case: Case, direction: str) -> float | None:
+    def floor_s(self, case: BenchmarkCase, direction: str) -> float | None:
         """How long the work takes at the ceilings, at least: to move its bytes, or to compute it."""
         work = case.work_of(direction)
         bandwidth = None if work is None else self.bandwidth(case.device, work.bytes)
@@ -251,7 +253,7 @@ class Benchmark:
         computing = work.flops / rate if work.flops and rate else 0.0
         return max(work.bytes / bandwidth, computing)
 
-    def fraction(self, case: Case, contender: str, direction: str) -> float | None:
+    def fraction(self, case: BenchmarkCase, contender: str, direction: str) -> float | None:
         """What part of the ceiling a contender reaches: how long the floor is beside its median."""
         floor, timing = self.floor_s(case, direction), case.timing(contender, direction)
         return None if floor is None or timing is None else floor / timing.spread.median
@@ -285,7 +287,27 @@ class Benchmark:
         Raises:
             BenchmarkFormatError: If it is something else, or of another version.
         """
-        return read_benchmark(read, cls, SCHEMA)
+        if not isinstance(read, Mapping) or "schema" not in read or "cases" not in read:
+            keys = ", ".join(map(str, list(read)[:6])) if isinstance(read, Mapping) else ""
+            got = f"the keys {keys}" if isinstance(read, Mapping) else shown(read)
+            raise _not_a_benchmark("an object with the keys `schema` and `cases`", got)
+        if read["schema"] != SCHEMA:
+            raise errors.BenchmarkFormatError(
+                "a benchmark of another version cannot be compared",
+                expected=f"schema {SCHEMA}",
+                got=f"schema {shown(read['schema'])}",
+                hint="measure again what it measured, with this version of opsmith",
+            )
+        try:
+            made = from_json(read, cls)
+        except JsonMismatchError as error:
+            raise _not_a_benchmark(error.expected, error.got) from error
+        for at, case in enumerate(made.cases):
+            for number, timing in enumerate(case.timings):
+                if not timing.seconds or min(timing.seconds) <= 0:
+                    path = f"cases[{at}].timings[{number}].seconds"
+                    raise _not_a_benchmark(f"times above 0, one at least for `{path}`", shown(timing.seconds))
+        return made
 
     @classmethod
     def from_json(cls, text: str) -> Benchmark:
@@ -299,10 +321,10 @@ class Benchmark:
             >>> Benchmark.from_json(empty.to_json()) == empty
             True
         """
-        return cls.from_dict(parsed(text))
+        return cls.from_dict(_parse(text))
 
     def __str__(self) -> str:
-        from opsmith.benchmarking.telling import text
+        from opsmith.benchmarking.text import text
 
         return text(self)
 
@@ -321,7 +343,23 @@ def benchmarks_in(text: str) -> dict[str, Benchmark]:
         >>> list(benchmarks_in(empty.to_json()))
         ['demo::twice']
     """
-    read = parsed(text)
+    read = _parse(text)
     several = read.get("benchmarks") if isinstance(read, Mapping) else None
     made = [Benchmark.from_dict(each) for each in (several if isinstance(several, list) else [read])]
     return {each.operator: each for each in made}
+
+
+def _parse(text: str) -> Any:
+    try:
+        return parse(text)
+    except JsonMismatchError as error:
+        raise _not_a_benchmark(error.expected, error.got) from error
+
+
+def _not_a_benchmark(expected: str, got: str) -> errors.BenchmarkFormatError:
+    return errors.BenchmarkFormatError(
+        "this is no benchmark that opsmith wrote",
+        expected=expected,
+        got=got,
+        hint="give what `opsmith benchmark --json` printed, or `Benchmark.to_json()` returned",
+    )

@@ -27,9 +27,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from opsmith import errors
-from opsmith.benchmarking.result import CONTROLS, Benchmark, Case
-from opsmith.benchmarking.spread import spread
-from opsmith.core.calls import shown
+from opsmith.benchmarking.result import CONTROLS, Benchmark, BenchmarkCase
+from opsmith.benchmarking.timing import spread
+from opsmith.core.call_arguments import shown
 
 TOLERANCE = 0.1
 """By what part a row must have become slower at least to be called slower."""
@@ -47,7 +47,7 @@ STRICT = ("machine", "processor", "devices", "torch")
 
 
 @dataclass(frozen=True)
-class Change:
+class TimeChange:
     """What became of one row.
 
     Args:
@@ -95,7 +95,7 @@ class Verdict:
 
     operator: str
     apart: tuple[str, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[TimeChange, ...]
     missing: tuple[str, ...]
 
     @property
@@ -104,7 +104,7 @@ class Verdict:
         return not self.apart and any(change.judged for change in self.changes)
 
     @property
-    def slower(self) -> tuple[Change, ...]:
+    def slower(self) -> tuple[TimeChange, ...]:
         """Rows of the operator that became slower, beyond doubt; none where the runs cannot be compared."""
         if not self.comparable:
             return ()
@@ -155,7 +155,7 @@ def verdict(now: Benchmark, earlier: Benchmark, tolerance: float = TOLERANCE) ->
     """
     _refuse(now, earlier, tolerance)
     before = _keyed(earlier.cases)
-    pairs: list[tuple[Case, Case]] = []
+    pairs: list[tuple[BenchmarkCase, BenchmarkCase]] = []
     missing = []
     for key, case in _keyed(now.cases).items():
         other = before.pop(key, None)
@@ -171,7 +171,7 @@ def verdict(now: Benchmark, earlier: Benchmark, tolerance: float = TOLERANCE) ->
     return Verdict(now.operator, tuple(_apart(now, earlier)), tuple(changes), tuple(missing))
 
 
-def _keyed(cases: Iterable[Case]) -> dict[tuple[Any, int], Case]:
+def _keyed(cases: Iterable[BenchmarkCase]) -> dict[tuple[Any, int], BenchmarkCase]:
     """Cases by what two runs have in common; those that are alike in it are told apart by their order."""
     seen: Counter[Any] = Counter()
     found = {}
@@ -229,21 +229,21 @@ def _apart(now: Benchmark, earlier: Benchmark) -> Iterable[str]:
         yield f"threads were {earlier.threads}, and are {now.threads}"
 
 
-def _named(case: Case) -> str:
+def _named(case: BenchmarkCase) -> str:
     return f"{case.label} ({case.dtype}, {case.device})"
 
 
-def _own(case: Case) -> set[str]:
+def _own(case: BenchmarkCase) -> set[str]:
     return {each.name for each in case.contenders if each.kind == "operator"}
 
 
-def _unchanged(now: Case, earlier: Case) -> set[str]:
+def _unchanged(now: BenchmarkCase, earlier: BenchmarkCase) -> set[str]:
     """Contenders whose code is the same in both runs: a change of their times is the machine's."""
     before = {each.name: each.source for each in earlier.contenders}
     return {each.name for each in now.contenders if each.source and before.get(each.name) == each.source}
 
 
-def _scatter(pairs: Sequence[tuple[Case, Case]]) -> float:
+def _scatter(pairs: Sequence[tuple[BenchmarkCase, BenchmarkCase]]) -> float:
     """How far apart two runs are that measure the same: of logarithms of ratios, where code is the same."""
     ratios: dict[str, list[float]] = {}
     for case, other in pairs:
@@ -260,7 +260,9 @@ def _scatter(pairs: Sequence[tuple[Case, Case]]) -> float:
     return 1.4826 * statistics.median(far) if far else 0.0
 
 
-def _changes(now: Case, earlier: Case, scatter: float, tolerance: float) -> Iterable[Change]:
+def _changes(
+    now: BenchmarkCase, earlier: BenchmarkCase, scatter: float, tolerance: float
+) -> Iterable[TimeChange]:
     for timing in now.timings:
         before = earlier.timing(timing.contender, timing.direction)
         if timing.contender in CONTROLS or before is None:
@@ -293,7 +295,7 @@ def judge(
     scatter: float = 0.0,
     names: tuple[str, str, str] = ("", "", ""),
     judged: bool = True,
-) -> Change:
+) -> TimeChange:
     """Judge one row.
 
     Args:
@@ -328,7 +330,7 @@ def judge(
     # be told: a row is slower where its ratio is beyond this, and nowhere else.
     by_quartiles = (new.median / new.low) * (old.high / old.median) * max(drifts)
     lost = max(by_quartiles, ratio / least * max(leasts)) * unlike
-    return Change(
+    return TimeChange(
         *names,
         before=old.median,
         now=new.median,

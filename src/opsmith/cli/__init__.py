@@ -1,4 +1,4 @@
-"""The command line: `opsmith check`, `opsmith doctor`, `opsmith tour`."""
+"""Command line: one module for each command, as `opsmith check`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NEEDED = ("typer", "rich")
 def main() -> None:
     """Run the command line, as the script `opsmith` does.
 
-    It leaves with the status that the command means to give: 0, 1 or 2, or 130 after Ctrl-C.
+    The process exits with the status of the command: 0, 1 or 2, or 130 after Ctrl-C.
     """
     try:
         from opsmith.cli.app import app

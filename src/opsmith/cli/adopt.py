@@ -1,4 +1,4 @@
-"""`opsmith adopt`: for every Function of a file, what works at once, what needs a word, and what is wrong."""
+"""`opsmith adopt`: sort the Functions of a file into those that work, need a declaration, or are wrong."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from opsmith.checking.output.terminal import rendered
 from opsmith.cli.guard import FAILED, guarded, waiting
 from opsmith.cli.options import AsJson, Traceback
 from opsmith.cli.output import Output
-from opsmith.locating import Target, classes_of
 from opsmith.surveying import Finding, survey
+from opsmith.targets import Target, classes_of
 
-SCHEMA = 1
-"""Version of what `--json` prints; it changes when a key changes its meaning or goes."""
+SCHEMA = 2
+"""Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""
 
-STYLES = {"works": "bold green", "needs a word": "bold yellow", "wrong": "bold red"}
+STYLES = {"works": "bold green", "needs a declaration": "bold yellow", "wrong": "bold red"}
 
 COUNTED = {
     "works": ("works", "work"),
-    "needs a word": ("needs a word", "need a word"),
+    "needs a declaration": ("needs a declaration", "need a declaration"),
     "wrong": ("is wrong", "are wrong"),
 }
 
 NEXT = {
     "works": "Copy the line into your code, with `import opsmith` above it and your package's name for "
-    "`mypackage`. A call of the operator takes and gives what `apply` does. What it gains was tried: the "
-    "operator can do it, and `apply` cannot. To check it on arguments of yours, add for example "
+    "`mypackage`. The operator has the arguments and results of `apply`. The abilities that it gains were "
+    "tried: `apply` does not have them. To check it on your own arguments, add for example "
     "`samples=lambda: [(torch.randn(3, 4),)]`, and run `opsmith check` on that file.",
-    "needs a word": "Read the reasons first. The line below them has the word that was tried, or capitals "
-    "where only you know what to write. Then copy it in the same way: the word is said there, so that "
-    "this report, which looks at the class, stays as it is.",
-    "wrong": "Mend the class at the place in brackets, and run this again; `-v` shows what was measured.",
+    "needs a declaration": "Read the reasons first. The line below them has the declaration that was tried, "
+    "or capitals where only you know the value. Copy it in the same way. This report is about the class, "
+    "and stays the same.",
+    "wrong": "Fix the class at the location in brackets, and run this again; `-v` shows the measurements.",
 }
-"""What to do with the classes of each verdict."""
+"""Next step for the classes of each verdict."""
 
 
 def adopt(
@@ -65,10 +65,10 @@ def adopt(
     ] = 0,
     traceback: Traceback = False,
 ) -> None:
-    """Look at `autograd.Function` classes: which work at once as operators, need a word, or are wrong.
+    """Survey `autograd.Function` classes: which work at once as operators, need a declaration, or are wrong.
 
-    The file is imported and left as it is. Each class's forward and backward are run on arguments that are
-    guessed, and checked as `opsmith check` does; what is advised was tried.
+    The file is imported and not changed. The forward and backward of each class run on guessed arguments,
+    and are checked as by `opsmith check`; each advice was tried.
 
     **Examples**
 
@@ -78,10 +78,10 @@ def adopt(
 
     - `opsmith adopt mypackage.functions --json > report.json`
 
-    Exit status: 0 all work, 1 some need a word or are wrong, 2 the file could not be looked at.
+    Exit status: 0 all work, 1 some need a declaration or are wrong, 2 the file could not be imported.
     """
     out = sys.stdout
-    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the classes print is no report
+    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # prints of the classes are no report
         shown = Output(out)
         with waiting(f"importing {escape(target)}"):
             place = Target.of(target)
@@ -104,7 +104,7 @@ def adopt(
 
 
 def _show(console: Console, finding: Finding, *, verbose: bool) -> None:
-    """What is known about one class, and what to write."""
+    """Print the finding on one class, and the line to write."""
     console.print(Text.assemble((finding.name, "bold"), ": ", (finding.verdict, STYLES[finding.verdict])))
     remarks = [_near(finding.where) + (f", tried on {finding.tried}" if finding.tried else ", not run")]
     remarks += [_abilities(finding)] if finding.abilities else []
@@ -116,7 +116,7 @@ def _show(console: Console, finding: Finding, *, verbose: bool) -> None:
     console.print(rows)
     if finding.line is not None:
         code = "\n".join(f"      {line}" for line in finding.line.splitlines())
-        console.print(Text(f"\n{code}", style="cyan"), soft_wrap=True)  # it is to be copied as it stands
+        console.print(Text(f"\n{code}", style="cyan"), soft_wrap=True)  # it is copied without line breaks
     if verbose and finding.report is not None:
         console.print()
         console.print(rendered(finding.report))
@@ -132,15 +132,15 @@ def _abilities(finding: Finding) -> str:
 
 
 def _close(console: Console, findings: list[Finding]) -> None:
-    """A line for each class, how many of each verdict there are, and what to do next."""
+    """Print a line for each class, the counts of the verdicts, and the next steps."""
     rows = Table(box=box.SIMPLE, show_header=False, show_edge=False)
     for finding in findings:
         rows.add_row(finding.name, Text(finding.verdict, style=STYLES[finding.verdict]), _near(finding.where))
     counts = _counts(findings)
-    said = [f"{count} {COUNTED[verdict][count != 1]}" for verdict, count in counts.items() if count]
+    parts = [f"{count} {COUNTED[verdict][count != 1]}" for verdict, count in counts.items() if count]
     if len(findings) > 1:
         console.print(rows)
-        console.print(f"\n{len(findings)} Functions: {', '.join(said)}\n")
+        console.print(f"\n{len(findings)} Functions: {', '.join(parts)}\n")
     steps = Table.grid(padding=(0, 1))
     for verdict, count in counts.items():
         if count:
@@ -163,5 +163,5 @@ def _to_dict(findings: list[Finding]) -> dict[str, Any]:
 
 
 def _near(text: str) -> str:
-    """A text with the paths of files below the current directory made relative to it."""
+    """Make the paths of files below the current directory relative to it."""
     return text.replace(f"{Path.cwd()}{os.sep}", "")

@@ -1,4 +1,4 @@
-"""The commands by name; each one's module is imported when it is asked for."""
+"""Commands by name; the module of each is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ COMMANDS = {
     "page": "opsmith.cli.page",
     "tour": "opsmith.cli.tour",
 }
-"""Where each command is; its function has the command's name, and `EPILOG`, if any, ends its help."""
+"""Module of each command; its function has the command's name, and its `EPILOG`, if any, ends the help."""
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class Commands(TyperGroup):
-    """A group that imports a command when it runs, or when its help is shown."""
+    """Group that imports a command when it runs, or when its help is shown."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of the commands."""
+        """Return the names of the commands."""
         return [name for name, module in COMMANDS.items() if importlib.util.find_spec(module) is not None]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of this name; None where there is none."""
+        """Return the command of this name; None if there is none."""
         if cmd_name not in self.list_commands(ctx):
             return None
         single = typer.Typer(rich_markup_mode="markdown", add_completion=False, context_settings=HELP)
@@ -69,9 +69,9 @@ def opsmith(
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version, and leave."),
     ] = False,
 ) -> None:
-    """PyTorch operators, declared once: check them, and see what this machine has for them.
+    """Write custom PyTorch operators: declare them once, then check, benchmark, draw and export them.
 
     Begin with `opsmith check my_operators.py`. Every command has `--help`, with examples.
 
-    Exit status: 0 all is well, 1 something failed, 2 the command could not be carried out, 130 interrupted.
+    Exit status: 0 success, 1 something failed, 2 the command could not be carried out, 130 interrupted.
     """

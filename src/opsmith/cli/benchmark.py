@@ -1,10 +1,11 @@
-"""`opsmith benchmark`: operators beside their references, and beside an earlier benchmark."""
+"""`opsmith benchmark`: time operators beside their references, and compare with an earlier benchmark."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,16 +15,14 @@ import typer
 from rich.markup import escape
 
 from opsmith import errors
-from opsmith.cli.comparing import earlier_in
 from opsmith.cli.guard import FAILED, UNUSABLE, complain, guarded, waiting
 from opsmith.cli.options import AsJson, Operators, Traceback, effort_of, value_named
-from opsmith.cli.output import Output, unwritable_reason
-from opsmith.cli.progress import progress_bar
+from opsmith.cli.output import Output, progress_bar, refuse_unwritable, write_file
 from opsmith.core.operator import Operator
-from opsmith.locating import Target
+from opsmith.targets import Target
 
-SCHEMA = 1
-"""Version of what `--json` prints; it changes when a key changes its meaning or goes."""
+SCHEMA = 2
+"""Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""
 
 
 def benchmark(
@@ -48,12 +47,12 @@ def benchmark(
             show_default=False,
         ),
     ] = None,
-    rival: Annotated[
+    baseline: Annotated[
         list[str] | None,
         typer.Option(
-            "--rival",
+            "--baseline",
             metavar="[FILE_OR_MODULE:]NAME",
-            help="A function that takes what the operator takes; may be given again.",
+            help="A function with the operator's arguments to compare with; may be given again.",
             show_default=False,
         ),
     ] = None,
@@ -74,7 +73,7 @@ def benchmark(
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="How many threads torch has.", show_default="as torch has them")
+        int | None, typer.Option(help="Number of threads of torch.", show_default="torch's own")
     ] = None,
     compiled: Annotated[
         bool, typer.Option("--compiled/--no-compiled", help="Time the reference under `torch.compile`, too.")
@@ -84,12 +83,12 @@ def benchmark(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Compare with an earlier benchmark: what `--json` printed or `-o` wrote.",
+            help="Compare with an earlier benchmark, the output of `--json` or of `-o`.",
             show_default=False,
         ),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(help="With `--against`: by what part a row must be slower to be called slower.")
+        float, typer.Option(help="With `--against`: the slowdown, as a fraction, that counts as slower.")
     ] = 0.1,
     output: Annotated[
         Path | None,
@@ -107,10 +106,10 @@ def benchmark(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Time operators beside their references, those compiled, and rivals, in turns, in one run.
+    """Time operators beside their references, the compiled references and baselines, in turns, in one run.
 
-    Each operator is checked first; one that fails is not benchmarked. So is each contender: one that computes
-    something else is told, and not timed.
+    Each operator is checked first; one that fails is not benchmarked. A contender that computes something
+    else than the reference is reported, and not timed.
 
     **Examples**
 
@@ -118,7 +117,7 @@ def benchmark(
 
     - `opsmith benchmark operators.py:linear --size B=64 --size 'M N=256,512,1024'`
 
-    - `opsmith benchmark operators.py:linear --rival by_einsum --plot linear.svg`
+    - `opsmith benchmark operators.py:linear --baseline by_einsum --plot linear.svg`
 
     - `opsmith benchmark operators.py -o before.json`, and later `opsmith benchmark operators.py --against
     before.json`
@@ -139,15 +138,20 @@ def benchmark(
             "seed": seed,
             "effort": effort_of(quick=quick, thorough=thorough),
         }
-        _refuse_files(output, plot)
+        if plot is not None:
+            from opsmith.benchmarking.plotting import format_of
+
+            format_of(plot)
+        refuse_unwritable(output, "benchmark")
+        refuse_unwritable(plot, "picture")
         from opsmith.benchmarking.verdict import refuse_tolerance
 
         refuse_tolerance(tolerance)
         place = Target.of(target)
         with waiting(f"importing {escape(target)}"):
             found = place.operators()
-            options |= _of_one(place, found, samples, rival)
-        before = {} if against is None else earlier_in(against, [each.name for each in found])
+            options |= _samples_and_baselines(place, found, samples, baseline)
+        before = {} if against is None else earlier_benchmarks(against, [each.name for each in found])
         done: list[Any] = []
         verdicts: list[Any] = []
         unmeasured: list[errors.OpsmithError] = []
@@ -173,11 +177,11 @@ def benchmark(
                 _show(shown, made, verdict, first=len(done) == 1)
             if plot is not None:
                 _plot(made, plot, several=len(found) > 1)
-        written = json.dumps(_told(done, verdicts, unmeasured), indent=2, allow_nan=False) + "\n"
+        written = json.dumps(_to_dict(done, verdicts, unmeasured), indent=2, allow_nan=False) + "\n"
         if as_json:
             shown.write(written)
         if output is not None:
-            _write(output, written)
+            write_file(output, written, "benchmark")
         shown.close()
     raise typer.Exit(status)
 
@@ -186,7 +190,7 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 
 def _sizes(given: list[str] | None) -> dict[str, list[int]] | None:
-    """`'H W=14,28'` and the like as `sizes=` has them."""
+    """Parse sizes, as `'H W=14,28'`, into the form of `sizes=`."""
     if not given:
         return None
     found: dict[str, list[int]] = {}
@@ -210,7 +214,7 @@ def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise errors.UsageError(
-            f"`{name}` is no dtype of floating inputs",
+            f"`{name}` must be a floating dtype",
             argument="--dtype",
             expected="`float32`, `float64`, `bfloat16`, `float16` or another of torch's",
             got=name,
@@ -219,26 +223,27 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def _of_one(
-    place: Target, found: list[Operator[..., Any]], samples: str | None, rivals: list[str] | None
+def _samples_and_baselines(
+    place: Target, found: list[Operator[..., Any]], samples: str | None, baselines: list[str] | None
 ) -> dict[str, Any]:
-    """Samples and rivals that were named, for the one operator that they are for."""
-    given = [f"--samples {samples}"] * (samples is not None) + [f"--rival {each}" for each in rivals or []]
+    """Return the samples and baselines that were named; they are for one operator."""
+    given = [f"--samples {samples}"] * (samples is not None)
+    given += [f"--baseline {each}" for each in baselines or []]
     if given and len(found) != 1:
         raise errors.UsageError(
-            f"`{given[0].split()[0]}` is for one operator, and `{place.place}` has {len(found)}",
+            f"`{given[0].split()[0]}` is for one operator, and `{place.source}` has {len(found)}",
             expected=f"one of {', '.join(f'`{each.name}`' for each in found)}",
-            hint=f"name it: `opsmith benchmark {place.place}:{found[0].name} {' '.join(given)}`",
+            hint=f"name it: `opsmith benchmark {place.source}:{found[0].name} {' '.join(given)}`",
         )
-    short = [text.rpartition(":")[2] for text in rivals or []]
+    short = [text.rpartition(":")[2] for text in baselines or []]
     named = {
         name if short.count(name) == 1 else text: _value(place, text, "a function")
-        for name, text in zip(short, rivals or [], strict=True)
+        for name, text in zip(short, baselines or [], strict=True)
     }
     wanted = "a list of tuples of arguments, or a function that returns one"
     return {
         "samples": None if samples is None else _value(place, samples, wanted),
-        "rivals": named,
+        "baselines": named,
     }
 
 
@@ -247,39 +252,15 @@ def _value(target: Target, text: str, expected: str) -> Any:
     return value_named(text, target, what="nothing", expected=expected, hint=hint)
 
 
-def _refuse_files(output: Path | None, plot: Path | None) -> None:
-    """Refuse files that nothing can be written to, before anything is measured.
-
-    Raises:
-        UsageError: If there is no such folder, format, or permission.
-        MissingExtraError: If pictures are wanted, and what draws them is not there.
-    """
-    if plot is not None:
-        from opsmith.benchmarking.plotting import format_of
-
-        format_of(plot)
-    for file, what in ((output, "benchmark"), (plot, "picture")):
-        fault = None if file is None else unwritable_reason(file)
-        if fault is not None:
-            raise errors.UsageError(
-                f"the {what} cannot be written to `{file}`",
-                expected="a file in a folder that is there, and can be written to",
-                got=fault,
-                hint="make the folder first, or name another file",
-            )
-
-
 def _measured(each: Operator[..., Any], options: dict[str, Any]) -> Any:
     from opsmith.benchmarking import benchmark as measure  # torch's compiler is loaded only once it is needed
 
-    with progress_bar(f"checking {each.name}", threaded=False) as move:
-        return measure(
-            each, **options, progress=lambda what, done, total: move(f"{each.name} {what}", done, total)
-        )
+    with progress_bar(each.name, "check", threaded=False) as progress:
+        return measure(each, **options, progress=progress)
 
 
 def _show(shown: Output, made: Any, verdict: Any, *, first: bool) -> None:
-    from opsmith.benchmarking.rendering import rendered
+    from opsmith.benchmarking.text import rendered
 
     if not first:
         shown.write("\n")
@@ -295,7 +276,7 @@ def _plot(made: Any, plot: Path, *, several: bool) -> None:
         typer.echo(f"opsmith: a picture is in {written}", err=True)
 
 
-def _told(done: list[Any], verdicts: list[Any], unmeasured: list[errors.OpsmithError]) -> dict[str, Any]:
+def _to_dict(done: list[Any], verdicts: list[Any], unmeasured: list[errors.OpsmithError]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "benchmarks": [each.to_dict() for each in done],
@@ -304,12 +285,36 @@ def _told(done: list[Any], verdicts: list[Any], unmeasured: list[errors.OpsmithE
     }
 
 
-def _write(file: Path, text: str) -> None:
+def earlier_benchmarks(file: Path, operators: Sequence[str]) -> dict[str, Any]:
+    """Read the benchmarks of a file, by the names of their operators.
+
+    Args:
+        file: Output of `opsmith benchmark --json` or of `Benchmark.to_json()`.
+        operators: Names of the operators to compare.
+
+    Raises:
+        UsageError: If it cannot be read, or has none of these operators.
+        BenchmarkFormatError: If it does not contain a benchmark.
+    """
+    from opsmith.benchmarking.result import benchmarks_in
+
     try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise errors.UsageError(
-            f"the benchmark cannot be written to `{file}`",
-            got=error.strerror or str(error),
-            hint="name another file; what was measured is printed above",
+            f"`{file}` cannot be read",
+            argument="--against",
+            expected="what `opsmith benchmark --json` printed, or `-o` wrote",
+            got=getattr(error, "strerror", None) or str(error),
+            hint="measure first: `opsmith benchmark ... -o before.json`",
         ) from error
+    found: dict[str, Any] = {**benchmarks_in(text)}
+    if not any(name in found for name in operators):
+        raise errors.UsageError(
+            f"`{file}` has no earlier benchmark of what is to be measured",
+            argument="--against",
+            expected=f"one of {', '.join(f'`{name}`' for name in operators)}",
+            got=", ".join(f"`{name}`" for name in found) or "no benchmark at all",
+            hint="measure it first, and keep that: `opsmith benchmark ... -o before.json`",
+        )
+    return found

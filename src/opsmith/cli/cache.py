@@ -1,4 +1,4 @@
-"""`opsmith cache`: the kernels that were built from source and are kept on this machine."""
+"""`opsmith cache`: show or remove the kernels that were built on this machine."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from opsmith.build.cache import cache_on_disk
-from opsmith.build.entry import parts_of
+from opsmith.build.cache import cache_on_disk, parts_of
 from opsmith.cli.guard import guarded
 from opsmith.cli.options import AsJson
 from opsmith.cli.output import Output
 
 SCHEMA = 1
+"""Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""
+
 KINDS = {
     "cpp": "kernel in C++",
     "cuda": "kernel in CUDA C++",
-    "cuda description": "what a kernel in CUDA C++ takes",
+    "cuda description": "resources of a kernel in CUDA C++",
     "onnx kernel": "kernel in C++, for ONNX Runtime",
     "onnx library": "library of ONNX Runtime",
-    "onnx registering": "what registers kernels with ONNX Runtime",
+    "onnx registering": "registration of kernels with ONNX Runtime",
     "runtime": "opsmith's own library",
-    "trace": "what tells in which line a process died",
+    "trace": "library that finds the line of a crash",
     "triton": "kernel in Triton",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CacheEntry:
     """An entry of the cache.
 
     Attributes:
         key: Name of its directory.
-        kind: What it is.
-        operator: Whose kernel it is; empty for what serves all.
-        bytes: How much room its files take.
-        built: When, in ISO 8601.
+        kind: Kind of its content.
+        operator: Operator of the kernel; empty for a library that serves all.
+        bytes: Size of its files.
+        built: Time at which it was built, in ISO 8601.
     """
 
     key: str
@@ -57,10 +58,10 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove every entry.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the kernels that were built from source and are kept on this machine.
+    """Show the kernels that were built from source on this machine, or remove them.
 
-    The directory is `opsmith` in your cache directory, or what `OPSMITH_CACHE` names. What is removed is
-    built again when it is needed; what a running program has loaded goes on running.
+    The directory is `opsmith` in your cache directory, or `OPSMITH_CACHE`. A removed kernel is built again
+    when it is needed; programs that have loaded it go on running.
 
     **Examples**
 
@@ -68,7 +69,7 @@ def cache(
 
     - `opsmith cache --clear`
 
-    Exit status: 0; 2 if the directory is one that others can write into.
+    Exit status: 0; 2 if other users can write into the directory.
     """
     with guarded():
         shown = Output(sys.stdout)
@@ -89,10 +90,10 @@ def cache(
         shown.close()
 
 
-def _kept(path: Path) -> Kept:
+def _kept(path: Path) -> CacheEntry:
     parts = parts_of(path)
     state = path.stat()
-    return Kept(
+    return CacheEntry(
         path.name,
         KINDS.get(parts.get("kind", ""), parts.get("kind", "")),
         parts.get("operator", ""),
@@ -101,7 +102,7 @@ def _kept(path: Path) -> Kept:
     )
 
 
-def _show(console: Console, kept: list[Kept], directory: Path, *, cleared: bool) -> None:
+def _show(console: Console, kept: list[CacheEntry], directory: Path, *, cleared: bool) -> None:
     if kept and not cleared:
         rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
         for heading in ("", "of", "kB", "built"):

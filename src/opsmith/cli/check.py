@@ -17,20 +17,19 @@ from opsmith import checking, errors
 from opsmith.checking.checker import selected
 from opsmith.checking.output.terminal import rendered
 from opsmith.checking.processes.fork import limit_of
-from opsmith.checking.properties import EVERY
+from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.report import Report
-from opsmith.cli.checked import GUESSED, Checked, everything
-from opsmith.cli.guard import complain, guarded, waiting
+from opsmith.cli.check_run import GUESSED, CheckRun, CheckSubject, subjects_of
+from opsmith.cli.guard import complain, fatal_ends_reported, guarded, waiting
 from opsmith.cli.options import AsJson, Traceback, effort_of
-from opsmith.cli.output import Output, page_writer
-from opsmith.cli.progress import Advance, progress_bar
-from opsmith.cli.tally import Tally
-from opsmith.cli.watching import Note, watched
-from opsmith.locating import Target
-from opsmith.locating.target import is_function_class
+from opsmith.cli.output import Output, progress_bar, refuse_unwritable, write_file
+from opsmith.targets import Target
+from opsmith.targets.target import is_function_class
 
-EPILOG = "\n\n".join(["**Properties**", *(f"- `{known.name}` {known.title}" for known in EVERY.values())])
-"""What the help ends in: what `--only` and `--skip` take."""
+EPILOG = "\n\n".join(
+    ["**Properties**", *(f"- `{known.name}` {known.title}" for known in PROPERTIES.values())]
+)
+"""End of the help: the values of `--only` and `--skip`."""
 
 
 def check(
@@ -45,10 +44,10 @@ def check(
         ),
     ],
     quick: Annotated[
-        bool, typer.Option("--quick", help="Look at less: some 2 seconds for each operator.")
+        bool, typer.Option("--quick", help="Check less: some 2 seconds for each operator.")
     ] = False,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Look at more: more inputs, more repeats; minutes.")
+        bool, typer.Option("--thorough", help="Check more: more inputs, more repeats; minutes.")
     ] = False,
     seed: Annotated[
         int, typer.Option(help="Seed of samples and probes: the same seed, the same report.")
@@ -117,9 +116,10 @@ def check(
     - `opsmith check mypackage.ops:mylib::linear --json > report.json`
 
     Exit status: 0 all that was asked for passed, 1 something did not, 2 something could not be checked or
-    written, 130 interrupted.
+    written, 130 interrupted. A crash ends the command with the status of its signal, after a traceback of the
+    line on stderr; with `--isolate` it is a finding.
     """
-    out, tally = sys.stdout, Tally()
+    out, run = sys.stdout, CheckRun()
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the operators print is no report
         output = Output(out)
         selected(only or None, skip)
@@ -131,24 +131,28 @@ def check(
             "isolate": _isolation(isolate=isolate, limit=limit),
             "sanitize": sanitize,
         }
-        write = None if html is None else page_writer(html)
+        if html is not None:
+            from opsmith.checking.output.html import page  # a missing package is reported before the check
+        refuse_unwritable(html, "page")
         place = Target.of(target)
         with waiting(f"importing {escape(target)}"):
-            found = everything(place, samples)
-        _check(found, tally, None if as_json else output, options)
-        if not tally.interrupted:
-            for line in _about_others(place, place.left_aside()):
+            found = subjects_of(place, samples)
+        _check(found, run, None if as_json else output, options)
+        if not run.interrupted:
+            for line in _unchecked_remarks(place, place.unadopted()):
                 typer.echo(line, err=True)
         if as_json:
-            output.write(json.dumps(tally.to_dict(), indent=2, allow_nan=False) + "\n")
+            output.write(json.dumps(run.to_dict(), indent=2, allow_nan=False) + "\n")
         elif len(found) > 1:
-            output.write(f"\n{tally.summary()}\n")
-        if write is not None:
-            write(tally)
+            output.write(f"\n{run.summary()}\n")
+        if html is not None:
+            unchecked = [(entry["operator"] or "", entry["message"]) for entry in run.unchecked_entries()]
+            write_file(html, page(run.reports, unchecked), "page")
+            typer.echo(f"opsmith: the page is in {html}", err=True)
         output.close()
-        if tally.interrupted:
+        if run.interrupted:
             raise KeyboardInterrupt
-    raise typer.Exit(tally.status)
+    raise typer.Exit(run.status)
 
 
 def _isolation(*, isolate: bool, limit: float | None) -> bool | float:
@@ -169,8 +173,8 @@ def _isolation(*, isolate: bool, limit: float | None) -> bool | float:
     return found
 
 
-def _about_others(target: Target, others: dict[str, Any]) -> Iterator[str]:
-    """A line for the Functions, and one for the custom ops, of a file whose operators were checked."""
+def _unchecked_remarks(target: Target, others: dict[str, Any]) -> Iterator[str]:
+    """Yield a line on the Functions, and one on the custom ops, of a file whose operators were checked."""
     functions = [name for name, value in others.items() if is_function_class(value)]
     custom = [name for name in others if name not in functions]
     for names, kind, options in ((functions, "Function", ""), (custom, "custom op", " --samples SAMPLES")):
@@ -178,46 +182,39 @@ def _about_others(target: Target, others: dict[str, Any]) -> Iterator[str]:
             listed = ", ".join(f"`{name}`" for name in names)
             which, its = (f"{kind}s", "them") if len(names) > 1 else (kind, "it")
             yield (
-                f"opsmith: {target.place} also has the {which} {listed}, of which no operator was adopted; "
-                f"check {its} with `opsmith check {target.place}:{names[0]}{options}`"
+                f"opsmith: {target.source} also has the {which} {listed}, of which no operator was adopted; "
+                f"check {its} with `opsmith check {target.source}:{names[0]}{options}`"
             )
 
 
-def _check(found: list[Checked], tally: Tally, output: Output | None, options: dict[str, Any]) -> None:
-    """Check them one after the other, and print each report when it is there.
+def _check(
+    subjects: list[CheckSubject], run: CheckRun, output: Output | None, options: dict[str, Any]
+) -> None:
+    """Check subjects one after the other, and print each report at once.
 
-    What keeps one from being checked is told, and the others are checked; what Ctrl-C leaves is taken down.
+    A subject that cannot be checked is reported, and the others are checked; Ctrl-C ends the loop.
     """
-    with watched() if options["isolate"] is False else nullcontext(lambda text: None) as note:
-        for place, each in enumerate(found):
+    with fatal_ends_reported() if options["isolate"] is False else nullcontext():
+        for at, each in enumerate(subjects):
             try:
-                note(f"`{each.name}`")
-                with progress_bar(each.name) as move:
-                    report = _report(each, {**options, "progress": _advance(each.name, note, move)})
+                with progress_bar(each.name) as progress:
+                    report = _report(each, {**options, "progress": progress})
             except errors.OpsmithError as error:
-                tally.unchecked.append(error)
+                run.unchecked.append(error)
                 complain(error)
                 continue
             except KeyboardInterrupt:
-                tally.interrupted += [left.name for left in found[place:]]
+                run.interrupted += [left.name for left in subjects[at:]]
                 return
-            tally.reports.append(report)
+            run.reports.append(report)
             if output is not None:
                 output.show(rendered(report))
 
 
-def _report(each: Checked, options: dict[str, Any]) -> Report:
-    guessed = each.guess(options["seed"], limit_of(options["isolate"]))
+def _report(subject: CheckSubject, options: dict[str, Any]) -> Report:
+    guessed = subject.guess(options["seed"], limit_of(options["isolate"]))
     if guessed is None:
-        return each.check(options)
-    report = checking.check(each.value, samples=guessed.samples, **options)
-    remark = GUESSED.format(words=guessed.words, how=each.how())
+        return subject.check(options)
+    report = checking.check(subject.value, samples=guessed.samples, **options)
+    remark = GUESSED.format(words=guessed.words, how=subject.samples_hint())
     return replace(report, remarks=(*report.remarks, remark))
-
-
-def _advance(name: str, note: Note, move: Advance) -> Advance:
-    def advance(check: str, done: int, total: int) -> None:
-        note(f"`{check}` of `{name}`")
-        move(f"{name} {check}", done, total)
-
-    return advance

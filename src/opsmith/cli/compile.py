@@ -1,4 +1,4 @@
-"""`opsmith compile`: every kernel for CUDA of files and modules, for GPUs that need not be there."""
+"""`opsmith compile`: compile every kernel for CUDA of files and modules, with or without a GPU."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from rich.table import Table
 from rich.text import Text
 
 from opsmith import errors
-from opsmith.build.cuda.compiling import known_architectures
-from opsmith.build.cuda.nvrtc import find_nvrtc
 from opsmith.cli.guard import FAILED, complain, guarded, waiting
 from opsmith.cli.options import AsJson, Traceback
 from opsmith.cli.output import Output
 from opsmith.core.operator import Operator
-from opsmith.kernels.cuda import CudaKernel
-from opsmith.kernels.cuda_report import ARCHITECTURES, Usage, cuda_kernels, usage_of
-from opsmith.kernels.triton import TritonKernel
-from opsmith.kernels.triton_ahead import triton_kernels, triton_usage
-from opsmith.locating import Target
+from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage
+from opsmith.kernels.cuda.ahead import cuda_kernels, cuda_usage
+from opsmith.kernels.cuda.compiler import known_architectures
+from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.cuda.nvrtc import find_nvrtc
+from opsmith.kernels.triton.ahead import triton_kernels, triton_usage
+from opsmith.kernels.triton.kernel import TritonKernel
+from opsmith.targets import Target
 
 SCHEMA = 1
-"""Version of what `--json` prints; it changes when a key changes its meaning or goes."""
+"""Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A kernel that does not compile, or cannot be launched as it says.
+class RejectedKernel:
+    """A kernel that does not compile, or cannot be launched with its parameters.
 
     Attributes:
         operator: Name of the operator.
         where: `file:line` of the kernel.
-        message: Why.
+        message: The reason.
     """
 
     operator: str
@@ -69,11 +70,11 @@ def compile(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Compile kernels for CUDA, and say what each takes: registers, spills, shared memory, occupancy.
+    """Compile kernels for CUDA, and show the resources of each: registers, spills, shared memory, occupancy.
 
-    Kernels in CUDA C++ need NVRTC, those in Triton Triton, and neither a GPU nor a driver. A kernel is
-    compiled for what the operator's samples need, and one in CUDA C++ held to the limits that its author
-    states: `max_spills=`, `max_registers=`.
+    Kernels in CUDA C++ need NVRTC, those in Triton need Triton; neither needs a GPU or a driver. A kernel is
+    compiled for the operator's samples. Limits that its author states, `max_spills=` and `max_registers=`,
+    are enforced for CUDA C++.
 
     **Examples**
 
@@ -91,23 +92,23 @@ def compile(
         kernels = _kernels(targets)
         by_nvrtc = any(isinstance(kernel, CudaKernel) for _, kernel in kernels)
         chosen = _architectures(architectures, by_nvrtc=by_nvrtc)
-        used: list[Usage] = []
-        refused: list[Refused] = []
+        used: list[KernelUsage] = []
+        refused: list[RejectedKernel] = []
         for operator, kernel in kernels:
             with waiting(f"compiling {escape(operator.name)}"):
                 try:
                     if isinstance(kernel, CudaKernel):
-                        used += usage_of(operator, kernel, chosen)
+                        used += cuda_usage(operator, kernel, chosen)
                     else:
                         used += triton_usage(kernel, chosen)
                 except errors.ToolchainError:
                     raise
                 except errors.OpsmithError as error:
-                    refused.append(Refused(operator.name, kernel.where, str(error)))
+                    refused.append(RejectedKernel(operator.name, kernel.where, str(error)))
                     complain(error)
         if as_json:
-            told = _to_dict(used, refused, chosen, by_nvrtc=by_nvrtc)
-            shown.write(json.dumps(told, indent=2, allow_nan=False) + "\n")
+            answer = _to_dict(used, refused, chosen, by_nvrtc=by_nvrtc)
+            shown.write(json.dumps(answer, indent=2, allow_nan=False) + "\n")
         else:
             _show(shown.console(), used, refused)
         shown.close()
@@ -117,7 +118,7 @@ def compile(
 def _architectures(named: list[str] | None, *, by_nvrtc: bool) -> tuple[str, ...]:
     chosen = tuple(dict.fromkeys(named or ARCHITECTURES))
     if not by_nvrtc:
-        return chosen  # Triton says itself what it compiles for
+        return chosen  # Triton refuses unknown architectures itself
     known = known_architectures()
     unknown = [each for each in chosen if each.rstrip("af") not in known]
     if unknown:
@@ -147,7 +148,7 @@ def _kernels(targets: list[str]) -> list[tuple[Operator[..., Any], CudaKernel | 
     return [(operator, kernel) for kernel, operator in found.items()]
 
 
-def _show(console: Console, used: list[Usage], refused: list[Refused]) -> None:
+def _show(console: Console, used: list[KernelUsage], refused: list[RejectedKernel]) -> None:
     rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for heading in ("kernel", "for", "", "registers", "spills", "shared", "threads", "occupancy"):
         rows.add_column(
@@ -181,7 +182,7 @@ def _show(console: Console, used: list[Usage], refused: list[Refused]) -> None:
 
 
 def _to_dict(
-    used: list[Usage], refused: list[Refused], architectures: tuple[str, ...], *, by_nvrtc: bool
+    used: list[KernelUsage], refused: list[RejectedKernel], architectures: tuple[str, ...], *, by_nvrtc: bool
 ) -> dict[str, Any]:
     return {
         "schema": SCHEMA,

@@ -1,10 +1,22 @@
-"""`opsmith doctor`: what is there, what is missing, and the command that brings it; what of torch works."""
+"""`opsmith doctor`: what is installed, what is missing and how to get it, and the capabilities of torch."""
 
 from __future__ import annotations
 
+import ctypes.util
+import importlib.util
 import json
+import os
+import platform
+import re
+import shutil
+import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
 
+import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -13,18 +25,19 @@ from rich.text import Text
 
 from opsmith import __version__
 from opsmith.cli.guard import FAILED, guarded, waiting
-from opsmith.cli.inventory import Entry, inventory
 from opsmith.cli.options import AsJson
 from opsmith.cli.output import Output
-from opsmith.torch_library.capabilities.listing import Listed, listing
+from opsmith.extras import install
+from opsmith.torch_library.capabilities.capability import CapabilityStatus, capability_statuses
 
-SCHEMA = 1
+SCHEMA = 2
+"""Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""
 
 
 def doctor(
     as_json: AsJson = False,
 ) -> None:
-    """Show what this machine has for opsmith, what is missing for what, and how to get it.
+    """Show what opsmith finds on this machine, what is missing for which feature, and how to install it.
 
     **Examples**
 
@@ -32,12 +45,12 @@ def doctor(
 
     - `opsmith doctor --json`
 
-    Exit status: 0 opsmith works here, though some of what it can do may be missing; 1 it does not.
+    Exit status: 0 opsmith works here, though packages of some features may be missing; 1 it does not.
     """
     with guarded():
         shown = Output(sys.stdout)
         with waiting("looking at this machine"):
-            entries, capabilities = inventory(), listing()
+            entries, capabilities = inventory(), capability_statuses()
         works = all(entry.found for entry in entries if entry.required)
         works = works and not any(each.fatal for each in capabilities)
         if as_json:
@@ -55,7 +68,9 @@ def doctor(
     raise typer.Exit(0 if works else FAILED)
 
 
-def _show(console: Console, entries: list[Entry], capabilities: list[Listed], *, works: bool) -> None:
+def _show(
+    console: Console, entries: list[InventoryItem], capabilities: list[CapabilityStatus], *, works: bool
+) -> None:
     console.print(_table(entries))
     console.print()
     console.print(_capabilities(capabilities))
@@ -73,7 +88,7 @@ def _show(console: Console, entries: list[Entry], capabilities: list[Listed], *,
         console.print(f"\nopsmith {__version__} works here, and nothing is missing.")
 
 
-def _table(entries: list[Entry]) -> Table:
+def _table(entries: list[InventoryItem]) -> Table:
     rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for heading in ("", "here", "for", "to get it"):
         rows.add_column(heading, overflow="fold")
@@ -86,8 +101,8 @@ def _table(entries: list[Entry]) -> Table:
     return rows
 
 
-def _capabilities(listed: list[Listed]) -> Table:
-    """What of torch's private names works here; docs/capabilities.md says what each is."""
+def _capabilities(listed: list[CapabilityStatus]) -> Table:
+    """Return a table of the uses of torch's private names; docs/capabilities.md describes each."""
     rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for heading in ("of torch's private names", "here", "for", "instead"):
         rows.add_column(heading, overflow="fold")
@@ -99,3 +114,138 @@ def _capabilities(listed: list[Listed]) -> Table:
             Text(each.capability.name), here, Text(each.capability.purpose, style="dim"), Text(instead)
         )
     return rows
+
+
+@dataclass(frozen=True)
+class InventoryItem:
+    """One package or program that opsmith uses.
+
+    Args:
+        name: Its name.
+        found: Version or location; None if it is missing.
+        serves: Features that need it.
+        hint: The command, or the page, to install it.
+        required: Nothing works without it.
+    """
+
+    name: str
+    found: str | None
+    serves: str
+    hint: str
+    required: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the item in JSON's types, with a hint only if it is missing."""
+        return {
+            "name": self.name,
+            "found": self.found,
+            "serves": self.serves,
+            "hint": None if self.found else self.hint,
+            "required": self.required,
+        }
+
+
+def inventory() -> list[InventoryItem]:
+    """Look up every item."""
+    return [entry() for entry in ENTRIES]
+
+
+def _python() -> InventoryItem:
+    version = platform.python_version()
+    found = version if sys.version_info >= (3, 11) else None
+    return InventoryItem(
+        "Python", found, "everything", f"install Python 3.11 or newer (this is {version})", True
+    )
+
+
+def _torch() -> InventoryItem:
+    version = torch.__version__
+    new_enough = tuple(int(part) for part in version.split("+")[0].split(".")[:2]) >= (2, 11)
+    hint = f"pip install --upgrade 'torch>=2.11' (this is {version})"
+    return InventoryItem("torch", version if new_enough else None, "everything", hint, True)
+
+
+def _compiler() -> InventoryItem:
+    names = [os.environ.get("CXX", ""), *(("cl",) if os.name == "nt" else ("g++", "clang++", "c++"))]
+    path = next((found for name in names if name and (found := shutil.which(name))), None)
+    hints = {
+        "Linux": "sudo apt-get install g++, or your distribution's package",
+        "Darwin": "xcode-select --install",
+        "Windows": "winget install Microsoft.VisualStudio.2022.BuildTools",
+    }
+    hint = hints.get(platform.system(), "install g++ or clang++")
+    return InventoryItem(
+        "C++ compiler", path and version_of(path), "C++ kernels; torch.compile on the CPU", hint
+    )
+
+
+def _cuda() -> InventoryItem:
+    found = None
+    if torch.cuda.is_available():
+        found = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    built = torch.version.cuda or torch.version.hip
+    hint = (
+        "nvidia-smi tells whether the driver sees a GPU"
+        if built
+        else "this torch is built for the CPU: pytorch.org/get-started gives the command for your GPU"
+    )
+    return InventoryItem("GPU", found, "CUDA kernels; check on the GPU", hint)
+
+
+def _nvrtc() -> InventoryItem:
+    major = (torch.version.cuda or "13").split(".")[0]
+    package = f"nvidia-cuda-nvrtc-cu{major}" if int(major) < 13 else "nvidia-cuda-nvrtc"
+    return InventoryItem(
+        "NVRTC",
+        _nvrtc_place(package),
+        "CUDA kernels, and `opsmith compile` without a GPU",
+        f"pip install {package}",
+    )
+
+
+def _nvrtc_place(package: str) -> str | None:
+    installed = _package(package)
+    if installed:
+        return installed
+    return ctypes.util.find_library("nvrtc")
+
+
+def _of_package(name: str, package: str, serves: str, hint: str) -> Callable[[], InventoryItem]:
+    return lambda: InventoryItem(name, _package(package), serves, hint)
+
+
+ENTRIES: tuple[Callable[[], InventoryItem], ...] = (
+    _python,
+    _torch,
+    _of_package("rich", "rich", "the command line; check", install("cli")),
+    _of_package("typer", "typer", "the command line", install("cli")),
+    _compiler,
+    _cuda,
+    _nvrtc,
+    _of_package("Triton", "triton", "Triton kernels; torch.compile on the GPU", install("triton")),
+    _of_package("ONNX", "onnx", "export", "pip install onnx"),
+    _of_package("ONNX Script", "onnxscript", "export", "pip install onnxscript"),
+    _of_package("ONNX Runtime", "onnxruntime", "export: run what was exported", "pip install onnxruntime"),
+    _of_package("pygraphviz", "pygraphviz", "draw: SVG, PNG and PDF", install("draw")),
+    _of_package("scikit-learn", "scikit-learn", "tour", install("tour")),
+)
+
+
+def _package(name: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        # Some builds, as packages of a system, have no metadata.
+        module = name.replace("-", "_")
+        return "installed" if importlib.util.find_spec(module) is not None else None
+
+
+def version_of(program: str, option: str = "--version") -> str:
+    """Return the line with the version that a program prints, or else its path."""
+    try:
+        answer = subprocess.run([program, option], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return program
+    said = (answer.stdout or answer.stderr).strip().splitlines()
+    return next((line.strip() for line in said if re.search(r"\d+\.\d+", line)), program)

@@ -1,4 +1,4 @@
-"""`opsmith draw`: the graph of an operator, a module, a function or of tensors, as a file."""
+"""`opsmith draw`: draw the graph of an operator, a module, a function or of tensors."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import typer
 from rich.markup import escape
 
 from opsmith import errors
-from opsmith.cli.guard import FAILED, complain, guarded, waiting
+from opsmith.cli.guard import guarded, waiting
 from opsmith.cli.options import AsJson, Traceback
 from opsmith.cli.output import Output
 from opsmith.core.operator import Operator
-from opsmith.drawing.graph import Graph, shown_bytes
-from opsmith.locating import Target
+from opsmith.drawing.graph import Graph, format_bytes
+from opsmith.targets import Target
 
 SCHEMA = 1
-"""Version of what `--json` prints; it changes when a key changes its meaning or goes."""
+"""Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""
 
 FAILURES = ("NoGraphError", "FreedGraphError", "DrawingError")
-"""Errors that are about what is drawn, and not about how the command was called."""
+"""Errors that concern the graph, and not the way the command was called."""
 
 
 def draw(
@@ -73,7 +73,7 @@ def draw(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Draw a graph: what autograd recorded, what a model computes, what an operator consists of.
+    """Draw a graph: that of autograd, the calls of a model, or the parts of an operator.
 
     An operator is drawn on its first sample. A model comes from a function such as
     `def model(): return network, (torch.zeros(1, 3, 32, 32),)`; a third value may be a dict of arguments by
@@ -87,62 +87,57 @@ def draw(
 
     - `opsmith draw example.py:loss -o loss.png --show-saved --json > loss.json`
 
-    Exit status: 0 it is there, 1 there is nothing to draw, or Graphviz fails, 2 the command could not be
-    carried out.
+    Exit status: 0 drawn, 1 there is nothing to draw, or Graphviz fails, 2 the command could not be carried
+    out.
     """
     out = sys.stdout
-    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the module prints is no report
+    guard = guarded(traceback=traceback, failures=FAILURES)
+    with guard, redirect_stdout(sys.stderr):  # prints of the module are no report
         shown = Output(out)
-        from opsmith.drawing.drawing import checked, drawn
+        from opsmith.drawing.picture import draw_file, output_file
 
-        written = checked(output, depth)
+        file = output_file(output, depth)
         with waiting(f"importing {escape(target)}"):
             subject, inputs, kwargs = _subject(target)
-        try:
-            with waiting(f"drawing {escape(target)}"), warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                graph, note = drawn(
-                    subject,
-                    written,
-                    inputs=inputs,
-                    kwargs=kwargs,
-                    training=training,
-                    show_attrs=show_attrs,
-                    show_saved=show_saved,
-                    memory=memory,
-                    depth=depth,
-                )
-        except errors.OpsmithError as error:
-            if traceback or type(error).__name__ not in FAILURES:
-                raise
-            complain(error)
-            raise typer.Exit(FAILED) from None
+        with waiting(f"drawing {escape(target)}"), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            graph, note = draw_file(
+                subject,
+                file,
+                inputs=inputs,
+                kwargs=kwargs,
+                training=training,
+                show_attrs=show_attrs,
+                show_saved=show_saved,
+                memory=memory,
+                depth=depth,
+            )
         for each in caught:
             typer.echo(f"opsmith: {each.message}", err=True)
-        shown.write(_told(graph, output, note, as_json=as_json) + "\n")
+        shown.write(_report(graph, output, note, as_json=as_json) + "\n")
         shown.close()
 
 
-def _told(graph: Graph, path: Path, note: str, *, as_json: bool) -> str:
+def _report(graph: Graph, path: Path, note: str, *, as_json: bool) -> str:
     notes = [*graph.notes, *[note] * bool(note)]
     if as_json:
         whole = {"schema": SCHEMA, "path": str(path), **graph.to_dict(), "notes": notes}
         return json.dumps(whole, indent=2, allow_nan=False)
-    heaviest = [f"  {shown_bytes(node.own_bytes)} {node.name or node.label}" for node in graph.heaviest(3)]
+    heaviest = [f"  {format_bytes(node.own_bytes)} {node.name or node.label}" for node in graph.heaviest(3)]
     lines = [f"{path}: {graph.title}: {graph.summary()}", *(f"  {each}" for each in notes)]
     return "\n".join([*lines, *["  keep the most:"] * bool(heaviest), *heaviest])
 
 
 def _subject(text: str) -> tuple[Any, Any, Any]:
-    """What a target names, and what it is called with.
+    """Return the object that a target names, with its arguments.
 
     Raises:
-        UsageError, OperatorNotFoundError, ModuleImportError: As their names say.
+        UsageError, OperatorNotFoundError, ModuleImportError: If the target cannot be drawn.
     """
     target = Target.of(text)
     if target.name is None:
         raise errors.UsageError(
-            f"`{text}` does not say what of it is to be drawn",
+            f"`{text}` must name an object to draw",
             expected="FILE_OR_MODULE:NAME",
             hint=f"name an operator, or a function that returns a model and its arguments: `{text}:model`",
         )
@@ -153,7 +148,7 @@ def _subject(text: str) -> tuple[Any, Any, Any]:
         return _returned(text, _without_arguments(text, found)())
     if isinstance(found, torch.nn.Module):
         raise errors.UsageError(
-            f"`{text}` is a model, and it is not said what it is called with",
+            f"`{text}` is a model, and its arguments are missing",
             expected="a function that returns a model and its arguments",
             hint=f"write `def draw_it(): return {target.name}, (torch.zeros(1, 3, 32, 32),)`, and name that",
         )
@@ -161,7 +156,7 @@ def _subject(text: str) -> tuple[Any, Any, Any]:
 
 
 def _without_arguments(text: str, function: Any) -> Any:
-    """A function that can be called with nothing.
+    """Return a function that can be called without arguments.
 
     Raises:
         UsageError: If it needs arguments.
@@ -175,20 +170,20 @@ def _without_arguments(text: str, function: Any) -> Any:
             got=f"it takes `{inspect.signature(function)}`",
             hint="write a function that calls it, `def draw_it(): ...`, and name that",
         ) from error
-    except ValueError:  # a function in C, which does not say what it takes
+    except ValueError:  # a function in C without a signature
         pass
     return function
 
 
 def _returned(text: str, value: Any) -> tuple[Any, Any, Any]:
-    """What a function of the module gave: a model and its arguments, or tensors."""
+    """Split the value of a function into a model and its arguments, or return its tensors."""
     called = isinstance(value, tuple) and len(value) in (2, 3)
     if called and isinstance(value[0], torch.nn.Module | Operator):
         return value[0], value[1], value[2] if len(value) == 3 else None
     if isinstance(value, torch.Tensor | tuple | list | dict):
         return value, None, None
     raise errors.UsageError(
-        f"`{text}` returns nothing that can be drawn",
+        f"`{text}` must return an object that can be drawn",
         expected="a tensor, a tuple or dict of tensors, (model, args), or (model, args, kwargs)",
         got=type(value).__name__,
         hint="write `def model(): return network, (torch.zeros(1, 3, 32, 32),)`",

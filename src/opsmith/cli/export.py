@@ -1,4 +1,4 @@
-"""`opsmith export`: an operator or a model as a file of ONNX, compared with PyTorch."""
+"""`opsmith export`: export an operator or a model to ONNX, and compare the file with PyTorch."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import typer
 from rich.markup import escape
 
 from opsmith import errors
-from opsmith.cli.guard import FAILED, complain, guarded, waiting
+from opsmith.cli.guard import guarded, waiting
 from opsmith.cli.options import AsJson, Traceback
 from opsmith.cli.output import Output
 from opsmith.core.operator import Operator
-from opsmith.core.samples import Make, samples_of
-from opsmith.locating import Target
+from opsmith.core.samples import first_call
+from opsmith.targets import Target
 
 SCHEMA = 1
-"""Version of what `--json` prints; it changes when a key changes its meaning or goes."""
+"""Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""
 
 FAILURES = ("ExportError", "ExportMismatchError", "DynamicAxisError", "OnnxRuntimeError")
-"""Errors that are about what is exported, and not about how the command was called."""
+"""Errors that concern the export, and not the way the command was called."""
 
 
 def export(
@@ -42,9 +42,7 @@ def export(
     ],
     body: Annotated[
         str,
-        typer.Option(
-            "--body", help="What becomes of an operator: `function`, `inline` or `node`.", metavar="BODY"
-        ),
+        typer.Option("--body", help="Form of an operator: `function`, `inline` or `node`.", metavar="BODY"),
     ] = "function",
     dynamic: Annotated[
         list[str] | None,
@@ -74,9 +72,9 @@ def export(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Write an operator or a model as a file that ONNX Runtime runs, and say how it compares with PyTorch.
+    """Export an operator or a model as a file for ONNX Runtime, and compare the file with PyTorch.
 
-    Nothing is at PATH where the two differ. A model comes from a function such as
+    No file is written to PATH if the two differ. A model comes from a function such as
     `def model(): return network.eval(), (torch.zeros(1, 3, 32, 32),)`; a third value may be a dict of
     arguments by keyword.
 
@@ -90,49 +88,44 @@ def export(
 
     - `opsmith export operators.py:linear linear.onnx --json > export.json`
 
-    Exit status: 0 it is there, and computes what PyTorch computes, 1 it cannot be exported, or differs,
-    2 the command could not be carried out.
+    Exit status: 0 written, and equal to PyTorch, 1 it cannot be exported, or differs, 2 the command could
+    not be carried out.
     """
     out = sys.stdout
-    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the module prints is no report
+    guard = guarded(traceback=traceback, failures=FAILURES)
+    with guard, redirect_stdout(sys.stderr):  # prints of the module are no report
         shown = Output(out)
         with waiting(f"importing {escape(target)}"):
             model, args, kwargs = _subject(target)
         from opsmith.exporting import export_onnx  # heavy: only once there is something to export
 
-        try:
-            with waiting(f"exporting {escape(target)}"):
-                made = export_onnx(
-                    model,
-                    args,
-                    path,
-                    kwargs=kwargs,
-                    body=body,  # type: ignore[arg-type]  # which it looks at itself
-                    dynamic=_axes(dynamic or []),
-                    opset=opset,
-                    verify=verify,
-                    library=library,
-                )
-        except errors.OpsmithError as error:
-            if traceback or type(error).__name__ not in FAILURES:
-                raise
-            complain(error)
-            raise typer.Exit(FAILED) from None
-        told = {"schema": SCHEMA, **made.to_dict()}
-        shown.write((json.dumps(told, indent=2, allow_nan=False) if as_json else str(made)) + "\n")
+        with waiting(f"exporting {escape(target)}"):
+            made = export_onnx(
+                model,
+                args,
+                path,
+                kwargs=kwargs,
+                body=body,  # type: ignore[arg-type]  # checked by export_onnx
+                dynamic=_axes(dynamic or []),
+                opset=opset,
+                verify=verify,
+                library=library,
+            )
+        answer = {"schema": SCHEMA, **made.to_dict()}
+        shown.write((json.dumps(answer, indent=2, allow_nan=False) if as_json else str(made)) + "\n")
         shown.close()
 
 
 def _subject(text: str) -> tuple[Any, Any, dict[str, Any]]:
-    """What a target names: a model or operator, and a call of it.
+    """Return the model or operator that a target names, with the arguments of a call.
 
     Raises:
-        UsageError, OperatorNotFoundError, ModuleImportError, MissingSamplesError: As their names say.
+        UsageError, OperatorNotFoundError, ModuleImportError, MissingSamplesError: If it cannot be exported.
     """
     target = Target.of(text)
     if target.name is None:
         raise errors.UsageError(
-            f"`{text}` does not say what of it is to be exported",
+            f"`{text}` must name an object to export",
             expected="FILE_OR_MODULE:NAME",
             hint=f"name an operator, or a function that returns a model and its arguments: `{text}:model`",
         )
@@ -150,7 +143,7 @@ def _returned(text: str, value: Any) -> tuple[Any, Any, dict[str, Any]]:
         )
     if not fits:
         raise errors.UsageError(
-            f"`{text}` returns no model with its arguments",
+            f"`{text}` must return a model with its arguments",
             expected="(model, args), or (model, args, kwargs)",
             got=type(value).__name__,
             hint="write `def model(): return network, (torch.zeros(1, 3, 32, 32),)`",
@@ -159,35 +152,19 @@ def _returned(text: str, value: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def _sampled(operator: Operator[..., Any]) -> tuple[Any, Any, dict[str, Any]]:
-    specification = operator.specification
-    if specification.samples is None:
-        raise errors.MissingSamplesError(
-            "it is exported as its first sample calls it, and has none",
-            operator=operator.name,
-            where=specification.where,
-            hint=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
-            "of arguments",
-        )
-    calls = samples_of(specification.samples, Make(torch.float32), specification.schema, specification.name)
-    if not calls:
-        raise errors.MissingSamplesError(
-            "it is exported as its first sample calls it, and its samples are empty",
-            operator=operator.name,
-            where=specification.where,
-            hint="let the function yield a tuple of arguments",
-        )
-    return operator, tuple(calls[0].args), dict(calls[0].kwargs)
+    call = first_call(operator.specification, "exported")
+    return operator, tuple(call.args), dict(call.kwargs)
 
 
 def _axes(given: list[str]) -> dict[str, dict[int, str]]:
-    """`x:0=batch` and the like as `dynamic=` has them."""
+    """Parse axes, as `x:0=batch`, into the form of `dynamic=`."""
     axes: dict[str, dict[int, str]] = {}
     for text in given:
         place, _, title = text.partition("=")
         name, _, axis = place.rpartition(":")
         if not (name and title and axis.lstrip("-").isdigit()):
             raise errors.UsageError(
-                f"`{text}` names no dynamic axis",
+                f"`{text}` must name a dynamic axis",
                 argument="--dynamic",
                 expected="INPUT:AXIS=NAME",
                 got=text,

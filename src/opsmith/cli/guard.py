@@ -1,13 +1,17 @@
-"""What every command does with errors: one message, no traceback, and the exit status that belongs to it."""
+"""Ends of a command: one message and an exit status for each error, Ctrl-C, `sys.exit` and fatal signals."""
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import signal
+import sys
 import traceback as tracebacks
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
+from typing import NoReturn
 
 import typer
 from rich.console import Console
@@ -19,53 +23,54 @@ FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 
 
 @contextmanager
-def guarded(*, traceback: bool = False) -> Iterator[None]:
-    """A region whose errors become messages on stderr.
+def guarded(*, traceback: bool = False, failures: tuple[str, ...] = ()) -> Iterator[None]:
+    """Print errors of the region as messages on stderr.
 
     Args:
-        traceback: Whether to show where an error comes from.
+        traceback: Print the traceback of an error, too.
+        failures: Names of the errors that concern the subject of the command, and not the way it was called.
 
     Raises:
-        Exit: With status 2 for an error of opsmith, or where what is run calls `sys.exit`; 130 for Ctrl-C.
-            Other exceptions are mistakes in opsmith itself, and pass.
+        Exit: With status 1 for one of `failures`, 2 for another error of opsmith or a `sys.exit` of the code
+            that runs, 130 for Ctrl-C. Other exceptions are bugs of opsmith, and pass.
     """
     try:
-        with _hearing():
+        with _interruptible():
             yield
     except errors.OpsmithError as error:
         if traceback:
             typer.echo(tracebacks.format_exc(), err=True)
         complain(error)
-        raise typer.Exit(UNUSABLE) from None
+        raise typer.Exit(FAILED if type(error).__name__ in failures else UNUSABLE) from None
     except SystemExit as error:
         if traceback:
             typer.echo(tracebacks.format_exc(), err=True)
-        typer.echo(f"opsmith: {_LEFT.format(code=error.code)}", err=True)
+        typer.echo(f"opsmith: {_SYSTEM_EXIT.format(code=error.code)}", err=True)
         raise typer.Exit(UNUSABLE) from None
     except KeyboardInterrupt:
         typer.echo("opsmith: interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
-_LEFT = (
+_SYSTEM_EXIT = (
     "what was run called `sys.exit({code})`, and nothing more can be reported; `--traceback` shows where, "
     "and `opsmith check --isolate` makes a finding of it"
 )
 
-_heard = False
+_interrupted = False
 
 
 def raise_interruption() -> None:
-    """Raise KeyboardInterrupt once more if Ctrl-C was heard: in a finaliser Python ignores exceptions."""
-    if _heard:
+    """Raise KeyboardInterrupt again after Ctrl-C: Python ignores exceptions that a finaliser raises."""
+    if _interrupted:
         raise KeyboardInterrupt
 
 
 @contextmanager
-def _hearing() -> Iterator[None]:
-    """A region in which Ctrl-C is an exception, and remembered; before, the script `opsmith` leaves."""
-    global _heard
-    _heard = False
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt in the region, and remember it."""
+    global _interrupted
+    _interrupted = False
     handler = signal.getsignal(signal.SIGINT)
     ours = getattr(handler, "__module__", None) == "opsmith_command"
     if not (ours or handler is signal.default_int_handler) or current_thread() is not main_thread():
@@ -76,26 +81,76 @@ def _hearing() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _heard = False
+        _interrupted = False
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    global _heard
-    _heard = True
+    global _interrupted
+    _interrupted = True
     raise KeyboardInterrupt
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """A region that may take over a second: a terminal at stderr shows what it does meanwhile."""
+def fatal_ends_reported() -> Iterator[None]:
+    """Report on stderr how the region ends the process: by a fatal signal, or by `os._exit`.
+
+    Python's fault handler prints the lines at which a fatal signal arrived.
+    """
+    stderr = _stderr_descriptor()
+    enabled = stderr is not None and not faulthandler.is_enabled()
+    if enabled:
+        faulthandler.enable(stderr)
+    try:
+        with exit_reported():
+            yield
+    finally:
+        if enabled:
+            faulthandler.disable()
+
+
+@contextmanager
+def exit_reported() -> Iterator[None]:
+    """Report `os._exit` of this process on stderr; its status 0 becomes 2, since there is no report yet."""
+    leave, own = os._exit, os.getpid()
+
+    def leave_with_message(status: int) -> NoReturn:
+        if os.getpid() == own:
+            typer.echo(f"opsmith: {_OS_EXIT.format(status=status)}", err=True)
+            leave(status or UNUSABLE)
+        leave(status)
+
+    os._exit = leave_with_message
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
+_OS_EXIT = (
+    "what was checked called `os._exit({status})`, and nothing more is reported; with `--isolate` this is a "
+    "finding, and the rest is checked"
+)
+
+
+def _stderr_descriptor() -> int | None:
+    """Return the file descriptor of stderr; None where it has none, as in a test."""
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+@contextmanager
+def waiting(activity: str) -> Iterator[None]:
+    """Show an activity that may take over a second, if stderr is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
         return
-    with console.status(what):
+    with console.status(activity):
         yield
 
 
 def complain(error: Exception) -> None:
-    """Say what is wrong, on stderr."""
+    """Print an error on stderr."""
     typer.echo(f"opsmith: {error}", err=True)

@@ -1,4 +1,4 @@
-"""Options that several commands have, and that mean the same in each."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from opsmith import errors
-from opsmith.locating import Target
+from opsmith.targets import Target
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")]
-Traceback = Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")]
+Traceback = Annotated[bool, typer.Option("--traceback", help="Print the traceback of an error.")]
 Operators = Annotated[
     str,
     typer.Argument(
@@ -22,7 +22,7 @@ Operators = Annotated[
 
 
 def effort_of(*, quick: bool, thorough: bool) -> str:
-    """The effort that `--quick` and `--thorough` ask for.
+    """Return the effort of `--quick` and `--thorough`.
 
     Raises:
         UsageError: If both are given.
@@ -38,14 +38,14 @@ def effort_of(*, quick: bool, thorough: bool) -> str:
 
 
 def value_named(text: str, target: Target, *, what: str, expected: str, hint: str) -> Any:
-    """What `[FILE_OR_MODULE:]NAME` names, in a target's own place or in the one that it names.
+    """Return the object that `[FILE_OR_MODULE:]NAME` names.
 
     Args:
-        text: The option's value; the name may have dots.
-        target: Where it is looked for if it names no place.
-        what: What to call it in a message, as `samples`.
-        expected: What it is to be.
-        hint: What to write if it is not there; `{name}` stands for the name.
+        text: Value of the option; the name may have dots.
+        target: The target whose module is searched if the value names none.
+        what: Start of the message `{what} named ...`, as `no samples`.
+        expected: The expected kind of object, for the message.
+        hint: Hint of the message; `{name}` stands for the name.
 
     Raises:
         OperatorNotFoundError: If there is no such name.
@@ -56,7 +56,7 @@ def value_named(text: str, target: Target, *, what: str, expected: str, hint: st
         value = getattr(value, part, None)
     if value is None:
         raise errors.OperatorNotFoundError(
-            f"`{place or target.place}` has {what} named `{name}`",
+            f"`{place or target.source}` has {what} named `{name}`",
             expected=expected,
             hint=hint.format(name=name),
         )

@@ -1,27 +1,35 @@
-"""Where what was found goes: to stdout, to a page, and if one of them takes nothing more, to stderr."""
+"""Output of commands: reports on stdout, and a progress bar on stderr."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from opsmith import errors
-from opsmith.cli.tally import Tally
+from opsmith.cli.guard import raise_interruption
 
 
 class Output:
-    """Stdout, as long as it takes what is written.
+    """Stdout, with stderr as its fallback.
 
     Args:
-        stream: The stream, as it was before anything was checked.
+        stream: Stdout, as it was before any code of the user ran.
 
     Raises:
         UsageError: If it is closed.
@@ -39,12 +47,12 @@ class Output:
         self._error: OSError | None = None
 
     def console(self) -> Console:
-        """What rich prints on, for reports of several parts."""
-        told: Any = _Told(self, self._stream)
-        return Console(file=told, highlight=False)
+        """Return a console of rich for reports of several parts."""
+        stream: Any = _RichStream(self, self._stream)
+        return Console(file=stream, highlight=False)
 
     def show(self, renderable: Any) -> None:
-        """Print something that rich renders."""
+        """Print a renderable of rich."""
         console, text = self._console, io.StringIO()
         color: Any = console.color_system
         same = Console(file=text, width=console.width, color_system=color, force_terminal=console.is_terminal)
@@ -52,24 +60,24 @@ class Output:
         self.write(text.getvalue())
 
     def write(self, text: str) -> None:
-        """Write text; what stdout does not take goes to stderr, so that it is not lost."""
+        """Write text to stdout; if that fails, to stderr, so that it is not lost."""
         if self._error is None:
             try:
-                self._stream.write(_in_letters_of(self._stream, text))
+                self._stream.write(_encodable(self._stream, text))
                 self._stream.flush()
             except OSError as error:
                 self._error = error
                 _discard(self._stream)
             else:
                 return
-        if not isinstance(self._error, BrokenPipeError):  # whose reader has read enough
+        if not isinstance(self._error, BrokenPipeError):  # the reader of a pipe has read enough
             sys.stderr.write(text)
 
     def close(self) -> None:
-        """Say so if something could not be written.
+        """Raise if something could not be written.
 
         Raises:
-            UsageError: With what the system says.
+            UsageError: With the message of the system.
         """
         if self._error is not None:
             raise errors.UsageError(
@@ -84,8 +92,8 @@ class Output:
             )
 
 
-class _Told:
-    """A stream for rich that writes as `Output` does."""
+class _RichStream:
+    """A stream for rich that writes through an `Output`."""
 
     def __init__(self, output: Output, stream: TextIO) -> None:
         self._output, self.encoding = output, stream.encoding or "utf-8"
@@ -96,57 +104,69 @@ class _Told:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: nothing is buffered."""
 
 
-def _in_letters_of(stream: TextIO, text: str) -> str:
-    """A text with escapes for what the stream's encoding lacks."""
+def _encodable(stream: TextIO, text: str) -> str:
+    """Escape the characters that the encoding of a stream lacks."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _discard(stream: TextIO) -> None:
-    """Let what a stream still holds go nowhere: Python would try again at its end, and fail."""
+    """Discard the buffer of a stream: Python would try to write it again at its end, and fail."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         stream.flush()
 
 
-def page_writer(file: Path) -> Callable[[Tally], None]:
-    """What writes the page; that it cannot be written is known before anything is checked, if it can be.
+def refuse_unwritable(file: Path | None, content: str) -> None:
+    """Refuse a file that cannot be written, before anything is computed. No empty file is left behind.
+
+    Args:
+        file: The file; None for no file.
+        content: Kind of its content, for the message: `page`.
 
     Raises:
-        UsageError: If there is no such folder, or nothing can be written there.
-        MissingExtraError: If a package for it is missing.
+        UsageError: With the reason.
     """
-    from opsmith.checking.output.html import page
-
-    fault = unwritable_reason(file)
-    if fault is not None:
-        raise _unwritable(file, fault, "make the folder first, or name another file")
-
-    def write(tally: Tally) -> None:
-        unchecked = [(entry["operator"] or "", entry["message"]) for entry in tally.unchecked_entries()]
-        try:
-            file.write_text(page(tally.reports, unchecked), encoding="utf-8")
-        except OSError as error:
-            raise _unwritable(
-                file, error.strerror or str(error), "name another file; what was found is printed above"
-            ) from error
-        typer.echo(f"opsmith: the page is in {file}", err=True)
-
-    return write
+    reason = None if file is None else _unwritable_reason(file)
+    if reason is not None:
+        raise _unwritable(file, content, reason, "make the folder first, or name another file")
 
 
-def unwritable_reason(file: Path) -> str | None:
-    """Why nothing can be written to a file; None where it can. No empty file is left behind."""
+def write_file(file: Path, text: str, content: str) -> None:
+    """Write a file.
+
+    Raises:
+        UsageError: If the system refuses it.
+    """
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise _unwritable(
+            file, content, reason, "name another file; what was found is printed above"
+        ) from error
+
+
+def _unwritable(file: Path | None, content: str, reason: str, hint: str) -> errors.UsageError:
+    return errors.UsageError(
+        f"the {content} cannot be written to `{file}`",
+        expected="a file in a folder that is there, and can be written to",
+        got=reason,
+        hint=hint,
+    )
+
+
+def _unwritable_reason(file: Path) -> str | None:
     if file.is_dir():
         return "a folder"
     if not file.parent.is_dir():
         return f"there is no folder `{file.parent}`"
     there = file.exists()
     if there and not file.is_file():
-        return None  # a pipe, or a device, whose reader would take the attempt for the page
+        return None  # a pipe or a device: its reader would see the attempt
     try:
         with file.open("a"):
             pass
@@ -157,10 +177,40 @@ def unwritable_reason(file: Path) -> str | None:
     return None
 
 
-def _unwritable(file: Path, got: str, hint: str) -> errors.UsageError:
-    return errors.UsageError(
-        f"the page cannot be written to `{file}`",
-        expected="a file in a folder that is there, and can be written to",
-        got=got,
-        hint=hint,
+Advance = Callable[[str, int, int], None]
+"""Takes the current activity, the number of those that are done, and their total."""
+
+
+@contextmanager
+def progress_bar(subject: str = "", first: str = "", *, threaded: bool = True) -> Iterator[Advance]:
+    """Show a progress bar if stderr is a terminal, and yield the function that advances it.
+
+    Args:
+        subject: Name that is shown before each activity.
+        first: The first activity.
+        threaded: Draw it in a thread of its own. Without, it is drawn when it advances, so that nothing runs
+            beside a benchmark.
+    """
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
     )
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal, auto_refresh=threaded
+    ) as bar:
+        task = bar.add_task(escape(f"{subject} {first}".strip()), total=None)
+        if not threaded:
+            bar.refresh()
+
+        def advance(activity: str, done: int, total: int) -> None:
+            raise_interruption()
+            description = escape(f"{subject} {activity}".strip())
+            bar.update(task, description=description, completed=done, total=total)
+            if not threaded:
+                bar.refresh()
+
+        yield advance

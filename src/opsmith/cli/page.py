@@ -1,4 +1,4 @@
-"""`opsmith page`: all that is known about the operators of a file or module, as pages to read."""
+"""`opsmith page`: write pages about the operators of a file or module."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from rich.markup import escape
 from opsmith import errors
 from opsmith.cli.guard import guarded, waiting
 from opsmith.cli.options import Operators, Traceback, effort_of
-from opsmith.cli.output import Output
-from opsmith.cli.progress import progress_bar
-from opsmith.locating import Target
+from opsmith.cli.output import Output, progress_bar
+from opsmith.targets import Target
 
 T = TypeVar("T")
 
@@ -40,7 +39,7 @@ def page(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Check nothing: take the reports that `opsmith check --json` printed.",
+            help="Take these reports, the output of `opsmith check --json`, instead of a check.",
             show_default=False,
         ),
     ] = None,
@@ -51,7 +50,7 @@ def page(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Take the benchmarks that `opsmith benchmark -o FILE` wrote.",
+            help="Take these benchmarks, the output of `opsmith benchmark -o FILE`.",
             show_default=False,
         ),
     ] = None,
@@ -66,11 +65,11 @@ def page(
     ] = None,
     traceback: Traceback = False,
 ) -> None:
-    """Write a page about an operator, or an index and a page each: files that ask no network for anything.
+    """Write a page about an operator, or an index and a page each: files that need no network.
 
-    A page has signature and sources, what is handwritten and what is derived, the check, the graph, what is
-    saved for the backward, the kernels and what they take of a GPU, benchmarks, ONNX. What cannot be looked
-    at is said to be absent, with the reason.
+    A page has the signature and sources, the handwritten and derived parts, the check, the graph, the tensors
+    saved for the backward, the kernels and their GPU resources, benchmarks and ONNX. A part that is missing
+    is shown with the reason.
 
     **Examples**
 
@@ -78,9 +77,9 @@ def page(
 
     - `opsmith page mypackage.ops -o pages --benchmark` every operator, with times
 
-    - `opsmith page operators.py -o pages --checked report.json --benchmarked before.json` of what is known
+    - `opsmith page operators.py -o pages --checked report.json --benchmarked before.json` from files
 
-    Exit status: 0 written, whatever the check found; 2 it could not be written; 130 interrupted.
+    Exit status: 0 written, also if the check failed; 2 it could not be written; 130 interrupted.
     """
     out = sys.stdout
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the operators print is no answer
@@ -96,13 +95,12 @@ def page(
         with waiting(f"importing {escape(target)}"):
             operators = Target.of(target).operators()
             from opsmith.pages import page as write
-            from opsmith.pages.benchmarks import read_benchmarks
-            from opsmith.pages.reports import read_reports_of
+            from opsmith.pages.results import read_benchmarks, read_reports_of
         names = [each.name for each in operators]
-        known = {} if checked is None else _of(checked, read_reports_of(checked), names, "report")
+        known = {} if checked is None else _relevant(checked, read_reports_of(checked), names, "report")
         measured: Any = benchmark
         if benchmarked is not None:
-            measured = _of(benchmarked, read_benchmarks(benchmarked), names, "benchmark")
+            measured = _relevant(benchmarked, read_benchmarks(benchmarked), names, "benchmark")
         given: dict[str, Any] = {"architectures": tuple(architectures)} if architectures else {}
         with progress_bar() as progress:
             files = write(
@@ -119,17 +117,17 @@ def page(
         shown.close()
 
 
-def _of(file: Path, found: Mapping[str, T], names: list[str], what: str) -> Mapping[str, T]:
-    """What a file holds, which is of one of the operators at least.
+def _relevant(file: Path, found: Mapping[str, T], names: list[str], kind: str) -> Mapping[str, T]:
+    """Return the content of a file that has one of the operators at least.
 
     Raises:
-        UsageError: If it is of others alone.
+        UsageError: If it has none of them.
     """
     if not found.keys() & {*names}:
         raise errors.UsageError(
-            f"`{file}` has no {what} of what the pages are about",
+            f"`{file}` has no {kind} of these operators",
             expected=f"one of {', '.join(f'`{name}`' for name in names)}",
-            got=", ".join(f"`{name}`" for name in found) or f"no {what} at all",
+            got=", ".join(f"`{name}`" for name in found) or f"no {kind} at all",
             hint="name the file that has it, or leave it out",
         )
     return found

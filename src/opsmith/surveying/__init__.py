@@ -1,8 +1,8 @@
-"""Surveying Function classes: which can be adopted as they are, which need a word, and which are wrong."""
+"""Survey of Function classes: which can be adopted unchanged, which need a declaration, which are wrong."""
 
 from __future__ import annotations
 
 from opsmith.surveying.finding import Finding
-from opsmith.surveying.session import survey
+from opsmith.surveying.surveyor import survey
 
 __all__ = ["Finding", "survey"]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from opsmith.checking.numerics.compare import alike
+from opsmith.checking.numerics.compare import agree_to_share
 from opsmith.checking.report import Report
 from opsmith.core.operator import Operator
-from opsmith.surveying.guessing import Guess
-from opsmith.surveying.trying import leaves, seeded
+from opsmith.surveying.guesses import Guess
+from opsmith.surveying.trials import leaves, seeded
 
 COARSE = 1e-8
 
@@ -108,5 +108,5 @@ def _vmap(function: Callable[..., Any], guess: Guess) -> None:
         together = list(leaves(torch.func.vmap(mapped)(*batch)))
         alone = [list(leaves(mapped(*(each[row] for each in batch)))) for row in range(2)]
         for got, *rows in zip(together, *alone, strict=True):
-            if not alike(got, torch.stack(rows), COARSE):
+            if not agree_to_share(got, torch.stack(rows), COARSE):
                 raise ArithmeticError("vmap gives other numbers than a loop")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from opsmith.checking.report import Report
 
-Verdict = Literal["works", "needs a word", "wrong"]
+Verdict = Literal["works", "needs a declaration", "wrong"]
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ import pytest
 
 from opsmith import errors
 from opsmith.checking import Outcome, Report, check
-from opsmith.checking.properties import ASKED, EVERY, PROPERTIES
+from opsmith.checking.properties import PROPERTIES, USUAL
 from opsmith.checking.report import REQUIRED
 from opsmith.core.operator import Operator
-from opsmith.locating import Target
+from opsmith.targets import Target
 
 
 class PropertyFailedError(AssertionError):
@@ -54,8 +54,8 @@ def module_of(session: pytest.Session, text: str) -> OperatorModule:
     """
     place, name, wanted = _parts(text)
     operators = Target(place, name).operators()
-    asked = [*ASKED] if getattr(session.config.option, "opsmith_sanitize", False) else []
-    names = [wanted] if wanted else [*PROPERTIES, *asked]
+    asked = ["sanitized"] if getattr(session.config.option, "opsmith_sanitize", False) else []
+    names = [wanted] if wanted else [*USUAL, *asked]
     return OperatorModule.from_parent(session, name=place, nodeid=place, operators=operators, names=names)
 
 
@@ -65,10 +65,10 @@ def _parts(text: str) -> tuple[str, str | None, str | None]:
     if target.name is None or not target.name.startswith(":"):
         return target.place, target.name, None
     operator, _, known = target.name.removeprefix(":").partition("::")
-    if known and known not in EVERY:
+    if known and known not in PROPERTIES:
         raise errors.UsageError(
             f"there is no property `{known}`",
-            expected=", ".join(f"`{name}`" for name in EVERY),
+            expected=", ".join(f"`{name}`" for name in PROPERTIES),
             got=text,
             hint="take an id as pytest shows it, or FILE_OR_MODULE[:NAME]",
         )

@@ -1,9 +1,8 @@
-"""The tour: operators declared, checked, trained with and written down, on real input, start to end."""
+"""Tour: operators are declared, checked, trained with, exported and documented, on real input."""
 
 from __future__ import annotations
 
-from opsmith.tour.running import run_tour
-from opsmith.tour.stage import Context, Stage, StageResult
-from opsmith.tour.stages import STAGES
+from opsmith.tour.runner import STAGES, run_tour
+from opsmith.tour.stage import StageResult, TourContext, TourStage
 
-__all__ = ["STAGES", "Context", "Stage", "StageResult", "run_tour"]
+__all__ = ["STAGES", "StageResult", "TourContext", "TourStage", "run_tour"]

@@ -1,34 +1,46 @@
-"""Stage: what was built and learned, to look at: graphs, curves, a benchmark, and pages of operators."""
+"""Stage: graphs, learning curves, a benchmark, and a page about each operator."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import opsmith
 from opsmith import ops
 from opsmith.checking.output.json import read_reports
-from opsmith.tour.dataset import digits
-from opsmith.tour.files import read_weights, replacing, write_json
-from opsmith.tour.network import DigitNetwork
-from opsmith.tour.progress import progress
-from opsmith.tour.stage import Context, StageResult
-from opsmith.tour.swish import swish
-from opsmith.tour.threads import single_thread
+from opsmith.tour.digits import DigitNetwork, split_digits
+from opsmith.tour.operators import swish
+from opsmith.tour.stage import (
+    StageResult,
+    TourContext,
+    progress,
+    read_weights,
+    replacing,
+    single_thread,
+    write_json,
+)
+
+# matplotlib is imported by the functions that draw: the command `opsmith tour --help` does without it.
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PAGED = (ops.linear, ops.involution, swish)
-"""Those that have pages: what both models are made of."""
+"""Operators that get pages: those that both models consist of."""
 
 FORMATS = ("svg", "png", "html")
 
-STAGES = ((256, 14), (512, 7))
-"""Channels, and height and width, of what RedNet-50 computes in its last two stages."""
+REDNET_STAGES = ((256, 14), (512, 7))
+"""Channels, and height and width, of the features in the last two stages of RedNet-50."""
+
+# Colours of M. Okabe and K. Ito, which are distinct for colour-blind readers; markers differ, too.
+BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#666666"
 
 
 def draw_example(out: Path) -> list[Path]:
-    """Draw b + sum(w x), of two small operators: x takes no gradient, and is saved for that of w."""
+    """Draw the graph of b + sum(w x): x needs no gradient, and is saved for that of w."""
     w = torch.tensor([[2.0, 3.0]], requires_grad=True)
     b = torch.tensor([3.0], requires_grad=True)
     x = torch.tensor([[4.0, 5.0]])
@@ -41,7 +53,7 @@ def draw_example(out: Path) -> list[Path]:
 
 
 def draw_network(out: Path, pixels: torch.Tensor) -> list[Path]:
-    """Draw what a backward of the network for digits runs through."""
+    """Draw the training graph of the network for digits."""
     network = DigitNetwork()
     read_weights(out / "digits.pt", network)
     paths = [out / f"digits-graph.{each}" for each in FORMATS]
@@ -53,8 +65,8 @@ def draw_network(out: Path, pixels: torch.Tensor) -> list[Path]:
 
 
 @single_thread()
-def stages(seed: int) -> list[tuple[Any, ...]]:
-    """Images and kernels of 7x7 of two stages of a network, for one image of 224x224."""
+def rednet_samples(seed: int) -> list[tuple[Any, ...]]:
+    """Return features and kernels of 7x7 of two stages of RedNet-50, for one image of 224x224."""
     source = torch.Generator().manual_seed(seed)
     return [
         (
@@ -63,20 +75,18 @@ def stages(seed: int) -> list[tuple[Any, ...]]:
             1,
             3,
         )
-        for channels, side in STAGES
+        for channels, side in REDNET_STAGES
     ]
 
 
-def run(context: Context) -> StageResult:
-    """Draw graphs and curves, time involution beside its reference, and write pages with all of it."""
-    # What draws is imported here: other stages need none of it.
+def run(context: TourContext) -> StageResult:
+    """Draw graphs and curves, time involution beside its reference, and write the pages."""
     from opsmith.benchmarking.plotting import save
     from opsmith.checking.output.html import page
-    from opsmith.tour.curves import draw_curves
 
     out = context.out
     reports = read_reports((out / "checks.json").read_text(encoding="utf-8"))
-    _, test = digits(context.seed)
+    _, test = split_digits(context.seed)
     with progress(context.console, "drawing", 4 + len(PAGED)) as advance:
         files = [*draw_example(out), *draw_network(out, test.pixels[:4])]
         advance("graphs")
@@ -89,7 +99,7 @@ def run(context: Context) -> StageResult:
         report = reports[ops.involution.name]
         made = opsmith.benchmark(
             ops.involution,
-            samples=lambda: stages(context.seed),
+            samples=lambda: rednet_samples(context.seed),
             effort="quick",
             compiled=False,
             report=report,
@@ -97,12 +107,12 @@ def run(context: Context) -> StageResult:
         files += [write_json(out / "involution.json", made.to_dict()), *save(made, out / "involution.svg")]
         advance("benchmark")
 
-        def say(what: str, done: int, total: int) -> None:
-            if what.endswith(": benchmark"):  # the last thing that is looked at of each operator
+        def advance_page(what: str, done: int, total: int) -> None:
+            if what.endswith(": benchmark"):  # the last part of each page
                 advance(what.partition(":")[0])
 
         pages = opsmith.page(
-            PAGED, out / "pages", reports=reports, benchmarks={made.operator: made}, progress=say
+            PAGED, out / "pages", reports=reports, benchmarks={made.operator: made}, progress=advance_page
         )
     files += pages
     details = _details(made, len(pages) - 1)
@@ -117,3 +127,48 @@ def _details(made: opsmith.Benchmark, pages: int) -> dict[str, Any]:
     ratio = largest.ratio(own, "both")
     assert ratio is not None
     return {"pages": pages, "involution_beside_reference": round(ratio.median, 4), "at": largest.label}
+
+
+def learning_curves(line: dict[str, Any], digits: dict[str, Any]) -> Figure:
+    """Draw the losses of the plane and of the digits, and the accuracy of the digits.
+
+    Args:
+        line: Content of `linear.json`.
+        digits: Content of `digits.json`.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    drawn = Figure(figsize=(11, 3.4), layout="constrained")
+    plane, loss, accuracy = drawn.subplots(1, 3)
+    plane.semilogy(line["curve"]["step"], line["curve"]["loss"], color=BLUE)
+    plane.set(xlabel="step", ylabel="mean squared error", title="A plane, with the linear operator")
+    epochs = digits["curve"]["epoch"]
+    loss.plot(epochs, digits["curve"]["loss"], "o-", color=BLUE)
+    loss.set(xlabel="epoch", ylabel="cross-entropy, smoothed labels (nats)", title="Digits, training")
+    accuracy.plot(epochs, [100 * each for each in digits["curve"]["accuracy"]], "s--", color=VERMILION)
+    required = digits["required_accuracy"]
+    accuracy.axhline(100 * required, color=GREY, linestyle=":", label=f"required, {required:.0%}")
+    accuracy.set(xlabel="epoch", ylabel="images read right (%)", title="Digits, held out")
+    accuracy.legend()
+    for panel in (loss, accuracy):
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for panel in (plane, loss, accuracy):
+        panel.grid(alpha=0.3)
+    return drawn
+
+
+def draw_curves(out: Path) -> list[Path]:
+    """Draw the curves in `linear.json` and `digits.json` as `curves.svg` and `curves.png`."""
+    from matplotlib import rc_context
+
+    line, digits = (json.loads((out / f"{name}.json").read_text("utf-8")) for name in ("linear", "digits"))
+    drawn = learning_curves(line, digits)
+    paths = [out / "curves.svg", out / "curves.png"]
+    with rc_context({"svg.hashsalt": "opsmith-tour"}):
+        for path in paths:
+            kind = path.suffix.removeprefix(".")
+            undated = {"Date": None} if kind == "svg" else {}
+            with replacing(path) as temporary:
+                drawn.savefig(temporary, format=kind, dpi=150, metadata=undated, facecolor="white")
+    return paths

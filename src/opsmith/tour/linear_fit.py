@@ -1,7 +1,7 @@
 """Stage: the linear operator learns y = 2 x1 + 3 x2 + 4 by gradient descent.
 
 SGD with learning rate 0.01, momentum 0.9 and weight decay 5e-4; mean squared error; 64 new points in each
-step, uniform in [0, 1)²; float64. Weight decay pulls what is learned off the target: `optimum` says how far.
+step, uniform in [0, 1)²; float64. Weight decay moves the optimum off the target: `optimum` computes it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ from torch import Tensor
 
 from opsmith.modules import OperatorModule
 from opsmith.ops import Linear
-from opsmith.tour.files import write_json, write_weights
-from opsmith.tour.progress import progress
-from opsmith.tour.stage import Context, StageResult
-from opsmith.tour.threads import single_thread
+from opsmith.tour.stage import StageResult, TourContext, progress, single_thread, write_json, write_weights
 
 TARGET = (2.0, 3.0, 4.0)
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, BATCH = 0.01, 0.9, 5e-4, 64
 ENOUGH_STEPS = 5000
-"""After so many steps the error must be below 0.02; before, after 300 as after fewer, below 0.05."""
+"""From this number of steps on the error must be below 0.02; with fewer steps, below 0.05."""
 
 POINTS_OF_CURVE = 500
 
@@ -37,7 +34,7 @@ class Step:
 
 
 def descend(model: OperatorModule[Tensor], steps: int, seed: int) -> Iterator[Step]:
-    """Train a model on points whose numbers come from the CPU, so that every device gets the same."""
+    """Train a model on points that are drawn on the CPU, so that every device gets the same."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
@@ -53,7 +50,7 @@ def descend(model: OperatorModule[Tensor], steps: int, seed: int) -> Iterator[St
 
 
 def optimum() -> Tensor:
-    """What the descent converges to: the minimum of the mean squared error plus weight decay / 2 |p|².
+    """Return the limit of the descent: the minimum of the mean squared error plus weight decay / 2 |p|².
 
     With X = (x1, x2, 1) and A = 2 E[X Xᵀ], whose entries follow from E[x] = 1/2 and E[x²] = 1/3, it is the
     solution p of (A + weight decay) p = A target.
@@ -69,8 +66,8 @@ def optimum() -> Tensor:
 
 
 @single_thread()
-def run(context: Context) -> StageResult:
-    """Train, print what was learned beside the target, and write `linear.json` and `linear.pt`."""
+def run(context: TourContext) -> StageResult:
+    """Train, print the parameters beside the target, and write `linear.json` and `linear.pt`."""
     steps = context.linear_steps
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(context.seed)

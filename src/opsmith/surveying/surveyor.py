@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -16,15 +14,10 @@ from opsmith.core.adopted import overrides
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.surveying.abilities import abilities
-from opsmith.surveying.draft import Draft, argument_names
+from opsmith.surveying.declarations import Declaration, add_declaration
 from opsmith.surveying.finding import Finding, Verdict, adopting_line
-from opsmith.surveying.guessing import placeholder_code, unguessable
-from opsmith.surveying.reading import Reading
-from opsmith.surveying.remedies import remedy
-from opsmith.surveying.trying import Trials, has_backward, tried
-
-SECONDS = 10.0
-"""How long arguments are guessed for one class."""
+from opsmith.surveying.guesses import ClassSource, argument_names, placeholder_code, unguessable
+from opsmith.surveying.trials import SECONDS, Trials, has_backward, one_thread, run_guesses
 
 FLOAT32 = 1e-4
 """How far apart, of 1 or of the value, two numbers are that float32 has rounded."""
@@ -40,7 +33,7 @@ def survey(
     seconds: float = SECONDS,
     name: str | None = None,
 ) -> Finding:
-    """Find out whether a Function can be adopted as it is, needs a word from its author, or is wrong.
+    """Find out whether a Function can be adopted as it is, needs a declaration from its author, or is wrong.
 
     Args:
         function_class: The class; its forward and backward are run on arguments that are guessed.
@@ -66,25 +59,14 @@ def survey(
         # One class must not keep the report on the others from its author.
         except (Exception, SystemExit) as error:
             reason = f"looking at it ended in {type(error).__name__}: {error}"
-            return Finding(known, _where(function_class), "needs a word", (reason, UNFINISHED))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """A region in which torch uses one thread: for tensors this small, more of them cost time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+            return Finding(known, _where(function_class), "needs a declaration", (reason, UNFINISHED))
 
 
 def _survey(function_class: type[torch.autograd.Function], seed: int, seconds: float, name: str) -> Finding:
     if not overrides(function_class, "forward"):
         reason = "it has no `forward`, so there is nothing to adopt; if others derive from it, adopt those"
-        return Finding(name, _where(function_class), "needs a word", (reason,))
-    reading = Reading.of(function_class, name)
+        return Finding(name, _where(function_class), "needs a declaration", (reason,))
+    reading = ClassSource.of(function_class, name)
     if inspect.getattr_static(function_class, "__init__") is not torch.autograd.Function.__init__:
         reason = (
             "it has an `__init__`, whose state torch's `apply` has not passed on since 1.3: let forward "
@@ -94,33 +76,33 @@ def _survey(function_class: type[torch.autograd.Function], seed: int, seconds: f
     unknown = unguessable(reading)
     if unknown:
         return _ask_for_samples(reading, unknown)
-    trials = tried(reading, seed, seconds)
+    trials = run_guesses(reading, seed, seconds)
     if not trials.ran:
         return _nothing_ran(reading, trials)
-    first = _surveyed(Draft(reading, trials.ran[0], seed))
+    first = _check_and_declare(Declaration(reading, trials.ran[0], seed))
     if first.verdict != "wrong":
         return first
     # Perhaps it is not meant to take these: other shapes and positive numbers have a say, too.
-    for guess in [trials.ran[0].made_positive(), *tried(reading, seed, seconds, wanted=3).ran[1:]]:
-        other = _surveyed(Draft(reading, guess, seed))
+    for guess in [trials.ran[0].made_positive(), *run_guesses(reading, seed, seconds, wanted=3).ran[1:]]:
+        other = _check_and_declare(Declaration(reading, guess, seed))
         if other.verdict != "wrong":
             return _wrong_for_some(first, other)
     return first
 
 
-def _surveyed(draft: Draft) -> Finding:
+def _check_and_declare(draft: Declaration) -> Finding:
     """Check a draft, and follow what the failures suggest, until it passes or nothing more helps."""
     function_class = draft.reading.function_class
     reasons: list[str] = []
     try:
         operator = draft.typed()
     except errors.OpsmithError as error:
-        return _finding(draft, "needs a word", [_text(error)], None, None)
+        return _finding(draft, "needs a declaration", [_text(error)], None, None)
     if draft.signature or draft.by_samples:
         reasons.append(_about_types(draft))
     report = draft.check(operator)
     for _ in range(ROUNDS):
-        word = remedy(draft, report)
+        word = add_declaration(draft, report)
         if word is None:
             break
         reasons.append(word)
@@ -136,16 +118,16 @@ def _surveyed(draft: Draft) -> Finding:
     elif faults:
         return _finding(draft, "wrong", faults, None, report)
     reasons += _written(operator)
-    verdict: Verdict = "needs a word" if reasons else "works"
+    verdict: Verdict = "needs a declaration" if reasons else "works"
     if not has_backward(function_class):
         reasons.append("it has no backward: its gradient is the derivative of its forward")
-    reasons += _refused(report)
+    reasons += _missing_abilities(report)
     found = abilities(function_class, operator, report, draft.guess)
     return _finding(draft, verdict, reasons, operator, report, found)
 
 
 def _finding(
-    draft: Draft,
+    draft: Declaration,
     verdict: Verdict,
     reasons: list[str],
     operator: Operator[..., object] | None,
@@ -165,7 +147,7 @@ def _finding(
     )
 
 
-def _ask_for_samples(reading: Reading, unknown: list[str]) -> Finding:
+def _ask_for_samples(reading: ClassSource, unknown: list[str]) -> Finding:
     """The finding for a class that takes what cannot be guessed."""
     called = [name for name in unknown if name in reading.called]
     other = [name for name in unknown if name not in called]
@@ -187,14 +169,14 @@ def _ask_for_samples(reading: Reading, unknown: list[str]) -> Finding:
     return _with_samples(reading, tuple(reasons), unknown)
 
 
-def _with_samples(reading: Reading, reasons: tuple[str, ...], unknown: list[str]) -> Finding:
+def _with_samples(reading: ClassSource, reasons: tuple[str, ...], unknown: list[str]) -> Finding:
     name = reading.name
     sample = f"lambda: [({placeholder_code(reading, unknown)})]"
     line = adopting_line(name, {"samples": sample})
-    return Finding(name, where(reading.function_class.forward), "needs a word", reasons, None, line)
+    return Finding(name, where(reading.function_class.forward), "needs a declaration", reasons, None, line)
 
 
-def _nothing_ran(reading: Reading, trials: Trials) -> Finding:
+def _nothing_ran(reading: ClassSource, trials: Trials) -> Finding:
     """The finding for a class that got through on no guess: its own mistake, or arguments out of reach."""
     name, place = reading.name, where(reading.function_class.forward)
     stop = trials.mistake or trials.nearest
@@ -210,7 +192,7 @@ def _nothing_ran(reading: Reading, trials: Trials) -> Finding:
             f"its backward raises {stop.text} ({at}): if it is a base of other classes, adopt those; if "
             "it has no gradient, leave the backward out"
         )
-        return Finding(name, place, "needs a word", (reason,), words)
+        return Finding(name, place, "needs a declaration", (reason,), words)
     if trials.mistake is not None:
         reason = f"its {stop.method} {stop.fault}, whatever it is given ({at})"
         return Finding(name, place, "wrong", (reason,), words)
@@ -235,7 +217,7 @@ def _wrong_for_some(wrong: Finding, right: Finding) -> Finding:
     return Finding(
         right.name,
         right.where,
-        "needs a word",
+        "needs a declaration",
         reasons,
         right.tried,
         right.line,
@@ -252,7 +234,7 @@ def _where(function_class: type) -> str:
         return function_class.__module__
 
 
-def _about_types(draft: Draft) -> str:
+def _about_types(draft: Declaration) -> str:
     if draft.by_samples:
         return "nothing in its code says what it takes or returns, and `samples=` shows it"
     if draft.reading.variadic is not None:
@@ -282,7 +264,7 @@ def _written(operator: Operator[..., object]) -> list[str]:
     ]
 
 
-def _refused(report: Report) -> list[str]:
+def _missing_abilities(report: Report) -> list[str]:
     """What it cannot do, in the words of the check; second order and forward mode have one reason mostly."""
     found: dict[str, list[str]] = {}
     for outcome in report.outcomes:

@@ -1,4 +1,4 @@
-"""What is benchmarked: an operator, with calls of it in every size that was asked for."""
+"""Sizes to measure: calls of an operator from `samples=` and `sizes=`, or grown from its own samples."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.benchmarking.effort import Effort
-from opsmith.benchmarking.growing import grown
-from opsmith.benchmarking.template import Letters, Template, elements, no_such_size, shown_letters, usable
+from opsmith.benchmarking.templates import (
+    Letters,
+    Template,
+    elements,
+    grow,
+    no_such_size,
+    shown_letters,
+    usable,
+)
+from opsmith.benchmarking.timing import BenchmarkEffort
 from opsmith.checking.effort import EFFORTS as CHECKED
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.subject_kinds import subject_of
-from opsmith.core.calls import shown
+from opsmith.core.call_arguments import shown
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of
 
@@ -25,18 +32,18 @@ Samples = Callable[..., Iterable[Any]] | Iterable[Any] | None
 Sizes = Mapping[str, Any] | None
 
 TINY = 4096
-"""How many elements the call has at most that tells what a call costs."""
+"""Most elements of the call that measures the overhead of a call."""
 
 
 @dataclass(frozen=True)
-class Size:
+class SizedCall:
     """One call to measure.
 
     Args:
-        label: What to call it.
+        label: Its label.
         sizes: Its sizes by name.
         sample: The call, in the dtype of the samples, on the CPU.
-        role: As of `Case`.
+        role: As of `BenchmarkCase`.
     """
 
     label: str
@@ -46,7 +53,7 @@ class Size:
 
 
 def samples_of_operator(operator: Operator[..., Any], samples: Samples, seed: int) -> tuple[Sample, ...]:
-    """The samples of an operator, held to what a check holds them to.
+    """Return the samples of an operator, validated as by a check.
 
     Raises:
         MissingSamplesError: If there are none.
@@ -65,21 +72,21 @@ def samples_of_operator(operator: Operator[..., Any], samples: Samples, seed: in
 
 
 def sizes_of(
-    operator: Operator[..., Any], samples: Samples, sizes: Sizes, seed: int, effort: Effort
-) -> tuple[list[Size], list[str]]:
-    """The calls to measure, the tiny one first, and remarks on how they came about.
+    operator: Operator[..., Any], samples: Samples, sizes: Sizes, seed: int, effort: BenchmarkEffort
+) -> tuple[list[SizedCall], list[str]]:
+    """Return the calls to measure, the tiny one first, and remarks on their origin.
 
     Args:
         operator: The operator.
         samples: As of `benchmark`.
         sizes: As of `benchmark`.
         seed: Seed of all numbers.
-        effort: How many sizes are found where none are given.
+        effort: Number of sizes to find if none are given.
 
     Raises:
         MissingSamplesError: If there are no samples.
         SampleError: If one does not fit.
-        UsageError: If `sizes` names no sizes.
+        UsageError: If `sizes` is invalid.
     """
     points = [] if sizes is None else _points(operator, sizes)
     if points and callable(samples):
@@ -90,23 +97,23 @@ def sizes_of(
     if sizes is not None:
         return _given(operator, own, points, seed)
     if samples is not None:
-        every = [Size(_label({}, each), {}, each) for each in own if elements(each.flat)]
+        every = [SizedCall(_label({}, each), {}, each) for each in own if elements(each.flat)]
         return [*_tiny(_own(operator, seed) or own), *_numbered(every)], []
     return _found(operator, own, effort, seed)
 
 
 def _required(samples: Callable[..., Any]) -> list[str]:
-    """The parameters that a function of samples has to be given."""
+    """Return the parameters of a function of samples that have no default."""
     try:
         parameters = inspect.signature(samples).parameters.values()
-    except ValueError:  # a builtin that does not say
+    except ValueError:  # a builtin without a signature
         return []
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [each.name for each in parameters if each.default is each.empty and each.kind not in variable]
 
 
 def _points(operator: Operator[..., Any], sizes: Sizes) -> list[dict[str, int]]:
-    """`sizes` as one mapping for each size: lists go together, number by number."""
+    """Split `sizes` into one mapping for each size; lists go together, number by number."""
     fits = isinstance(sizes, Mapping) and bool(sizes) and all(isinstance(name, str) for name in sizes)
     given: dict[str, list[Any]] = {}
     for names, value in sizes.items() if isinstance(sizes, Mapping) and fits else ():
@@ -122,7 +129,7 @@ def _points(operator: Operator[..., Any], sizes: Sizes) -> list[dict[str, int]]:
     if not fits:
         raise no_such_size(
             operator.name,
-            "this names no sizes",
+            "`sizes` must map names to sizes",
             "a mapping from names, each of them once, to a whole number, or a list of them",
             shown(sizes),
             'write `sizes={"B": 8, "H W": [14, 28, 56]}`',
@@ -149,8 +156,8 @@ def _of_function(
     parameters: Sequence[str],
     points: Sequence[Mapping[str, int]],
     seed: int,
-) -> list[Size]:
-    """Calls of a function of sizes, at every point; one parameter that is no size gets `make`."""
+) -> list[SizedCall]:
+    """Call a function of sizes at every point; a parameter that is not a size gets `make`."""
     left = [name for name in parameters if name not in points[0]]
     unknown = [name for name in points[0] if name not in parameters]
     if unknown or len(left) > 1:
@@ -170,19 +177,19 @@ def _of_function(
         make = Make(generator=torch.Generator().manual_seed(seed))
         calls = samples_of(at, make, schema, operator.name)
         every = [Sample.of(position, call, schema) for position, call in enumerate(calls)]
-        found += [Size(_label(point, each), point, each) for each in every]
+        found += [SizedCall(_label(point, each), point, each) for each in every]
     return [*_tiny(_own(operator, seed)), *_numbered(found)]
 
 
 def _own(operator: Operator[..., Any], seed: int) -> Sequence[Sample]:
-    """The operator's own samples; none where it has none."""
+    """Return the operator's own samples, if any."""
     return samples_of_operator(operator, None, seed) if operator.specification.samples else ()
 
 
 def _given(
     operator: Operator[..., Any], own: Sequence[Sample], points: Sequence[Mapping[str, int]], seed: int
-) -> tuple[list[Size], list[str]]:
-    """The first sample that takes these sizes, in each of them."""
+) -> tuple[list[SizedCall], list[str]]:
+    """Resize the first sample that accepts the sizes, to each of them."""
     specification = operator.specification
     generator = torch.Generator().manual_seed(seed)
     found = []
@@ -193,7 +200,7 @@ def _given(
             if made is not None:
                 template, values, letters = made
                 again = _sample(template, values, generator)
-                found.append(Size(_label(point, again), shown_letters(letters), again))
+                found.append(SizedCall(_label(point, again), shown_letters(letters), again))
                 break
         else:
             raise no_such_size(
@@ -209,7 +216,7 @@ def _given(
 def _at(
     template: Template, point: Mapping[str, int], refusals: list[str], operator: str
 ) -> tuple[Template, list[Any], Letters] | None:
-    """A template, the arguments and the letters at a point; None where the operator refuses them."""
+    """Return a template, the arguments and the letters at a point; None if the operator refuses them."""
     schema = template.specification.schema
     plain = [each.name for each in schema.arguments if not each.kind.is_tensor]
     known = [*(template.letters if template.named else ()), *plain]
@@ -241,24 +248,23 @@ def _at(
 
 
 def _found(
-    operator: Operator[..., Any], own: Sequence[Sample], effort: Effort, seed: int
-) -> tuple[list[Size], list[str]]:
-    """The first sample that can be grown, grown; else the samples as they are."""
+    operator: Operator[..., Any], own: Sequence[Sample], effort: BenchmarkEffort, seed: int
+) -> tuple[list[SizedCall], list[str]]:
+    """Grow the first sample that can be grown; else return the samples unchanged."""
     generator = torch.Generator().manual_seed(seed)
     for sample in filter(usable, own):
         template = Template.of(operator.specification, sample)
         found = []
-        for letters in grown(template, effort.elements):
+        for letters in grow(template, effort.elements):
             again = _sample(template, template.values(letters), generator)
             sizes = shown_letters(letters) if template.named else {}
-            found.append(Size(_label(sizes if template.named else {}, again), sizes, again))
+            found.append(SizedCall(_label(sizes if template.named else {}, again), sizes, again))
         if found:
             remark = f"sizes grown from {sample}; give others with `sizes=` or `samples=`"
             return [*_tiny(own), *_numbered(found)], [remark]
-    every = [Size(_label({}, each), {}, each) for each in own if elements(each.flat)]
+    every = [SizedCall(_label({}, each), {}, each) for each in own if elements(each.flat)]
     return [*_tiny(own), *_numbered(every)], [
-        "measured on its samples as they are, which are small: none can be grown without knowing more; give "
-        "others with `samples=`"
+        "measured on its own samples, which are small: none of them can be grown; give others with `samples=`"
     ]
 
 
@@ -267,19 +273,19 @@ def _sample(template: Template, values: Sequence[Any], generator: torch.Generato
     return Sample(template.sample.position, template.sample.flattening, filled)
 
 
-def _tiny(own: Sequence[Sample]) -> list[Size]:
-    """The smallest sample: computing it takes next to nothing, so that it tells what a call costs."""
+def _tiny(own: Sequence[Sample]) -> list[SizedCall]:
+    """Return the smallest sample: its time is the overhead of a call."""
     some = sorted((each for each in own if usable(each)), key=lambda each: elements(each.flat))
     some = [each for each in some if elements(each.flat) <= TINY]
-    return [Size(f"a call, {_label({}, some[0])}", {}, some[0], "call")] if some else []
+    return [SizedCall(f"a call, {_label({}, some[0])}", {}, some[0], "call")] if some else []
 
 
-def _numbered(sizes: list[Size]) -> list[Size]:
-    """Sizes with labels of their own, the smallest first."""
+def _numbered(sizes: list[SizedCall]) -> list[SizedCall]:
+    """Sort sizes, and make their labels distinct."""
     ordered = sorted(sizes, key=lambda each: elements(each.sample.flat))
     labels = [each.label for each in ordered]
     return [
-        Size(f"{each.label} ({labels[:at].count(each.label) + 1})", each.sizes, each.sample, each.role)
+        SizedCall(f"{each.label} ({labels[:at].count(each.label) + 1})", each.sizes, each.sample, each.role)
         if labels.count(each.label) > 1
         else each
         for at, each in enumerate(ordered)
@@ -287,18 +293,18 @@ def _numbered(sizes: list[Size]) -> list[Size]:
 
 
 def _label(sizes: Mapping[str, int], sample: Sample) -> str:
-    return _shown_sizes(sizes) if sizes else ", ".join(described(sample.labels, sample.flat))
+    return _shown_sizes(sizes) if sizes else ", ".join(argument_texts(sample.labels, sample.flat))
 
 
 def _shown_sizes(sizes: Mapping[str, int]) -> str:
     return " ".join(f"{name}={size}" for name, size in sizes.items())
 
 
-def described(labels: Sequence[str], values: Sequence[Any]) -> list[str]:
-    """Each argument in words; a tensor with its dtype where that is not the case's, which is a floating one.
+def argument_texts(labels: Sequence[str], values: Sequence[Any]) -> list[str]:
+    """Describe each argument; a tensor with its dtype unless that is the floating dtype of the case.
 
     Example:
-        >>> described(["x", "at", "by"], [torch.ones(2, 3), torch.arange(2), 2.0])
+        >>> argument_texts(["x", "at", "by"], [torch.ones(2, 3), torch.arange(2), 2.0])
         ['x [2, 3]', 'at [2] int64', 'by=2.0']
     """
     return [
@@ -309,14 +315,14 @@ def described(labels: Sequence[str], values: Sequence[Any]) -> list[str]:
 
 
 def _kind(tensor: Tensor) -> str:
-    """The dtype of a tensor that has no floating one; a complex one is as wide as the case's dtype says."""
+    """Name the dtype of a tensor that is not floating; the precision of a complex one is the case's."""
     if tensor.is_complex():
         return " complex"
     return "" if tensor.is_floating_point() else f" {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def placed(sample: Sample, dtype: torch.dtype, device: torch.device) -> list[Any]:
-    """The flat arguments of a sample, floating tensors in this dtype, all of them on this device."""
+def arguments_on(sample: Sample, dtype: torch.dtype, device: torch.device) -> list[Any]:
+    """Copy the flat arguments of a sample to a device, floating tensors in this dtype."""
     return [replica(value, dtype if is_inexact(value) else None, device) for value in sample.flat]
 
 

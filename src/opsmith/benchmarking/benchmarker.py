@@ -1,4 +1,4 @@
-"""`opsmith.benchmark`: an operator beside its reference, what torch's compiler makes of that, and rivals."""
+"""`opsmith.benchmark`: time an operator beside its reference, the compiled reference, and baselines."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 from opsmith import errors
 from opsmith.benchmarking import machine
-from opsmith.benchmarking.contenders import refuse_rivals
-from opsmith.benchmarking.effort import Effort, Level, effort_named
-from opsmith.benchmarking.measuring import Asked, measured, threaded
-from opsmith.benchmarking.result import DIRECTIONS, Benchmark, Case
-from opsmith.benchmarking.subject import Samples, Size, Sizes, sizes_of
-from opsmith.benchmarking.work import bytes_of
+from opsmith.benchmarking.contenders import refuse_baselines
+from opsmith.benchmarking.cost import bytes_of
+from opsmith.benchmarking.measurement import Request, measure, thread_count
+from opsmith.benchmarking.result import DIRECTIONS, Benchmark, BenchmarkCase
+from opsmith.benchmarking.sizes import Samples, SizedCall, Sizes, sizes_of
+from opsmith.benchmarking.timing import BenchmarkEffort, Level, effort_named
 from opsmith.checking import Report, check
-from opsmith.core.calls import Call, shown, tensors_in
+from opsmith.core.call_arguments import CallArguments, shown, tensors_in
 from opsmith.core.kernels import check_device
 from opsmith.core.operator import Operator
 
@@ -32,7 +32,7 @@ def benchmark(
     *,
     samples: Samples = None,
     sizes: Sizes = None,
-    rivals: Mapping[str, Callable[..., Any]] | None = None,
+    baselines: Mapping[str, Callable[..., Any]] | None = None,
     dtypes: Iterable[torch.dtype] | torch.dtype = torch.float32,
     device: str | None = None,
     directions: Iterable[str] = DIRECTIONS,
@@ -40,19 +40,19 @@ def benchmark(
     compiled: bool = True,
     memory: bool = True,
     flops: Callable[..., int] | None = None,
-    effort: Level | Effort = "default",
+    effort: Level | BenchmarkEffort = "default",
     seed: int = 0,
     report: Report | None = None,
     progress: Progress | None = None,
 ) -> Benchmark:
-    """Time an operator beside its reference, that compiled, and rivals, against the machine's ceilings.
+    """Time an operator beside its reference, that compiled, and baselines, against the machine's ceilings.
 
     Args:
         operator: The operator. It is checked first: one that fails is not benchmarked.
         samples: Calls to measure, as a list of tuples or a function; without, its own samples are grown.
         sizes: Letters of `shapes=`, numbers among the arguments, or parameters of `samples`, by name:
             `{"B": 8, "H W": [14, 28]}`. Lists go together.
-        rivals: Functions by name that take what the operator takes.
+        baselines: Functions by name that take what the operator takes.
         dtypes: dtypes of floating inputs.
         device: Type of device; by default the CPU.
         directions: Of `forward`, `backward` and `both`, those to time.
@@ -76,11 +76,11 @@ def benchmark(
         >>> [each.name for each in found.cases[-1].contenders]
         ['operator', 'reference']
     """
-    level = effort if isinstance(effort, Effort) else effort_named(effort)
+    level = effort if isinstance(effort, BenchmarkEffort) else effort_named(effort)
     if not isinstance(operator, Operator):
         raise _no_operator(operator)
-    given = dict(rivals) if isinstance(rivals, Mapping) else rivals
-    refuse_rivals({} if given is None else given, operator.name)
+    given = dict(baselines) if isinstance(baselines, Mapping) else baselines
+    refuse_baselines({} if given is None else given, operator.name)
     wanted = _directions(directions, operator.name)
     types = _dtypes(dtypes, operator.name)
     place = _device(device, operator.name)
@@ -90,13 +90,13 @@ def benchmark(
     if not _was_checked(found, ("gradient", "surrogate")) and set(wanted) != {"forward"}:
         wanted = ("forward",)
         remarks.append("its gradients could not be checked: forward alone is timed")
-    asked = Asked(operator, given or {}, wanted, compiled, memory, flops, level, seed)
+    asked = Request(operator, given or {}, wanted, compiled, memory, flops, level, seed)
     return _run(asked, every, types, place, count, remarks, progress)
 
 
 def _run(
-    asked: Asked,
-    sizes: list[Size],
+    asked: Request,
+    sizes: list[SizedCall],
     dtypes: list[torch.dtype],
     device: torch.device,
     count: int,
@@ -105,8 +105,8 @@ def _run(
 ) -> Benchmark:
     load = {"processors": float(machine.processors())}
     _note_load(load, "before", remarks)
-    cases: list[Case] = []
-    with threaded(count), torch.enable_grad(), torch.random.fork_rng():
+    cases: list[BenchmarkCase] = []
+    with thread_count(count), torch.enable_grad(), torch.random.fork_rng():
         largest = max(2 * bytes_of(tensors_in(list(each.sample.flat))) for each in sizes)
         before = tuple(machine.ceilings(device, dtypes, 4 * largest))
         total = len(sizes) * len(dtypes)
@@ -114,7 +114,7 @@ def _run(
             for at, size in enumerate(sizes):
                 if progress is not None:
                     progress(f"{size.label}, {str(dtype).removeprefix('torch.')}", len(cases), total)
-                done = measured(asked, size, dtype, device)
+                done = measure(asked, size, dtype, device)
                 cases.append(done.case)
                 if done.slowest_s > asked.effort.slowest_s and at + 1 < len(sizes):
                     left = ", ".join(each.label for each in sizes[at + 1 :])
@@ -125,14 +125,14 @@ def _run(
                     break
         if progress is not None:
             progress("", total, total)
-        ceilings = machine.higher(before, tuple(machine.ceilings(device, dtypes, 4 * largest)))
+        ceilings = machine.higher_ceilings(before, tuple(machine.ceilings(device, dtypes, 4 * largest)))
     _note_load(load, "after", remarks)
     return Benchmark(
         asked.operator.name,
         asked.effort.name,
         asked.seed,
         count,
-        machine.surroundings(device),
+        machine.environment_of(device),
         load,
         ceilings,
         tuple(cases),
@@ -158,7 +158,7 @@ def _no_operator(given: object) -> errors.UsageError:
         expected="an operator",
         got=shown(given),
         hint='declare it, with `@opsmith.operator("mylib::name")`, or `opsmith.adopt` what there is; what '
-        "it is to be compared with goes into `rivals=`",
+        "it is to be compared with goes into `baselines=`",
     )
 
 
@@ -229,7 +229,7 @@ def _threads(given: Any, operator: str) -> int:
     return given
 
 
-def _passed(operator: Operator[..., Any], report: Any, smallest: Size, seed: int) -> Report:
+def _passed(operator: Operator[..., Any], report: Any, smallest: SizedCall, seed: int) -> Report:
     """The report of a check in which nothing failed.
 
     Raises:
@@ -238,7 +238,7 @@ def _passed(operator: Operator[..., Any], report: Any, smallest: Size, seed: int
     """
     if report is None:
         args, kwargs = smallest.sample.arguments(smallest.sample.flat)
-        given = None if operator.specification.samples is not None else [Call(tuple(args), kwargs)]
+        given = None if operator.specification.samples is not None else [CallArguments(tuple(args), kwargs)]
         report = check(operator, samples=given, seed=seed, effort="quick")
     elif not isinstance(report, Report) or report.operator != operator.name:
         raise errors.UsageError(

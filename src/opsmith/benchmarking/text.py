@@ -1,11 +1,18 @@
-"""A benchmark in words: units that can be read, and a table of each size."""
+"""Text of a benchmark: units, tables, and the same in colour for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from opsmith.benchmarking.result import CONTROLS, Benchmark, Case, Contender
-from opsmith.benchmarking.spread import Ratio
+from opsmith import errors
+from opsmith.benchmarking.result import CONTROLS, Benchmark, BenchmarkCase, Contender
+from opsmith.benchmarking.timing import Ratio
+from opsmith.benchmarking.verdict import Verdict
+from opsmith.extras import install
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 COLUMNS = ("", "", "median", "±", "× reference", "GB/s", "GFLOP/s", "roof")
 CALL_COLUMNS = ("", "", "median", "±", "× reference", "× copy_")
@@ -95,17 +102,17 @@ def ceilings(benchmark: Benchmark) -> list[str]:
     return lines
 
 
-def title(case: Case) -> str:
+def title(case: BenchmarkCase) -> str:
     """What a case is, in a line."""
     return f"{case.label}; {case.dtype}, {case.device}"
 
 
-def columns(case: Case) -> Sequence[str]:
+def columns(case: BenchmarkCase) -> Sequence[str]:
     """The headings of a case's table."""
     return CALL_COLUMNS if case.role == "call" else COLUMNS
 
 
-def rows(benchmark: Benchmark, case: Case) -> Iterator[tuple[str, ...]]:
+def rows(benchmark: Benchmark, case: BenchmarkCase) -> Iterator[tuple[str, ...]]:
     """The lines of a case's table: by direction, the fastest first."""
     for direction in case.directions:
         timings = [
@@ -148,7 +155,7 @@ def _beside(contender: str, ratio: Ratio | None) -> str:
 DIRECTION_WORDS = {"forward": "forward", "backward": "backward", "both": "forward + backward"}
 
 
-def remarks(case: Case) -> list[str]:
+def remarks(case: BenchmarkCase) -> list[str]:
     """What a case's table does not hold: work, memory, compiling, and who was left out."""
     lines = []
     if case.role == "size":
@@ -161,7 +168,7 @@ def remarks(case: Case) -> list[str]:
     return [*lines, *case.notes]
 
 
-def _work(case: Case) -> str:
+def _work(case: BenchmarkCase) -> str:
     parts = []
     for each in case.work:
         flops = "" if each.flops is None else f" and {amount(each.flops, 'FLOP')}"
@@ -169,7 +176,7 @@ def _work(case: Case) -> str:
     return "; ".join(parts)
 
 
-def _memory(case: Case, contender: Contender) -> str:
+def _memory(case: BenchmarkCase, contender: Contender) -> str:
     memory = case.memory_of(contender.name)
     assert memory is not None
     parts = []
@@ -205,3 +212,55 @@ def text(benchmark: Benchmark) -> str:
             lines.append("  " + "  ".join(cells).rstrip())
         lines += [f"  {remark}" for remark in remarks(case)]
     return "\n".join([*lines, "", *footnotes(benchmark)])
+
+
+STYLES = {"operator": "bold", "reference": "", "compiled": "", "baseline": "italic"}
+
+
+def rendered(benchmark: Benchmark, verdict: Verdict | None = None) -> RenderableType:
+    """Render a benchmark for a terminal, as a renderable of rich.
+
+    Args:
+        benchmark: The benchmark.
+        verdict: Its comparison with an earlier one.
+
+    Raises:
+        MissingExtraError: If rich is not installed.
+
+    Example:
+        >>> type(rendered(Benchmark("demo::twice", "quick", 0, 1, {}, {}, (), ()))).__name__
+        'Group'
+    """
+    try:
+        from rich.console import Group
+        from rich.padding import Padding
+        from rich.table import Table
+        from rich.text import Text
+    except ModuleNotFoundError as error:
+        raise errors.MissingExtraError(
+            "benchmarks in colour need the package `rich`",
+            got="no module named 'rich'",
+            hint=f"{install('cli')}; or print(benchmark), which needs nothing",
+        ) from error
+
+    def indented(line: str, style: str) -> Padding:
+        return Padding(Text(line, style=style), (0, 0, 0, 2), expand=False)
+
+    parts: list[RenderableType] = [Text(heading(benchmark), style="bold")]
+    parts += [indented(line, "dim") for line in ceilings(benchmark)]
+    for case in benchmark.cases:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for at, name in enumerate(columns(case)):
+            table.add_column(name, justify="left" if at < 2 else "right", no_wrap=at == 1)
+        kinds = {each.name: each.kind for each in case.contenders}
+        for direction, contender, *cells in rows(benchmark, case):
+            styled = Text(contender, style=STYLES[kinds[contender]])
+            table.add_row(Text(direction, style="dim"), styled, *map(Text, cells))
+        parts += [Text(), Text(title(case), style="bold cyan"), Padding(table, (0, 0, 0, 2))]
+        for remark in remarks(case):
+            parts.append(indented(remark, "yellow" if remark.startswith("NOT TIMED") else "dim"))
+    parts += [Text(line, style="dim") for line in footnotes(benchmark)]
+    if verdict is not None:
+        style = "bold green" if verdict.passed else "bold red" if verdict.slower else "bold yellow"
+        parts += [Text(), Text(str(verdict), style=style)]
+    return Group(*parts)

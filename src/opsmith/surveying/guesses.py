@@ -1,11 +1,13 @@
-"""Guesses at what a Function takes: plausible arguments, the simplest first."""
+"""Guesses at the arguments of a Function class, from its source: plausible arguments, the simplest first."""
 
 from __future__ import annotations
 
+import ast
 import collections.abc
 import inspect
 import itertools
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -14,7 +16,116 @@ from typing import Any
 
 import torch
 
-from opsmith.surveying.reading import Reading
+from opsmith.adopting.signature import forward_signature
+
+METHODS = ("forward", "setup_context", "backward", "vjp")
+
+
+@dataclass(frozen=True)
+class ClassSource:
+    """A class, as its source describes it.
+
+    Args:
+        function_class: The class.
+        name: How its module calls it.
+        parameters: What `forward` takes, without its context.
+        hints: Type hints of `forward`, resolved.
+        called: Arguments that its methods call, which are functions therefore.
+        compared: Constants that an argument is compared with, by its name.
+    """
+
+    function_class: type[torch.autograd.Function]
+    name: str
+    parameters: tuple[inspect.Parameter, ...]
+    hints: dict[str, Any]
+    called: frozenset[str]
+    compared: dict[str, tuple[Any, ...]]
+
+    @classmethod
+    def of(cls, function_class: type[torch.autograd.Function], name: str | None = None) -> ClassSource:
+        """Read a class; what has no source to read, as in C++, tells its signature alone."""
+        parameters = tuple(forward_signature(function_class).parameters.values())
+        names = {parameter.name for parameter in parameters}
+        trees = list(_trees(function_class))
+        kept = {
+            target.attr: node.value.id
+            for tree in trees
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in names
+            for target in node.targets
+            if isinstance(target, ast.Attribute)
+        }
+        called: set[str] = set()
+        compared: dict[str, dict[Any, None]] = {}
+        for tree in trees:
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Call):
+                    called.add(_name(node.func, kept))
+                elif isinstance(node, ast.Compare):
+                    constants = [value for each in node.comparators for value in _constants(each)]
+                    compared.setdefault(_name(node.left, kept), {}).update(dict.fromkeys(constants))
+        return cls(
+            function_class,
+            name or function_class.__qualname__,
+            parameters,
+            _hints(function_class),
+            frozenset(called & names),
+            {name: tuple(found) for name, found in compared.items() if name in names and found},
+        )
+
+    @property
+    def defaulted(self) -> int:
+        """How many arguments at the end have defaults."""
+        given = [parameter.default is not parameter.empty for parameter in self.parameters]
+        return len(given) if all(given) else given[::-1].index(False)
+
+    @property
+    def variadic(self) -> inspect.Parameter | None:
+        """The parameter `*args`, if there is one."""
+        last = self.parameters[-1] if self.parameters else None
+        return last if last is not None and last.kind is last.VAR_POSITIONAL else None
+
+
+def _trees(function_class: type) -> Iterator[ast.AST]:
+    for name in METHODS:
+        method = getattr(function_class, name, None)
+        if method is None or method is getattr(torch.autograd.Function, name, None):
+            continue
+        try:
+            yield ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(method))))
+        except (OSError, TypeError, SyntaxError):
+            continue
+
+
+def _name(expression: ast.expr, kept: dict[str, str]) -> str:
+    """The argument that an expression is, itself or as `ctx` keeps it; empty for any other expression."""
+    if isinstance(expression, ast.Name):
+        return expression.id
+    if isinstance(expression, ast.Attribute) and isinstance(expression.value, ast.Name):
+        return kept.get(expression.attr, "")
+    return ""
+
+
+def _constants(expression: ast.expr) -> Iterator[Any]:
+    """The words and truth values in an expression; a number is more often a bound than a value to take."""
+    for node in ast.walk(expression):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bool):
+            yield node.value
+
+
+def _hints(function_class: type[torch.autograd.Function]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(inspect.unwrap(function_class.forward))
+    except (NameError, AttributeError, TypeError, SyntaxError):
+        return {}
+
+
+def argument_names(reading: ClassSource, count: int) -> list[str]:
+    """A name for each of so many arguments; those in `*args` by number."""
+    fixed = [parameter.name for parameter in reading.parameters if parameter is not reading.variadic]
+    rest = reading.variadic
+    return fixed + [f"{rest.name}[{i}]" for i in range(count - len(fixed))] if rest is not None else fixed
+
 
 Shape = tuple[int, ...]
 FLOATING, WHOLE = "floating", "whole"
@@ -130,12 +241,12 @@ class Guess:
         return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else repr(v) for v in self.values)
 
 
-def unguessable(reading: Reading) -> list[str]:
+def unguessable(reading: ClassSource) -> list[str]:
     """Arguments without a default for which nothing plausible is known."""
     return [parameter.name for parameter in reading.parameters if not _roles(reading, parameter)]
 
 
-def guesses(reading: Reading, seed: int) -> Iterator[list[Guess]]:
+def guesses(reading: ClassSource, seed: int) -> Iterator[list[Guess]]:
     """Guesses, the simplest first; those in one list differ only in the numbers in their tensors.
 
     Args:
@@ -194,7 +305,7 @@ def _floating(shape: Shape, generator: torch.Generator, numbers: str) -> torch.T
     return 0.5 + drawn if numbers == "positive" else 0.1 + 0.8 * drawn
 
 
-def _roles(reading: Reading, parameter: inspect.Parameter) -> list[Any]:
+def _roles(reading: ClassSource, parameter: inspect.Parameter) -> list[Any]:
     """What an argument may be, likeliest first: `FLOATING`, `WHOLE`, or a plain value; empty if unknown."""
     name, default = parameter.name, parameter.default
     known = [] if default is parameter.empty else [default]
@@ -258,7 +369,7 @@ def _code(value: Any) -> str:
     return f"torch.{'randn' if bool((value < 0).any()) else 'rand'}({sizes})"
 
 
-def placeholder_code(reading: Reading, unknown: Sequence[str]) -> str:
+def placeholder_code(reading: ClassSource, unknown: Sequence[str]) -> str:
     """A sample as code, with the names in capitals of those arguments that only the author knows."""
     parts = []
     for parameter in reading.parameters:

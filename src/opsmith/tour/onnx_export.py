@@ -1,4 +1,4 @@
-"""Stage: what was learned, as files of ONNX that ONNX Runtime computes, beside PyTorch."""
+"""Stage: export both models to ONNX, and compare ONNX Runtime with PyTorch."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from opsmith.ops import Linear
-from opsmith.tour.dataset import digits
-from opsmith.tour.files import read_weights, write_json
-from opsmith.tour.network import DigitNetwork
-from opsmith.tour.stage import Context, StageResult
-from opsmith.tour.threads import single_thread
+from opsmith.tour.digits import DigitNetwork, split_digits
+from opsmith.tour.stage import StageResult, TourContext, read_weights, single_thread, write_json
 
 CLOSE = 1e-5
 """The largest difference of an output, as a part of the largest value."""
 
 
-def exported(model: nn.Module, example: Tensor, path: Path) -> tuple[Any, Any]:
-    """Write a model with a batch of any size, and load the file again.
+def export_and_load(model: nn.Module, example: Tensor, path: Path) -> tuple[Any, Any]:
+    """Export a model with a dynamic batch dimension, and load the file.
 
     Returns:
-        What the export says, and the file as a module.
+        The result of the export, and the file as a module.
     """
     # The packages of ONNX take a second to import, and only this stage needs them.
     import opsmith.onnx
@@ -39,15 +36,15 @@ def exported(model: nn.Module, example: Tensor, path: Path) -> tuple[Any, Any]:
 
 @single_thread()
 @torch.no_grad()
-def run(context: Context) -> StageResult:
-    """Export both models, print how they do in PyTorch and in ONNX Runtime, and write `onnx.json`."""
+def run(context: TourContext) -> StageResult:
+    """Export both models, print their accuracy in PyTorch and in ONNX Runtime, and write `onnx.json`."""
     plane, network = Linear(2, 1, dtype=torch.float64), DigitNetwork()
     read_weights(context.out / "linear.pt", plane)
     read_weights(context.out / "digits.pt", network)
-    _, test = digits(context.seed)
+    _, test = split_digits(context.seed)
     points = torch.rand(16, 2, generator=torch.Generator().manual_seed(context.seed), dtype=torch.float64)
-    plane_export, plane_file = exported(plane, points, context.out / "linear.onnx")
-    digits_export, digits_file = exported(network, test.pixels[:4], context.out / "digits.onnx")
+    plane_export, plane_file = export_and_load(plane, points, context.out / "linear.onnx")
+    digits_export, digits_file = export_and_load(network, test.pixels[:4], context.out / "digits.onnx")
     in_torch, in_runtime = network(test.pixels).argmax(1), digits_file(test.pixels).argmax(1)
     details = {
         "files": {

@@ -1,10 +1,16 @@
-"""A sample as a template: the same call in other sizes, with tensors of the sample's own numbers."""
+"""Templates: a sample in other sizes, with its own numbers, grown as far as the reference accepts.
+
+Samples are small, since finite differences are taken on them. `grow` doubles the letters of a sample, one
+alone or two together, if the reference still accepts the call; the smallest first, so that all sides grow.
+The reference runs on `meta` tensors, which need no memory.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -12,12 +18,12 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.samples.sample import Sample, is_inexact
-from opsmith.core.calls import tensors_in
+from opsmith.core.call_arguments import tensors_in
 from opsmith.core.shapes import LEADING, Shapes
 from opsmith.core.specification import Specification
 
 Letters = dict[str, Any]
-"""What each letter stands for; under `...` the leading sizes."""
+"""Size of each letter; under `...` the leading sizes."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +33,8 @@ class Template:
     Args:
         specification: The operator.
         sample: The sample.
-        letters: What its letters stand for: those of `shapes=`, else one for every size that it has.
-        named: Whether they are the author's own.
+        letters: Sizes of its letters: those of `shapes=`, else one for each distinct size.
+        named: The letters are those of `shapes=`.
     """
 
     specification: Specification
@@ -38,7 +44,7 @@ class Template:
 
     @classmethod
     def of(cls, specification: Specification, sample: Sample) -> Template:
-        """The template that a sample makes."""
+        """Make a template of a sample."""
         shapes = specification.shapes
         if shapes is not None:
             sizes, fault = shapes.bind(specification.schema, sample.flattening.pack(sample.flat))
@@ -48,10 +54,10 @@ class Template:
         return cls(specification, sample, {f"{size}": size for size in sorted(every)}, False)
 
     def values(self, letters: Letters) -> list[Any]:
-        """The flat arguments in these sizes, tensors on `meta`.
+        """Return the flat arguments in these sizes, tensors on `meta`.
 
         Raises:
-            ValueError: If an expression of letters is no size.
+            ValueError: If an expression of letters is not a valid size.
         """
         found = []
         for name, value in zip(self.sample.names, self.sample.flat, strict=True):
@@ -72,18 +78,18 @@ class Template:
         return _evaluated(shapes, name, value, letters)
 
     def refusal(self, values: Sequence[Any]) -> str | None:
-        """Why the operator does not take these arguments; None where it does, as far as `meta` tells."""
+        """Return the reason that the operator refuses these arguments on `meta`; None if it accepts them."""
         found = self.attempt(values)
         return found if isinstance(found, str) else None
 
     def attempt(self, values: Sequence[Any]) -> int | str:
-        """How many elements the results for these arguments have; or why the operator does not take them."""
+        """Return the number of elements of the results, or the reason that the operator refuses them."""
         args, kwargs = self.sample.arguments(list(values))
         shapes = self.specification.shapes
         if shapes is not None:
             fault = shapes.bind(self.specification.schema, self.sample.flattening.pack(list(values)))[1]
             if fault is not None:
-                return f"`{fault[0]}` is to be {fault[1]}, and is {fault[2]}"
+                return f"`{fault[0]}` must be {fault[1]}, and is {fault[2]}"
         try:
             with torch.no_grad(), torch.device("meta"):
                 returned = self.specification.reference(*args, **kwargs)
@@ -93,9 +99,9 @@ class Template:
         return sum(each.numel() for each in tensors_in(list(results)))
 
     def filled(self, values: Sequence[Any], generator: torch.Generator) -> list[Any]:
-        """The same arguments on the CPU: each tensor drawn from the numbers of the sample's own.
+        """Fill the arguments on the CPU: each tensor is drawn from the numbers of the sample's own.
 
-        What a sample holds is in the operator's domain: positive numbers, indices that there are.
+        The numbers of a sample are in the operator's domain: positive, or valid indices.
         """
         pairs = zip(values, self.sample.flat, strict=True)
         return [
@@ -116,7 +122,7 @@ def _evaluated(shapes: Shapes, name: str, value: Tensor, letters: Letters) -> tu
         )
     )
     if not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise ValueError(f"`{dims.text}` of `{name}` is no shape with these sizes")
+        raise ValueError(f"`{dims.text}` of `{name}` is not a valid shape with these sizes")
     return shape
 
 
@@ -130,7 +136,7 @@ def _drawn(own: Tensor, shape: Sequence[int], generator: torch.Generator) -> Ten
 
 
 def elements(values: Sequence[Any]) -> int:
-    """How many elements tensors have together.
+    """Count the elements of all tensors.
 
     Example:
         >>> elements([torch.ones(2, 3), 4, torch.ones(5)])
@@ -140,13 +146,13 @@ def elements(values: Sequence[Any]) -> int:
 
 
 def usable(sample: Sample) -> bool:
-    """Whether a sample can be a template: it has floating tensors, and none that is empty."""
+    """Return True if a sample can be a template: it has floating tensors, and none that is empty."""
     tensors = [value for value in sample.flat if isinstance(value, Tensor)]
     return any(map(is_inexact, tensors)) and all(each.numel() for each in tensors)
 
 
 def shown_letters(letters: Mapping[str, Any]) -> dict[str, int]:
-    """Letters as a benchmark keeps them: leading sizes under names of their own.
+    """Convert letters for a benchmark: each leading size gets a name.
 
     Example:
         >>> shown_letters({"...": (2, 3), "M": 4})
@@ -162,7 +168,91 @@ def shown_letters(letters: Mapping[str, Any]) -> dict[str, int]:
 
 
 def no_such_size(operator: str, problem: str, expected: str, got: str, hint: str) -> errors.UsageError:
-    """The error for `sizes=` that cannot be used."""
+    """Make the error for invalid `sizes=`."""
     return errors.UsageError(
         problem, operator=operator, argument="sizes", expected=expected, got=got, hint=hint
     )
+
+
+MOST = 12
+"""Most letters that are tried, since pairs of them are."""
+
+
+def grow(template: Template, targets: Sequence[int]) -> Iterator[Letters]:
+    """Yield letters for about each number of elements; nothing if the sample cannot grow.
+
+    Args:
+        template: The sample.
+        targets: Numbers of elements of all tensors together, ascending.
+
+    Example:
+        >>> import opsmith.ops
+        >>> from opsmith.benchmarking.sizes import samples_of_operator
+        >>> spec = opsmith.ops.linear.specification
+        >>> template = Template.of(spec, samples_of_operator(opsmith.ops.linear, None, 0)[0])
+        >>> [dict(each) for each in grow(template, [1000])]
+        [{'...': (32,), 'M': 24, 'N': 16}]
+    """
+    groups = _groups(template)
+    letters = dict(template.letters)
+    for target in targets:
+        while groups and _letter_elements(template, letters) < target:
+            group = min(groups, key=lambda each: max(_size(letters, name) for name in each))
+            larger = _doubled(letters, group)
+            if _fits(template, larger):
+                letters = larger
+            else:
+                groups.remove(group)
+        if letters != template.letters and _letter_elements(template, letters) * 2 > target:
+            yield dict(letters)
+
+
+def _groups(template: Template) -> list[tuple[str, ...]]:
+    """Return the letters that can be doubled: alone, or with one other, preferably one that grows the result.
+
+    An image can grow with its result or with its window: the result is meant.
+    """
+    letters = template.letters
+    if not _fits(template, letters):
+        return []
+    names = [name for name in letters if _size(letters, name)][:MOST]
+    alone = [(name,) for name in names if _fits(template, _doubled(letters, (name,)))]
+    rest = [name for name in names if (name,) not in alone]
+    tried = {pair: _attempt(template, _doubled(letters, pair)) for pair in combinations(rest, 2)}
+    results = {pair: size for pair, size in tried.items() if isinstance(size, int)}
+    pairs: list[tuple[str, ...]] = []
+    for pair in sorted(results, key=lambda each: -results[each]):
+        if {name for other in pairs for name in other}.isdisjoint(pair):
+            pairs.append(pair)
+    return [*alone, *pairs]
+
+
+def _attempt(template: Template, letters: Letters) -> int | str:
+    try:
+        values = template.values(letters)
+    except ValueError as error:
+        return str(error)
+    return template.attempt(values)
+
+
+def _fits(template: Template, letters: Letters) -> bool:
+    return isinstance(_attempt(template, letters), int)
+
+
+def _letter_elements(template: Template, letters: Letters) -> int:
+    return elements(template.values(letters))
+
+
+def _doubled(letters: Letters, group: Sequence[str]) -> Letters:
+    larger = dict(letters)
+    for name in group:
+        size = letters[name]
+        larger[name] = (2 * size[0], *size[1:]) if name == LEADING else 2 * size
+    return larger
+
+
+def _size(letters: Letters, name: str) -> int:
+    size = letters[name]
+    if name == LEADING:
+        return int(size[0]) if size else 0
+    return size if isinstance(size, int) else 0

@@ -1,0 +1,225 @@
+"""Cost of a call: bytes that it moves, floating-point operations, and memory."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from opsmith.checking.side_effects.liveness import attribute_tensors, record_saved_tensors
+from opsmith.core.call_arguments import tensors_in
+from opsmith.torch_library import capabilities
+
+PASSES = {
+    "_softmax": 5,  # the largest, subtract, exponential, sum, divide
+    "_log_softmax": 5,
+    "_softmax_backward_data": 4,  # multiply, sum, multiply, subtract
+    "_log_softmax_backward_data": 4,
+    "native_layer_norm": 7,  # mean; subtract, square, sum; scale, multiply, add
+    "native_layer_norm_backward": 11,
+    "native_batch_norm": 7,
+    "native_batch_norm_backward": 11,
+    "cumsum": 1,
+    "cumprod": 1,
+    "col2im": 1,
+    "index_add": 1,
+    "scatter_add": 1,
+    "scatter_add_": 1,
+    "index_add_": 1,
+}
+"""Operations for each element of the first tensor, of operators beside elementwise ones and reductions."""
+
+MOVES = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        _local_scalar_dense _to_copy arange cat clone constant_pad_nd contiguous copy copy_ detach
+        embedding empty empty_like empty_strided expand_copy fill fill_ fill_Scalar flip full full_like
+        gather im2col index index_put index_put_ index_select lift_fresh masked_fill masked_fill_
+        new_empty new_empty_strided new_full new_ones new_zeros ones ones_like permute_copy repeat
+        resize_ roll scalar_tensor scatter scatter_ select_backward set_ slice_backward stack tril triu
+        unfold_backward view_copy where zero_ zeros zeros_like
+        """,
+    )
+)
+"""Operators that only move or make numbers."""
+
+
+@dataclass
+class OperationCount:
+    """Floating-point operations beside those that torch counts.
+
+    Args:
+        count: Number of floating-point operations.
+        seen: Number of operators that ran.
+        uncounted: Names of operators whose operations are unknown.
+    """
+
+    count: int = 0
+    seen: int = 0
+    uncounted: set[str] = field(default_factory=set)
+
+    def see(self, operator: Any, args: Sequence[Any]) -> None:
+        """Count an operator that runs with these arguments."""
+        self.seen += 1
+        packet = getattr(operator, "overloadpacket", operator)
+        name = str(packet).rpartition(".")[2]
+        tensors = tensors_in(list(args))
+        if packet in flop_registry or not tensors or name in MOVES or getattr(operator, "is_view", False):
+            return
+        if torch.Tag.pointwise in operator.tags:
+            self.count += math.prod(torch.broadcast_shapes(*(each.shape for each in tensors)))
+        elif torch.Tag.reduction in operator.tags:
+            self.count += tensors[0].numel()
+        elif name in PASSES:
+            self.count += PASSES[name] * tensors[0].numel()
+        else:
+            self.uncounted.add(str(packet))
+
+
+def count_operations(run: Callable[[], Any]) -> tuple[Any, int, str]:
+    """Return the value of a function, its number of floating-point operations, and how they were counted.
+
+    Example:
+        >>> x = torch.ones(4, 3)
+        >>> count_operations(lambda: (x @ x.mT + 1).sum())[1]  # 2 x 4 x 3 x 4, and 16 twice
+        128
+    """
+    counter, tally = FlopCounterMode(display=False), OperationCount()
+    with counter, capabilities.observe_operators(lambda operator, kwargs: None, tally.see):
+        returned = run()
+    words = "of the reference: torch.utils.flop_counter, and elementwise operations and reductions"
+    if not tally.seen:
+        words = (
+            "of the reference: torch.utils.flop_counter alone, since the capability `dispatch_mode` is off"
+        )
+    elif tally.uncounted:
+        words += f"; nothing for {', '.join(sorted(tally.uncounted))}"
+    return returned, counter.get_total_flops() + tally.count, words
+
+
+def bytes_of(tensors: Iterable[Tensor | None], beside: Iterable[Tensor | None] = ()) -> int:
+    """Return the bytes of tensors, each storage once.
+
+    Args:
+        tensors: The tensors.
+        beside: Tensors whose storages are left out.
+
+    Example:
+        >>> x = torch.ones(4, 4)
+        >>> bytes_of([x, x[1:], x.expand(9, 4, 4)]), bytes_of([x], [x.mT])
+        (64, 0)
+    """
+    known = {_storage(each) for each in beside if each is not None}
+    found: dict[int, int] = {}
+    views = {
+        (_storage(each), each.storage_offset(), each.shape, each.stride()): each
+        for each in tensors
+        if each is not None
+    }
+    for (place, *_), each in views.items():
+        if each.numel() and place not in known:
+            own = found.get(place, 0) + each.element_size() * _distinct(each)
+            found[place] = min(own, each.untyped_storage().nbytes())
+    return sum(found.values())
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _distinct(tensor: Tensor) -> int:
+    """Count the elements of an expanded tensor in memory."""
+    return math.prod(
+        length for length, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or length == 1
+    )
+
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+REPEATS = 3
+RESOLUTION = 1 << 20
+"""Bytes by which the resident memory varies without allocations: threads count their pages in batches."""
+
+RESIDENT, ALLOCATOR = "growth of the resident memory", "torch's allocator of the GPU"
+FINE = f"under {RESOLUTION >> 20} MiB"
+
+
+def saved_bytes(run: Callable[[], Sequence[Tensor]], arguments: Sequence[Tensor]) -> tuple[int, int]:
+    """Return the bytes that a forward keeps for its backward: all, and those beside the arguments.
+
+    Args:
+        run: The forward; returns its results.
+        arguments: Tensors that the caller keeps anyway.
+
+    Example:
+        >>> x = torch.ones(8, requires_grad=True)
+        >>> saved_bytes(lambda: [x.exp()], [x]), saved_bytes(lambda: [x * x], [x])
+        ((32, 32), (32, 0))
+    """
+    with torch.enable_grad(), record_saved_tensors() as kept:
+        results = run()
+    every = [*kept, *(tensor for _, tensor in attribute_tensors(results))]
+    return bytes_of(every), bytes_of(every, arguments)
+
+
+def peak_bytes(run: Callable[[], Any], device: torch.device) -> tuple[int | None, str]:
+    """Return the peak of bytes that a call holds, and the method of the measurement or why there is none.
+
+    Args:
+        run: Makes the call, and returns its value; it has run before.
+        device: Device of the call.
+    """
+    if device.type == "cuda":
+        return _on_gpu(run, device), ALLOCATOR
+    if device.type != "cpu" or not sys.platform.startswith("linux"):
+        return None, "not measured: it is on Linux, and on GPUs of CUDA"
+    gc.collect()
+    try:
+        found = int(statistics.median(resident_growth(run) for _ in range(REPEATS)))
+    except OSError as error:
+        return None, f"not measured: {error}"
+    return (found, RESIDENT) if found >= RESOLUTION else (None, FINE)
+
+
+def resident_growth(run: Callable[[], Any]) -> int:
+    """Return the most bytes by which the resident memory of this process grows in a call.
+
+    Raises:
+        OSError: If the process may not clear its high-water mark.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # another C library or allocator has no such function
+        trim(0)
+    CLEAR.write_text("5", encoding="ascii")
+    before = _status("VmRSS")
+    kept = run()
+    grown = _status("VmHWM") - before
+    del kept
+    return max(grown, 0)
+
+
+def _status(name: str) -> int:
+    lines = STATUS.read_text(encoding="ascii", errors="replace").splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
+
+
+def _on_gpu(run: Callable[[], Any], device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    kept = run()
+    torch.cuda.synchronize(device)
+    grown: int = torch.cuda.max_memory_allocated(device) - before
+    del kept
+    return grown

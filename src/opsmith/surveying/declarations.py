@@ -1,0 +1,316 @@
+"""Declarations that an adopted Function needs: derived from the failures of a check, and tried."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.adopting.function_class import adopt_function
+from opsmith.checking import check
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.numerics.compare import agree_to_share
+from opsmith.checking.report import Failure, Report
+from opsmith.checking.subject_kinds import throwaway_name
+from opsmith.core.call_arguments import CallArguments
+from opsmith.core.operator import Operator
+from opsmith.surveying.guesses import ClassSource, Guess, argument_names
+from opsmith.surveying.trials import fresh_inputs, leaves, seeded
+
+NAMESPACE = "surveyed"
+
+TRACED = "opcheck"
+"""The property that traces an operator once."""
+
+
+ON_THE_GUESS = replace(EFFORTS["quick"], variations=0)
+"""Little effort, and no other inputs: what is guessed may well be all that a class is meant to take."""
+
+
+@dataclass
+class Declaration:
+    """A class, arguments that it takes, and what is said of it.
+
+    Args:
+        reading: The class.
+        guess: Arguments on which it runs.
+        seed: Seed of the check.
+        signature: What `signature=` says, if anything.
+        kinds: What `kind=` says, if anything.
+        opaque: Whether `opaque=True` is said.
+        by_samples: Whether `samples=` is said, since no signature can.
+    """
+
+    reading: ClassSource
+    guess: Guess
+    seed: int
+    signature: str | None = None
+    kinds: list[str] = field(default_factory=list)
+    opaque: bool = False
+    by_samples: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """A name for each argument of the guess."""
+        return argument_names(self.reading, len(self.guess.values))
+
+    def options(self) -> dict[str, str]:
+        """What is said, as code."""
+        said: dict[str, str] = {}
+        if self.signature is not None:
+            said["signature"] = f'"{self.signature}"'
+        if self.kinds:
+            words = [f'"{kind}"' for kind in self.kinds]
+            said["kind"] = words[0] if len(words) == 1 else f"({', '.join(words)})"
+        if self.opaque:
+            said["opaque"] = "True"
+        if self.by_samples:
+            said["samples"] = f"lambda: [({self.guess.code()})]"
+        return said
+
+    def operator(self) -> Operator[..., Any]:
+        """Adopt the class under a name of the survey's own."""
+        return adopt_function(
+            self.reading.function_class,
+            throwaway_name(NAMESPACE, self.reading.function_class),
+            reference=None,
+            samples=(lambda: [self.guess.values]) if self.by_samples else None,
+            signature=self.signature,
+            kind=self.kinds or "true",
+            opaque=self.opaque,
+            module=__name__,
+        )
+
+    def typed(self) -> Operator[..., Any]:
+        """Adopt the class, with the words about its types that it cannot do without."""
+        attempts: list[Callable[[], None]] = [lambda: None, self._say_signature, self._say_samples]
+        for last, say in enumerate(attempts, start=1 - len(attempts)):
+            say()
+            try:
+                operator = self.operator()
+                with seeded(self.seed):
+                    operator(*self.given(operator))
+            except (errors.MissingAnnotationError, errors.ArgumentError, errors.ResultTypeError):
+                if not last:
+                    raise
+            except (errors.ResultCountError, errors.UsageError, errors.UnsupportedTypeError):
+                if not last:
+                    raise
+            else:
+                return operator
+        raise AssertionError("the last attempt returns or raises")
+
+    def given(self, operator: Operator[..., Any]) -> list[Any]:
+        """The arguments as the operator takes them."""
+        adopted = operator.specification.adopted
+        assert adopted is not None
+        copies = [value.clone() if isinstance(value, Tensor) else value for value in self.guess.values]
+        return adopted.packed(copies)
+
+    def check(self, operator: Operator[..., Any]) -> Report:
+        """Check it on the guess: with little effort, and traced once, which a quick check leaves out."""
+        samples = [CallArguments(tuple(self.given(operator)))]
+        # Of positive numbers it is asked whether these alone are meant: special ones are of every sign.
+        skip = ["values"] if self.guess.positive else None
+        report = check(operator, samples=samples, seed=self.seed, effort=ON_THE_GUESS, skip=skip)
+        looked = {outcome.property for outcome in report.outcomes if outcome.status != "skipped"}
+        if TRACED not in looked:
+            return report
+        traced = check(operator, samples=samples, seed=self.seed, only=[TRACED])
+        instead = {outcome.property: outcome for outcome in traced.outcomes if not outcome.left_out}
+        outcomes = tuple(instead.get(outcome.property, outcome) for outcome in report.outcomes)
+        return replace(report, outcomes=outcomes)
+
+    def _say_signature(self) -> None:
+        words = signature_text(self.reading, self.guess, self._returned())
+        self.signature = words
+
+    def _say_samples(self) -> None:
+        self.signature, self.by_samples = None, True
+
+    def _returned(self) -> Any:
+        apply: Callable[..., Any] = self.reading.function_class.apply
+        with seeded(self.seed), torch.no_grad():
+            return apply(*(v.clone() if isinstance(v, Tensor) else v for v in self.guess.values))
+
+
+def signature_text(reading: ClassSource, guess: Guess, returned: Any) -> str:
+    """A signature in Python's notation that fits a guess and what was returned for it."""
+    parts = []
+    for place, parameter in enumerate(reading.parameters):
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            parts.append(f"*{parameter.name}: Tensor")
+            continue
+        value, default = guess.values[place], parameter.default
+        kind = "Tensor | None" if default is None and isinstance(value, Tensor) else _annotation(value)
+        ending = "" if default is parameter.empty else f" = {default!r}"
+        parts.append(f"{parameter.name}: {kind}{ending}")
+    return f"({', '.join(parts)}) -> {_result(returned)}"
+
+
+def _annotation(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return "Tensor"
+    if isinstance(value, tuple | list) and value:
+        inner = _annotation(value[0])
+        return f"tuple[{inner}, ...]" if isinstance(value, tuple) else f"list[{inner}]"
+    if value is None:
+        return "Tensor | None"
+    return type(value).__name__ if type(value) in (int, float, bool, str, complex) else "object"
+
+
+def _result(returned: Any) -> str:
+    if isinstance(returned, tuple | list):
+        return f"tuple[{', '.join(map(_result, returned))}]"
+    return "None" if returned is None else "Tensor"
+
+
+STEP = 1e-7
+COARSE = 1e-6
+
+Class = type[torch.autograd.Function]
+
+
+def is_piecewise_constant(function_class: Class, guess: Guess, place: int, seed: int) -> bool:
+    """Whether a small step of one argument leaves every result as it is, in nearly all elements."""
+    moved = list(guess.values)
+    moved[place] = moved[place] * (1 + STEP)
+    pairs = zip(
+        _results(function_class, guess.values, seed),
+        _results(function_class, tuple(moved), seed),
+        strict=True,
+    )
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def is_identity(function_class: Class, guess: Guess, place: int, seed: int) -> bool:
+    """Whether the forward returns this argument as it came."""
+    results = _results(function_class, guess.values, seed)
+    return any(torch.equal(each, guess.values[place]) for each in results)
+
+
+def is_nonlinear(function_class: Class, guess: Guess, seed: int) -> bool:
+    """Whether twice the incoming gradient gives another gradient than twice the one that comes out."""
+    small, large = _gradients(function_class, guess, seed, 1.0), _gradients(function_class, guess, seed, 2.0)
+    return not all(agree_to_share(2 * one, two, COARSE) for one, two in zip(small, large, strict=True))
+
+
+def returns_float32(function_class: Class, guess: Guess, seed: int) -> bool:
+    """Whether it returns float32 for what is float64."""
+    wide = any(isinstance(value, Tensor) and value.dtype == torch.float64 for value in guess.values)
+    return wide and any(
+        result.dtype == torch.float32 for result in _results(function_class, guess.values, seed)
+    )
+
+
+def _results(function_class: Class, values: tuple[Any, ...], seed: int) -> list[Tensor]:
+    apply: Callable[..., Any] = function_class.apply
+    with seeded(seed), torch.no_grad():
+        return [each for each in leaves(apply(*fresh_inputs(values)[1])) if isinstance(each, Tensor)]
+
+
+def _gradients(function_class: Class, guess: Guess, seed: int, factor: float) -> list[Tensor]:
+    apply: Callable[..., Any] = function_class.apply
+    with seeded(seed):
+        inputs, given = fresh_inputs(guess.values)
+        results = [each for each in leaves(apply(*given)) if isinstance(each, Tensor) and each.requires_grad]
+        grads = [factor * torch.randn_like(result) for result in results]
+        found: tuple[Tensor | None, ...] = torch.autograd.grad(results, inputs, grads, allow_unused=True)
+    return [each for each in found if each is not None]
+
+
+LEAVES_TORCH = "TransformError"
+"""The exception of code that cannot be run on what stands for tensors."""
+
+
+OTHER = ("layout", "raises", "nondeterministic", "not-exercised")
+"""Causes that are no other numbers than the derivative."""
+
+
+def add_declaration(draft: Declaration, report: Report) -> str | None:
+    """Say one more word in the draft, and why; None where the failures suggest none."""
+    failures = [failure for failure in report.failures if failure.follows is None]
+    for each in (_random, _narrow, _outside, _on_purpose):
+        word = each(draft, failures)
+        if word is not None:
+            return word
+    return None
+
+
+def _random(draft: Declaration, failures: list[Failure]) -> str | None:
+    if "stochastic" in draft.kinds or not any(
+        failure.property == "randomness" and "draws" in failure.evidence for failure in failures
+    ):
+        return None
+    draft.kinds.append("stochastic")
+    return (
+        'its forward draws random numbers: say so by `kind="stochastic"`, so that torch never merges two '
+        "calls into one"
+    )
+
+
+def _narrow(draft: Declaration, failures: list[Failure]) -> str | None:
+    reading = draft.reading.function_class
+    if "float32" in draft.kinds or not failures:
+        return None
+    returns = returns_float32(reading, draft.guess, draft.seed)
+    if not returns and not any(failure.cause == "precision" for failure in failures):
+        return None
+    draft.kinds.append("float32")
+    what = "returns" if returns else "computes in"
+    return f'it {what} float32 for float64: if that is meant, `kind="float32"` says so'
+
+
+def _outside(draft: Declaration, failures: list[Failure]) -> str | None:
+    raised = [failure for failure in failures if failure.evidence.get("exception") == LEAVES_TORCH]
+    if draft.opaque or not raised:
+        return None
+    draft.opaque = True
+    lines = raised[0].message.splitlines()
+    got = next((line.partition("got: ")[2] for line in lines if line.strip().startswith("got: ")), lines[0])
+    return (
+        f"torch cannot look into its code ({got}): `opaque=True` says so, and it works, but not under "
+        "torch.compile and vmap; `reference=`, the same mathematics in plain PyTorch, adds what is missing"
+    )
+
+
+def _on_purpose(draft: Declaration, failures: list[Failure]) -> str | None:
+    """A gradient that is not the derivative, where something tells that it is meant."""
+    if set(draft.kinds) & {"surrogate", "nonlinear", "approximate"}:
+        return None
+    for failure in failures:
+        place = _place(draft, failure)
+        if failure.property not in ("gradient", "linearity") or failure.cause in OTHER or place is None:
+            continue
+        function_class = draft.reading.function_class
+        if is_nonlinear(function_class, draft.guess, draft.seed):
+            draft.kinds.append("nonlinear")
+            return (
+                "twice the incoming gradient does not give twice the gradient, as when one clips gradients: "
+                'if that is meant, `kind="nonlinear"` says so; otherwise its backward is wrong'
+            )
+        if is_piecewise_constant(function_class, draft.guess, place, draft.seed):
+            draft.kinds.append("surrogate")
+            return (
+                f"small steps of `{failure.input}` do not change what its forward gives, so the derivative "
+                "is zero, and its backward gives something else: if that is meant (a straight-through "
+                'estimator), `kind="surrogate"` says so; otherwise its backward is wrong'
+            )
+        if is_identity(function_class, draft.guess, place, draft.seed):
+            draft.kinds.append("surrogate")
+            return (
+                f"its forward returns `{failure.input}` as it came, and its backward changes the gradient: "
+                'if that is meant (a gradient that is scaled or reversed), `kind="surrogate"` says so; '
+                "otherwise its backward is wrong"
+            )
+    return None
+
+
+def _place(draft: Declaration, failure: Failure) -> int | None:
+    """Where the argument that a failure names stands in the guess."""
+    return draft.names.index(failure.input) if failure.input in draft.names else None

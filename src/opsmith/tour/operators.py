@@ -1,0 +1,160 @@
+"""Operators of the tour: the declaration of `swish`, and the stage that checks all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+import opsmith
+from opsmith import ops
+from opsmith.checking import Report, check
+from opsmith.ops.involution import involution, involution_input_gradient, involution_weight_gradient
+from opsmith.tour.stage import StageResult, TourContext, progress, single_thread, write_json
+
+
+@opsmith.operator("opsmith_tour::swish")
+def swish(x: Tensor) -> Tensor:
+    """Compute x sigmoid(x), element by element.
+
+    Source: P. Ramachandran et al., "Searching for Activation Functions", arXiv:1710.05941, equation 1.
+
+    Args:
+        x: Any shape; floating.
+
+    Returns:
+        Shape and dtype of `x`.
+
+    Example:
+        >>> import torch
+        >>> swish(torch.tensor([-1.0, 0.0, 1.0]))
+        tensor([-0.2689,  0.0000,  0.7311])
+    """
+    return x * x.sigmoid()
+
+
+# With s = sigmoid(x): d/dx x s = s + x s (1 - s).
+swish.gradients(x=lambda grad, x: grad * x.sigmoid() * (1 + x * (-x).sigmoid()))
+
+
+@swish.samples
+def _(make: opsmith.Make) -> Iterator[Any]:
+    yield (make(3, 5),)
+    yield (make(2, 4, 3, 3),)
+    yield (make(),)
+
+
+def implementation_of(operator: opsmith.Operator[..., Any], *args: Any) -> str:
+    """Describe the implementation of a call in one line: a kernel and its location, or the reference and why.
+
+    Example:
+        >>> import torch
+        >>> from opsmith.ops import exp
+        >>> line = implementation_of(exp, torch.ones(2))
+        >>> line.partition(",")[0], line.partition("(")[2]
+        ('reference', 'there is no kernel for it)')
+    """
+    explanation = operator.explain(*args)
+    if explanation.forward.startswith("kernel"):
+        return explanation.forward
+    return f"{explanation.forward} ({'; '.join(explanation.rejected) or 'there is no kernel for it'})"
+
+
+def involution_implementations(step: Callable[[], object]) -> dict[str, list[str]]:
+    """Run a step of training, and return the implementations of involution and of its gradients.
+
+    Args:
+        step: Computes a loss and its gradients; called once.
+
+    Returns:
+        The implementations of the calls of each of the three operators, by its name.
+    """
+    calls = _InvolutionCalls()
+    with calls:
+        step()
+    return calls.implementations
+
+
+class _InvolutionCalls(TorchFunctionMode):
+    """Records the implementations of the calls of involution, and of its gradients in their backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        operators = (involution, involution_input_gradient, involution_weight_gradient)
+        self.implementations: dict[str, list[str]] = {operator.name: [] for operator in operators}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.opsmith.involution.default:
+            self._add(involution, *args)
+            if result.requires_grad:
+                result.register_hook(lambda grad: self._note_gradients(grad, *args))
+        return result
+
+    def _note_gradients(self, grad: Tensor, input: Tensor, weight: Tensor, *steps: Any) -> None:
+        size, kernel = tuple(input.shape[2:]), tuple(weight.shape[2:4])
+        if input.requires_grad:
+            self._add(involution_input_gradient, grad, weight, size, *steps)
+        if weight.requires_grad:
+            self._add(involution_weight_gradient, grad, input, weight.shape[1], kernel, *steps)
+
+    def _add(self, operator: opsmith.Operator[..., Any], *args: Any) -> None:
+        found, known = implementation_of(operator, *args), self.implementations[operator.name]
+        if found not in known:
+            known.append(found)
+
+
+OPERATORS = (
+    ops.exp,
+    ops.mul,
+    ops.add,
+    ops.linear,
+    ops.involution,
+    involution_input_gradient,
+    involution_weight_gradient,
+    swish,
+)
+
+
+@single_thread()
+def run(context: TourContext) -> StageResult:
+    """Check the operators with quick effort, print a table, and write the reports to `checks.json`."""
+    reports: dict[str, Report] = {}
+    seconds: dict[str, float] = {}
+    with progress(context.console, "checking", len(OPERATORS)) as advance:
+        for operator in OPERATORS:
+            start = perf_counter()
+            reports[operator.name] = check(operator, seed=context.seed, effort="quick")
+            seconds[operator.name] = perf_counter() - start
+            advance(operator.name)
+    context.console.print(_table(reports, seconds))
+    context.console.print(THOROUGHLY, markup=False, highlight=False, soft_wrap=True)
+    for report in reports.values():
+        for failure in report.failures:
+            context.console.print(f"{report.operator}: {failure.message}", markup=False)
+    path = write_json(context.out / "checks.json", [report.to_dict() for report in reports.values()])
+    passed = [name for name, report in reports.items() if report.passed]
+    return StageResult(
+        len(passed) == len(reports),
+        f"{len(passed)} of {len(reports)} operators passed a quick check; {THOROUGHLY}",
+        {"passed": passed, "failed": [name for name in reports if name not in passed]},
+        (path,),
+    )
+
+
+THOROUGHLY = "to check them thoroughly: opsmith check opsmith.ops --thorough"
+STATUSES = ("passed", "skipped")
+
+
+def _table(reports: dict[str, Report], seconds: dict[str, float]) -> Table:
+    table = Table("operator", "check", "passed", "skipped", "seconds")
+    for name, report in reports.items():
+        counts = [str(sum(outcome.status == status for outcome in report.outcomes)) for status in STATUSES]
+        verdict = "[green]passed" if report.passed else "[red]failed"
+        table.add_row(name, verdict, *counts, f"{seconds[name]:.1f}")
+    return table

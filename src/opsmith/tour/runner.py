@@ -1,0 +1,204 @@
+"""The tour: its stages in order, a summary, and an index page of all files.
+
+To add a stage, write a module with `run(context)`, and add it to `STAGES`.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich.table import Table
+
+import opsmith
+from opsmith import errors
+from opsmith.extras import install
+from opsmith.tour import digits, linear_fit, onnx_export, operators, pictures
+from opsmith.tour.stage import StageResult, TourContext, TourStage, replacing, write_json
+
+STAGES = (
+    TourStage("checks", "check every operator that the tour uses, quickly", operators.run),
+    TourStage("linear", "learn a plane with the linear operator", linear_fit.run),
+    TourStage(
+        "digits", "read handwritten digits with a network of our own operators", digits.run, ("sklearn",)
+    ),
+    TourStage(
+        "onnx",
+        "export both models to ONNX, and run them in ONNX Runtime",
+        onnx_export.run,
+        ("sklearn", "onnx", "onnxscript", "onnxruntime"),
+    ),
+    TourStage(
+        "pictures",
+        "draw it all, time involution, and write a page about each operator",
+        pictures.run,
+        ("sklearn", "jinja2", "matplotlib", "onnx", "onnxscript", "onnxruntime", "pygraphviz"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class FinishedStage:
+    """A stage that has run, and its time."""
+
+    stage: TourStage
+    result: StageResult
+    seconds: float
+
+
+def run_tour(context: TourContext, stages: Sequence[TourStage] = STAGES) -> bool:
+    """Run the stages, print a summary, and write it to `summary.json` and `index.html`.
+
+    Args:
+        context: Arguments of every stage.
+        stages: Stages to run, in this order.
+
+    Returns:
+        True if every stage reached its target.
+
+    Raises:
+        MissingExtraError: If a package that a stage needs is missing; raised before any stage runs.
+    """
+    for stage in stages:
+        refuse_missing(stage)
+    finished: list[FinishedStage] = []
+    for number, stage in enumerate(stages, start=1):
+        context.console.print(f"\n[bold]{number}. {stage.title}[/bold]")
+        start = perf_counter()
+        result = stage.run(context)
+        finished.append(FinishedStage(stage, result, perf_counter() - start))
+    passed = all(one.result.passed for one in finished)
+    summary = _summary(context, finished, passed)
+    write_json(context.out / "summary.json", summary)
+    path = write_index(context.out, summary)
+    context.console.print(_table(finished))
+    context.console.print(f"results: {path}", highlight=False, markup=False, soft_wrap=True)
+    return passed
+
+
+def refuse_missing(stage: TourStage) -> None:
+    """Refuse a stage that needs a package which is not installed.
+
+    Raises:
+        MissingExtraError: With the package and the command that installs it.
+    """
+    for package in stage.needs:
+        if importlib.util.find_spec(package) is None:
+            raise errors.MissingExtraError(
+                f"the tour's stage `{stage.name}` needs the package `{package}`",
+                got=f"no module named {package!r}",
+                hint=install("tour"),
+            )
+
+
+def _summary(context: TourContext, finished: Sequence[FinishedStage], passed: bool) -> dict[str, Any]:
+    return {
+        "passed": passed,
+        "seconds": round(sum(one.seconds for one in finished), 2),
+        "device": str(context.device),
+        "seed": context.seed,
+        "versions": {
+            "opsmith": opsmith.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "stages": [
+            {
+                "name": one.stage.name,
+                "title": one.stage.title,
+                "passed": one.result.passed,
+                "headline": one.result.headline,
+                "seconds": round(one.seconds, 2),
+                "details": dict(one.result.details),
+                "files": [file.relative_to(context.out).as_posix() for file in one.result.files],
+            }
+            for one in finished
+        ],
+    }
+
+
+def _table(finished: Sequence[FinishedStage]) -> Table:
+    table = Table("stage", "", "outcome", "seconds", title="The tour")
+    for one in finished:
+        verdict = "[green]passed" if one.result.passed else "[red]failed"
+        table.add_row(one.stage.name, verdict, one.result.headline, f"{one.seconds:.1f}")
+    return table
+
+
+PICTURES = {
+    "example-graph.svg": "b + sum(w x): what autograd recorded of two small operators",
+    "curves.svg": "Learning curves",
+    "involution-roofline.svg": "Involution beside its reference, below what this machine can do",
+    "digits-graph.svg": "The network for digits: what its backward runs through",
+}
+"""Pictures of the index page with their captions, in this order; those that no stage drew are left out."""
+
+WIDE = ("curves.svg", "involution-roofline.svg")
+"""Pictures that scroll sideways on a narrow screen."""
+
+KINDS = {
+    ".html": "pages",
+    ".svg": "pictures",
+    ".png": "pictures",
+    ".onnx": "exported models",
+    ".pt": "weights",
+    ".json": "figures",
+}
+
+
+def write_index(out: Path, summary: Mapping[str, Any]) -> Path:
+    """Write `index.html` beside the files that it links.
+
+    Args:
+        out: Folder of the results.
+        summary: Content of `summary.json`.
+
+    Raises:
+        MissingExtraError: If the package for pages is missing.
+    """
+    from opsmith.checking.output.html import source, templates
+
+    made = templates("opsmith.tour", "opsmith.pages")
+    names = [name for stage in summary["stages"] for name in stage["files"]]
+    text = made.get_template("tour.html").render(
+        summary=summary,
+        pictures=[
+            (title, name in WIDE, _data_uri(out / name), _formats_of(name, names))
+            for name, title in PICTURES.items()
+            if name in names
+        ],
+        groups=_grouped([*names, "summary.json"]),
+        styles=[source(made, "page.css"), source(made, "operator.css")],
+        scripts=[],
+    )
+    path = out / "index.html"
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return path
+
+
+def _data_uri(picture: Path) -> str:
+    """Encode a picture as a data URI, so that the page needs no other file."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(picture.read_bytes()).decode()}"
+
+
+def _formats_of(name: str, names: Sequence[str]) -> list[str]:
+    """Return the names of a picture in all its formats."""
+    stem = name.rpartition(".")[0]
+    return [each for each in names if each.rpartition(".")[0] == stem]
+
+
+def _grouped(names: Sequence[str]) -> dict[str, list[str]]:
+    """Group files by kind; a folder is represented by its index alone."""
+    found: dict[str, list[str]] = {kind: [] for kind in KINDS.values()}
+    for name in names:
+        if "/" not in name or name.endswith("/index.html"):
+            found.setdefault(KINDS.get(Path(name).suffix, "others"), []).append(name)
+    return {kind: files for kind, files in found.items() if files}
