@@ -1,4 +1,8 @@
-"""opsmith: a PyTorch operator, declared once. Everything else is derived from it, or checked against it."""
+"""opsmith is a library for writing custom PyTorch operators.
+
+An operator is declared once, by a reference in plain PyTorch. Gradients, shapes, transforms and exports are
+derived from the reference. Formulas and kernels written by hand are checked against it.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +52,8 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# A face is imported when it is first used: `import opsmith` stays as light as torch allows.
-_FACES = {
+# A feature package is imported when it is first used, so that `import opsmith` stays light.
+_FEATURES = {
     "adopt": "opsmith.adopting",
     "benchmark": "opsmith.benchmarking",
     "Benchmark": "opsmith.benchmarking",
@@ -67,9 +71,9 @@ def __getattr__(name: str) -> Any:
 
     if name in _SUBMODULES:
         return importlib.import_module(f"opsmith.{name}")
-    if name not in _FACES:
+    if name not in _FEATURES:
         raise AttributeError(f"module 'opsmith' has no attribute {name!r}")
-    return getattr(importlib.import_module(_FACES[name]), name)
+    return getattr(importlib.import_module(_FEATURES[name]), name)
 
 
 def _module() -> Any:

@@ -1,4 +1,4 @@
-"""What the environment says to opsmith: read here alone, when it is first needed and not at import."""
+"""Environment variables of opsmith; no other module reads them, and none is read at import."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from opsmith import errors
 
 CONSERVATIVE = "OPSMITH_CONSERVATIVE"
-"""The variable that turns off every use of torch's private names that has another way."""
+"""Variable that turns off every use of torch's private names that has a public alternative."""
 
 
 def conservative() -> bool:
-    """Whether `OPSMITH_CONSERVATIVE` is on.
+    """Return True if `OPSMITH_CONSERVATIVE` is on.
 
     Raises:
-        UsageError: If it is set to something that means neither on nor off.
+        UsageError: If its value is neither 0 nor 1.
 
     Example:
         >>> import os
@@ -23,25 +23,25 @@ def conservative() -> bool:
         >>> conservative()
         False
     """
-    said = os.environ.get(CONSERVATIVE, "")
-    if said not in ("", "0", "1"):
+    value = os.environ.get(CONSERVATIVE, "")
+    if value not in ("", "0", "1"):
         raise errors.UsageError(
-            f"the environment variable {CONSERVATIVE} has a value that means nothing",
+            f"the environment variable {CONSERVATIVE} has an invalid value",
             expected="1 for on, 0 for off",
-            got=repr(said),
+            got=repr(value),
             hint=f"set {CONSERVATIVE}=1, or unset it",
         )
-    return said == "1"
+    return value == "1"
 
 
 CACHE = "OPSMITH_CACHE"
-"""The variable that names the directory in which built kernels are kept."""
+"""Variable with the directory of built kernels."""
 COMPILER = "CXX"
-"""The variable that names the C++ compiler, as build systems have it: a program, and options after it."""
+"""Variable with the C++ compiler: a program, and options after it."""
 
 
 def cache_directory() -> Path:
-    """Where built kernels are kept: what `OPSMITH_CACHE` names, or `opsmith` in the user's own cache."""
+    """Return the directory of built kernels: `OPSMITH_CACHE`, or `opsmith` in the user's cache."""
     named = os.environ.get(CACHE, "")
     if named:
         return Path(named).absolute()
@@ -52,14 +52,14 @@ def cache_directory() -> Path:
 
 
 def compiler() -> str:
-    """What `CXX` names; empty where it names nothing."""
+    """Return `CXX`; empty if it is not set."""
     return os.environ.get(COMPILER, "").strip()
 
 
 CUDA = "CUDA_HOME"
-"""The variable that names a CUDA toolkit, as build systems have it."""
+"""Variable with the directory of a CUDA toolkit."""
 
 
 def cuda_toolkit() -> str:
-    """Where a CUDA toolkit is: what `CUDA_HOME` or `CUDA_PATH` names; empty where neither does."""
+    """Return the directory of a CUDA toolkit: `CUDA_HOME` or `CUDA_PATH`; empty if neither is set."""
     return os.environ.get(CUDA, "") or os.environ.get("CUDA_PATH", "")

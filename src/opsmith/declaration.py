@@ -1,4 +1,4 @@
-"""`opsmith.operator`: from a reference to an operator that torch knows."""
+"""Declaration of operators: the decorator `opsmith.operator`, and the table of declared operators."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def operator(
 ) -> Callable[[Callable[P, Any]], Operator[P, Any]]:
     """Declare an operator: the decorated function is its reference, the mathematics in plain PyTorch.
 
-    Declaring a name again from the same place (a notebook cell, a reload) replaces the operator behind the
-    same handle; from elsewhere it is an error.
+    Declaring a name again from the same module and function name (a notebook cell, a reload) replaces the
+    operator behind the same handle; from elsewhere it is an error.
 
     Args:
         name: `namespace::name`; the operator is also `torch.ops.namespace.name`.
@@ -75,12 +75,12 @@ def operator(
         hidden: Names of results that callers do not see and formulas may use.
         opaque: The function is not made of torch operations: nothing is derived from it.
         random: The function draws from torch's random state.
-        autocast: What happens to floating inputs under autocast: `"promote"` to the widest among them,
+        autocast: Rule for floating inputs under autocast: `"promote"` to the widest among them,
             `"lower"` to autocast's dtype, `"float32"`.
-        inline: Whether torch.compile sees the reference in the operator's place, and so fuses it; by default
-            wherever no kernel takes the call. torch.export keeps the operator whole.
-        shapes: Shapes in letters, `"x: B M, weight: N M -> B N"`, to which calls are held.
-        batching: How one call serves a whole batch under `vmap`: `"elementwise"`, or the dimension of
+        inline: True if torch.compile traces the reference, and so fuses it; by default wherever no kernel
+            takes the call. torch.export always keeps the operator whole.
+        shapes: Shapes in letters, `"x: B M, weight: N M -> B N"`, to which calls are checked.
+        batching: Rule by which one call computes a batch under `vmap`: `"elementwise"`, or the dimension of
             `shapes` that holds independent examples, a letter or `"..."`.
 
     Raises:
@@ -104,7 +104,7 @@ def operator(
     ):
         if not any(value is each for each in allowed):
             raise errors.UsageError(
-                f"`{flag}` has a value that means nothing",
+                f"`{flag}` has an invalid value",
                 operator=name,
                 argument=flag,
                 expected=" or ".join(map(repr, allowed)),
@@ -149,15 +149,15 @@ def declare_specified(
     kind: type[Operator[Any, Any]] = Operator,
     register: Callable[[Specification], Registration] | None = None,
 ) -> Operator[Any, Any]:
-    """The handle, of this class, of an operator of this specification; one of its name and place becomes it.
+    """Register an operator, and return its handle; redeclare it if the same module has declared it before.
 
     Args:
         specification: The operator.
-        kind: The class of a new handle.
-        register: Registers what others defined; without it torch may not have an operator of this name.
+        kind: Class of a new handle.
+        register: Registers an operator that torch has already; by default torch must not have the name.
 
     Raises:
-        NameTakenError: If another place, or torch, has an operator of this name.
+        NameTakenError: If another module, or torch, has an operator of this name.
     """
     known = _declared.get(specification.name)
     if known is not None:
@@ -172,7 +172,7 @@ def declare_specified(
         known.redeclare(specification)
         return known
     if register is None:
-        from opsmith.torch_library.registration import DispatcherRegistration  # half of our import time
+        from opsmith.torch_library.registration import DispatcherRegistration  # half of the import time
 
         _refuse_taken(specification)
         register = DispatcherRegistration
@@ -182,7 +182,7 @@ def declare_specified(
 
 
 def check_name(name: Any, *, hint: str) -> None:
-    """Refuse what is no operator's name.
+    """Refuse a value that is not a name of an operator.
 
     Raises:
         NameFormatError: With this hint.
@@ -197,15 +197,15 @@ def check_name(name: Any, *, hint: str) -> None:
 
 
 def _reserved(name: str) -> bool:
-    """Whether a part of a name is a word of Python's, which torch's schema language does not take either."""
+    """Return True if a part of a name is a keyword of Python, which torch's schema language refuses too."""
     return any(keyword.iskeyword(part) for part in name.split("::"))
 
 
 def find_operator(name: str, module: str | None = None) -> Operator[..., Any]:
-    """The operator of this name, if it is declared; `module` is imported first if it is not.
+    """Return the operator of this name; `module` is imported first if it is not declared yet.
 
     Raises:
-        OperatorNotFoundError: Saying what to import.
+        OperatorNotFoundError: If it is not declared.
 
     Example:
         >>> import opsmith.ops
@@ -217,7 +217,7 @@ def find_operator(name: str, module: str | None = None) -> Operator[..., Any]:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                raise  # the module is there, and lacks another one
+                raise  # the module was found, and needs another one
             raise errors.OperatorNotFoundError(
                 "the module that declared this operator cannot be found",
                 operator=name,
@@ -236,7 +236,7 @@ def find_operator(name: str, module: str | None = None) -> Operator[..., Any]:
 
 
 def declared_operators(module: str | None = None) -> list[Operator[..., Any]]:
-    """Every declared operator, or those of one module, in the order of their declaration.
+    """List all declared operators, or those of one module, in the order of their declaration.
 
     Example:
         >>> import opsmith.ops.linear
@@ -248,7 +248,7 @@ def declared_operators(module: str | None = None) -> list[Operator[..., Any]]:
 
 def _refuse_other_place(old: Specification, new: Specification) -> None:
     foreign = old.library_operator is not None
-    # What others registered is the same operator, whatever its reference is called.
+    # An operator of torch stays the same if its reference has another name.
     same = old.module == new.module and (foreign or old.qualname == new.qualname)
     if not same or foreign != (new.library_operator is not None):
         raise errors.NameTakenError(

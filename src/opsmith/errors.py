@@ -1,7 +1,7 @@
 """Every error that opsmith raises: one class per failure, one form for the message.
 
-A message names the operator, says what is wrong, and then, line by line, the argument, what was expected,
-what came, where the operator (or formula) was written, and the hint.
+A message states the operator and the problem, and then, line by line, the argument, the expected value, the
+value that was found, the location of the operator or formula, and the hint.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ class OpsmithError(Exception):
     """Base of all errors of this package.
 
     Args:
-        problem: One sentence that says what is wrong.
+        problem: One sentence about the failure.
         operator: Name of the operator, `namespace::name`.
         argument: Name of the argument or result at fault.
-        expected: What would have been right.
-        got: What came instead.
+        expected: Description of a valid value.
+        got: The value that was found.
         where: `file:line` of the declaration or formula at fault.
-        hint: What to write instead.
+        hint: Advice on what to write instead.
     """
 
     def __init__(
@@ -127,15 +127,15 @@ class NameTakenError(OpsmithError, ValueError):
 
 
 class NotAFunctionError(OpsmithError, TypeError):
-    """Something is no function, or none that can be called as it has to be."""
+    """A value is not a function, or cannot be called with the operator's arguments."""
 
 
 class MissingAnnotationError(OpsmithError, TypeError):
-    """A parameter, or the return value, of the reference has no type hint."""
+    """A parameter, or the return value, of the reference has no annotation."""
 
 
 class UnsupportedTypeError(OpsmithError, TypeError):
-    """A type hint that an operator's schema cannot carry."""
+    """An annotation has a type that an operator's schema cannot carry."""
 
 
 class ParameterKindError(OpsmithError, TypeError):
@@ -143,15 +143,15 @@ class ParameterKindError(OpsmithError, TypeError):
 
 
 class ReservedNameError(OpsmithError, ValueError):
-    """A name begins with `grad` or `result`, which formulas use for themselves, or is that of a part."""
+    """A name begins with `grad` or `result`, which are reserved for formulas, or is that of a part."""
 
 
 class DefaultError(OpsmithError, ValueError):
-    """A default value that does not fit its type hint or that a schema cannot carry."""
+    """A default value does not fit its annotation, or a schema cannot carry it."""
 
 
 class ResultNameError(OpsmithError, ValueError):
-    """The names in `results=` or `hidden=` do not fit what the reference returns."""
+    """The names in `results=` or `hidden=` do not fit the results of the reference."""
 
 
 class ShapePatternError(OpsmithError, ValueError):
@@ -171,15 +171,15 @@ class UnknownResultError(OpsmithError, ValueError):
 
 
 class NotDifferentiableError(OpsmithError, TypeError):
-    """A gradient is given for what is not a tensor, or a tangent for a result that is non-differentiable."""
+    """A gradient is given for a value that is not a tensor, or a tangent for a non-differentiable result."""
 
 
 class FormulaError(OpsmithError, TypeError):
-    """A formula is not a plain function of named parameters, nor one of the answers that stand for one."""
+    """A formula is not a function of named parameters, nor one of the three values that replace one."""
 
 
 class FormulaParameterError(OpsmithError, ValueError):
-    """A formula names a parameter that is no input, result, gradient or tangent."""
+    """A formula has a parameter that is not an input, result, gradient or tangent."""
 
 
 class GradientConflictError(OpsmithError, ValueError):
@@ -191,11 +191,11 @@ class DeviceNameError(OpsmithError, ValueError):
 
 
 class KernelDtypeError(OpsmithError, TypeError):
-    """A kernel is declared for something that is no dtype."""
+    """A kernel is declared for a value that is not a dtype."""
 
 
 class MissingSamplesError(OpsmithError, LookupError):
-    """Something needs the operator's samples and there are none."""
+    """The operator has no samples, and they are needed."""
 
 
 class SampleError(OpsmithError, ValueError):
@@ -203,7 +203,7 @@ class SampleError(OpsmithError, ValueError):
 
 
 class OperatorNotFoundError(OpsmithError, LookupError):
-    """A name, file or module holds no operator."""
+    """A name, file or module has no operator."""
 
 
 class ModuleImportError(OpsmithError, ImportError):
@@ -211,31 +211,31 @@ class ModuleImportError(OpsmithError, ImportError):
 
 
 class ModuleDeclarationError(OpsmithError, ValueError):
-    """What `op.module(...)` says does not fit the operator, or itself."""
+    """The arguments of `op.module(...)` do not fit the operator, or one another."""
 
 
 class SizeError(OpsmithError, ValueError):
-    """A module is made with a size that is none, or from which a shape of a parameter does not follow."""
+    """A module is made with an invalid size, or the shape of a parameter does not follow from its sizes."""
 
 
 class InitializerError(OpsmithError, TypeError):
-    """An initialiser did not fill the tensor that it was given."""
+    """An initialiser did not fill its tensor."""
 
 
 class ModulePicklingError(OpsmithError, TypeError):
-    """A module is pickled whose class cannot be found under its name."""
+    """A module is pickled, and its class cannot be found by name."""
 
 
 class UnsupportedTorchError(OpsmithError, RuntimeError):
-    """The torch that is installed lacks something private that opsmith cannot do without."""
+    """The installed torch lacks a private function that opsmith needs."""
 
 
 class MissingExtraError(OpsmithError, ImportError):
-    """A package that only one face needs is not installed."""
+    """An optional package is not installed."""
 
 
 class UsageError(OpsmithError, ValueError):
-    """A function of opsmith, or a command, was called with arguments that it cannot use."""
+    """A function of opsmith, or a command, was called with invalid arguments."""
 
 
 class ArgumentError(OpsmithError, TypeError):
@@ -243,15 +243,15 @@ class ArgumentError(OpsmithError, TypeError):
 
 
 class ShapeError(OpsmithError, ValueError):
-    """A tensor's shape is not what `shapes=` says."""
+    """A tensor's shape does not match `shapes=`."""
 
 
 class LayoutError(OpsmithError, TypeError):
-    """A sparse, nested, quantised or mkldnn tensor, which operators do not take."""
+    """A tensor is sparse, nested, quantised or mkldnn, which operators do not take."""
 
 
 class CapturedTensorError(OpsmithError, RuntimeError):
-    """A reference uses a tensor that requires a gradient and is none of its arguments."""
+    """A reference uses a tensor that requires a gradient and is not an argument."""
 
 
 class AliasError(OpsmithError, RuntimeError):
@@ -263,15 +263,15 @@ class MutationError(OpsmithError, RuntimeError):
 
 
 class ResultCountError(OpsmithError, RuntimeError):
-    """A reference or kernel returned another number of results than declared."""
+    """A reference or kernel returned a wrong number of results."""
 
 
 class ResultTypeError(OpsmithError, TypeError):
-    """A reference or kernel returned something that is not a tensor."""
+    """A reference or kernel returned a value that is not a tensor."""
 
 
 class IntegerResultError(OpsmithError, TypeError):
-    """A gradient is asked through a result whose dtype has none."""
+    """A gradient is needed through a result whose dtype has no gradient."""
 
 
 class MissingFakeError(OpsmithError, NotImplementedError):
@@ -287,19 +287,19 @@ class GradientNotImplementedError(OpsmithError, NotImplementedError):
 
 
 class GradientTypeError(OpsmithError, TypeError):
-    """A formula returned something that is not a tensor."""
+    """A formula returned a value that is not a tensor."""
 
 
 class GradientShapeError(OpsmithError, ValueError):
-    """A formula returned a gradient, or tangent, whose shape is not that of its input, or result."""
+    """A formula returned a gradient or tangent whose shape is not that of its input or result."""
 
 
 class GradientDtypeError(OpsmithError, TypeError):
-    """A formula returned a gradient, or tangent, whose dtype is not that of its input, or result."""
+    """A formula returned a gradient or tangent whose dtype is not that of its input or result."""
 
 
 class GradientDeviceError(OpsmithError, ValueError):
-    """A formula returned a gradient, or tangent, on another device than its input, or result."""
+    """A formula returned a gradient or tangent on another device than its input or result."""
 
 
 class GradientCountError(OpsmithError, ValueError):
@@ -307,15 +307,15 @@ class GradientCountError(OpsmithError, ValueError):
 
 
 class SavedTensorModifiedError(OpsmithError, RuntimeError):
-    """A formula wrote into a saved tensor or into the incoming gradient."""
+    """A formula wrote into a saved tensor or into grad_output."""
 
 
 class GraphCutError(OpsmithError, RuntimeError):
-    """A formula lost the graph, so that a second order would be silently wrong."""
+    """A formula detached its result from the graph, so that second derivatives would be silently wrong."""
 
 
 class HiddenResultError(OpsmithError, RuntimeError):
-    """A second order needs the gradient of a hidden result, and it cannot be derived."""
+    """A second derivative needs the gradient of a hidden result, which cannot be derived."""
 
 
 class ForwardModeError(OpsmithError, NotImplementedError):
@@ -323,15 +323,15 @@ class ForwardModeError(OpsmithError, NotImplementedError):
 
 
 class PlacementError(OpsmithError, NotImplementedError):
-    """DTensors placed in a way for which the operator's answer cannot be derived."""
+    """DTensors have placements for which the operator's result cannot be derived."""
 
 
 class TransformError(OpsmithError, NotImplementedError):
-    """A transform, of `torch.func` or of a compiler, that this operator does not support."""
+    """A transform of `torch.func`, or a compiler, does not support this operator."""
 
 
 class CacheError(OpsmithError, RuntimeError):
-    """What is built from a kernel's source can be kept nowhere, or not where nobody else can change it."""
+    """Built kernels cannot be stored, or other users could change them there."""
 
 
 class CompileError(OpsmithError, RuntimeError):
@@ -347,15 +347,15 @@ class KernelSourceError(OpsmithError, ValueError):
 
 
 class KernelSignatureError(OpsmithError, TypeError):
-    """The parameters of a kernel in C++ or CUDA are not the operator's arguments and results."""
+    """The parameters of a C++ or CUDA kernel are not the operator's arguments and results."""
 
 
 class LaunchError(OpsmithError, ValueError):
-    """How a CUDA kernel is launched cannot be told from a call, or is nothing that a GPU does."""
+    """The launch of a kernel cannot be computed from a call, or exceeds the limits of a GPU."""
 
 
 class KernelRefusedError(OpsmithError, RuntimeError):
-    """A kernel that is declared with `strict=True` does not take a call on its device."""
+    """A kernel with `strict=True` does not take a call on its device."""
 
 
 class KernelError(OpsmithError, RuntimeError):
@@ -363,15 +363,15 @@ class KernelError(OpsmithError, RuntimeError):
 
 
 class ExportError(OpsmithError, RuntimeError):
-    """A model or an operator cannot be written as a file of ONNX."""
+    """A model or an operator cannot be exported to ONNX."""
 
 
 class DynamicAxisError(OpsmithError, ValueError):
-    """An axis that is to have any size is fixed by the code, or has several sizes or none."""
+    """A dynamic axis is fixed by the code, or has several sizes or none."""
 
 
 class ExportMismatchError(OpsmithError, RuntimeError):
-    """A file that was exported computes something else than PyTorch."""
+    """An exported file computes other results than PyTorch."""
 
 
 class OnnxRuntimeError(OpsmithError, RuntimeError):
@@ -379,20 +379,20 @@ class OnnxRuntimeError(OpsmithError, RuntimeError):
 
 
 class NotPassedError(OpsmithError, RuntimeError):
-    """An operator that fails its check was to be benchmarked."""
+    """An operator that fails its check cannot be benchmarked."""
 
 
 class BenchmarkFormatError(OpsmithError, ValueError):
-    """What is to be compared with a benchmark is none that this version of opsmith reads."""
+    """A file to compare is not a benchmark that this version of opsmith reads."""
 
 
 class NoGraphError(OpsmithError, ValueError):
-    """A tensor is to be drawn that nothing which requires a gradient was computed into."""
+    """A tensor to draw has no autograd graph."""
 
 
 class FreedGraphError(OpsmithError, RuntimeError):
-    """A graph is to be drawn whose saved tensors a backward has freed."""
+    """The saved tensors of a graph to draw were freed by a backward."""
 
 
 class DrawingError(OpsmithError, RuntimeError):
-    """Graphviz does not lay a graph out: it fails, or takes too long."""
+    """Graphviz fails to lay out a graph, or takes too long."""

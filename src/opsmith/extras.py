@@ -1,10 +1,10 @@
-"""How the packages of an extra are installed, as messages say it."""
+"""Installation of the packages of an extra, for messages."""
 
 from __future__ import annotations
 
 
 def install(extra: str) -> str:
-    """The command that brings an extra; opsmith is on no package registry, so it names a checkout.
+    """Return the command that installs an extra; opsmith is not on a package registry.
 
     Example:
         >>> install("cli")

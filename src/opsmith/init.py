@@ -69,7 +69,7 @@ ones = _of("ones")
 
 
 def constant(val: float) -> Initializer:
-    """One number everywhere.
+    """Fill with one number.
 
     Example:
         >>> opsmith.init.constant(0.5)
@@ -79,7 +79,7 @@ def constant(val: float) -> Initializer:
 
 
 def uniform(a: float = 0.0, b: float = 1.0) -> Initializer:
-    """Numbers drawn from [a, b), all equally likely.
+    """Fill with numbers from the uniform distribution on [a, b).
 
     Example:
         >>> opsmith.init.uniform(-0.1, 0.1)
@@ -89,7 +89,7 @@ def uniform(a: float = 0.0, b: float = 1.0) -> Initializer:
 
 
 def normal(mean: float = 0.0, std: float = 1.0) -> Initializer:
-    """Numbers from the normal distribution.
+    """Fill with numbers from the normal distribution.
 
     Example:
         >>> opsmith.init.normal(std=0.02)
@@ -99,7 +99,7 @@ def normal(mean: float = 0.0, std: float = 1.0) -> Initializer:
 
 
 def trunc_normal(mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0) -> Initializer:
-    """Numbers from the normal distribution, drawn again until they lie in [a, b].
+    """Fill with numbers from the normal distribution, drawn again until they are in [a, b].
 
     Example:
         >>> opsmith.init.trunc_normal(std=0.02)
@@ -109,7 +109,7 @@ def trunc_normal(mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float 
 
 
 def xavier_uniform(gain: float = 1.0) -> Initializer:
-    """Uniform, with a variance that fits the number of inputs and outputs; for two dimensions or more.
+    """Fill from a uniform distribution scaled by the number of inputs and outputs; two dimensions or more.
 
     Source: X. Glorot, Y. Bengio, "Understanding the difficulty of training deep feedforward neural networks",
     AISTATS 2010, equation 16.
@@ -122,7 +122,7 @@ def xavier_uniform(gain: float = 1.0) -> Initializer:
 
 
 def xavier_normal(gain: float = 1.0) -> Initializer:
-    """Normal, with the variance of `xavier_uniform`.
+    """Fill from the normal distribution with the variance of `xavier_uniform`.
 
     Example:
         >>> opsmith.init.xavier_normal(gain=2.0)
@@ -132,7 +132,7 @@ def xavier_normal(gain: float = 1.0) -> Initializer:
 
 
 def kaiming_uniform(a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Initializer:
-    """Uniform, with a variance that fits the number of inputs and the activation that follows.
+    """Fill from a uniform distribution scaled by the number of inputs and the activation that follows.
 
     Source: K. He et al., "Delving Deep into Rectifiers", arXiv:1502.01852, equation 15.
 
@@ -149,7 +149,7 @@ def kaiming_uniform(a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "l
 
 
 def kaiming_normal(a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Initializer:
-    """Normal, with the variance of `kaiming_uniform`, whose arguments it takes.
+    """Fill from the normal distribution with the variance of `kaiming_uniform`, whose arguments it takes.
 
     Example:
         >>> opsmith.init.kaiming_normal(mode="fan_out")
@@ -159,7 +159,7 @@ def kaiming_normal(a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "le
 
 
 def orthogonal(gain: float = 1.0) -> Initializer:
-    """A matrix whose rows or columns are orthogonal; for two dimensions or more.
+    """Fill with a matrix whose rows or columns are orthogonal; two dimensions or more.
 
     Example:
         >>> opsmith.init.orthogonal()

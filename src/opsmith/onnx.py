@@ -1,4 +1,4 @@
-"""Files of ONNX as modules of torch: `opsmith.onnx.load`."""
+"""ONNX files as modules of torch: `opsmith.onnx.load`."""
 
 from __future__ import annotations
 

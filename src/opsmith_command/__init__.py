@@ -1,6 +1,6 @@
-"""The script `opsmith`: it hears Ctrl-C before torch is imported, which takes a second or more.
+"""The script `opsmith`, which handles Ctrl-C before torch is imported, which takes a second or more.
 
-It lies beside the package and not inside of it, since whatever lies inside imports the package first.
+It is not part of the package `opsmith`, because importing a part imports the package first.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from types import FrameType
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it at once, until the command has begun and hears it by itself."""
-    # A shell may start it with Ctrl-C switched off, in the background; then that stays so.
+    """Run the command line; until the command handles Ctrl-C by itself, Ctrl-C ends it at once."""
+    # A shell starts a background job with Ctrl-C ignored; that is kept.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
     from opsmith.cli import main as run

@@ -99,7 +99,7 @@ def test_what_is_for_classes(given: dict[str, str], shown: str, hint: str, defin
     with says(
         errors.UsageError,
         f"""
-        theirs::classes: `{argument}` says nothing about an operator that was registered elsewhere
+        theirs::classes: `{argument}` is for a Function class, and not for an operator of torch.library
           argument: {argument}
           got: {shown}
           hint: {hint}

@@ -1,4 +1,4 @@
-"""Adopting what people have: `autograd.Function` classes, and operators that torch.library knows."""
+"""Adopting existing code: `autograd.Function` classes, and operators of torch.library."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def adopt(
     kind: str | Iterable[str] = "true",
     opaque: bool = False,
 ) -> Operator[..., Any]:
-    """Make an operator of an `autograd.Function` class, or of an operator of torch: each gains what it lacks.
+    """Make an operator of an `autograd.Function` class, or of an operator of torch.library.
 
-    A class is left as it is. An operator keeps its name and what it has, and calls of `torch.ops.ns.name`
-    gain the rest; it asks for a reference, and takes samples.
+    The class is not changed. An operator of torch.library keeps its name, kernels and rules, and calls of
+    `torch.ops.ns.name` gain the missing ones, derived from a reference.
 
     Args:
         subject: The class: old style, with `setup_context`, or with methods that take `self`. Or an operator:
             `torch.ops.ns.name`, one of its overloads, a `torch.library.custom_op`.
         name: `namespace::name` of the operator that a class becomes.
-        reference: The same mathematics in plain PyTorch, with the arguments of `forward` by position. What
-            the class's own code cannot do, under a transform or in a second order, follows from it.
-        samples: A function that returns a list of argument tuples, from which types are told where nothing
-            else says them, and on which `check` runs.
-        signature: What `forward` takes and returns, as a function with type hints or as text. Without it a
-            type is what an annotation says, else what default and samples show, else Tensor.
-        kind: What its backward gives: `"true"` (the derivative), `"surrogate"`, `"approximate"`,
-            `"nonlinear"` in the incoming gradient, `"stochastic"` or `"float32"`; or several of them.
-        opaque: Its code is not made of torch operations, and is not tried on what stands for tensors.
+        reference: The same mathematics in plain PyTorch, with the arguments of `forward` by position. It
+            takes over where the class cannot be used, as in some transforms and second orders.
+        samples: A function that returns a list of argument tuples. `check` runs on them, and types are
+            inferred from them if there are no annotations.
+        signature: Signature of `forward`, as a function with annotations or as text. Without it a type comes
+            from the annotation, else from default and samples, else it is Tensor.
+        kind: Kind of its backward: `"true"` (the derivative), `"surrogate"`, `"approximate"`,
+            `"nonlinear"` in grad_output, `"stochastic"` or `"float32"`; or several of them.
+        opaque: True if its code is not made of torch operations, so that it is never run on fake tensors.
 
     Raises:
         NameFormatError, NameTakenError, UsageError, ParameterKindError, MissingAnnotationError,
@@ -68,7 +68,7 @@ def adopt(
     frame = inspect.currentframe()
     module = call_site(frame and frame.f_back).module
     if isinstance(subject, type) and issubclass(subject, torch.autograd.Function):
-        named: Any = name  # what is none is refused there
+        named: Any = name  # checked there
         return adopt_function(
             subject,
             named,

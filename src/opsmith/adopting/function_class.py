@@ -44,7 +44,7 @@ from opsmith.torch_library.adopted.gradients import gradient_formula, tangent_fo
 
 
 class AdoptedOperator(Operator[..., Any]):
-    """An operator that stands for a Function class."""
+    """The handle of an adopted Function class: called as `apply` is, it returns what `apply` returns."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator."""
@@ -65,19 +65,19 @@ class AdoptedOperator(Operator[..., Any]):
 
     @property
     def function_class(self) -> type[torch.autograd.Function] | None:
-        """The class; None once the operator was declared anew as another one."""
+        """The class; None after the operator was declared again as another one."""
         adopted = self._specification.adopted
         return None if adopted is None else adopted.function_class
 
 
 @dataclass(frozen=True)
 class ClassSamples:
-    """Samples of a class: a list that was read once, or a function that is called for each list.
+    """Samples of a class, as a list or as a function that returns one.
 
     Args:
         function_class: The class.
         source: The list or the function.
-        operator: What messages call the class.
+        operator: Name of the class in messages.
         location: `file:line` of the samples.
     """
 
@@ -87,10 +87,10 @@ class ClassSamples:
     location: str
 
     def values(self, make: Make) -> list[list[Any]]:
-        """The arguments of each sample, as forward takes them.
+        """Return the arguments of each sample, as forward takes them.
 
         Raises:
-            SampleError: If it is no list of samples, or one has more or fewer arguments than forward.
+            SampleError: If it is not a list of samples, or one has more or fewer arguments than forward.
         """
         given = read_samples(self.source, make, self.operator, self.location)
         remark = missing_list_hint(self.source, self._takes)
@@ -137,7 +137,7 @@ class ClassSamples:
 
     @property
     def _range(self) -> tuple[int, int | None]:
-        """How many arguments forward takes at least, and at most."""
+        """Return the least and the largest number of arguments of forward."""
         fixed = [each for each in self._parameters if each.kind in _FIXED]
         least = sum(each.default is each.empty for each in fixed)
         return least, len(fixed) if len(fixed) == len(self._parameters) else None
@@ -163,13 +163,13 @@ Samples = Callable[..., Iterable[Any]] | Iterable[Any] | None
 def class_samples(
     samples: Samples | ClassSamples, function_class: type[torch.autograd.Function], operator: str, giver: str
 ) -> ClassSamples | None:
-    """What was given for samples, made ready to be read; None where nothing was.
+    """Return the samples as given, read if they are an iterator; None if there are none.
 
     Args:
-        samples: A list, or a function of `make` or of nothing.
+        samples: A list, or a function that may take `make`.
         function_class: The class.
-        operator: What messages call the class.
-        giver: Name of the function that was given them.
+        operator: Name of the class in messages.
+        giver: Name of the function that received them.
 
     Raises:
         SampleError: If it is neither.
@@ -187,7 +187,7 @@ Runner = Callable[[type[torch.autograd.Function], Sequence[Sequence[Any]]], tupl
 def first_returned(
     function_class: type[torch.autograd.Function], samples: Sequence[Sequence[Any]]
 ) -> tuple[int, Any]:
-    """0, and what a class's forward returns for the first of the samples."""
+    """Return 0, and the value that forward returns for the first sample."""
     return 0, returned_by(function_class, samples[0])
 
 
@@ -203,9 +203,9 @@ def adopt_function(
     module: str,
     run: Runner = first_returned,
 ) -> Operator[..., Any]:
-    """Make an operator of a Function class, which stays as it is; see `opsmith.adopt`.
+    """Make an operator of a Function class, which is not changed; see `opsmith.adopt`.
 
-    `run` tells for which sample forward returns what, where only a run tells what it returns.
+    `run` returns the index of a sample and the value of forward for it, if the results must be observed.
     """
     check_name(name, hint='write `opsmith.adopt(MyFunction, "mylib::my_function")`')
     _refuse_unfit(function_class, name)
@@ -224,7 +224,7 @@ def _describe(
     signature: Signature,
     run: Runner,
 ) -> AdoptedFunction:
-    """What a class is as an operator: its arguments and results, from all that its author has said."""
+    """Describe a class as an operator: its arguments and results, from all that its author has given."""
     stated = stated_signature(signature, name)
     calls = [] if samples is None else samples.values(Make())
     arguments, variadic = arguments_of(function_class, stated, calls, name)
@@ -281,15 +281,13 @@ def _tangents(adopted: AdoptedFunction) -> dict[str, TangentRule]:
     if formula is not None:
         return dict.fromkeys(results, formula)
     if "nonlinear" in adopted.kinds:
-        why = (
-            "its backward is not linear in the incoming gradient, so nothing follows from it for forward mode"
-        )
+        why = "its backward is not linear in grad_output, so forward mode cannot be derived from it"
         return dict.fromkeys(results, not_implemented(why))
     return {}
 
 
 def _results(outputs: Outputs, optional: tuple[bool, ...]) -> tuple[Result, ...]:
-    """The results; what `forward` returns in a tuple inside of its tuple has no gradient in torch either."""
+    """Return the results; those in a nested tuple of `forward` have no gradient in torch either."""
     top = side_by_side(outputs)
     names = ["result"] if len(optional) == 1 else [f"result{position}" for position in range(len(optional))]
     return tuple(
@@ -301,7 +299,7 @@ def _results(outputs: Outputs, optional: tuple[bool, ...]) -> tuple[Result, ...]
 def _as_reference(
     reference: Callable[..., Any], schema: Schema, outputs: Outputs, variadic: bool, operator: str
 ) -> Callable[..., Any]:
-    """A reference that takes the operator's arguments and returns its results in a row."""
+    """Return a reference with the operator's arguments that returns its results in a flat tuple."""
     flat = not isinstance(outputs, tuple) or outputs == tuple(range(len(outputs)))
     if not variadic or not callable(reference):
         check_attached(reference, "the reference", schema, operator)
@@ -319,7 +317,7 @@ def _as_reference(
 
 
 def _packed(samples: ClassSamples, adopted: AdoptedFunction) -> LocatedSamples:
-    """Samples as calls of the operator, whose last argument takes what `*args` took."""
+    """Return the samples as calls of the operator, whose last argument holds the values of `*args`."""
 
     def packed(make: Make) -> Iterable[Any]:
         return [CallArguments(tuple(adopted.packed(values))) for values in samples.values(make)]

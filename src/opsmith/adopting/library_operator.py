@@ -1,4 +1,4 @@
-"""Adopting an operator that was registered with torch elsewhere: what it lacks is added."""
+"""Adopting an operator of torch.library: missing kernels and rules are added to it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _TORCH_S_OWN = ("aten", "prim", "prims")
 
 
 def is_operator(subject: Any) -> bool:
-    """Whether something is an operator of torch: an overload, a packet of them, or a `custom_op`."""
+    """Return True for an operator of torch: an overload, a packet of them, or a `custom_op`."""
     return capabilities.overloads_of(subject) is not None
 
 
 def is_custom_op(subject: Any) -> bool:
-    """Whether something is a `torch.library.custom_op`."""
+    """Return True for a `torch.library.custom_op`."""
     return type(subject).__name__ == "CustomOpDef"
 
 
 def custom_function(subject: Any) -> Callable[..., Any] | None:
-    """The function that a `torch.library.custom_op` was written as; None where torch does not tell.
+    """Return the function of a `torch.library.custom_op`; None if torch does not expose it.
 
     Raises:
         UnsupportedTorchError: If the capability `library_operators` is off.
@@ -43,7 +43,7 @@ def custom_function(subject: Any) -> Callable[..., Any] | None:
 
 
 def name_of(subject: Any) -> str:
-    """The name of an operator of torch, `namespace::name`."""
+    """Return the name of an operator of torch, `namespace::name`."""
     return _name(capabilities.overloads_of(subject) or {})
 
 
@@ -54,7 +54,7 @@ def adopt_registered(
     samples: Samples | Iterable[Any] | None,
     module: str,
 ) -> Operator[..., Any]:
-    """The handle of an operator that was registered elsewhere, which has been given what it lacked.
+    """Add the missing kernels and rules to an operator of torch, and return its handle.
 
     Args:
         subject: One of its overloads, a packet with one overload, or a `torch.library.custom_op`.
@@ -92,27 +92,27 @@ def adopt_registered(
 
 
 def _placed(samples: Iterable[Any], operator: str) -> LocatedSamples:
-    """A list of samples as a function of them."""
+    """Return a list of samples as a function."""
     location = "the samples given to `adopt`"
     given = read_samples(samples, Make(), operator, location)
     return LocatedSamples(lambda make: given, location)
 
 
-def refuse_options(subject: Any, /, **said: tuple[Any, Any]) -> None:
-    """Refuse what means nothing for an operator.
+def refuse_options(subject: Any, /, **given: tuple[Any, Any]) -> None:
+    """Refuse arguments of `adopt` that only a class takes.
 
     Args:
         subject: The operator.
-        **said: Each argument of `adopt`, and what it is if nobody gave it.
+        **given: Each argument with its default.
 
     Raises:
         UsageError: Naming the argument.
     """
-    for argument, (value, unsaid) in said.items():
-        if value != unsaid:
+    for argument, (value, default) in given.items():
+        if value != default:
             also = "; attach `op.surrogate_gradients(...)` to the result" if argument == "kind" else ""
             raise errors.UsageError(
-                f"`{argument}` says nothing about an operator that was registered elsewhere",
+                f"`{argument}` is for a Function class, and not for an operator of torch.library",
                 operator=_name(capabilities.overloads_of(subject) or {}),
                 argument=argument,
                 got=repr(value),
@@ -121,7 +121,7 @@ def refuse_options(subject: Any, /, **said: tuple[Any, Any]) -> None:
 
 
 def overload_of(subject: Any) -> Any:
-    """The only overload of an operator, which can be looked at from outside.
+    """Return the only overload of an operator.
 
     Raises:
         UsageError: If it has several, or is one of torch's own, or writes into its arguments.
@@ -146,16 +146,16 @@ def _overload(overloads: Mapping[str, Any], subject: Any) -> Any:
 
 
 def _name(overloads: Mapping[str, Any]) -> str:
-    """The name that several overloads share, or that of the only one."""
+    """Return the name that several overloads share, or that of the only one."""
     name = capabilities.signature_of(next(iter(overloads.values()))).name
     return name if len(overloads) == 1 else name.partition(".")[0]
 
 
 def _refuse(overload: Any, signature: capabilities.OperatorSchema) -> None:
-    """Refuse an operator that cannot be adopted, or has nothing to gain.
+    """Refuse an operator that cannot be adopted, or is not missing anything.
 
     Raises:
-        UsageError: Saying why.
+        UsageError: With the reason.
     """
     ours = {each.name for each in declared_operators() if each.specification.library_operator is None}
     what: tuple[str, str] | None = None

@@ -1,7 +1,7 @@
-"""What an adopted class returns: how many results, in which structure, and which may be None.
+"""Outputs of an adopted class: the number of results, their structure, and those that may be None.
 
-It is what `signature=` says; else the return annotation of the reference or of `forward`; else what a run on
-the first sample returns; else what the return statements of `forward` look like.
+They come from `signature=`; else from the return annotation of the reference or of `forward`; else from a run
+on the first sample; else from the return statements of `forward`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from opsmith.core.location import where
 from opsmith.torch_library.validation import unsupported_kind
 
 Shape = Any
-"""What a structure is read from: "tensor", "optional", None, or a tuple of such."""
+"""A structure: "tensor", "optional", None, or a tuple of structures."""
 
 
 def outputs_of(
@@ -35,13 +35,13 @@ def outputs_of(
     run: Callable[[], tuple[int, Any]] | None,
     operator: str,
 ) -> tuple[Outputs, tuple[bool, ...]]:
-    """The structure of what a class returns, and for each result whether it may be None.
+    """Return the structure of the outputs of a class, and for each result True if it may be None.
 
     Args:
         function_class: The class.
-        stated: What `signature=` says that it returns; `inspect.Signature.empty` where it says nothing.
-        hints: Other return annotations, the first that can be read counts.
-        run: Runs it on a sample, if there is one: which that is, and what came.
+        stated: Return annotation of `signature=`; `inspect.Signature.empty` if there is none.
+        hints: Other return annotations; the first that can be read is used.
+        run: Runs it on a sample, if there is one; returns the sample's index and the outputs.
         operator: The operator's name, in messages.
 
     Raises:
@@ -137,7 +137,7 @@ def _of_value(value: Any, function_class: type, operator: str) -> Shape:
 
 
 def _of_source(function_class: type[torch.autograd.Function]) -> Shape:
-    """What the return statements of `forward` agree on: one value, or a tuple written out."""
+    """Return the structure that the return statements of `forward` agree on: one value, or a tuple."""
     try:
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(function_class.forward)))
         tree = ast.parse(source)
@@ -153,10 +153,10 @@ def _of_source(function_class: type[torch.autograd.Function]) -> Shape:
 
 
 def _of_code(code: types.CodeType) -> Iterator[Shape]:
-    """What is returned where there is no source: a tuple that is built at once, or one value."""
+    """Return the structure from bytecode, if there is no source: a tuple display, or one value."""
     instructions = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
     for before, instruction in itertools.pairwise(instructions):
-        if instruction.opname != "RETURN_VALUE":  # a constant is none of the results
+        if instruction.opname != "RETURN_VALUE":  # a constant is not a result
             continue
         if before.opname == "BUILD_TUPLE":
             yield ("tensor",) * int(before.arg or 0)

@@ -1,4 +1,4 @@
-"""The schema of an operator that was registered elsewhere, matched with the signature of its reference."""
+"""Schema of an operator of torch.library, matched with the signature of its reference."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from opsmith.core.schema import REQUIRED, Argument, Schema, schema_of
 from opsmith.torch_library import capabilities
 
 _TYPES = {**{base.schema: base for base in VALUE_TYPES.values()}, "int": INT, "number": NUMBER}
-"""Kinds by the name that torch's compiler has for a type."""
+"""Types of values by the name of torch's compiler."""
 _ALSO = {NUMBER: (FLOAT, COMPLEX), FLOAT: (NUMBER,)}
-"""What a reference may take where the operator takes this."""
+"""Other types that a reference may have for a type of the operator."""
 _RESULT_WORDS = ("result", "out", "output", "answer", "value")
-"""Names for results without one, the first that says something else than every argument."""
+"""Names for results without a name; the first that is not the name of an argument is used."""
 
 
 def matched(signature: capabilities.OperatorSchema, reference: Callable[..., Any]) -> Schema:
-    """The schema of an operator, in opsmith's terms: its own names and defaults, the reference's containers.
+    """Return the schema of an operator with its own names and defaults, and the reference's containers.
 
     Args:
         signature: The schema as torch has it.
-        reference: Its arguments are matched by position, those that the operator takes by name alone by name.
+        reference: Its arguments are matched by position; keyword-only arguments of the operator by name.
 
     Raises:
-        SignatureMismatchError: If the reference cannot stand for the operator.
+        SignatureMismatchError: If the reference does not have the operator's signature.
         UnsupportedTypeError: If the schema has types that opsmith does not know.
     """
     theirs = schema_of(reference, signature.name)
@@ -70,7 +70,7 @@ def matched(signature: capabilities.OperatorSchema, reference: Callable[..., Any
 
 
 def described(signature: capabilities.OperatorSchema) -> Schema:
-    """The schema of an operator, in opsmith's terms, where there is no reference beside it.
+    """Return the schema of an operator without a reference.
 
     Args:
         signature: The schema as torch has it.
@@ -101,7 +101,7 @@ def _refuse_results(signature: capabilities.OperatorSchema) -> None:
 
 @dataclass(frozen=True)
 class _Mismatch:
-    """What is said of a reference that does not fit.
+    """Message about a reference that does not fit.
 
     Args:
         signature: The operator's schema.
@@ -112,7 +112,7 @@ class _Mismatch:
     reference: Callable[..., Any]
 
     def error(self, problem: str, hint: str, argument: str | None = None) -> errors.SignatureMismatchError:
-        """The error, with both signatures."""
+        """Return the error, with both signatures."""
         return errors.SignatureMismatchError(
             problem,
             operator=self.signature.name,
@@ -125,7 +125,7 @@ class _Mismatch:
 
 
 class _Hint(str):
-    """A type hint that `inspect` writes into a signature as it is, without quotes."""
+    """An annotation that `inspect` writes into a signature without quotes."""
 
     __slots__ = ()
 
@@ -134,7 +134,7 @@ class _Hint(str):
 
 
 def _written(reference: Callable[..., Any]) -> str:
-    """A signature as its author wrote it, whether or not its module turns type hints into text."""
+    """Return the text of a signature, with or without `from __future__ import annotations`."""
     signature, hints = inspect.signature(reference), typing.get_type_hints(reference)
     parameters = [
         each.replace(annotation=_Hint(shown_annotation(hints[name])))
@@ -145,7 +145,7 @@ def _written(reference: Callable[..., Any]) -> str:
 
 
 def _argument(declared: capabilities.ArgumentSchema, other: Argument, mismatch: _Mismatch) -> Argument:
-    """An argument with the operator's name and default, in the container that the reference takes."""
+    """Return an argument with the operator's name and default, in the container of the reference."""
     kind = _kind(declared, mismatch.signature)
     if not _fits(kind, other.kind):
         raise mismatch.error(
@@ -192,7 +192,7 @@ def _kind(declared: capabilities.ArgumentSchema, signature: capabilities.Operato
 
 
 def _fits(kind: ArgumentType, other: ArgumentType) -> bool:
-    """Whether a reference that takes one kind can be given what an operator takes."""
+    """Return True if a reference's type accepts the values of an operator's type."""
     return (
         other.structure is None
         and (
@@ -208,13 +208,13 @@ def _fits(kind: ArgumentType, other: ArgumentType) -> bool:
 
 
 def _is_literal_of(base: ValueType, other: ValueType) -> bool:
-    """Whether a reference takes some of the strings or whole numbers that an operator takes."""
+    """Return True if a reference takes some of the strings or ints that an operator takes."""
     plain = {STR: "str", INT: "int"}.get(base)
     return other.held and other.lower is None and other.schema == plain
 
 
 def _default(kind: ArgumentType, value: Any) -> Any:
-    """A default of torch's as a call would give it: dtypes, layouts and memory formats are numbered there."""
+    """Return a default as a call gives it: torch's schema has dtypes, layouts and formats as numbers."""
     numbered = NUMBERED.get(kind.base.schema)
     if numbered is None or value is None:
         return value
@@ -222,7 +222,7 @@ def _default(kind: ArgumentType, value: Any) -> Any:
 
 
 def _result_names(results: Sequence[tuple[str, str]], arguments: Sequence[str]) -> list[str]:
-    """Names for the results: torch's where it has them, so that no name means two things."""
+    """Return names for the results: torch's if it has them, none used twice."""
     given = [name for name, _ in results]
     count = len(given)
     choices = [given] if all(given) else []

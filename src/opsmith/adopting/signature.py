@@ -1,6 +1,6 @@
-"""The signature of an adopted class: what its `forward` takes, read off all that its author has said.
+"""Signature of an adopted class: the arguments of its `forward`.
 
-A type is what `signature=` says; else the annotation; else what default and samples show; else Tensor.
+A type comes from `signature=`; else from the annotation; else from default and samples; else it is Tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Signature = str | Callable[..., Any] | None
 
 
 def forward_signature(function_class: type[torch.autograd.Function]) -> inspect.Signature:
-    """What a class's forward takes, without its context."""
+    """Return the signature of a class's forward, without its context."""
     function: Any = function_class.forward
     signature = inspect.signature(function)
     if function_class.setup_context is not torch.autograd.Function.setup_context:
@@ -34,7 +34,7 @@ def forward_signature(function_class: type[torch.autograd.Function]) -> inspect.
 
 
 def stated_signature(signature: Signature, operator: str) -> inspect.Signature | None:
-    """What `signature=` says: text in Python's notation, or a function with type hints.
+    """Return `signature=`, a text in Python's notation or a function with annotations, as a signature.
 
     Raises:
         UsageError: If it is neither.
@@ -44,7 +44,7 @@ def stated_signature(signature: Signature, operator: str) -> inspect.Signature |
     names: dict[str, Any] = {**vars(typing), **vars(collections.abc), "torch": torch, "Tensor": torch.Tensor}
     try:
         if not callable(signature):
-            # Of this module's own future annotations, which are text, nothing must come along.
+            # The future import of this module must not apply: it would turn annotations into text.
             exec(compile(f"def stated{signature}: ...", "<signature>", "exec", dont_inherit=True), names)
         return _resolved(names["stated"] if isinstance(signature, str) else signature)
     except (SyntaxError, NameError, TypeError, AttributeError, ValueError) as error:
@@ -59,7 +59,7 @@ def stated_signature(signature: Signature, operator: str) -> inspect.Signature |
 
 
 def resolved(function: Callable[..., Any]) -> inspect.Signature:
-    """A function's signature with its type hints resolved; without where they cannot be, as for a builtin."""
+    """Return a function's signature with its annotations resolved, or without them, as for a builtin."""
     try:
         return _resolved(function)
     except ValueError:
@@ -86,7 +86,7 @@ def arguments_of(
     samples: Sequence[Sequence[Any]],
     operator: str,
 ) -> tuple[tuple[Argument, ...], bool]:
-    """The arguments of an operator that stands for a class, and whether the last is the list for `*args`.
+    """Return the arguments of the operator of a class, and True if the last is the list for `*args`.
 
     Raises:
         ParameterKindError, UsageError: If `forward` takes what no call of `apply` can give it, or if what
@@ -131,10 +131,10 @@ def arguments_of(
 
 
 def without_defaults(arguments: Sequence[Argument]) -> tuple[tuple[Argument, ...], dict[str, Any]]:
-    """The arguments, those with a default that no schema can write without it; and the defaults left out.
+    """Return the arguments without defaults that a schema cannot write, and these defaults.
 
-    What follows after one without a default cannot have one in a schema either, and what stands before it
-    must not, so that a call by position means the same.
+    An argument after one without a default cannot have one in a schema either, and one before it must not, so
+    that a call by position means the same.
     """
     plain = [each.default in (None, REQUIRED) or each.kind.base is not OBJECT for each in arguments]
     writable = all(plain) and not any(
@@ -147,10 +147,10 @@ def without_defaults(arguments: Sequence[Argument]) -> tuple[tuple[Argument, ...
 
 
 _BY_KEYWORD = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-"""What `apply` never gives: it takes its default."""
+"""Kinds of parameters that `apply` never passes, which keep their default."""
 
 ANYTHING = ArgumentType(OBJECT, optional=True)
-"""The kind of what no schema can carry."""
+"""Type of a value that no schema can carry."""
 
 
 def _rest(
@@ -162,7 +162,7 @@ def _rest(
     function_class: type[torch.autograd.Function],
     operator: str,
 ) -> tuple[tuple[Argument, ...], bool]:
-    """All arguments, with what `*args` takes: a list of what is said or shown, or as many as samples have."""
+    """Return all arguments, those of `*args` as a list of one type, or one by one as in the samples."""
     rest = [value for sample in samples for value in sample[position:]]
     kind = kind_of(list[said]) if said not in (REQUIRED, Any) else None
     if kind is None and rest and all(isinstance(value, torch.Tensor) for value in rest):
@@ -181,7 +181,7 @@ def _rest(
 def _argument(parameter: inspect.Parameter, kind: ArgumentType) -> Argument:
     name, default = parameter.name, parameter.default
     if name.startswith(RESERVED):
-        name = f"{name}_"  # formulas have names of their own for gradients and results
+        name = f"{name}_"  # formulas use these names for gradients and results
     if default is None and not kind.optional:
         kind = replace(kind, optional=True)
     if default is not REQUIRED and not kind.accepts(default):
@@ -192,7 +192,7 @@ def _argument(parameter: inspect.Parameter, kind: ArgumentType) -> Argument:
 
 
 def kind_of_values(values: Sequence[Any], default: Any) -> ArgumentType:
-    """The kind that fits values that were seen, and a default; Tensor where there are none.
+    """Return the type that fits observed values and a default; Tensor if there are none.
 
     Example:
         >>> kind_of_values([torch.ones(2), None], REQUIRED).annotation()
@@ -203,7 +203,7 @@ def kind_of_values(values: Sequence[Any], default: Any) -> ArgumentType:
     every = [*values, *([] if default is REQUIRED else [default])]
     optional = any(value is None for value in every)
     present = [value for value in every if value is not None]
-    if not present:  # nothing is known, so that None may come too
+    if not present:  # nothing is known, so that None is possible too
         return ArgumentType(TENSOR, optional=optional or not values)
     for kind in (_single(present), _listed(present)):
         if kind is not None:
@@ -228,7 +228,7 @@ def _listed(values: Sequence[Any]) -> ArgumentType | None:
 
 
 def _base(values: Sequence[Any]) -> ValueType | None:
-    """The type of single values; a number that came without a type hint may be whole or not."""
+    """Return the type of single values; a number without an annotation may be int or float."""
     types = {type(value) for value in values}
     if types and all(issubclass(each, torch.Tensor) for each in types):
         return TENSOR

@@ -212,7 +212,7 @@ class AdoptedFunction:
 
     @cached_property
     def vmap(self) -> Callable[..., Any] | None:
-        """Its rule for `vmap`, which takes `info`, the batch dimension of each argument, and the arguments."""
+        """Its rule for `vmap`, which takes `info`, the batch dimensions, and the arguments."""
         return self.function_class.vmap if overrides(self.function_class, "vmap") else None
 
     @property

@@ -1,4 +1,4 @@
-"""Modules around operators: they own parameters, and the operators compute. `op.module(...)` makes them."""
+"""Modules around operators, made by `op.module(...)`: `torch.nn.Module` classes that own the parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading what an author says in `op.module(...)`: each word is held against the operator and the others."""
+"""Declaration of a module by `op.module(...)`: its arguments are checked and become a plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opsmith.modules.operator_module import OperatorModule
 from opsmith.modules.plan import ModulePlan, OwnedTensor
 
 INT, GENERATOR = "int", "torch.Generator"
-"""What types are called that have a part of their own here."""
+"""Types of arguments that the constructor does not take."""
 
 
 def read_plan(
@@ -33,7 +33,7 @@ def read_plan(
     forward: Any,
     name: Any,
 ) -> ModulePlan:
-    """The plan that these words make.
+    """Check the arguments of `op.module(...)`, and return the plan of the class.
 
     Args:
         operator: The operator.
@@ -73,7 +73,7 @@ def read_plan(
 
 
 def _letters_of(specification: Specification, owned: tuple[OwnedTensor, ...]) -> dict[str, str]:
-    """What letters of `shapes=` are called, as the shapes that the author wrote tell."""
+    """Return the name of each letter of `shapes=`, inferred from the shapes that the author wrote."""
     pattern = {} if specification.shapes is None else specification.shapes.arguments
     found: dict[str, str] = {}
     for each in owned:
@@ -87,14 +87,14 @@ def _letters_of(specification: Specification, owned: tuple[OwnedTensor, ...]) ->
 def _learnt(
     specification: Specification, forward: tuple[Argument, ...], letters: Mapping[str, str]
 ) -> frozenset[str]:
-    """Sizes of the tensors that a call brings."""
+    """Return the sizes that can be inferred from the tensors of a call."""
     pattern = {} if specification.shapes is None else specification.shapes.arguments
     brought = {size for each in forward if each.name in pattern for size in pattern[each.name].sizes}
     return frozenset(name for letter, name in letters.items() if letter in brought)
 
 
 def _sizes(words: ModuleArguments, given: Any) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The sizes in order, and what the letters of `shapes=` are called."""
+    """Return the sizes in order, and the name of each letter of `shapes=`."""
     if isinstance(given, Mapping):
         for letter in given:
             if letter not in words.pattern_letters:
@@ -122,7 +122,7 @@ def _sizes(words: ModuleArguments, given: Any) -> tuple[tuple[str, ...], dict[st
 
 
 def _options(words: ModuleArguments, forward: Any) -> tuple[Argument, ...]:
-    """Arguments that the constructor takes: all but tensors, generators and what `forward=` names."""
+    """Return the arguments of the constructor: all but tensors, generators and those named by `forward=`."""
     schema = words.specification.schema
     plain = {each.name: each for each in schema.arguments if not each.kind.is_tensor}
     stay = words.names("forward", forward)
@@ -148,7 +148,7 @@ def _refuse_clashes(
     shapes: Mapping[str, Mapping[str, Any]],
     options: tuple[Argument, ...],
 ) -> None:
-    """Refuse two things of one name, and names that modules use themselves."""
+    """Refuse a name that is used twice, or that `torch.nn.Module` uses itself."""
     both = [name for name in shapes["parameters"] if name in shapes["buffers"]]
     if both:
         raise words.refuse(
@@ -183,7 +183,7 @@ def _refuse_clashes(
 def _refuse_unused(
     words: ModuleArguments, sizes: tuple[str, ...], shapes: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Refuse a size that no shape names: it would do nothing."""
+    """Refuse a size that no shape names, since it would have no effect."""
     used = {
         name for owned in shapes.values() for shape in owned.values() for each in shape for name in each.names
     }
@@ -198,7 +198,7 @@ def _refuse_unused(
 
 
 def _non_persistent(words: ModuleArguments, given: Any, buffers: Mapping[str, Any]) -> list[str]:
-    """Buffers that no state_dict holds."""
+    """Return the buffers that are left out of a state_dict."""
     names = words.names("non_persistent", given)
     for name in names:
         if name not in buffers:
@@ -212,7 +212,7 @@ def _non_persistent(words: ModuleArguments, given: Any, buffers: Mapping[str, An
 
 
 def _fills(words: ModuleArguments, init: Any, owned: list[str]) -> dict[str, Any]:
-    """What fills each parameter and buffer."""
+    """Return the initialiser of each parameter and buffer."""
     given = init if isinstance(init, Mapping) else {} if init is None else dict.fromkeys(owned, init)
     for name, fill in given.items():
         if name not in owned:

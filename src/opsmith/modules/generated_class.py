@@ -1,4 +1,4 @@
-"""From a plan to a class: its functions, which are generated as text, its names and its docstring."""
+"""Generated class of a module plan: its functions, generated as source, its names and its docstring."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ R = TypeVar("R")
 def module_class(
     operator: Operator[..., R], *, site: CallSite, doc: str | None = None, **words: Any
 ) -> type[OperatorModule[R]]:
-    """What `op.module(...)` makes.
+    """Return the class of `op.module(...)`.
 
     Args:
         operator: The operator.
-        site: Where `module` was called.
-        doc: What the docstring says at its end.
+        site: Location of the call of `module`.
+        doc: Text at the end of the docstring.
         **words: The other arguments of `module`.
 
     Raises:
@@ -71,7 +71,7 @@ def module_class(
 
 
 def _functions(plan: ModulePlan, file: str) -> dict[str, Any]:
-    """`__init__` and `forward`, as a user would write them: so torch.compile and tracebacks see them."""
+    """Return `__init__` and `forward` as a user would write them, for torch.compile and tracebacks."""
     given = [*plan.sizes, *(each.name for each in plan.options), *(each.name for each in plan.flags)]
     taken = ", ".join(f"{name!r}: {name}" for name in given)
     source = (
@@ -88,7 +88,7 @@ def _functions(plan: ModulePlan, file: str) -> dict[str, Any]:
 
 
 def _constructor(plan: ModulePlan) -> str:
-    """Sizes, options and flags by position, then what is given by keyword."""
+    """Return the signature of the constructor: sizes, options and flags by position, then keywords."""
     by_keyword = [each for each in plan.options if each.keyword_only]
     positional = [_parameter(each) for each in plan.options if not each.keyword_only]
     flags = [f"{each.name}=True" for each in plan.flags]
@@ -107,7 +107,7 @@ def _parameter(argument: Argument) -> str:
 
 
 def _arguments(plan: ModulePlan) -> str:
-    """The arguments of the operator's call: from `forward`, or the module's own."""
+    """Return the arguments of the operator's call: from `forward`, or attributes of the module."""
     from_forward = {each.name for each in plan.forward}
     pieces = []
     for argument in plan.operator.specification.schema.arguments:
@@ -117,7 +117,7 @@ def _arguments(plan: ModulePlan) -> str:
 
 
 def _hints(plan: ModulePlan) -> dict[str, Any]:
-    """Type hints as the reference has them; from the schema where it has none."""
+    """Return the annotations of the reference, or those of the schema."""
     specification = plan.operator.specification
     hints: dict[str, Any] = {each.name: each.kind.annotation() for each in specification.schema.arguments}
     if inspect.isfunction(specification.reference):

@@ -19,7 +19,7 @@ from opsmith.core.specification import Specification
 
 @dataclass(frozen=True)
 class ModuleArguments:
-    """The words of one call of `op.module(...)`.
+    """The arguments of one call of `op.module(...)`.
 
     Args:
         specification: The operator.
@@ -32,7 +32,7 @@ class ModuleArguments:
     def refuse(
         self, problem: str, argument: str, hint: str, *, expected: str | None = None, got: str | None = None
     ) -> errors.ModuleDeclarationError:
-        """The error for a word that does not fit."""
+        """Return the error for an argument that does not fit."""
         return errors.ModuleDeclarationError(
             problem,
             operator=self.specification.name,
@@ -62,7 +62,7 @@ class ModuleArguments:
         return sorted(found - shapes.integers)
 
     def names(self, word: str, given: Any) -> list[str]:
-        """The items of a word that is a list of names."""
+        """Return the items of an argument that is a list of names."""
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise self.refuse(
                 f"`{word}` is a list of names",
@@ -81,7 +81,7 @@ class ModuleArguments:
         return names
 
     def class_name(self, name: Any) -> str:
-        """Name of the class: the one given, or the operator's in CamelCase."""
+        """Return the name of the class: the given one, or the operator's in CamelCase."""
         if name is None:
             words = re.split("_+", self.specification.short_name)
             return "".join(word[:1].upper() + word[1:] for word in words) or "Module"
@@ -97,14 +97,14 @@ class ModuleArguments:
 
 
 def is_name(name: Any) -> bool:
-    """Whether Python can bind this name."""
+    """Return True for an identifier that is not a keyword."""
     return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
 def read_shapes_of(
     words: ModuleArguments, word: str, given: Any, known: tuple[str, ...], letters: Mapping[str, str]
 ) -> dict[str, tuple[Expression, ...]]:
-    """Shape of each parameter, or buffer."""
+    """Return the shape of each parameter, or of each buffer."""
     derived = None if isinstance(given, Mapping) else dict.fromkeys(words.names(word, given))
     found = {}
     for name, shape in (given if derived is None else derived).items():
@@ -122,7 +122,7 @@ def read_shapes_of(
 
 
 def _written(words: ModuleArguments, name: str, shape: Any) -> tuple[Expression, ...]:
-    """A shape that the author wrote."""
+    """Return a shape that the author wrote."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
         raise words.refuse(
             f"the shape of `{name}` is a list of dimensions",
@@ -156,7 +156,7 @@ def _written(words: ModuleArguments, name: str, shape: Any) -> tuple[Expression,
 
 
 def _derived(words: ModuleArguments, name: str, letters: Mapping[str, str]) -> tuple[Expression, ...]:
-    """A shape that `shapes=` says."""
+    """Return a shape that follows from `shapes=`."""
     pattern = words.specification.shapes
     dims = None if pattern is None else pattern.arguments.get(name)
     read = [] if dims is None else [read_dimension(size) for size in dims.sizes]

@@ -24,14 +24,14 @@ R = TypeVar("R")
 
 
 class OperatorModule(nn.Module, Generic[R]):
-    """A module that owns an operator's parameters, and whose call computes it; `op.module(...)` makes these.
+    """A module that owns the parameters of an operator and calls it; `op.module(...)` makes subclasses.
 
-    Sizes and what else the constructor took are attributes, as in the modules of torch.
+    Sizes and the other arguments of the constructor are attributes, as in the modules of torch.
 
     Attributes:
         operator: The operator that `forward` calls. Declaring it again changes what the module computes.
-        plan: What the class was generated from.
-        Lazy: The class of modules whose sizes their first call will tell, made with None for a size.
+        plan: The plan of the class.
+        Lazy: The class of modules made with None for a size, which is inferred in the first call.
 
     Example:
         >>> layer = opsmith.ops.Linear(2, 1, bias=False)
@@ -45,14 +45,14 @@ class OperatorModule(nn.Module, Generic[R]):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Make a lazy module where a size is None."""
-        twin: Any = vars(cls).get("Lazy")  # not that of a base, whose constructor may be another
+        twin: Any = vars(cls).get("Lazy")  # not that of a base class with another constructor
         if twin is not None:
             given = {**dict(zip(cls.plan.sizes, args, strict=False)), **kwargs}
             if any(given.get(name, 0) is None for name in cls.plan.learnt):
                 cls = twin
         return super().__new__(cls)
 
-    if TYPE_CHECKING:  # each generated class has an `__init__` and a `forward` of its own
+    if TYPE_CHECKING:  # each generated class has its own `__init__` and `forward`
 
         def __init__(
             self,
@@ -64,11 +64,11 @@ class OperatorModule(nn.Module, Generic[R]):
 
         def __call__(self, *args: Any, **kwargs: Any) -> R: ...
 
-        # Parameters, sizes and options have names that only the plan knows.
+        # The names of parameters, sizes and options are in the plan.
         def __getattr__(self, name: str) -> Any: ...
 
     def _make(self, given: Mapping[str, Any], device: Any, dtype: torch.dtype | None) -> None:
-        """Do the work of the constructor, whose arguments are given by name."""
+        """Construct the module from the constructor's arguments, by name."""
         super().__init__()
         plan = self.plan
         for name in plan.sizes:
@@ -134,7 +134,7 @@ class OperatorModule(nn.Module, Generic[R]):
         return size
 
     def reset_parameters(self) -> None:
-        """Fill parameters and buffers anew, by the initialisers, in the order in which they are declared."""
+        """Fill parameters and buffers with their initialisers, in the order of their declaration."""
         for each in self.plan.owned:
             tensor = getattr(self, each.name)
             if tensor is not None and not is_lazy(tensor):
@@ -162,13 +162,13 @@ class OperatorModule(nn.Module, Generic[R]):
             )
 
     def extra_repr(self) -> str:
-        """Sizes, options that are not the defaults, and which of the optional parameters there are."""
+        """Return sizes, options other than the defaults, and the optional parameters that are present."""
         shown_options = [each.name for each in self.plan.options if getattr(self, each.name) != each.default]
         pieces = [f"{name}={getattr(self, name)!r}" for name in (*self.plan.sizes, *shown_options)]
         pieces += [f"{each.name}={getattr(self, each.name) is not None}" for each in self.plan.flags]
         return ", ".join(pieces)
 
-    # A copy needs no name to be found under, and a pickle does. Python asks both of `__reduce_ex__`.
+    # A pickle finds the class by name, a copy does not need to; Python calls `__reduce_ex__` for both.
     def __reduce_ex__(self, protocol: Any) -> Any:
         refuse_lost(type(self), self.plan)
         return super().__reduce_ex__(protocol)
@@ -187,13 +187,13 @@ class OperatorModule(nn.Module, Generic[R]):
 def new_tensor(
     module: OperatorModule[Any], owned: OwnedTensor, device: Any, dtype: torch.dtype | None
 ) -> Tensor | nn.Parameter:
-    """A parameter or buffer that nothing has filled yet."""
+    """Return a parameter or buffer that is not filled yet."""
     tensor = torch.empty(shape_of(module, owned), device=device, dtype=dtype)
     return tensor if owned.buffer else nn.Parameter(tensor)
 
 
 def shape_of(module: OperatorModule[Any], owned: OwnedTensor) -> list[int]:
-    """The shape of a parameter or buffer of a module whose sizes are known."""
+    """Return the shape of a parameter or buffer of a module whose sizes are known."""
     shape = []
     for dimension in owned.shape:
         values = {name: getattr(module, name) for name in dimension.names}
@@ -216,7 +216,7 @@ def shape_of(module: OperatorModule[Any], owned: OwnedTensor) -> list[int]:
 
 
 def _filled(tensor: Tensor, answer: Any) -> bool:
-    """Whether what an initialiser returned can come of one that fills in place: nothing, or that memory."""
+    """Return True if an initialiser returned None or the memory of the tensor, as one in place does."""
     if answer is None or answer is tensor:
         return True
     if not isinstance(answer, Tensor) or answer.device != tensor.device:
@@ -225,10 +225,10 @@ def _filled(tensor: Tensor, answer: Any) -> bool:
 
 
 def refuse_lost(kind: type[Any], plan: ModulePlan) -> None:
-    """Refuse to pickle a module whose class another process could not find.
+    """Refuse to pickle a module whose class cannot be imported by name.
 
     Raises:
-        ModulePicklingError: Saying under which name to bind it.
+        ModulePicklingError: With the name to bind it to.
     """
     found: Any = sys.modules.get(kind.__module__)
     for part in kind.__qualname__.split("."):
@@ -247,15 +247,15 @@ def refuse_lost(kind: type[Any], plan: ModulePlan) -> None:
 
 
 class LearnsSizes(LazyModuleMixin):
-    """What a lazy twin of a class does otherwise, until it has seen a call; then it becomes that class."""
+    """Mixin of a lazy module, which becomes its eager class in the first call."""
 
     def _learns(self, name: str) -> bool:
-        """Whether a size may be None."""
+        """Return True if a size may be None."""
         this: Any = self
         return name in this.plan.learnt
 
     def _new(self, owned: OwnedTensor, device: Any, dtype: torch.dtype | None) -> Tensor:
-        """A tensor that has no shape yet, where a size of its shape is not known."""
+        """Return an uninitialised tensor if a size of its shape is not known."""
         this: Any = self
         if all(getattr(this, name) is not None for each in owned.shape for name in each.names):
             return new_tensor(this, owned, device, dtype)
@@ -264,7 +264,7 @@ class LearnsSizes(LazyModuleMixin):
         return unknown
 
     def initialize_parameters(self, *args: Any, **kwargs: Any) -> None:
-        """Learn sizes from the arguments of a call, and make what could not be made before."""
+        """Infer sizes from the arguments of a call, and make the tensors that depend on them."""
         this: Any = self
         plan = this.plan
         specification = plan.operator.specification
@@ -302,7 +302,7 @@ class LearnsSizes(LazyModuleMixin):
 
 
 def lazy_twin(kind: type[OperatorModule[Any]]) -> type[nn.Module]:
-    """The class of what `kind(None, ...)` makes."""
+    """Return the class of `kind(None, ...)`."""
     members = {
         "__module__": kind.__module__,
         "__qualname__": f"{kind.__qualname__}.Lazy",

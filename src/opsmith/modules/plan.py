@@ -1,4 +1,4 @@
-"""What a generated class does, as one frozen value: what it owns, is made with, and is called with."""
+"""Plan of a generated class, as one frozen value: its tensors, its constructor and its forward."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class OwnedTensor:
     Args:
         name: The operator's argument that it is given for.
         shape: Its dimensions.
-        fill: What fills it, in place.
-        optional: Whether a module may do without it, so that the constructor asks.
-        buffer: Whether it is a buffer.
-        persistent: Whether a state_dict holds it.
+        fill: Initialiser, which fills it in place.
+        optional: True if a module may be made without it, by a flag of the constructor.
+        buffer: True for a buffer.
+        persistent: True if a state_dict holds it.
     """
 
     name: str
@@ -37,12 +37,12 @@ class OwnedTensor:
 
     @property
     def layout(self) -> str:
-        """Its shape in text, as in docstrings."""
+        """Text of its shape, for docstrings."""
         return f"[{', '.join(each.text for each in self.shape)}]"
 
     @property
     def filling(self) -> str:
-        """What fills it, in text, which is the same in every process."""
+        """Text of its initialiser, which is the same in every process."""
         return _shown(self.fill)
 
 
@@ -60,12 +60,12 @@ class ModulePlan:
     """A class of modules.
 
     Args:
-        operator: What its `forward` calls.
+        operator: The operator that `forward` calls.
         name: Name of the class.
         where: `file:line` of the call of `module`.
         sizes: The constructor's sizes, in order.
         letters: For each letter of the operator's `shapes=` that is a size, its name.
-        learnt: Sizes that a first call tells, where the constructor is given None.
+        learnt: Sizes that may be None and are then inferred in the first call.
         owned: Parameters and buffers, in the order in which they are made and filled.
         options: Arguments other than tensors that the constructor takes, in the operator's order.
         forward: Arguments that `forward` takes, in the operator's order.
@@ -83,5 +83,5 @@ class ModulePlan:
 
     @property
     def flags(self) -> tuple[OwnedTensor, ...]:
-        """What a module may do without."""
+        """Parameters and buffers that a module may be made without."""
         return tuple(each for each in self.owned if each.optional)

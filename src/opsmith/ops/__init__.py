@@ -1,7 +1,7 @@
-"""The operators that come with opsmith, written with its public API alone, and there to be copied.
+"""Bundled operators, written with the public API only, as examples to copy.
 
-Each is there as a function, in small letters; those that have parameters or are activations, as a module too.
-`Involution2d` is the whole layer around `involution`; `opsmith.ops.rednet` has the networks of such layers.
+Each operator is a function in small letters; those with parameters, and activations, are modules too.
+`Involution2d` is the layer around `involution`; `opsmith.ops.rednet` has networks of such layers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exponential, product and sum, element by element."""
+"""Elementwise operators: exponential, product and sum."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import opsmith
 
 @opsmith.operator("opsmith::exp", autocast="float32", batching="elementwise")
 def exp(x: Tensor) -> Tensor:
-    """Raise e to the power of each element; the backward needs the result alone.
+    """Raise e to the power of each element; the backward needs only the result.
 
     Args:
         x: Any shape; floating or complex (whole numbers become floating).
@@ -28,7 +28,7 @@ def exp(x: Tensor) -> Tensor:
     return x.exp()
 
 
-# d/dx exp(x) = exp(x), and that is the result.
+# d/dx exp(x) = exp(x), which is the result.
 exp.gradients(x=lambda grad, result: grad * result.conj())
 
 
@@ -61,7 +61,7 @@ def mul(x: Tensor, y: Tensor) -> Tensor:
     return x * y
 
 
-# Broadcasting needs no mention: opsmith sums a gradient over the dimensions that broadcasting added.
+# Formulas ignore broadcasting: opsmith sums a gradient over the dimensions that broadcasting added.
 mul.gradients(
     x=lambda grad, y: grad * y.conj(),
     y=lambda grad, x: grad * x.conj(),

@@ -1,4 +1,4 @@
-"""The affine map of a linear layer."""
+"""Linear layer: the affine map y = x Wᵀ + b."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute y = x Wᵀ + b.
 
     Args:
-        x: [..., M], floating or complex, with any number of leading dimensions, also none.
+        x: [..., M], floating or complex, with any number of leading dimensions, or none.
         weight: [N, M].
-        bias: [N], or None for none.
+        bias: [N], or None.
 
     Returns:
         [..., N].
@@ -41,8 +41,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y if bias is None else y + bias
 
 
-# The chain rule for Y = X Wᵀ + b, with G for the gradient of Y: Gᵀ X for the weight, G W for x, and for the
-# bias the sum of G over its rows, which is what broadcasting b to every row asks for.
+# The chain rule for Y = X Wᵀ + b, where G is the gradient of Y: Gᵀ X for the weight, G W for x, and for the
+# bias the sum of G over its rows, since b is broadcast to every row.
 linear.gradients(
     x=lambda grad, weight: grad @ weight.conj(),
     weight=lambda grad, x: torch.tensordot(grad, x.conj(), [list(range(x.ndim - 1))] * 2),

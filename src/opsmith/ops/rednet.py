@@ -22,18 +22,18 @@ BLOCKS = {
     101: (3, 4, 23, 3),
     152: (3, 8, 36, 3),
 }
-"""How many blocks each stage has, by the depth of the network."""
+"""Blocks in each stage, by the depth of the network."""
 
 EXPANSION = 4
-"""How many times more channels a block returns than it computes with."""
+"""Ratio of the channels that a block returns to those of its involution."""
 
 
 class Bottleneck(nn.Module):
-    """1x1 convolution, involution, 1x1 convolution, and the input added to that.
+    """Residual block: 1x1 convolution, involution, 1x1 convolution, added to the input.
 
     Args:
-        channels: Of the input.
-        width: Of the involution; the result has 4 times as many channels.
+        channels: Channels of the input.
+        width: Channels of the involution; the result has 4 times as many.
         kernel_size: Of the involution.
         stride: Of the involution.
         channels_per_group: Of the involution.
@@ -67,17 +67,17 @@ class Bottleneck(nn.Module):
 
 
 class RedNet(nn.Module):
-    """Stages of blocks with involutions, each but the first with half the sides and twice the channels.
+    """Network of residual blocks; each stage after the first halves the sides and doubles the channels.
 
     Args:
-        blocks: How many blocks each stage has, from 1 on.
-        classes: How many logits there are.
-        in_channels: Of the images.
+        blocks: Blocks in each stage, at least 1.
+        classes: Number of logits.
+        in_channels: Channels of the images.
         width: Of the first stage's involutions, a multiple of 8 and of `2 * channels_per_group`: the stem's
             involution has half as many channels, and a quarter of these between its two convolutions.
         kernel_size: Of the involutions in the blocks; that of the stem has 3.
-        channels_per_group: How many channels share a kernel.
-        small: For images of few pixels: the stem keeps their size, which it else divides by 4.
+        channels_per_group: Channels that share a kernel.
+        small: True for small images: the stem keeps their size, instead of dividing it by 4.
 
     Raises:
         ValueError: If the width is no such multiple, the kernel size even, or a number below 1 or not whole.
@@ -148,8 +148,8 @@ def rednet(depth: int = 50, *, classes: int = 1000, in_channels: int = 3) -> Red
 
     Args:
         depth: 26, 38, 50, 101 or 152.
-        classes: How many logits there are.
-        in_channels: Of the images.
+        classes: Number of logits.
+        in_channels: Channels of the images.
 
     Raises:
         ValueError: If there is no network of that depth, or a number is below 1 or not whole.
@@ -167,14 +167,14 @@ def rednet(depth: int = 50, *, classes: int = 1000, in_channels: int = 3) -> Red
 
 
 def _blocks(given: object) -> tuple[int, ...]:
-    """The blocks of each stage; a stage of none would leave out its stride."""
+    """Return the blocks of each stage; a stage without blocks would leave out its stride."""
     try:
         counts = iter(cast(Iterable[int], given))
-    except TypeError:  # there is nothing to go through
+    except TypeError:  # not an iterable
         counts = iter(())
     blocks = tuple(counts)
     holds = len(blocks) > 0 and all(is_count(count) for count in blocks)
-    got = blocks if isinstance(given, Iterator) else given  # whose own words are an address
+    got = blocks if isinstance(given, Iterator) else given  # its repr is an address
     _expect(holds, "blocks", "a whole number from 1 on for each stage, and a stage at least", got)
     return blocks
 
@@ -188,7 +188,7 @@ def _expect(holds: bool, argument: str, expected: str, got: object) -> None:
 
 
 def _stem(in_channels: int, width: int, channels_per_group: int, small: bool) -> nn.Sequential:
-    """Convolution, involution, convolution, at half the sides; the largest of 3x3, at half of those."""
+    """Return the stem: convolution, involution, convolution at half the sides, then a 3x3 max pool."""
     half = width // 2
 
     def convolved(before: int, after: int, stride: int) -> tuple[nn.Module, ...]:

@@ -20,15 +20,14 @@ Class = type[torch.autograd.Function]
 
 
 def classes_of(module: ModuleType, name: str | None = None, *, inside: bool = False) -> dict[str, Class]:
-    """The classes by the name under which the module holds them, in the order of the file.
+    """Return the Function classes of a module by name, in the order of the file.
 
-    A class counts where its module is this one, so that what is imported does not; what a factory of this
-    file made counts, under the variable that holds it.
+    Imported classes are left out. A class made by a factory of this file is included, under its variable.
 
     Args:
         module: The module.
-        name: The one class to find, which may come from elsewhere; nested names have dots.
-        inside: Whether the modules inside a package count, too.
+        name: The only class to return, which may be imported; nested names have dots.
+        inside: True to include the imported modules of a package.
 
     Raises:
         OperatorNotFoundError: If there is none, or none of this name.
@@ -51,11 +50,11 @@ def classes_of(module: ModuleType, name: str | None = None, *, inside: bool = Fa
 
 
 def classes_in(module: ModuleType, *, inside: bool = False) -> dict[str, Class]:
-    """The same, and nothing where there are none.
+    """Return the same; empty if there are none.
 
     Args:
         module: The module.
-        inside: Whether the modules inside a package count, too.
+        inside: True to include the imported modules of a package.
     """
     found: dict[str, Class] = {}
     for known in modules_of(module, inside=inside):
@@ -65,7 +64,7 @@ def classes_in(module: ModuleType, *, inside: bool = False) -> dict[str, Class]:
 
 
 def modules_of(module: ModuleType, *, inside: bool) -> list[ModuleType]:
-    """A module, and where asked for those inside it that are imported."""
+    """Return a module, and if `inside` the imported modules of the package."""
     if not inside:
         return [module]
     prefix = f"{module.__name__}."
@@ -108,14 +107,13 @@ _NAME = re.compile(r"(?P<space>[^\W\d]\w*)::(?P<name>[^\W\d]\w*)(?:\.(?P<overloa
 
 
 def custom_ops_in(module: ModuleType, *, inside: bool = False) -> dict[str, Any]:
-    """The `custom_op` objects by the variable that holds them, in the order of the file.
+    """Return the `custom_op` objects of a module by variable, in the order of the file.
 
-    One counts where its function was written in this module, so that what is imported does not; those that
-    opsmith has adopted are left out.
+    Imported ones, and those that opsmith has adopted, are left out.
 
     Args:
         module: The module.
-        inside: Whether the modules inside a package count, too.
+        inside: True to include the imported modules of a package.
     """
     found: dict[str, Any] = {}
     for known in modules_of(module, inside=inside):
@@ -129,7 +127,7 @@ def custom_ops_in(module: ModuleType, *, inside: bool = False) -> dict[str, Any]
 
 
 def _is_of(custom_op: Any, module: ModuleType) -> bool:
-    """Whether its function was written in a module; yes where torch does not tell, so that it is not lost."""
+    """Return True if its function was written in a module, or if torch does not expose the function."""
     if not capabilities.on("library_operators"):
         return True
     function = custom_function(custom_op)
@@ -146,7 +144,7 @@ def _names(operators: Iterable[Operator[..., Any]]) -> set[str]:
 
 
 def registered_as(name: str) -> Any:
-    """The operator of torch.library that has this name, `namespace::name`; None where there is none.
+    """Return the operator of torch.library of this name, `namespace::name`; None if there is none.
 
     Example:
         >>> registered_as("aten::no_such_operator") is None

@@ -24,11 +24,11 @@ from opsmith.declaration import declared_operators
 from opsmith.targets.definitions import classes_in, custom_ops_in, registered_as
 
 LAST_LINES = 3
-"""How many calls of a traceback a message shows."""
+"""Calls of a traceback that a message shows."""
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module, and those inside it, as `python -m` would find it: from the current directory too."""
+    """Import a module and its submodules; as for `python -m`, the current directory is searched too."""
     _reach(Path.cwd())
     try:
         found = importlib.util.find_spec(name)
@@ -45,13 +45,13 @@ def import_module(name: str) -> ModuleType:
         )
     module = _guarded(name, partial(importlib.import_module, name))
     for inner in pkgutil.walk_packages(getattr(module, "__path__", None) or [], f"{name}."):
-        if not inner.name.endswith(".__main__"):  # which is a program, and would run
+        if not inner.name.endswith(".__main__"):  # it is a program, and would run
             _guarded(inner.name, partial(importlib.import_module, inner.name))
     return module
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a file under the name that its own package gives it, so that nothing is declared twice."""
+    """Import a file under its name in its package, so that nothing is declared twice."""
     if not path.is_file():
         raise errors.OperatorNotFoundError(
             f"there is no file `{path}`", hint="look at the spelling, and at the current directory"
@@ -98,13 +98,13 @@ def _guarded(what: str, load: Callable[[], ModuleType]) -> ModuleType:
     try:
         return load()
     except errors.OpsmithError:
-        raise  # it says by itself what is wrong with which operator
+        raise  # its message is complete
     except (Exception, SystemExit) as error:
         raise _broken(what, error) from error
 
 
 def _broken(what: str, error: BaseException) -> errors.ModuleImportError:
-    """The error for a module that raises, with the last lines of its traceback, less those of the import."""
+    """Return the error for a module that raises, with the last lines of its traceback."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -119,32 +119,32 @@ def _broken(what: str, error: BaseException) -> errors.ModuleImportError:
     )
 
 
-_FILE = re.compile(r"(?P<place>.+?\.py)(?::(?P<name>.+))?")
-_MODULE = re.compile(r"(?P<place>[^\W\d]\w*(?:\.[^\W\d]\w*)*)(?::(?P<name>.+))?")
+_FILE = re.compile(r"(?P<source>.+?\.py)(?::(?P<name>.+))?")
+_MODULE = re.compile(r"(?P<source>[^\W\d]\w*(?:\.[^\W\d]\w*)*)(?::(?P<name>.+))?")
 
 
 @dataclass(frozen=True)
 class Target:
-    """What stands on the command line.
+    """A target of the command line.
 
     Args:
-        place: Path of a `.py` file, or name of a module.
-        name: Which of its operators; None means all.
+        source: Path of a `.py` file, or name of a module.
+        name: Name of an operator in it; None for all.
     """
 
-    place: str
+    source: str
     name: str | None
 
     @classmethod
     def of(cls, text: str) -> Target:
-        """The target that a text names.
+        """Parse a target.
 
         Raises:
-            UsageError: If it is neither a file nor a module.
+            UsageError: If the text is neither a file nor a module.
 
         Example:
             >>> Target.of("my/operators.py:demo::linear")
-            Target(place='my/operators.py', name='demo::linear')
+            Target(source='my/operators.py', name='demo::linear')
         """
         found = _FILE.fullmatch(text) or _MODULE.fullmatch(text)
         if found is None:
@@ -154,24 +154,24 @@ class Target:
                 hint="write `operators.py`, `operators.py:linear`, `mypackage.operators` or "
                 "`mypackage.operators:linear`",
             )
-        return cls(found["place"], found["name"])
+        return cls(found["source"], found["name"])
 
     @property
     def is_file(self) -> bool:
-        """Whether the place is a file."""
-        return self.place.endswith(".py")
+        """True if the source is a file."""
+        return self.source.endswith(".py")
 
     def module(self) -> ModuleType:
-        """Import the place.
+        """Import the source.
 
         Raises:
             OperatorNotFoundError: If there is no such file or module.
             ModuleImportError: If it cannot be imported.
         """
-        return import_file(Path(self.place)) if self.is_file else import_module(self.place)
+        return import_file(Path(self.source)) if self.is_file else import_module(self.source)
 
     def operators(self) -> list[Operator[..., Any]]:
-        """The operators that it names, in the order of their declaration.
+        """Return the operators that it names, in the order of their declaration.
 
         Raises:
             OperatorNotFoundError: If there is no such file, module or operator.
@@ -189,11 +189,11 @@ class Target:
         return found
 
     def checkable(self) -> dict[str, Any]:
-        """What it names that can be checked, by the name to show: operators, else Functions and custom ops.
+        """Return the objects to check by name: operators, else Functions and custom ops.
 
-        With a name it may be an operator, an `autograd.Function` class, or an operator of torch.library, by
-        its variable or as `namespace::name`. Without one it is every operator that the module declares; where
-        it declares none, its Functions and the `custom_op` objects that its variables hold.
+        A name may be that of an operator, of an `autograd.Function` class, or of an operator of torch.library,
+        by its variable or as `namespace::name`. Without a name, all operators that the module declares are
+        returned; if there are none, its Functions and its `custom_op` objects.
 
         Raises:
             OperatorNotFoundError: If there is no such file, module or name, or nothing to check.
@@ -218,8 +218,8 @@ class Target:
             raise self._none(module)
         return others
 
-    def left_aside(self) -> dict[str, Any]:
-        """The Functions and custom ops of a module that declares operators, none of which was adopted."""
+    def unadopted(self) -> dict[str, Any]:
+        """Return the Functions and custom ops, not adopted, of a module that also declares operators."""
         module = self.module()
         found = _declared(module)
         if self.name is not None or not found:
@@ -228,7 +228,7 @@ class Target:
         return {name: each for name, each in self._others(module).items() if each not in adopted}
 
     def _others(self, module: ModuleType) -> dict[str, Any]:
-        """What can be checked and is no operator of opsmith."""
+        """Return the objects that can be checked and are not operators of opsmith."""
         inside = not self.is_file
         return {**classes_in(module, inside=inside), **custom_ops_in(module, inside=inside)}
 
@@ -238,7 +238,7 @@ class Target:
         what = "Functions" if functions else "Functions and custom ops"
         also = f", but the {what} {_listed(list(classes))}" if classes else ", Function or custom op"
         return errors.OperatorNotFoundError(
-            f"`{self.place}` declares no operator{also}",
+            f"`{self.source}` declares no operator{also}",
             hint="adopt one, `opsmith.adopt(...)`: `opsmith adopt` writes the line for each"
             if classes
             else 'declare one with `@opsmith.operator("mylib::name")`, or name the module that does',
@@ -249,25 +249,25 @@ class Target:
     ) -> errors.OperatorNotFoundError:
         there = list(dict.fromkeys(operator.name for operator in known.values())) + list(others)
         return errors.OperatorNotFoundError(
-            f"`{self.place}` has no operator `{self.name}`",
+            f"`{self.source}` has no operator `{self.name}`",
             expected=f"one of {_listed(there)}" if there else "an operator; it has none",
             hint="name the operator, or the variable that holds it",
         )
 
 
 def is_function_class(value: Any) -> bool:
-    """Whether something is an `autograd.Function` class."""
+    """Return True for an `autograd.Function` class."""
     return isinstance(value, type) and issubclass(value, torch.autograd.Function)
 
 
 def _declared(module: ModuleType) -> list[Operator[..., Any]]:
-    """The operators that a module, and those inside it, declare."""
+    """Return the operators that a module and its submodules declare."""
     inside = f"{module.__name__}."
     return [each for each in declared_operators() if f"{each.specification.module}.".startswith(inside)]
 
 
 def _known(module: ModuleType, found: list[Operator[..., Any]]) -> dict[str, Operator[..., Any]]:
-    """The operators by every name that one may write: short, whole, and the variables that hold them."""
+    """Return the operators by every name that a user may write: short name, full name, and variables."""
     variables = {name: value for name, value in vars(module).items() if isinstance(value, Operator)}
     known = {operator.specification.short_name: operator for operator in found}
     return known | {operator.name: operator for operator in found} | variables

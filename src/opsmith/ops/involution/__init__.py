@@ -1,6 +1,6 @@
-"""Involution (arXiv:2103.06255): three operators that are one another's gradients, and the layer around them.
+"""Involution (arXiv:2103.06255): three operators that are gradients of each other, and the layer around them.
 
-`operators` declares them and names their kernels, which lie in `cpu` and `cuda`; `layer` has `Involution2d`.
+`operators` declares them and their kernels, with sources in `cpu` and `cuda`; `layer` has `Involution2d`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The layer around involution: it computes the kernels of its input from the input itself."""
+"""Layer around involution, which computes the kernels from its input."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ CHANNELS_PER_GROUP = 16
 class Involution2d(nn.Module):
     """Weigh the neighbourhood of each pixel with kernels that two 1x1 convolutions compute at that pixel.
 
-    Kernels = span(ReLU(norm(reduce(x)))), of means of x where the layer strides. Where the stride does not
-    divide a side of the image, the last mean is of what is left.
+    Kernels = span(ReLU(norm(reduce(x)))), where x is averaged over windows of the stride. If the stride does
+    not divide a side of the image, the last window is smaller.
 
     Source: arXiv:2103.06255, section 3 and algorithm 1.
 
     Args:
-        channels: C, of the input and of the result.
+        channels: C, channels of the input and of the result.
         kernel_size: Kh = Kw = K, odd; the image is padded by K // 2 zeros.
-        stride: In both dimensions.
-        groups: G, how many kernels a pixel has; C/G channels share one. Or give `channels_per_group`.
+        stride: Stride in both dimensions.
+        groups: G, kernels of a pixel; C/G channels share one. Alternatively give `channels_per_group`.
         channels_per_group: C/G, by default 16.
-        reduction: How many times fewer channels there are between the two convolutions.
-        device, dtype: Of the parameters.
+        reduction: Ratio of C to the channels between the two convolutions.
+        device, dtype: Device and dtype of the parameters.
 
     Raises:
         ValueError: If a number is not as said here, or the groups or the reduction do not divide C.
@@ -62,7 +62,7 @@ class Involution2d(nn.Module):
         self.channels, self.kernel_size, self.stride = channels, kernel_size, stride
         self.groups = _groups(channels, groups, channels_per_group)
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        # There is no padding to count. But where torch is to count it, Inductor divides the gradient of the
+        # There is no padding to count. But if torch counts it, Inductor divides the gradient of the
         # last mean by the size of a whole window (pytorch/pytorch#198119).
         means = nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
         self.pool = means if stride > 1 else nn.Identity()
@@ -78,17 +78,17 @@ class Involution2d(nn.Module):
         return involution(x, weight, self.stride, self.kernel_size // 2)
 
     def extra_repr(self) -> str:
-        """What the layer was made with."""
+        """Return the arguments of the constructor."""
         return f"{self.channels}, kernel_size={self.kernel_size}, stride={self.stride}, groups={self.groups}"
 
 
 def is_count(number: object) -> bool:
-    """Whether it is a whole number from 1 on; True, which Python takes for 1, counts nothing."""
+    """Return True for an int of at least 1; a bool is not a count."""
     return isinstance(number, int) and not isinstance(number, bool) and number >= 1
 
 
 def _groups(channels: int, groups: int | None, channels_per_group: int | None) -> int:
-    """G, by whichever of the two numbers was given."""
+    """Return G, from the argument that was given."""
     if groups is not None and channels_per_group is not None:
         _expect(False, "groups", "either `groups` or `channels_per_group`", "both")
     name = "groups" if groups is not None else "channels_per_group"

@@ -1,7 +1,7 @@
-"""Involution: a convolution whose kernel differs from pixel to pixel and is shared by groups of channels.
+"""Operators of involution: a convolution whose kernel differs by pixel and is shared by groups of channels.
 
-It is linear in `input` and in `weight`. So are its two gradients, which are operators too: each of the three
-has the other two for its gradients, and so there is every order of derivative.
+It is linear in `input` and in `weight`. So are its two gradients, which are operators too. The gradients of
+each of the three are the other two, so that derivatives of every order exist.
 
 Source: D. Li et al., "Involution: Inverting the Inherence of Convolution for Visual Recognition", CVPR 2021,
 arXiv:2103.06255, equation 4. Ho = floor((H + 2 padding - (dilation (Kh - 1) + 1)) / stride + 1), likewise Wo.
@@ -64,7 +64,7 @@ def involution(
     _expect_shape(FORWARD, "weight [B, G, Kh, Kw, Ho, Wo]", weight, (batch, groups, *kernel, *output))
     windows = _windows(input, kernel, stride, padding, dilation).unflatten(1, (groups, channels // groups))
     result = torch.einsum("bgcijuv,bguvij->bgcij", windows, weight).flatten(1, 2)
-    return result.contiguous()  # else it would lie otherwise where G = 1, and one layout hold for all sizes
+    return result.contiguous()  # the same layout for all sizes, also where G = 1
 
 
 @opsmith.operator(
@@ -161,7 +161,7 @@ def involution_weight_gradient(
     windows = _windows(input, kernel, stride, padding, dilation).unflatten(1, (groups, channels // groups))
     grouped = cotangent.unflatten(1, (groups, channels // groups))
     gradient = torch.einsum("bgcijuv,bgcij->bguvij", windows, grouped)
-    return gradient.contiguous()  # as `weight` lies mostly: autograd copies a gradient that lies otherwise
+    return gradient.contiguous()  # the usual layout of `weight`: autograd copies a gradient of another layout
 
 
 involution.gradients(
@@ -191,14 +191,14 @@ involution_weight_gradient.gradients(
     ),
 )
 
-# The last to be declared is asked first: float32.
+# The last one declared is tried first: float32.
 _DTYPES = (torch.float16, torch.bfloat16, torch.float64, torch.float32)
 for _operator, _file, _problem, _more in (
     (involution, "forward", tiles.forward, ()),
     (involution_input_gradient, "input_gradient", tiles.input_gradient, ()),
     (involution_weight_gradient, "weight_gradient", tiles.weight_gradient, ("IN_PIECES",)),
 ):
-    for _dtype in _DTYPES:  # in C++ each a library of its own: a process waits for what it uses alone
+    for _dtype in _DTYPES:  # in C++ one library for each dtype: a process builds only what it uses
         _operator.kernel("cpu", cpp_file=f"cpu/{_file}.cpp", entry=_file, dtypes=[_dtype])
     _launch = tiles.launched(_problem, "K", "S", "D", "SHIFT", "C", *_more)
     _operator.kernel("cuda", cuda_file=f"cuda/{_file}.cu", dtypes=_DTYPES, max_spills=0, **_launch)
@@ -241,7 +241,7 @@ def _(make: opsmith.Make) -> Iterator[Any]:
 
 
 def _windows(input: Tensor, kernel: Sequence[int], stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
-    """The neighbourhood of each pixel of the result, [B, C, Ho, Wo, Kh, Kw]: views of the padded input."""
+    """Return the neighbourhood of each pixel of the result, [B, C, Ho, Wo, Kh, Kw], as a view."""
     steps, (rows, columns), gaps = _pair(stride), _pair(padding), _pair(dilation)
     windows = F.pad(input, (columns, columns, rows, rows))
     for i in (0, 1):
@@ -256,7 +256,7 @@ def _pair(value: Pair) -> tuple[int, int]:
 def _output_size(
     operator: str, size: Sequence[int], kernel: Sequence[int], stride: Pair, padding: Pair, dilation: Pair
 ) -> tuple[int, int]:
-    """Ho and Wo."""
+    """Return Ho and Wo."""
     stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
     if min(*stride, *dilation) < 1 or min(padding) < 0:
         raise ValueError(

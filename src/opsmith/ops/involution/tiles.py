@@ -1,6 +1,6 @@
-"""How the CUDA kernels of involution are launched: the tile of a block, told from the sizes of a call.
+"""Launch of the CUDA kernels of involution: the tile of a block, chosen by the sizes of a call.
 
-The arithmetic of how a tile lies in shared memory is that of `layout` in cuda/involution.cuh.
+The layout of a tile in shared memory is computed as by `layout` in cuda/involution.cuh.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any
 from torch import Tensor
 
 VECTOR = 16
-"""Bytes that a thread reads of shared memory at once. A strip is as many, in the type that sums are of."""
+"""Bytes of shared memory that a thread reads at once; a strip has as many, in the type of the sums."""
 LANES, CHANNELS = 4, 4
-"""At most so many threads share the channels of a strip, and each has so many at a time."""
+"""Threads that share the channels of a strip at most, and channels that each has at a time."""
 STAGED = 16
-"""So many channels of a group are in shared memory at a time where the weight's gradient is summed."""
+"""Channels of a group in shared memory at a time, while the weight's gradient is summed."""
 SHARED = 48 * 1024
-"""Bytes of shared memory of a block, which every GPU gives unasked: three such blocks fit on sm_80."""
+"""Bytes of shared memory of a block, available on every GPU by default: three such blocks fit on sm_80."""
 NARROWEST = 4
-"""Strips that a tile has at least where there are as many: of 16 bits they are one sector of 32 bytes."""
+"""Strips of a tile at least, if there are as many: in 16 bits they are one sector of 32 bytes."""
 LONGEST = 32
-"""Strips that a tile has at most, and rows."""
+"""Strips of a tile at most, and rows."""
 MOST_THREADS = {"forward": 128, "input_gradient": 128, "weight_gradient": 256}
-"""Of a block, as the kernels are compiled for."""
+"""Threads of a block, as the kernels are compiled."""
 BUDGET = 22
-"""Vectors of registers: beyond so many, any kernel and step has the plain path."""
+"""Vectors of registers at most; above, the plain path is used."""
 FARTHEST = 2**30
-"""Rows and columns, with what windows reach beyond the image, and channels, that 32 bits count in a tile."""
+"""Rows and columns, with the reach of windows beyond the image, and channels, in 32 bits in a tile."""
 
 MOST_BLOCKS = 2**31 - 1
-"""Of a launch."""
+"""Blocks of a launch at most."""
 
 Pair = tuple[int, int]
 
@@ -42,9 +42,9 @@ class Problem:
     """The sizes of a call.
 
     Attributes:
-        kind: Which of the three kernels.
+        kind: Name of the kernel, one of three.
         images: B G.
-        channels: Of a group.
+        channels: Channels of a group.
         size, result: H and W; Ho and Wo.
         kernel, stride, padding, dilation: As in `involution`.
         itemsize: Bytes of an element.
@@ -63,13 +63,13 @@ class Problem:
 
     @property
     def is_sound(self) -> bool:
-        """Whether these are sizes at all: of others the reference tells what is wrong."""
+        """True if all sizes are valid; for others the reference raises an error."""
         steps = (*self.stride, *self.dilation, *self.size, *self.result, *self.kernel)
         return self.channels > 0 and min(steps) > 0 and min(self.padding) >= 0
 
     @property
     def numel(self) -> int:
-        """What threads take one by one in a group of an image: numbers, or several channels of a pixel."""
+        """Items of one thread in a group of an image: numbers, or several channels of a pixel."""
         rows, columns = self.size if self.kind == "input_gradient" else self.result
         if self.kind == "weight_gradient":
             return self.kernel[0] * self.kernel[1] * rows * columns
@@ -77,7 +77,7 @@ class Problem:
 
     @property
     def strip(self) -> int:
-        """The pixels of a strip: 16-bit types are computed in float32."""
+        """Pixels of a strip; 16-bit types are computed in float32."""
         return VECTOR // max(4, self.itemsize)
 
     @property
@@ -91,23 +91,23 @@ class Problem:
 
     @property
     def reach(self) -> int:
-        """Columns that the last tap looks back from a strip of the input's gradient."""
+        """Columns between the last tap and a strip of the input's gradient."""
         return (self.kernel[1] - 1) * self.dilation[1] // self.stride[1]
 
     @property
     def first(self) -> int:
-        """The first column of the input's gradient, as its kernel counts: in strides, with the padding."""
+        """First column of the input's gradient in its kernel's count: in strides, with the padding."""
         return self.padding[1] // self.stride[1]
 
     @property
     def shift(self) -> int:
-        """Columns that a tile begins before those that the taps meet: then at a multiple of a strip."""
+        """Columns by which a tile begins before the first tap, so that it begins at a multiple of a strip."""
         begin = self.first - self.reach if self.kind == "input_gradient" else -self.padding[1]
         return begin % self.strip
 
     @property
     def window(self) -> int:
-        """The vectors of one phase of a window."""
+        """Vectors of one phase of a window."""
         span = self.reach
         if self.kind != "input_gradient":
             span = (self.shift + (self.kernel[1] - 1) * self.dilation[1]) // self.stride[1]
@@ -117,12 +117,12 @@ class Problem:
 
     @property
     def phases(self) -> int:
-        """The phases that columns are parted by in shared memory."""
+        """Phases into which columns are divided in shared memory."""
         return 1 if self.kind == "input_gradient" else self.stride[1]
 
     @property
     def vectors(self) -> int:
-        """Vectors of registers that hold weights, sums and a window."""
+        """Vectors of registers for weights, sums and a window."""
         sums = {
             "forward": self.parts[1],
             "input_gradient": self.parts[1] * self.stride[1],
@@ -141,13 +141,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a block computes.
+    """The part of the result that a block computes.
 
     Attributes:
-        strips, rows: Of the tile.
-        taps: Rows of taps at once, where the weight's gradient is summed.
+        strips, rows: Size of the tile.
+        taps: Rows of taps at once, for the weight's gradient.
         staged: Rows of it in shared memory.
-        line, row, plane: How these lie there, in vectors.
+        line, row, plane: Strides of these, in vectors.
         shared: Bytes of shared memory.
     """
 
@@ -162,7 +162,7 @@ class Tile:
 
 
 def tile_of(problem: Problem, strips: int, rows: int) -> Tile:
-    """A tile of so many strips and rows."""
+    """Return the tile with this number of strips and rows."""
     lanes, channels = problem.parts
     reach = (problem.kernel[0] - 1) * problem.dilation[0]
     step, taps = problem.stride[0], 1
@@ -185,13 +185,13 @@ def tile_of(problem: Problem, strips: int, rows: int) -> Tile:
 
 
 def evenly(length: int) -> list[int]:
-    """The sizes of up to `LONGEST` of the parts of a length, which is parted as evenly as can be."""
+    """Return sizes of up to `LONGEST` that divide a length as evenly as possible."""
     sizes = range(1, min(length, LONGEST) + 1)
     return [size for size in sizes if -(-length // -(-length // size)) == size]
 
 
 def tiles(problem: Problem) -> Iterator[Tile]:
-    """The tiles that a block can have."""
+    """Yield the possible tiles of a block."""
     rows, columns = problem.area
     wide, lanes = -(-columns // problem.strip), problem.parts[0]
     for strips in evenly(wide):
@@ -204,7 +204,7 @@ def tiles(problem: Problem) -> Iterator[Tile]:
 
 
 def blocks(problem: Problem, tile: Tile) -> int:
-    """The blocks of one group of one image."""
+    """Return the number of blocks for one group of one image."""
     rows, columns = problem.area
     lanes, channels = problem.parts
     pieces = 1 if problem.kind == "weight_gradient" else -(-problem.channels // (lanes * channels))
@@ -212,7 +212,7 @@ def blocks(problem: Problem, tile: Tile) -> int:
 
 
 def cost(problem: Problem, tile: Tile) -> float:
-    """About how many instructions warps issue for an image, with those of threads that have nothing to do."""
+    """Estimate the instructions that warps issue for an image, idle threads included."""
     lanes, channels = problem.parts
     (U, K), N = problem.kernel, problem.strip
     warps = -(-lanes * tile.strips * tile.rows * tile.taps // 32)
@@ -225,13 +225,13 @@ def cost(problem: Problem, tile: Tile) -> float:
     else:
         rows_of_taps = -(-U // problem.stride[0]) if problem.kind == "input_gradient" else U
         summed = rows_of_taps * (channels * (K * N + window) + 2 * K * N + 20)
-    narrow = 1 + 0.5 / tile.strips  # of what a narrow row reads, parts lie in lines that others read
+    narrow = 1 + 0.5 / tile.strips  # a narrow row shares cache lines with its neighbours
     return narrow * blocks(problem, tile) * (warps * (summed + 200) + 20 * -(-staged // 32))
 
 
 @functools.lru_cache(maxsize=1024)
 def chosen(problem: Problem) -> Tile | None:
-    """The tile whose image costs least; None where none fits: any kernel and step has a plain path."""
+    """Return the cheapest tile; None if none fits, and the plain path is used."""
     if not problem.is_sound or problem.vectors > BUDGET or problem.phases > 4:
         return None
     if problem.images * problem.channels > FARTHEST:
@@ -245,7 +245,7 @@ def chosen(problem: Problem) -> Tile | None:
 
 
 def constants(problem: Problem) -> dict[str, int]:
-    """The numbers of the template."""
+    """Return the parameters of the template."""
     channels = problem.parts[1] if problem.is_sound else 1
     if chosen(problem) is None:
         found = {"K": 0, "S": 1, "D": 1, "SHIFT": 0, "C": channels}
@@ -258,7 +258,7 @@ def constants(problem: Problem) -> dict[str, int]:
 
 
 def block(problem: Problem) -> tuple[int, int, int]:
-    """The threads of a block."""
+    """Return the number of threads of a block."""
     tile = chosen(problem)
     if tile is None:
         return 256, 1, 1
@@ -268,7 +268,7 @@ def block(problem: Problem) -> tuple[int, int, int]:
 
 
 def grid(problem: Problem) -> int:
-    """The blocks of a launch; without tiles, of threads that take one piece of the work after the other."""
+    """Return the number of blocks of a launch; without tiles, threads loop over the items."""
     tile = chosen(problem)
     if tile is None:
         return min(-(-problem.images * problem.numel // 256), 2**20)
@@ -276,21 +276,21 @@ def grid(problem: Problem) -> int:
 
 
 def shared(problem: Problem) -> int:
-    """Bytes of shared memory of a block."""
+    """Return the bytes of shared memory of a block."""
     tile = chosen(problem)
     return 0 if tile is None else tile.shared
 
 
 def launched(problem: Callable[..., Problem], *names: str) -> dict[str, Any]:
-    """What `op.kernel` is told of a launch.
+    """Return the options of `op.kernel` for a launch.
 
     Args:
-        problem: Tells the sizes of a call from its arguments.
-        names: The numbers of the kernel's template.
+        problem: Returns the sizes of a call from its arguments.
+        names: Parameters of the kernel's template.
     """
 
     def told(tell: Callable[[Problem], Any]) -> Callable[..., Any]:
-        @functools.wraps(problem)  # its parameters say which arguments are given
+        @functools.wraps(problem)  # its parameters name the arguments
         def of(*arguments: Any) -> Any:
             return tell(problem(*arguments))
 
@@ -308,21 +308,21 @@ def launched(problem: Callable[..., Problem], *names: str) -> dict[str, Any]:
 
 
 def forward(input: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Problem:
-    """The sizes of a call of `involution`."""
+    """Return the sizes of a call of `involution`."""
     return _problem("forward", weight, weight.shape, input.shape, input.shape[2:], stride, padding, dilation)
 
 
 def input_gradient(
     cotangent: Tensor, weight: Tensor, size: Pair, stride: Pair, padding: Pair, dilation: Pair
 ) -> Problem:
-    """The sizes of a call of `involution_input_gradient`."""
+    """Return the sizes of a call of `involution_input_gradient`."""
     return _problem("input_gradient", weight, weight.shape, cotangent.shape, size, stride, padding, dilation)
 
 
 def weight_gradient(
     cotangent: Tensor, input: Tensor, groups: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
 ) -> Problem:
-    """The sizes of a call of `involution_weight_gradient`."""
+    """Return the sizes of a call of `involution_weight_gradient`."""
     weight = (input.shape[0], groups, *kernel, *cotangent.shape[2:])
     return _problem("weight_gradient", input, weight, input.shape, input.shape[2:], stride, padding, dilation)
 
@@ -335,7 +335,7 @@ def _problem(
     size: Sequence[int],
     *steps: Sequence[int],
 ) -> Problem:
-    """The sizes of a call, from the shapes of weight and image; steps are stride, padding and dilation."""
+    """Return the sizes of a call from the shapes of weight and image; steps: stride, padding, dilation."""
     (batch, channels, *_), (_, groups, *kernel, P, Q) = image, weight
     of_group = channels // groups if groups > 0 else 0
     (H, W), (U, V), ((sh, sw), (ph, pw), (dh, dw)) = size, kernel, steps
