@@ -100,7 +100,7 @@ def test_an_operator_that_takes_few_inputs_is_given_such() -> None:
 def test_the_same_seed_draws_the_same() -> None:
     declared = operator(square, [(random(3, 4),)])
     one, other = (Evidence(observation(declared, "x")).fresh[0] for _ in range(2))
-    assert torch.equal(one.right, other.right)
+    assert torch.equal(one.expected, other.expected)
 
 
 def test_other_sizes_are_derived_from_the_samples() -> None:

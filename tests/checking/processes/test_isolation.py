@@ -265,7 +265,7 @@ def test_a_wrong_call_is_the_same_error_in_isolation() -> None:
 
 @pytest.mark.parametrize("isolate", [0, -1.0, float("nan"), float("inf"), "yes"])
 def test_a_limit_that_is_none_is_refused(isolate: Any) -> None:
-    with pytest.raises(errors.UsageError, match="neither whether to isolate a check nor for how long"):
+    with pytest.raises(errors.UsageError, match="`isolate` must be a bool or a time limit"):
         opsmith.check(sinking, isolate=isolate)
 
 

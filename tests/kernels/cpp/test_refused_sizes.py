@@ -94,7 +94,7 @@ def notes(monkeypatch: pytest.MonkeyPatch, answer: Any) -> tuple[str, ...]:
             raise answer
         return Outcome("forward", "failed", failures=(answer,))
 
-    monkeypatch.setattr(sizes, "isolated", isolated)
+    monkeypatch.setattr(sizes, "run_isolated", isolated)
     (outcome,) = (
         each for each in opsmith.check(TESTED, only=["forward"], effort="quick").outcomes if each.notes
     )

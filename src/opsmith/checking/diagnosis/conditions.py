@@ -1,8 +1,8 @@
-"""Conditions on the numbers beside each element that tell the wrong elements from the right ones.
+"""Conditions on the values beside each element that separate the wrong elements from the right ones.
 
-A condition is evidence where chance would hardly make it fit: the wrong elements are some of many,
-and the more conditions are tried, the more ways of choosing them there must be. With n elements of which k
-are wrong there are C(n, k), which a condition's bits must not exceed.
+A condition is evidence only if it is unlikely to fit by chance. There are C(n, k) ways to choose k wrong
+elements of n. The more conditions are tried, the larger this number must be: its logarithm must not be below
+the bits of the condition.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.hypothesis import Pair
-from opsmith.checking.numerics.compare import peak, wide
+from opsmith.checking.diagnosis.comparison import Pair
+from opsmith.checking.numerics.compare import in_double, largest_magnitude
 
 PLAIN, THRESHOLD, BAND = 10.0, 16.0, 22.0
-"""Bits that a condition takes: without a number of its own, with one, with two."""
+"""Bits of a condition: without a threshold, with one, with two."""
 
 SLIPS = 0.02
-"""Share of the elements of a condition that may happen to be right."""
+"""Share of the elements of a condition that may be right by chance."""
 
 TINY = 1e-3
-"""Of the largest element: where the right one is smaller, what is wrong there does not show."""
+"""Size relative to the largest element below which a fault does not show."""
 
 CONSTANTS = 8
+"""Largest number of distinct values that conditions of equality are made of."""
 ABOUT = "about"
 RELATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "is": torch.eq,
@@ -42,11 +43,11 @@ RELATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition that the evidence bears out.
+    """A condition that the evidence confirms.
 
     Args:
-        words: As in `where `x` is less than 0`.
-        chosen: The elements for which it holds, of all pairs, one pair after the other.
+        words: Text, as in `where `x` is less than 0`.
+        chosen: Mask of the elements for which it holds, over all pairs in turn.
     """
 
     words: str
@@ -54,14 +55,14 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Table:
-    """The elements of all pairs, one after the other.
+class ElementTable:
+    """The elements of all pairs, one pair after the other, with the values beside them.
 
     Args:
-        wrong: Which are wrong.
-        excused: Which say nothing where they are not wrong.
-        columns: Numbers beside each.
-        marks: Truth values beside each.
+        wrong: Mask of the wrong elements.
+        excused: Mask of the elements that are no evidence where they are right.
+        columns: Numbers beside each element.
+        marks: Truth values beside each element.
     """
 
     wrong: Tensor
@@ -70,16 +71,16 @@ class Table:
     marks: dict[str, Tensor]
 
     @classmethod
-    def of(cls, pairs: Sequence[Pair], wrong: Callable[[Pair], Tensor]) -> Table:
-        """The table of some pairs, with what is known beside the elements of each of them."""
-        every = [sources(pair) for pair in pairs]
+    def of(cls, pairs: Sequence[Pair], wrong: Callable[[Pair], Tensor]) -> ElementTable:
+        """Build the table of some pairs."""
+        every = [values_beside(pair) for pair in pairs]
         known = [name for name in every[0] if all(name in each for each in every)]
         columns = {
-            name: torch.cat([_column(each[name]) for each in every])
+            name: torch.cat([each[name].flatten() for each in every])
             for name in known
             if len({each[name].dtype for each in every}) == 1
         }
-        counts = [pair.right.numel() for pair in pairs]
+        counts = [pair.expected.numel() for pair in pairs]
         plain = [numbers(pair) for pair in pairs]
         for name in plain[0]:
             values = [torch.full((count,), each[name]) for count, each in zip(counts, plain, strict=True)]
@@ -91,17 +92,17 @@ class Table:
             if all(words in each for each in marked)
         }
         masks = [wrong(pair).flatten() for pair in pairs]
-        small = [silent(pair, wrong(pair)).flatten() for pair in pairs]
+        small = [negligible(pair, wrong(pair)).flatten() for pair in pairs]
         return cls(torch.cat(masks), torch.cat(small), columns, found)
 
     @property
     def bits(self) -> float:
-        """How many ways there are to choose so many elements, in bits."""
+        """Logarithm of the number of ways to choose so many elements, in bits."""
         telling = self.wrong | ~self.excused
         return chances(int(telling.sum()), int(self.wrong.sum()))
 
     def fits(self, chosen: Tensor) -> bool:
-        """Whether a condition holds for the wrong elements and for no other that says something."""
+        """Report whether a condition holds for the wrong elements, and for no other that is evidence."""
         if bool((self.wrong & ~chosen).any()):
             return False
         extra = int((chosen & ~self.wrong & ~self.excused).sum())
@@ -109,30 +110,26 @@ class Table:
         return outside > 0 and extra <= SLIPS * int(chosen.sum())
 
 
-def silent(pair: Pair, wrong: Tensor) -> Tensor:
-    """Elements in which the fault does not show: the right one is hardly anything, and so is what came.
+def negligible(pair: Pair, wrong: Tensor) -> Tensor:
+    """Mark the elements in which a fault does not show, since the right and the computed one are tiny.
 
-    Where the fault makes something of nothing, as a mask that is too wide does, each element says something.
+    If the fault makes zeros nonzero, as a mask that is too wide does, every element is evidence.
     """
-    size = pair.right.abs()
-    small = size <= TINY * peak(pair.right)
+    size = pair.expected.abs()
+    small = size <= TINY * largest_magnitude(pair.expected)
     return torch.zeros_like(small) if bool((wrong & (size <= pair.rounding)).any()) else small
 
 
 def chances(many: int, chosen: int) -> float:
-    """The bits of one choice of so many among many."""
+    """Compute the bits of one choice of so many elements among many."""
     if not 0 < chosen < many:
         return 0.0
     ways = math.lgamma(many + 1) - math.lgamma(chosen + 1) - math.lgamma(many - chosen + 1)
     return ways / math.log(2)
 
 
-def _column(lying: Tensor) -> Tensor:
-    return lying.flatten()
-
-
-def conditions(table: Table) -> Iterator[Condition]:
-    """Conditions that fit a table, the plainest first."""
+def conditions(table: ElementTable) -> Iterator[Condition]:
+    """Yield the conditions that fit a table, the simplest first."""
     for bits, words, chosen in _candidates(table):
         if table.bits >= bits and table.fits(chosen):
             yield Condition(words, chosen)
@@ -141,7 +138,7 @@ def conditions(table: Table) -> Iterator[Condition]:
 Candidate = tuple[float, str, Tensor]
 
 
-def _candidates(table: Table) -> Iterator[Candidate]:
+def _candidates(table: ElementTable) -> Iterator[Candidate]:
     real = {source: each for source, each in table.columns.items() if each.dtype == torch.float64}
     for (name, how), each in table.columns.items():
         if each.dtype == torch.bool:
@@ -165,7 +162,7 @@ def _candidates(table: Table) -> Iterator[Candidate]:
                 yield one
     for (name, _), each in list(beside.items())[1:]:
         yield from _against(name, each, "0", torch.zeros_like(each))
-    # What is said of the inputs alone is plainer than what is said of results and of what comes in.
+    # Conditions on inputs alone are simpler than those on results and grad_outputs.
     given = {source: each for source, each in plain.items() if source[0].startswith("`")}
     for some in (given, plain):
         for ((first, how), mine), ((other, kind), theirs) in combinations(some.items(), 2):
@@ -190,8 +187,8 @@ def _candidates(table: Table) -> Iterator[Candidate]:
         yield from _bands(table, name, each)
 
 
-def _differing(table: Table, given: dict[Source, Tensor]) -> Iterator[Candidate]:
-    """Thresholds of how far two inputs are apart."""
+def _differing(table: ElementTable, given: dict[Source, Tensor]) -> Iterator[Candidate]:
+    """Yield thresholds of the difference of two inputs."""
     for ((first, how), mine), ((other, kind), theirs) in combinations(given.items(), 2):
         if "number" not in (how, kind):
             name = f"the difference of {first} and {other}"
@@ -214,8 +211,8 @@ def _against(one: str, mine: Tensor, other: str, theirs: Tensor) -> Iterator[Can
         yield PLAIN, f"where {one} {words} {other}", relation(mine, theirs)
 
 
-def _thresholds(table: Table, name: str, each: Tensor) -> Iterator[Candidate]:
-    """Above or below a number, which lies between the wrong elements and the others."""
+def _thresholds(table: ElementTable, name: str, each: Tensor) -> Iterator[Candidate]:
+    """Yield conditions of a bound that separates the wrong elements from the others."""
     wrong, others = each[table.wrong], each[~table.wrong & ~table.excused]
     if not wrong.numel() or not others.numel():
         return
@@ -227,8 +224,8 @@ def _thresholds(table: Table, name: str, each: Tensor) -> Iterator[Candidate]:
         yield THRESHOLD, f"where {name} is less than {limit}", each <= wrong.max()
 
 
-def _bands(table: Table, name: str, each: Tensor) -> Iterator[Candidate]:
-    """Between two numbers, or outside of them."""
+def _bands(table: ElementTable, name: str, each: Tensor) -> Iterator[Candidate]:
+    """Yield conditions of an interval, or of its complement."""
     wrong, others = each[table.wrong], each[~table.wrong & ~table.excused]
     if not wrong.numel() or not others.numel():
         return
@@ -244,7 +241,7 @@ def _bands(table: Table, name: str, each: Tensor) -> Iterator[Candidate]:
 
 
 def between(low: float, high: float) -> str:
-    """The plainest number from `low` to `high`, in words; `about` it where none of few digits is near.
+    """Format the simplest number from `low` to `high`, with `about` where it has many digits.
 
     Example:
         >>> between(0.98, 1.04), between(-0.2, 0.3), between(0.7312, 0.7341)
@@ -262,50 +259,50 @@ def between(low: float, high: float) -> str:
 
 
 Source = tuple[str, str]
-"""What a message calls the numbers, and how they lie beside the elements."""
+"""Name of the values in a message, and their alignment with the elements."""
 
 
-def sources(pair: Pair) -> dict[Source, Tensor]:
-    """Tensors beside each element of a pair, by what they are; the input's own first.
+def values_beside(pair: Pair) -> dict[Source, Tensor]:
+    """Return tensors that align with each element of a pair, by name; the input's own first.
 
-    A tensor of fewer dimensions lies along the last ones, as broadcasting has it, or along the first ones. An
-    integer tensor that may be of indices says of each of them how often it occurs.
+    A tensor of fewer dimensions aligns with the last ones, as in broadcasting, or with the first ones. An
+    integer tensor that may hold indices gives the number of occurrences of each index.
     """
-    seen, shape = pair.observation, pair.right.shape
+    observation, shape = pair.observation, pair.expected.shape
     named: dict[str, Tensor] = {}
-    own = seen.inputs.get(seen.about or "")
+    own = observation.inputs.get(observation.argument or "")
     if isinstance(own, Tensor):
-        named[f"`{seen.about}`"] = own
+        named[f"`{observation.argument}`"] = own
     named |= {
         f"`{label}`": value
-        for label, value in seen.inputs.items()
-        if isinstance(value, Tensor) and label != seen.about
+        for label, value in observation.inputs.items()
+        if isinstance(value, Tensor) and label != observation.argument
     }
-    named |= {f"the result `{label}`": value for label, value in seen.results.items()}
-    alone = len(seen.grads) == 1
-    for label, value in seen.grads.items():
+    named |= {f"the result `{label}`": value for label, value in observation.results.items()}
+    alone = len(observation.grads) == 1
+    for label, value in observation.grads.items():
         if value is not None:
-            named["what comes in" if alone else f"what comes in for `{label}`"] = value
+            named["the grad_output" if alone else f"the grad_output of `{label}`"] = value
     found: dict[Source, Tensor] = {}
     for name, value in named.items():
-        for how, lying in _lying(value.detach().cpu(), shape):
-            found[name, how] = lying
+        for how, aligned in _aligned(value.detach().cpu(), shape):
+            found[name, how] = aligned
         for how, times in _times(value, shape):
             found[f"an index in {name}", how] = times
     return found
 
 
-def _lying(value: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
-    plain = value if value.dtype == torch.bool else wide(value)
+def _aligned(value: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
+    plain = value if value.dtype == torch.bool else in_double(value)
     if value.dim() <= len(shape):
-        with suppress(RuntimeError):  # it lies otherwise
+        with suppress(RuntimeError):  # it does not broadcast
             yield "", plain.expand(shape)
     if 0 < value.dim() < len(shape) and value.shape == shape[: value.dim()]:
         yield "first", plain.reshape(*value.shape, *[1] * (len(shape) - value.dim())).expand(shape)
 
 
 def _times(value: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
-    """How often each index of a dimension occurs in a tensor of indices."""
+    """Count the occurrences of each index of a dimension in a tensor of indices."""
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool or not value.numel():
         return
     for dim, size in enumerate(shape):
@@ -313,24 +310,32 @@ def _times(value: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
         if low < -size or high >= size:
             continue
         counts = torch.bincount(value.detach().cpu().flatten().long() % size, minlength=size)
-        lying = counts.to(torch.float64).reshape(-1, *[1] * (len(shape) - dim - 1))
-        yield f"times along {dim}", lying.expand(shape)
+        aligned = counts.to(torch.float64).reshape(-1, *[1] * (len(shape) - dim - 1))
+        yield f"times along {dim}", aligned.expand(shape)
 
 
 def marks(pair: Pair) -> dict[str, Tensor]:
-    """Truth values beside each element, which its own number does not tell: the largest of a row, ties."""
+    """Return truth values of each element that depend on other elements: the largest of a row, ties."""
     found: dict[str, Tensor] = {}
-    shape = pair.right.shape
-    for (name, how), lying in sources(pair).items():
-        if how or lying.dtype == torch.bool or lying.is_complex() or not lying.numel() or not shape:
+    shape = pair.expected.shape
+    for (name, how), aligned in values_beside(pair).items():
+        if how or aligned.dtype == torch.bool or aligned.is_complex() or not aligned.numel() or not shape:
             continue
-        found[f"where {name} is largest"] = lying == lying.max()
-        found[f"where {name} is smallest"] = lying == lying.min()
-        found[f"where {name} occurs more than once"] = _repeated(lying.flatten()).reshape(shape)
+        found[f"where {name} is largest"] = aligned == aligned.max()
+        found[f"where {name} is smallest"] = aligned == aligned.min()
+        found[f"where {name} occurs more than once"] = _repeated(aligned.flatten()).reshape(shape)
         for dim in range(len(shape)) if len(shape) > 1 else ():
-            found[f"where {name} is largest along dimension {dim}"] = lying == lying.amax(dim, keepdim=True)
-            found[f"where {name} is smallest along dimension {dim}"] = lying == lying.amin(dim, keepdim=True)
-            same = (lying.unsqueeze(dim) == lying.unsqueeze(dim + 1)).sum(dim + 1) if _small(lying) else None
+            found[f"where {name} is largest along dimension {dim}"] = aligned == aligned.amax(
+                dim, keepdim=True
+            )
+            found[f"where {name} is smallest along dimension {dim}"] = aligned == aligned.amin(
+                dim, keepdim=True
+            )
+            same = (
+                (aligned.unsqueeze(dim) == aligned.unsqueeze(dim + 1)).sum(dim + 1)
+                if _small(aligned)
+                else None
+            )
             if same is not None:
                 found[f"where {name} occurs more than once along dimension {dim}"] = same > 1
     return found
@@ -347,7 +352,7 @@ def _repeated(values: Tensor) -> Tensor:
 
 
 def numbers(pair: Pair) -> dict[Source, float]:
-    """Plain numbers among the arguments."""
+    """Return the numbers among the arguments."""
     return {
         (f"`{label}`", "number"): float(value)
         for label, value in pair.observation.inputs.items()

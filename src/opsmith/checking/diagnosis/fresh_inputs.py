@@ -1,6 +1,6 @@
-"""Fresh arguments like those of a sample: other numbers that the operator takes as well.
+"""Fresh arguments like those of a sample, within the domain that the sample shows.
 
-Nobody says what an operator's domain is, so fresh numbers are taken from between those that the author gave:
+The domain of an operator is not declared, so fresh numbers are taken from the range of the given ones:
 positive ones stay positive, probabilities stay below 1, indices stay in range, masks keep their two values.
 """
 
@@ -12,29 +12,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.samples.generate_like import like
+from opsmith.checking.samples.generate_like import generate_like
 from opsmith.checking.samples.sample import is_inexact, replica
 
 GENTLE = 0.3
-"""How much of itself a whole tensor grows or shrinks where its numbers hang together."""
+"""Largest relative change of a tensor that is scaled as a whole."""
 
 
-WAYS = ("like", "mixed", "scaled")
-"""Ways to draw: numbers such as the given ones, with their structure; the given ones in other places, moved a
-little but for zeros and whatever occurs more than once; the given ones where they are, scaled."""
+METHODS = ("like", "mixed", "scaled")
+"""Methods: `like` draws numbers with the structure of the given ones; `mixed` permutes the given ones and
+moves them a little, except zeros and repeated numbers; `scaled` scales the given ones in place."""
 
 
-def redrawn(flat: Sequence[Any], generator: torch.Generator, way: str = "mixed") -> list[Any]:
-    """Fresh arguments of the same forms.
+def draw_fresh(flat: Sequence[Any], generator: torch.Generator, way: str = "mixed") -> list[Any]:
+    """Draw fresh arguments of the same shapes and dtypes.
 
     Args:
-        flat: The arguments.
-        generator: Source of what is drawn.
-        way: One of `WAYS`.
+        flat: Flat arguments.
+        generator: Source of random numbers.
+        way: One of `METHODS`.
 
     Example:
         >>> import torch
-        >>> (mask,) = redrawn([torch.tensor([True, False, False])], torch.Generator().manual_seed(0))
+        >>> (mask,) = draw_fresh([torch.tensor([True, False, False])], torch.Generator().manual_seed(0))
         >>> int(mask.sum())
         1
     """
@@ -55,13 +55,13 @@ def _drawn(value: Any, generator: torch.Generator, way: str) -> Any:
     if not isinstance(value, Tensor) or not value.numel():
         return replica(value)
     apart = _apart(value.detach())
-    numbers = like(apart, apart.shape, generator) if way == "like" else _values(apart, generator)
+    numbers = generate_like(apart, apart.shape, generator) if way == "like" else _values(apart, generator)
     fresh = numbers.reshape(apart.shape).to(value.device)
     return _put(value, fresh)
 
 
 def _put(value: Tensor, numbers: Tensor) -> Tensor:
-    """Numbers in a tensor that lies as the value does."""
+    """Write numbers into a tensor with the strides of the value."""
     fresh: Tensor = replica(value)
     if not fresh.numel():
         return fresh
@@ -70,7 +70,7 @@ def _put(value: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _apart(value: Tensor) -> Tensor:
-    """The elements that lie in places of their own: one along each dimension that was expanded."""
+    """Return the elements with memory of their own: one along each expanded dimension."""
     for dim, stride in enumerate(value.stride()):
         if stride == 0 and value.shape[dim] > 1:
             value = value.narrow(dim, 0, 1)
@@ -84,12 +84,12 @@ def _values(value: Tensor, generator: torch.Generator) -> Tensor:
     if plain.is_floating_point():
         return _between(plain, generator)
     if plain.dtype != torch.bool and plain.numel() > 2 and bool((plain.diff() > 0).all()):
-        return plain  # offsets, most likely: another order would mean nothing
+        return plain  # probably offsets, which must stay in order
     return plain[torch.randperm(plain.numel(), generator=generator)]
 
 
 def _between(values: Tensor, generator: torch.Generator) -> Tensor:
-    """Numbers between those that are there; what occurs more than once stays as often as it is there."""
+    """Draw numbers in the range of the given ones; repeated numbers stay as frequent as they are."""
     count = values.numel()
     mixed = values[torch.randperm(count, generator=generator)]
     distinct, times = values.unique(return_counts=True)
@@ -110,5 +110,5 @@ def _between(values: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Numbers between -1 and 1."""
+    """Draw numbers between -1 and 1."""
     return torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1

@@ -1,67 +1,341 @@
-"""A wrong tensor beside the right one, and what is known of how both came about."""
+"""Observations: a wrong tensor beside the right one, and ways to compute both again on other inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from opsmith.checking.diagnosis.fresh_inputs import METHODS, draw_fresh
+from opsmith.checking.diagnosis.gradient_paths import GradientPaths
+from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.numerics.autodiff import vjp
+from opsmith.checking.numerics.compare import largest_magnitude
+from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.samples.variations import variations
+from opsmith.checking.subject import Subject
+
 if TYPE_CHECKING:
-    from opsmith.checking.diagnosis.detectors.paths import Paths
+    from opsmith.checking.diagnosis.gradient_paths import GradientPaths
 
 Grads = Sequence[Tensor | None]
-"""What comes in for each result, None where nothing does."""
+"""grad_output of each result; None where there is none."""
 
 MORE = 8
-"""How many further fresh inputs narrow down a condition."""
+"""Number of further fresh inputs that narrow down a condition."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A tensor that came, the right one, and what they were computed from.
+    """A computed tensor, the right one, and ways to compute both on other inputs.
 
-    Only the first two are needed; every other field lets more hypotheses be tested.
+    Only the first two fields are needed; the others allow more hypotheses to be tested.
 
     Args:
-        got: What came; None where nothing came.
-        expected: What is right, in float64 or complex128, of the same shape unless the shape is the fault.
-        what: How a message calls it.
-        about: Label of the input whose gradient it is; None for a result or a tangent.
-        inputs: The flat inputs, by label.
-        grads: What came in for each visible result, by its name.
-        results: The visible results, by name, in float64.
-        others: Gives the gradients of the other inputs, each as what came and what is right.
-        backward: Gives what comes for other incoming gradients, on the same inputs.
-        right: Gives what is right for other incoming gradients, on the same inputs.
-        right_at: Gives what is right for the same incoming gradients, where some inputs are others.
-        paths: Gives the ways through the reference that the right one is a sum over.
-        near: The same where every number has moved by so much of itself, for a seed.
-        tolerance: How far each element may be off.
-        again: The same on fresh inputs of the same shapes and with fresh incoming gradients, for a seed; None
-            where there is nothing that can be drawn anew.
-        elsewhere: Gives the same at other sizes, each for a seed.
-        fresh: On how many fresh inputs a guess must hold.
-        more: How many further ones may be drawn to narrow down a condition.
+        got: Computed tensor; None where there is none.
+        expected: Right tensor, in float64 or complex128, of the same shape unless the shape is the fault.
+        argument: Label of the input whose gradient it is; None for a result or a tangent.
+        inputs: Flat inputs, by label.
+        grads: grad_output of each visible result, by its name.
+        results: Visible results, by name, in float64.
+        other_gradients: Returns the gradients of the other inputs, each as the computed one and the right
+            one.
+        backward: Computes the gradient for other grad_outputs, on the same inputs.
+        expected_for: Computes the right gradient for other grad_outputs, on the same inputs.
+        expected_at: Computes the right gradient for the same grad_outputs, with some inputs changed.
+        paths: Returns the paths through the reference that the right gradient is a sum over.
+        perturb: Returns the observation with every number moved by a relative step, for a seed.
+        tolerance: Allowed error of each element.
+        redraw: Returns the observation on fresh inputs of the same shapes with fresh grad_outputs, for a
+            seed; None where nothing can be drawn again.
+        at_other_sizes: Returns functions of a seed, each for the observation at another size.
+        fresh_count: Number of fresh inputs on which a hypothesis must hold.
+        more_count: Number of further ones that may be drawn to narrow down a condition.
     """
 
     got: Tensor | None
     expected: Tensor
-    what: str = "it"
-    about: str | None = None
+    argument: str | None = None
     inputs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     grads: Mapping[str, Tensor | None] = field(default_factory=lambda: MappingProxyType({}))
     results: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
-    others: Callable[[], Mapping[str, tuple[Tensor | None, Tensor]]] | None = None
+    other_gradients: Callable[[], Mapping[str, tuple[Tensor | None, Tensor]]] | None = None
     backward: Callable[[Grads], Tensor | None] | None = None
-    right: Callable[[Grads], Tensor] | None = None
-    right_at: Callable[[Mapping[str, Any]], Tensor | None] | None = None
-    paths: Callable[[], Paths | None] | None = None
-    near: Callable[[float, int], Observation | None] | None = None
+    expected_for: Callable[[Grads], Tensor] | None = None
+    expected_at: Callable[[Mapping[str, Any]], Tensor | None] | None = None
+    paths: Callable[[], GradientPaths | None] | None = None
+    perturb: Callable[[float, int], Observation | None] | None = None
     tolerance: Tensor | None = None
-    again: Callable[[int], Observation | None] | None = None
-    elsewhere: Callable[[], Sequence[Callable[[int], Observation | None]]] | None = None
-    fresh: int = 3
-    more: int = MORE
+    redraw: Callable[[int], Observation | None] | None = None
+    at_other_sizes: Callable[[], Sequence[Callable[[int], Observation | None]]] | None = None
+    fresh_count: int = 3
+    more_count: int = MORE
+
+
+ExpectedGradients = Callable[[Sample, Sequence[Any], Sequence[int], Grads], list[Tensor | None] | None]
+"""Right gradients of some arguments, for flat arguments in float64 and grad_outputs."""
+
+RunResults = Callable[[Sample, Sequence[Any]], Sequence[Tensor | None]]
+"""Visible results for flat arguments."""
+
+APART = 0x9E3779B9
+"""Offset of the seeds of fresh draws from those of a check."""
+
+KINK = 1e-7
+"""Distance to both sides of an input at which its gradient is tested for a jump."""
+
+NUMERICAL = 1e-6
+"""Error of finite differences, relative to their largest element."""
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Observes the gradient of one input, or one result, on a sample and on fresh inputs.
+
+    Args:
+        subject: The checked operator.
+        sample: Sample with a wrong tensor.
+        place: Position of the input whose gradient is wrong, or of the visible result that is.
+        subset: Positions of the inputs that were differentiated together; empty for a result.
+        right: Computes the right gradients: by autograd through the reference by default.
+        run: Computes the visible results that are wrong: those of the operator by default.
+        dtype: dtype of floating inputs.
+        device: Device of the inputs.
+    """
+
+    subject: Subject
+    sample: Sample
+    place: int
+    subset: tuple[int, ...] = ()
+    right: ExpectedGradients | None = None
+    run: RunResults | None = None
+    dtype: torch.dtype = torch.float64
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def observe(self, flat: Sequence[Any], grads: Grads) -> Observation:
+        """Observe the tensor on these arguments, with these grad_outputs (both in float64).
+
+        Args:
+            flat: Flat arguments.
+            grads: grad_output of each visible result; nothing for a result.
+        """
+        observation = self._gradient(flat, grads) if self.subset else self._result(flat)
+        if self.subset:
+            observation = self._without_kinks(observation, flat, grads)
+        return replace(
+            observation,
+            redraw=lambda seed: self.draw(flat, grads, seed),
+            at_other_sizes=lambda: [partial(self._at, sample, grads) for sample in self._others()],
+            fresh_count=self.subject.effort.fresh,
+            more_count=0 if self.right else MORE,
+        )
+
+    def _others(self) -> list[Sample]:
+        """Collect samples of other sizes: the author's, and derived ones."""
+        derived = variations(self.subject).samples
+        others: dict[str, Sample] = {}
+        for sample in (*self.subject.samples, *derived):
+            if self._elsewhere(sample):
+                others.setdefault(str(_shapes(sample.flat)), sample)
+        return list(others.values())
+
+    def _elsewhere(self, sample: Sample) -> bool:
+        """Report whether another sample has the same arguments at other sizes."""
+        empty = any(isinstance(value, Tensor) and not value.numel() for value in sample.flat)
+        if empty or sample is self.sample or sample.labels != self.sample.labels:
+            return False
+        alike = all(
+            isinstance(mine, Tensor) == isinstance(theirs, Tensor)
+            for mine, theirs in zip(self.sample.flat, sample.flat, strict=True)
+        )
+        return alike and _shapes(sample.flat) != _shapes(self.sample.flat)
+
+    def _at(self, sample: Sample, grads: Grads, seed: int) -> Observation | None:
+        """Observe another sample."""
+        there = replace(self, sample=sample)
+        return there.draw(sample.at(torch.float64), grads, seed)
+
+    def draw(self, flat: Sequence[Any], grads: Grads, seed: int) -> Observation | None:
+        """Observe on fresh inputs, drawn closer to the sample's where the operator rejects them."""
+        for way in METHODS if seed % 2 else ("mixed", "like", "scaled"):
+            generator = torch.Generator().manual_seed(APART + self.subject.seed * 1000 + seed)
+            values = draw_fresh(flat, generator, way)
+            try:
+                results = self.subject.plain(self.sample)([replica(value) for value in values])
+                if not all(map(_finite, results)):
+                    continue
+                fresh = [
+                    None if grad is None else _like(result, generator)
+                    for grad, result in zip(grads, results, strict=True)
+                ]
+                observation = self._gradient(values, fresh) if self.subset else self._result(values)
+                if self.subset:
+                    observation = self._without_kinks(observation, values, fresh)
+            except Exception as error:
+                refuse_own(error)  # rejected inputs are drawn again by the next method
+                continue
+            if self.right is not None or _finite(observation.expected):
+                return observation
+        return None
+
+    def _without_kinks(self, observation: Observation, flat: Sequence[Any], grads: Grads) -> Observation:
+        """Exclude the elements at a kink, at which either side is right."""
+        if (
+            self.right is not None
+            or observation.got is None
+            or observation.got.shape != observation.expected.shape
+        ):
+            return observation  # finite differences mark unknown elements themselves
+        jumps = self._across(flat, grads, KINK)
+        size = float(observation.expected.abs().max()) if observation.expected.numel() else 0.0
+        kinks = (jumps > 1e-3 * size) & observation.got.cpu().isfinite()
+        if not bool(kinks.any()):
+            return observation
+        # A gradient that nearly vanishes, as at an optimum, is steep relative to its size: no jump, if it
+        # shrinks.
+        kinks &= self._across(flat, grads, KINK / 8) > jumps / 2
+        if not bool(kinks.any()):
+            return observation
+        # Zeros are neutral for every hypothesis, such as a sign or a factor.
+        got, expected = (
+            torch.where(kinks, 0, each) for each in (observation.got.cpu(), observation.expected)
+        )
+        return replace(observation, got=got, expected=expected)
+
+    def _across(self, flat: Sequence[Any], grads: Grads, step: float) -> Tensor:
+        """Compute the difference of the right gradient between both sides of these arguments."""
+        sides = []
+        for side in (step, -step):
+            generator = torch.Generator().manual_seed(APART)
+            moved = [_moved(value, side, generator, least=1.0) for value in flat]
+            sides.append(self._right(moved, (self.place,), grads)[0])
+        return (sides[0] - sides[1]).abs()
+
+    def _gradient(self, flat: Sequence[Any], grads: Grads) -> Observation:
+        label = self.sample.labels[self.place]
+        backward = partial(self._backward, flat)
+        right = partial(self._right, flat)
+        answers = dict(zip(self.subset, backward(self.subset, grads), strict=True))
+        (expected,) = right((self.place,), grads)
+        with torch.no_grad():
+            results = self.subject.plain(self.sample)([replica(value) for value in flat])
+        names = [result.name for result in self.subject.results(self.sample)]
+
+        def others() -> dict[str, tuple[Tensor | None, Tensor]]:
+            every = tuple(place for place in self.sample.inexact if place != self.place)
+            theirs = right(every, grads) if every else []
+            found: dict[str, tuple[Tensor | None, Tensor]] = {}
+            for place, expected in zip(every, theirs, strict=True):
+                got = answers.get(place)
+                if place not in answers:
+                    try:
+                        (got,) = backward((place,), grads)
+                    except Exception as error:
+                        refuse_own(error)  # reported by a failure of its own
+                found[self.sample.labels[place]] = (got, expected)
+            return found
+
+        return Observation(
+            answers[self.place],
+            expected,
+            argument=label,
+            inputs=dict(zip(self.sample.labels, flat, strict=True)),
+            grads=dict(zip(names, grads, strict=True)),
+            results={name: r.detach() for name, r in zip(names, results, strict=True)},
+            other_gradients=others,
+            backward=lambda grad_outputs: backward(self.subset, grad_outputs)[self.subset.index(self.place)],
+            # Finite differences take a run for each element of the input, too many to repeat.
+            expected_for=None if self.right else lambda grad_outputs: right((self.place,), grad_outputs)[0],
+            expected_at=None if self.right else partial(self._right_at, flat, grads),
+            paths=lambda: self._paths(flat, grads),
+            perturb=partial(self._near, flat, grads),
+            tolerance=None
+            if self.right is None
+            else torch.full(expected.shape, NUMERICAL * largest_magnitude(expected)),
+        )
+
+    def _paths(self, flat: Sequence[Any], grads: Grads) -> GradientPaths | None:
+        """Return the paths through the reference; None where the right gradient is not a sum over them."""
+        if self.right is not None:
+            return None
+        return GradientPaths(self.subject.plain(self.sample), flat, self.place, grads)
+
+    def _right_at(self, flat: Sequence[Any], grads: Grads, changed: Mapping[str, Any]) -> Tensor | None:
+        """Compute the right gradient with some inputs changed; None where the reference rejects them."""
+        pairs = zip(self.sample.labels, flat, strict=True)
+        values = [changed.get(label, value) for label, value in pairs]
+        try:
+            return self._right(values, (self.place,), grads)[0]
+        except Exception as error:
+            refuse_own(error)  # changed inputs need not be valid
+            return None
+
+    def _near(self, flat: Sequence[Any], grads: Grads, step: float, seed: int) -> Observation | None:
+        generator = torch.Generator().manual_seed(seed)
+        values, fresh = ([_moved(each, step, generator) for each in some] for some in (flat, grads))
+        try:
+            return self._gradient(values, fresh) if self.subset else self._result(values)
+        except Exception as error:
+            refuse_own(error)  # the perturbed input may be outside of the domain
+            return None
+
+    def _backward(self, flat: Sequence[Any], places: Sequence[int], grads: Grads) -> list[Tensor | None]:
+        """Compute the operator's gradients."""
+        mine = [replica(value, self.dtype, self.device) for value in flat]
+        grad_outputs = [replica(grad, self.dtype, self.device) for grad in grads]
+        call = partial(self.subject.call, self.sample)
+        return vjp(call, mine, places, grad_outputs) or [None] * len(places)
+
+    def _right(self, flat: Sequence[Any], places: Sequence[int], grads: Grads) -> list[Tensor]:
+        """Compute the right gradients; zeros where autograd has none."""
+        give = self.right or self._through_the_reference
+        found = give(self.sample, [replica(value) for value in flat], places, grads) or [None] * len(places)
+        return [
+            torch.zeros_like(flat[place]) if gradient is None else gradient
+            for place, gradient in zip(places, found, strict=True)
+        ]
+
+    def _through_the_reference(
+        self, sample: Sample, flat: Sequence[Any], places: Sequence[int], grads: Grads
+    ) -> list[Tensor | None] | None:
+        return vjp(self.subject.plain(sample), flat, places, grads)
+
+    def _result(self, flat: Sequence[Any]) -> Observation:
+        run = self.run or self.subject.call
+        got = run(self.sample, [replica(value, self.dtype, self.device) for value in flat])
+        right = self.subject.plain(self.sample)([replica(value) for value in flat])
+        return Observation(
+            got[self.place],
+            right[self.place],
+            inputs=dict(zip(self.sample.labels, flat, strict=True)),
+            perturb=partial(self._near, flat, ()),
+        )
+
+
+def _like(result: Tensor, generator: torch.Generator) -> Tensor:
+    drawn = torch.randn(result.shape, generator=generator, dtype=torch.float64)
+    if result.is_complex():
+        return torch.complex(drawn, torch.randn(result.shape, generator=generator, dtype=torch.float64))
+    return drawn
+
+
+def _moved(value: Any, step: float, generator: torch.Generator, *, least: float = 0.0) -> Any:
+    """Move each element by a relative step, or by a step relative to the least size."""
+    fresh = replica(value)
+    if not is_inexact(fresh):
+        return fresh
+    signs = torch.randint(0, 2, fresh.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    return fresh + step * signs.to(fresh.device) * fresh.abs().clamp_min(least)
+
+
+def _finite(result: Tensor | None) -> bool:
+    return result is None or not is_inexact(result) or bool(result.isfinite().all())
+
+
+def _shapes(flat: Sequence[Any]) -> list[Any]:
+    return [tuple(value.shape) if isinstance(value, Tensor) else None for value in flat]

@@ -1,4 +1,4 @@
-"""Gradients of plain functions, from autograd."""
+"""Gradients of plain functions, by autograd."""
 
 from __future__ import annotations
 
@@ -10,45 +10,42 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.samples.sample import is_inexact
-from opsmith.torch_library.effects import foreign_kind
+from opsmith.torch_library.torch_messages import LEAF_WRITTEN, has_message
+from opsmith.torch_library.validation import unsupported_kind
 
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 Results = Callable[[Sequence[Any]], Sequence[Tensor]]
 
 
-def with_gradient(result: Tensor) -> bool:
-    """Whether autograd follows a result."""
+def has_gradient(result: Tensor) -> bool:
+    """Report whether autograd computes a gradient for a result."""
     return is_inexact(result) and result.requires_grad
 
 
 def vjp(
     function: Results, flat: Sequence[Any], places: Sequence[int], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None] | None:
-    """Gradients of a function by its arguments at some places, given those of its results.
+    """Compute the gradients of a function with respect to some arguments, given its grad_outputs.
 
     Args:
-        function: Takes flat arguments.
+        function: Function of flat arguments.
         flat: Arguments.
-        places: Which arguments to differentiate by.
-        grads: Gradient of each result, None where there is none.
+        places: Positions of the arguments to differentiate with respect to.
+        grads: grad_output of each result; None where there is none.
 
     Returns:
-        For each place a gradient, or None where autograd has none; None if no result requires a gradient.
+        A gradient for each position, None where autograd has none; None if no result requires a gradient.
 
     Raises:
-        LayoutError: If a gradient is no strided dense tensor.
+        LayoutError: If a gradient is not a strided dense tensor.
     """
-    with torch.enable_grad():
-        leaves = [
-            value.detach().requires_grad_(place in places) if is_inexact(value) else value
-            for place, value in enumerate(flat)
-        ]
-        pairs = [
-            (result, grad)
-            for result, grad in zip(_results(function, leaves), grads, strict=True)
-            if grad is not None and with_gradient(result)
-        ]
+    leaves, _, results = record(function, flat, places)
+    pairs = [
+        (result, grad)
+        for result, grad in zip(results, grads, strict=True)
+        if grad is not None and has_gradient(result)
+    ]
     if not pairs:
         return None
     return dense(
@@ -62,10 +59,10 @@ def vjp(
 
 
 def dense(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Gradients as dense tensors: torch takes a sparse one of an input, as that of an embedding's table.
+    """Convert sparse gradients, such as that of an embedding's table, to dense tensors.
 
     Raises:
-        LayoutError: If one is nested or quantised, which nothing is compared with.
+        LayoutError: If a gradient is nested or quantised, which cannot be compared.
 
     Example:
         >>> dense([torch.ones(1).to_sparse(), None])
@@ -73,10 +70,10 @@ def dense(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     """
     found = [each.to_dense() if each is not None and each.layout in SPARSE else each for each in gradients]
     for each in found:
-        foreign = None if each is None else foreign_kind(each)
+        foreign = None if each is None else unsupported_kind(each)
         if foreign is not None:
             raise errors.LayoutError(
-                "a gradient comes back that is no strided dense tensor",
+                "a gradient must be a strided dense tensor",
                 expected="torch.strided",
                 got=foreign.name,
                 hint=f"return `{foreign.hint.format('gradient')}`",
@@ -84,15 +81,40 @@ def dense(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     return found
 
 
-IN_PLACE = "leaf Variable that requires grad"
-"""What torch says where a function writes into an argument, as it may declare: it takes no leaves."""
+def record(
+    call: Callable[[list[Any]], Any], flat: Sequence[Any], places: Sequence[int], *, leaf: bool = True
+) -> tuple[list[Any], list[Any], Any]:
+    """Call a function under autograd.
 
+    A function that writes into an argument takes no leaves: it gets copies of them that autograd recorded.
 
-def _results(function: Results, leaves: Sequence[Any]) -> Sequence[Tensor]:
-    """What a function returns for leaves, or for copies of them that autograd follows."""
-    try:
-        return function(leaves)
-    except RuntimeError as error:
-        if IN_PLACE not in str(error):
-            raise
-    return function([each.clone() if is_inexact(each) and each.requires_grad else each for each in leaves])
+    Args:
+        call: Takes flat arguments.
+        flat: Flat arguments; the leaves share their memory.
+        places: The arguments that require a gradient.
+        leaf: Whether to pass the leaves themselves, where the function takes them.
+
+    Returns:
+        The leaves, what was passed, and what the call returns.
+
+    Example:
+        >>> leaves, _, result = record(lambda flat: flat[0].mul_(2), [torch.ones(2)], [0])
+        >>> torch.autograd.grad(result.sum(), leaves)
+        (tensor([2., 2.]),)
+    """
+    with torch.enable_grad():
+        leaves = [
+            value.detach().requires_grad_(place in places) if is_inexact(value) else value
+            for place, value in enumerate(flat)
+        ]
+        if leaf:
+            before = [leaves[place].detach().clone() for place in places]
+            try:
+                return leaves, leaves, call(leaves)
+            except RuntimeError as error:
+                if not has_message(error, LEAF_WRITTEN):
+                    raise
+            for place, value in zip(places, before, strict=True):
+                leaves[place].detach().copy_(value)  # torch refuses the call only after it has written
+        given = [each.clone() if place in places else each for place, each in enumerate(leaves)]
+        return leaves, given, call(given)

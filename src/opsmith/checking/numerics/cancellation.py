@@ -1,9 +1,8 @@
-"""Whether a gradient is off by rounding alone, though by more than its own size and its inputs explain.
+"""Cancellation: gradients that are off by rounding alone, and operations on low precision operands.
 
-The bound of an element is measured on the right gradient; another formula for it, as good, may subtract
-numbers that are larger than what is left. Its error is then tiny beside the largest element, and another
-one altogether when inputs and incoming gradient move a little. That of a wrong formula moves as little as
-they do.
+The bound of an element is measured on the right gradient. Another formula that is as good may subtract larger
+numbers. Its error is tiny relative to the largest element, and changes completely when the inputs and the
+grad_output are perturbed. The error of a wrong formula changes as little as they do.
 """
 
 from __future__ import annotations
@@ -15,55 +14,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.autodiff import vjp, with_gradient
+from opsmith.checking.numerics.autodiff import has_gradient, vjp
 from opsmith.checking.numerics.compare import Difference
-from opsmith.checking.numerics.rounding import Bound
+from opsmith.checking.numerics.rounding import RoundingBound
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient
-from opsmith.checking.samples.cases import NARROW, short
-from opsmith.checking.samples.grad_outputs import Probe
-from opsmith.checking.samples.perturb import nudged
+from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
+from opsmith.checking.samples.grad_outputs import GradOutputs
+from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.subject import NUDGES, Subject
-from opsmith.core.calls import tensors_in
+from opsmith.core.call_arguments import tensors_in
 from opsmith.torch_library import capabilities
 
 DRAWS = 16
-"""At most: one is enough that shows it. Of four, all look alike once in a hundred times."""
+"""Largest number of perturbations: one that shows rounding is enough. Of four, all are alike once in a
+hundred times."""
 
 KEPT = 0.75
-"""The share of the dtype's digits that must be right: what computes in a narrower dtype has fewer."""
+"""Share of the dtype's digits that must be right: a computation in a lower precision has fewer."""
 
 MOVED = 0.5
-"""They move by half of the digits: less may not change how a number near one is rounded."""
+"""Exponent of the perturbation: half of the digits. A smaller one may not change how a number near one is
+rounded."""
 
 AGAIN = 4.0
-"""How many times one of these errors that of another dtype may be: there are few of them."""
+"""Largest ratio of the error in another dtype to one of the few measured errors."""
 
 ROUGH = 0.5
-"""What part of the error is another one then, at least once."""
+"""Share of the error that must change at least once."""
 
 
-def only_rounding(
+def is_only_rounding(
     right: RightGradient,
     place: int,
     subset: tuple[int, ...],
-    probe: Probe,
+    probe: GradOutputs,
     got: Tensor,
-    bound: Bound,
+    bound: RoundingBound,
     difference: Difference,
 ) -> bool:
-    """Whether an element of a gradient is off by rounding alone.
+    """Report whether an element of a gradient is off by rounding alone.
 
-    In float64 its error has to be tiny and rough; in another dtype, as much larger than the operator's error
-    in float64 as the dtype is coarser.
+    In float64 its error must be tiny, and change when the inputs are perturbed. In another dtype it must
+    exceed the operator's error in float64 by no more than the ratio of the eps.
 
     Args:
-        right: The right gradients, which finite differences bear out.
-        place: The input.
-        subset: The inputs that required a gradient.
-        probe: What came in.
+        right: Right gradients, which finite differences confirm.
+        place: Position of the input.
+        subset: Positions of the inputs that required a gradient.
+        probe: The grad_outputs.
         got: The gradient.
-        bound: What it may be.
+        bound: Its bound.
         difference: Its worst element.
     """
     dtype = got.dtype.to_real() if got.is_complex() else got.dtype
@@ -82,45 +83,46 @@ def _errors(
     right: RightGradient,
     place: int,
     subset: tuple[int, ...],
-    probe: Probe,
+    probe: GradOutputs,
     device: torch.device,
     index: tuple[int, ...],
 ) -> Iterator[complex]:
-    """The errors of one element in float64, each with other inputs that differ by little."""
+    """Yield the errors of one element in float64, each on inputs perturbed differently."""
     generator = right.subject.generator(NUDGES)
     step = torch.finfo(torch.float64).eps ** MOVED
     for _ in range(DRAWS):
-        flat = [nudged(value, step, generator) for value in right.sample.at(torch.float64, device)]
-        grads = [nudged(grad, step, generator) for grad in probe.at(torch.float64, device)]
+        flat = [perturbed(value, step, generator) for value in right.sample.at(torch.float64, device)]
+        grads = [perturbed(grad, step, generator) for grad in probe.at(torch.float64, device)]
         found = vjp(partial(right.subject.call, right.sample), [*map(replica, flat)], subset, grads)
         answer = None if found is None else found[subset.index(place)]
         if answer is None:
             return
         values = [replica(each, device=torch.device("cpu")) for each in flat]
-        incoming = [replica(each, device=torch.device("cpu")) for each in grads]
-        truth = right.by_reference(values, incoming)[right.places.index(place)]
+        grad_outputs = [replica(each, device=torch.device("cpu")) for each in grads]
+        truth = right.by_reference(values, grad_outputs)[right.places.index(place)]
         yield complex((answer.detach().cpu() - truth)[index])
 
 
-FEWER = (torch.float32, *NARROW)
+FEWER = (torch.float32, *LOW_PRECISION)
+"""dtypes of lower precision than float64."""
 PARTS = 16
-"""Multiples of one over this are the same in every dtype."""
+"""Multiples of one over this are exact in every dtype."""
 
 
-def narrow_operand(compute: Callable[[], Any], *, mixed: bool = True) -> str | None:
-    """The first operation that takes a tensor of fewer digits than float64 has, and what it takes.
+def low_precision_operand(compute: Callable[[], Any], *, mixed: bool = True) -> str | None:
+    """Find the first operation that takes a tensor of lower precision than float64.
 
-    Whole numbers, halves and quarters, as in a mask, lose nothing and do not count.
+    Numbers that every dtype represents exactly, as in a mask, do not count.
 
     Args:
-        compute: Computes in float64.
-        mixed: Whether it has to take one of float64 as well.
+        compute: Computation in float64.
+        mixed: If True, the operation must also take a tensor of float64.
 
     Example:
         >>> x = torch.ones(2, dtype=torch.float64)
-        >>> narrow_operand(lambda: x * torch.full((2,), 0.1))
+        >>> low_precision_operand(lambda: x * torch.full((2,), 0.1))
         'aten.mul.Tensor takes float32 beside float64'
-        >>> narrow_operand(lambda: x * 0.1)
+        >>> low_precision_operand(lambda: x * 0.1)
     """
     found: list[str] = []
 
@@ -131,9 +133,9 @@ def narrow_operand(compute: Callable[[], Any], *, mixed: bool = True) -> str | N
             return
         for each in tensors:
             if each.dtype in FEWER and _rounded(each):
-                found[:] = [f"{operator} takes {short(each.dtype)}{' beside float64' * bool(wide)}"]
+                found[:] = [f"{operator} takes {dtype_name(each.dtype)}{' beside float64' * bool(wide)}"]
 
-    with capabilities.watching(lambda operator, kwargs: None, given):
+    with capabilities.observe_operators(lambda operator, kwargs: None, given):
         compute()
     return found[0] if found else None
 
@@ -142,24 +144,28 @@ def _rounded(tensor: Tensor) -> bool:
     return bool((tensor.detach().double() * PARTS).frac().any())
 
 
-def only_in_backward(subject: Subject, sample: Sample, places: Sequence[int], probe: Probe) -> str | None:
-    """The operation by which the backward, and not the forward, mixes in fewer digits; None for none.
+def low_precision_in_backward(
+    subject: Subject, sample: Sample, places: Sequence[int], probe: GradOutputs
+) -> str | None:
+    """Find the operation by which the backward, but not the forward, loses precision; None for none.
 
     Args:
-        subject: What is under check.
-        sample: The sample, which is run in float64.
-        places: The inputs that require a gradient.
-        probe: What comes in.
+        subject: The checked operator.
+        sample: The sample, run in float64.
+        places: Positions of the inputs that require a gradient.
+        probe: The grad_outputs.
     """
     flat = sample.at(torch.float64)
     for place in places:
         flat[place].requires_grad_()
     results: list[Any] = []
     with torch.enable_grad():
-        if narrow_operand(lambda: results.extend(subject.call(sample, flat)), mixed=False) is not None:
+        if low_precision_operand(lambda: results.extend(subject.call(sample, flat)), mixed=False) is not None:
             return None
     grads = probe.at(torch.float64, torch.device("cpu"))
-    pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and with_gradient(r)]
+    pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and has_gradient(r)]
     inputs = [flat[place] for place in places]
-    outputs, incoming = [result for result, _ in pairs], [grad for _, grad in pairs]
-    return narrow_operand(partial(torch.autograd.grad, outputs, inputs, incoming, allow_unused=True))
+    outputs, grad_outputs = [result for result, _ in pairs], [grad for _, grad in pairs]
+    return low_precision_operand(
+        partial(torch.autograd.grad, outputs, inputs, grad_outputs, allow_unused=True)
+    )

@@ -1,8 +1,18 @@
-"""Where two tensors differ most, and what they look like there."""
+"""Closeness of tensors: one rule with its bound, and the difference to report where it does not hold.
+
+Two elements agree where they are the same (nan is the same as nan), or where they are apart by a finite
+distance that is no larger than the bound of that element (`is_close`). The bound is a value, of one of three
+kinds:
+
+- the rounding of a dtype, from the conditioning of a function: `rounding.RoundingBound`;
+- the measured noise of finite differences: `finite_differences.NumericalGradient`, or the tolerance of
+  gradcheck;
+- a share of the largest element (`share_of_largest`): for two runs of one computation, and for hypotheses.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,24 +20,133 @@ from torch import Tensor
 
 from opsmith.checking.samples.sample import is_inexact
 
+
+def is_same(got: Tensor, right: Tensor) -> Tensor:
+    """Mark the elements that are equal, or both nan."""
+    return (got == right) | ((got != got) & (right != right))
+
+
+def is_close(got: Tensor, right: Tensor, bound: Tensor | float) -> Tensor:
+    """Mark the elements that agree: the same, or a finite distance apart that the bound allows.
+
+    Args:
+        got: The computed tensor; floating or complex.
+        right: The right one, of the same shape or one that broadcasts to it.
+        bound: The largest distance of each element, or of all.
+
+    Example:
+        >>> is_close(torch.tensor([1.0, torch.inf, torch.nan]), torch.tensor([1.1, 0.0, torch.nan]), 0.2)
+        tensor([ True, False,  True])
+    """
+    distance = (got - right).abs().to(torch.float64)
+    return is_same(got, right) | (distance.isfinite() & (distance <= bound))
+
+
+def all_close(got: Tensor, right: Tensor, bound: Tensor | float) -> bool:
+    """Report whether two tensors have the same shape and every element agrees."""
+    return got.shape == right.shape and bool(is_close(got, right, bound).all())
+
+
+def share_of_largest(share: float, *tensors: Tensor) -> float:
+    """Compute the bound that is a share of the largest finite element of some tensors.
+
+    Example:
+        >>> share_of_largest(0.5, torch.tensor([1.0, -4.0]), torch.tensor([torch.inf]))
+        2.0
+    """
+    return share * max(map(largest_magnitude, tensors))
+
+
+def agree_to_share(got: Tensor, right: Tensor, share: float) -> bool:
+    """Report whether two tensors are finite and agree to a share of the largest element of either."""
+    finite = bool(got.isfinite().all()) and bool(right.isfinite().all())
+    return finite and all_close(got, right, share_of_largest(share, right, got))
+
+
+def within_rounding(one: Tensor, other: Tensor) -> bool:
+    """Report whether rounding explains a difference: finite numbers agree to half of the dtype's digits.
+
+    Numbers that are not finite must be the same.
+    """
+    if not is_inexact(one) or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    odd = ~(one.isfinite() & other.isfinite())
+    if not bool(is_same(one[odd], other[odd]).all()):
+        return False
+    half = torch.finfo(one.dtype).eps ** 0.5
+    return agree_to_share(other.masked_fill(odd, 0), one.masked_fill(odd, 0), half)
+
+
+def differ_beyond_rounding(one: Tensor | None, other: Tensor | None) -> bool:
+    """Report whether two tensors differ by more than rounding; nan equals nan, and None equals None.
+
+    Example:
+        >>> differ_beyond_rounding(torch.tensor(0.1) * 3, torch.tensor(0.3))
+        False
+        >>> differ_beyond_rounding(torch.tensor(1), torch.tensor(2))
+        True
+    """
+    if one is None or other is None:
+        return one is not other
+    if same_bits(one, other):
+        return False
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return True
+    return exact_difference(other, one) is not None and not within_rounding(one, other)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Report whether two tensors are equal bit for bit: nan equals nan, and -0.0 differs from 0.0.
+
+    Example:
+        >>> same_bits(torch.tensor(0.0), torch.tensor(-0.0))
+        False
+    """
+    if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+        return False
+    if not (one.is_floating_point() or one.is_complex()):
+        return torch.equal(one, other)
+    return torch.equal(as_bytes(one), as_bytes(other))
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Return the elements of a tensor as one row of bytes."""
+    plain = tensor.detach().resolve_conj().resolve_neg().flatten()
+    # A single element counts as contiguous with any stride, and a view as bytes needs a stride of 1.
+    return plain.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+def largest_magnitude(tensor: Tensor) -> float:
+    """Return the largest absolute value of a finite element; 0 where there is none."""
+    sizes = tensor.detach().abs()
+    sizes = sizes[sizes.isfinite()]
+    return float(sizes.max()) if sizes.numel() else 0.0
+
+
+def in_double(tensor: Tensor) -> Tensor:
+    """Return a tensor on the CPU, in float64 or complex128, detached from autograd."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    return plain.to(torch.complex128 if plain.is_complex() else torch.float64)
+
+
 FAR = 1e15
-"""Beyond so many units no digit is right, and how many there are says nothing."""
+"""Number of units from which on no digit is right, so that the exact number means nothing."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The element at which a tensor is furthest from what it should be.
+    """The element of a tensor that is furthest from its right value.
 
     Args:
-        index: Place of the element.
+        index: Index of the element.
         got: Its value.
         expected: The right value.
-        wrong: How many elements are outside the bound.
-        total: How many elements there are.
-        units: Distance, in units; None for exact values.
-        allowed: How many units would have been right.
-        unit: What the units are.
-        form: In what the whole tensors differ, where no element of the one belongs to one of the other.
+        wrong: Number of elements outside the bound.
+        total: Number of elements.
+        units: Distance in units; None for exact values.
+        allowed: Distance in units that the bound allows.
+        unit: Name of the unit.
+        form: Description of a difference of whole tensors, where elements cannot be compared.
     """
 
     index: tuple[int, ...]
@@ -45,11 +164,11 @@ class Difference:
             return self.form
         place = f"at {list(self.index)} " if self.index else ""
         count = f"; {self.wrong} of {self.total} elements are wrong" if self.total > 1 else ""
-        got, expected = _told_apart(self.got, self.expected)
+        got, expected = _distinct_texts(self.got, self.expected)
         return f"{place}it is {got} where {expected} is right{count}"
 
     def evidence(self) -> dict[str, Any]:
-        """The difference as a report keeps it."""
+        """Return the difference as evidence of a failure."""
         if self.form:
             return {"form": self.form}
         found: dict[str, Any] = {
@@ -65,66 +184,61 @@ class Difference:
         return found
 
 
-def largest(got: Tensor, expected: Tensor, unit: Tensor, allowed: float, judged: Tensor) -> Difference | None:
-    """The element furthest outside its bound; None where all are inside.
+def worst_difference(
+    got: Tensor,
+    expected: Tensor,
+    unit: Tensor,
+    allowed: float = 1.0,
+    judged: Tensor | None = None,
+    name: str = "rounding units",
+) -> Difference | None:
+    """Find the element furthest outside its bound; None where all agree.
 
     Args:
-        got: What came.
-        expected: What is right, of the same shape.
-        unit: Rounding unit of each element.
-        allowed: How many units an element may be off.
-        judged: Elements that count.
+        got: The computed tensor.
+        expected: The right one, of the same shape.
+        unit: Unit of each element's distance.
+        allowed: Number of units that an element may be off; with `unit` the bound of the rule.
+        judged: Mask of the elements that count; all by default.
+        name: Name of the unit.
     """
     mine = got.detach().to(expected.dtype)
-    distance = (mine - expected).abs() / unit
-    # What is no number compares by being the same; so does an infinity that the narrower dtype has made.
-    rounded = expected.to(got.dtype).to(expected.dtype)
-    same = (mine == rounded) | (mine == expected) | (mine.isnan() & expected.isnan())
-    distance = torch.where(same, 0.0, distance.nan_to_num(float("inf"), float("inf")))
-    distance = torch.where(judged, distance, 0.0)
-    wrong = distance > allowed
+    # An infinity that the coarser dtype makes of a right number is right.
+    close = is_close(mine, expected, allowed * unit) | (mine == expected.to(got.dtype).to(expected.dtype))
+    wrong = ~close if judged is None else judged & ~close
     if not wrong.any():
         return None
-    index = _place(distance)
-    return Difference(
-        index,
-        got.detach()[index].item(),
-        expected[index].item(),
-        int(wrong.sum()),
-        got.numel(),
-        float(distance[index]),
-        allowed,
-    )
+    units = ((mine - expected).abs() / unit).nan_to_num(float("inf"), float("inf"))
+    index = _index_of_largest(torch.where(wrong, units, 0.0))
+    value = got.detach()[index].item()
+    right, count = expected[index].item(), int(wrong.sum())
+    return Difference(index, value, right, count, got.numel(), float(units[index]), allowed, name)
 
 
-def off_gradcheck(got: Tensor, expected: Tensor) -> Difference | None:
-    """The element furthest outside the tolerances of `torch.autograd.gradcheck`, for finite differences."""
-    tolerance = 1e-5 + 1e-3 * expected.abs()
-    found = largest(got, expected, tolerance, 1.0, torch.ones_like(tolerance, dtype=torch.bool))
-    return None if found is None else replace(found, unit="tolerances of gradcheck")
+def gradcheck_difference(got: Tensor, expected: Tensor) -> Difference | None:
+    """Find the worst element by the tolerances of `torch.autograd.gradcheck`, for finite differences."""
+    return worst_difference(got, expected, 1e-5 + 1e-3 * expected.abs(), name="tolerances of gradcheck")
 
 
-def off_linear(got: Tensor, expected: Tensor, size: float, tolerated: float) -> Difference | None:
-    """The element furthest from a sum of others, if it is off by more than a part of the largest summand.
+def linearity_difference(got: Tensor, expected: Tensor, size: float, share: float) -> Difference | None:
+    """Find the worst element of a sum, if it is off by more than a share of the largest summand.
 
     Args:
-        got: What came, in float64.
-        expected: The sum, of the same shape.
+        got: The computed sum, in float64.
+        expected: The right sum, of the same shape.
         size: Size of the largest summand.
-        tolerated: That part.
+        share: Share of it that an element may be off.
     """
-    tolerance = torch.full(expected.shape, tolerated * size, dtype=torch.float64)
-    tolerance = tolerance.to(expected.device) + torch.finfo(torch.float64).tiny
-    found = largest(got, expected, tolerance, 1.0, torch.ones_like(tolerance, dtype=torch.bool))
-    return None if found is None else replace(found, unit="tolerances")
+    unit = torch.full(expected.shape, share * size, dtype=torch.float64).to(expected.device)
+    return worst_difference(got, expected, unit + torch.finfo(torch.float64).tiny, name="tolerances")
 
 
-def unequal(got: Tensor, *right: Tensor) -> Difference | None:
-    """The first element that is exactly none of the right ones, or another shape; nan equals nan.
+def exact_difference(got: Tensor, *right: Tensor) -> Difference | None:
+    """Find the first element that equals none of the right ones, or a difference of shape; nan equals nan.
 
     Args:
-        got: What came.
-        *right: What is right, and what is as good.
+        got: The computed tensor.
+        *right: The right tensor, and others that are as good.
     """
     mine = got.detach()
     if any(each.shape != mine.shape for each in right):
@@ -132,18 +246,50 @@ def unequal(got: Tensor, *right: Tensor) -> Difference | None:
         return Difference((), mine.numel(), right[0].numel(), mine.numel(), mine.numel(), form=form)
     same = torch.zeros(mine.shape, dtype=torch.bool, device=mine.device)
     for each in right:
-        theirs = each.detach().to(mine.device)
-        same |= (mine == theirs) | ((mine != mine) & (theirs != theirs))
+        same |= is_same(mine, each.detach().to(mine.device))
     if same.all():
         return None
-    index = _place(~same)
+    index = _index_of_largest(~same)
     return Difference(index, mine[index].item(), right[0][index].item(), int((~same).sum()), got.numel())
 
 
-def form_fault(got: Tensor, expected: Tensor, *, strides: bool) -> tuple[str, str, str] | None:
-    """In what two tensors differ but for values, what came, and what is expected.
+def _index_of_largest(score: Tensor) -> tuple[int, ...]:
+    position = score.to(torch.float64).argmax()
+    return tuple(int(i) for i in torch.unravel_index(position, score.shape)) if score.dim() else ()
 
-    It is the `shape`, the `dtype`, the `device`, the `layout`, or the `stride`, the first of these.
+
+def _distinct_texts(
+    one: complex | float | int | bool, other: complex | float | int | bool
+) -> tuple[str, str]:
+    """Format two numbers with as many digits as make them differ, six at least."""
+    digits = next((d for d in (6, 9, 12) if _number(one, d) != _number(other, d)), 17)
+    return _number(one, digits), _number(other, digits)
+
+
+def _number(value: complex | float | int | bool, digits: int) -> str:
+    return f"{value:.{digits}g}" if isinstance(value, float | complex) else str(value)
+
+
+def describe_difference(one: Tensor | None, other: Tensor | None) -> str:
+    """Describe the difference of a tensor from the right one.
+
+    Args:
+        one: The right one.
+        other: The computed one.
+    """
+    if one is None or other is None:
+        return "there is none (None)" if other is None else "there is one where there was none"
+    if one.shape != other.shape:
+        return f"its shape is {list(other.shape)} where {list(one.shape)} is right"
+    if one.dtype != other.dtype:
+        return f"its dtype is {other.dtype} where {one.dtype} is right"
+    return str(exact_difference(other, one))
+
+
+def metadata_difference(got: Tensor, expected: Tensor, *, strides: bool) -> tuple[str, str, str] | None:
+    """Find the first difference of two tensors apart from values: its name, and what each tensor has.
+
+    The names are `shape`, `dtype`, `device`, `layout` and `stride`.
     """
     if got.shape != expected.shape:
         return "shape", str(list(got.shape)), str(list(expected.shape))
@@ -153,79 +299,21 @@ def form_fault(got: Tensor, expected: Tensor, *, strides: bool) -> tuple[str, st
         return "device", str(got.device), str(expected.device)
     if got.layout != expected.layout:
         return "layout", str(got.layout), str(expected.layout)
-    if strides and _walked(got) != _walked(expected):
+    if strides and _relevant_strides(got) != _relevant_strides(expected):
         return "stride", str(list(got.stride())), str(list(expected.stride()))
     return None
 
 
-def _walked(tensor: Tensor) -> list[int]:
-    """The strides that say where elements lie: none for an empty tensor, none for a dimension of one."""
+def _relevant_strides(tensor: Tensor) -> list[int]:
+    """Return the strides that place elements: none for an empty tensor, none for a dimension of size one."""
     if not tensor.numel():
         return []
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
 
 
-def _place(score: Tensor) -> tuple[int, ...]:
-    position = score.to(torch.float64).argmax()
-    return tuple(int(i) for i in torch.unravel_index(position, score.shape)) if score.dim() else ()
-
-
-def _told_apart(one: complex | float | int | bool, other: complex | float | int | bool) -> tuple[str, str]:
-    """Two numbers with as many digits as tell them apart, six at least."""
-    digits = next((d for d in (6, 9, 12) if _number(one, d) != _number(other, d)), 17)
-    return _number(one, digits), _number(other, digits)
-
-
-def _number(value: complex | float | int | bool, digits: int) -> str:
-    return f"{value:.{digits}g}" if isinstance(value, float | complex) else str(value)
-
-
-def differ(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two tensors differ by more than rounding; nan equals nan, and nothing is only like nothing.
-
-    Example:
-        >>> differ(torch.tensor(0.1) * 3, torch.tensor(0.3)), differ(torch.tensor(1), torch.tensor(2))
-        (False, True)
-    """
-    if one is None or other is None:
-        return one is not other
-    if same_bits(one, other):
-        return False
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return True
-    return unequal(other, one) is not None and not by_rounding(one, other)
-
-
-def by_rounding(one: Tensor, other: Tensor) -> bool:
-    """Whether rounding explains a difference: finite numbers are alike, and the others the same."""
-    if not is_inexact(one) or one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    odd = ~(one.isfinite() & other.isfinite())
-    if bool(odd.any()) and unequal(other[odd], one[odd]) is not None:
-        return False
-    coarse = torch.finfo(one.dtype).eps ** 0.5
-    return alike(other.masked_fill(odd, 0), one.masked_fill(odd, 0), coarse)
-
-
-def what_differs(one: Tensor | None, other: Tensor | None) -> str:
-    """In what a tensor differs from the right one, in words.
-
-    Args:
-        one: The right one.
-        other: What came.
-    """
-    if one is None or other is None:
-        return "there is none (None)" if other is None else "there is one where there was none"
-    if one.shape != other.shape:
-        return f"its shape is {list(other.shape)} where {list(one.shape)} is right"
-    if one.dtype != other.dtype:
-        return f"its dtype is {other.dtype} where {one.dtype} is right"
-    return str(unequal(other, one))
-
-
 @dataclass(frozen=True)
-class Kept:
-    """A tensor, and its bits as they were.
+class SavedBits:
+    """A tensor with a copy of its bits, to detect writes.
 
     Args:
         tensor: The tensor.
@@ -236,59 +324,18 @@ class Kept:
     before: Tensor
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Kept:
-        """Keep the bits that a tensor has now."""
+    def of(cls, tensor: Tensor) -> SavedBits:
+        """Copy the bits that a tensor has now."""
         return cls(tensor, tensor.detach().clone())
 
     def written(self) -> str | None:
-        """What was written since, in words; None where every bit is as it was."""
+        """Describe what was written since; None where every bit is as it was."""
         now = self.tensor.detach()
         if same_bits(now, self.before):
             return None
-        return written_words(unequal(now, self.before))
+        return describe_write(exact_difference(now, self.before))
 
 
-def written_words(difference: Difference | None) -> str:
-    """A difference in words; without one, the bits differ where the numbers are equal: -0.0, or a nan."""
+def describe_write(difference: Difference | None) -> str:
+    """Describe a write; without a difference of numbers the bits differ: -0.0, or another nan."""
     return str(difference) if difference is not None else "other bits for the same numbers (-0.0, or a nan)"
-
-
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same, bit for bit: nan equals nan, and -0.0 is not 0.0.
-
-    Example:
-        >>> same_bits(torch.tensor(0.0), torch.tensor(-0.0))
-        False
-    """
-    if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
-        return False
-    if not (one.is_floating_point() or one.is_complex()):
-        return torch.equal(one, other)
-    return torch.equal(_bytes(one), _bytes(other))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    plain = tensor.detach().resolve_conj().resolve_neg().flatten()
-    # Even of what counts as contiguous, a single element can have any stride.
-    return plain.clone(memory_format=torch.contiguous_format).view(torch.uint8)
-
-
-def alike(got: Tensor, expected: Tensor, coarse: float) -> bool:
-    """Whether two tensors agree to a fraction `coarse` of the largest element."""
-    if got.shape != expected.shape or not (bool(got.isfinite().all()) and bool(expected.isfinite().all())):
-        return False
-    largest = max(peak(expected), peak(got))
-    return peak(got - expected) <= coarse * largest
-
-
-def peak(tensor: Tensor) -> float:
-    """The largest size of a finite element; 0 where there is none."""
-    sizes = tensor.detach().abs()
-    sizes = sizes[sizes.isfinite()]
-    return float(sizes.max()) if sizes.numel() else 0.0
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """A tensor on the CPU, in float64 or complex128, apart from autograd."""
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-    return plain.to(torch.complex128 if plain.is_complex() else torch.float64)

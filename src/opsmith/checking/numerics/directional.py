@@ -1,4 +1,4 @@
-"""A function seen from one of its arguments: how far its weighed results move when that argument is moved."""
+"""A function of one of its arguments: the change of its weighted results when that argument moves."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from opsmith.checking.numerics.autodiff import Results
 from opsmith.checking.samples.sample import is_inexact
 
 
-class Line:
-    """The results of a function times their incoming gradients, element by element, as one argument moves.
+class DirectionalFunction:
+    """Results of a function times their grad_outputs, element by element, as one argument moves.
 
-    Complex numbers are pairs of real ones here, so that a *coordinate* is an element, or one axis of it. The
-    sum of the weighed results is then the loss whose gradient torch's backward gives. Results are subtracted
-    before they are summed: those that a coordinate does not reach cancel to the last bit, without rounding.
+    Complex numbers are pairs of real ones here, so that a *coordinate* is an element, or one part of it. The
+    sum of the weighted results is the loss whose gradient torch's backward gives. Results are subtracted
+    before they are summed: those that do not depend on a coordinate cancel exactly.
 
     Args:
-        function: Takes flat arguments.
+        function: Function of flat arguments.
         flat: Arguments.
-        place: Which of them moves.
-        grads: Gradient of each result, None where there is none.
+        place: Position of the argument that moves.
+        grads: grad_output of each result; None where there is none.
     """
 
     def __init__(
@@ -51,42 +51,42 @@ class Line:
         self._weights = _joined([weight for _, _, weight, _ in kept])
         self._steady = bool(self._values.isfinite().all())
         self.has_nan = bool(self._values.isnan().any())
-        """Whether a result is nan at the point itself: through it, nan flows into gradients."""
+        """True if a result is nan at the point itself: then nan flows into gradients."""
         self.weighed = (self._values * self._weights).nan_to_num(0.0, 0.0, 0.0)
-        """The weighed results at the point itself; 0 where they are not finite."""
+        """Weighted results at the point itself; 0 where they are not finite."""
         self.rounding = _joined([torch.full_like(v, torch.finfo(dtype).eps / 2) for _, v, _, dtype in kept])
-        """Half of an eps of each weighed result's dtype."""
+        """Half of the eps of each weighted result's dtype."""
         self.unit = float(torch.finfo(self._start.dtype).eps) / 2
         sizes = self._start.abs().double().reshape(-1).nan_to_num(0.0, 0.0, 0.0)
         self.sizes = sizes.repeat_interleave(2) if self._start.is_complex() else sizes
-        """The absolute value of the element that each coordinate belongs to; 0 where it is not finite."""
+        """Absolute value of the element that each coordinate belongs to; 0 where it is not finite."""
 
     @cached_property
     def usual(self) -> float:
-        """The size of the argument's elements: the median of those that are not tiny; 1 where all are."""
+        """Typical size of the argument's elements: the median of those that are not tiny; 1 where all are."""
         present = self.sizes[self.sizes > torch.finfo(self._numbers.dtype).tiny ** 0.5]
         return float(present.median()) if present.numel() else 1.0
 
     def direction(self, generator: torch.Generator) -> Tensor:
-        """A move of every coordinate, up or down, by its element's size; by the usual one where that is 0."""
+        """Draw a move of every coordinate by its element's size, or by the usual one where that is 0."""
         sizes = torch.where(self.sizes > 0, self.sizes, self.usual)
         return sizes * (torch.randint(0, 2, sizes.shape, generator=generator, dtype=torch.float64) * 2 - 1)
 
     def along(self, direction: Tensor, step: float) -> Tensor:
-        """How far each weighed result moves, when every coordinate is moved by a step of its own."""
+        """Compute the change of each weighted result when every coordinate makes its own step."""
         return self._moved((self.coordinates + step * direction).to(self._numbers.dtype))
 
     def at(self, coordinate: int, step: float) -> tuple[float, Tensor]:
-        """How far a coordinate moved, after rounding, and how far each weighed result did."""
+        """Move a coordinate: the distance after rounding, and the change of each weighted result."""
         moved = self._numbers.clone()
         moved[coordinate] += step
         return float(moved[coordinate].double() - self.coordinates[coordinate]), self._moved(moved)
 
-    def shifted(self, by: Tensor) -> Line:
-        """The same function seen from another point."""
+    def shifted(self, by: Tensor) -> DirectionalFunction:
+        """Return the same function at another point."""
         flat = list(self._flat)
         flat[self._place] = self._shaped((self.coordinates + by).to(self._numbers.dtype))
-        return Line(self._function, flat, self._place, self._grads)
+        return DirectionalFunction(self._function, flat, self._place, self._grads)
 
     def _shaped(self, row: Tensor) -> Tensor:
         numbers = torch.view_as_complex(row.view(-1, 2)) if self._start.is_complex() else row
@@ -95,14 +95,14 @@ class Line:
     def _moved(self, moved: Tensor) -> Tensor:
         try:
             results = self._results(self._shaped(moved))
-        except Exception:  # what it rejects lies outside of where it is defined: a step that tells nothing
+        except Exception:  # outside of its domain: no information
             return torch.full_like(self._values, torch.nan)
         numbers = [coordinates(results[position]).double() for position in self._kept]
-        if [each.numel() for each in numbers] != self._counts:  # as of `x[x > 0]`: a jump, told by no step
+        if [each.numel() for each in numbers] != self._counts:  # as of `x[x > 0]`: a jump
             return torch.full_like(self._values, torch.nan)
         after = _joined(numbers)
         moves = after - self._values
-        if not self._steady:  # inf and nan that stay what they are do not move
+        if not self._steady:  # an unchanged inf or nan does not move
             moves[(after == self._values) | (after.isnan() & self._values.isnan())] = 0.0
         return moves * self._weights
 
@@ -124,12 +124,12 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Some values of a list in one row; complex numbers are pairs of real ones.
+class PackedTensors:
+    """Some values of a list packed into one row of numbers; complex numbers are pairs of real ones.
 
     Args:
         values: The values.
-        places: Which of them lie in the row.
+        places: Positions of the values in the row.
     """
 
     values: Sequence[Any]
@@ -137,26 +137,26 @@ class Packed:
 
     @cached_property
     def row(self) -> Tensor:
-        """The row."""
+        """The packed numbers."""
         return torch.cat([coordinates(self.values[place]) for place in self.places])
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """How many numbers each place has in it."""
+        """Count of numbers of each packed value."""
         return tuple(coordinates(self.values[place]).numel() for place in self.places)
 
     def unpacked(self, row: Tensor) -> list[Any]:
-        """The values, those of the places from a row."""
+        """Return the values, with the packed ones taken from a row."""
         values = list(self.values)
         for place, piece in zip(self.places, row.split(self.sizes), strict=True):
             like = values[place]
-            own = piece.clone()  # a part of a row begins inside of its memory, and layouts are another matter
+            own = piece.clone()  # a slice of a row would have an offset into its memory
             shaped = torch.view_as_complex(own.view(-1, 2)) if like.is_complex() else own
             values[place] = shaped.view(like.shape)
         return values
 
     def place_of(self, position: int) -> tuple[int, int]:
-        """The place that a number of the row belongs to, and where it stands there."""
+        """Return the position of the value that a number of the row belongs to, and its index there."""
         for place, size in zip(self.places, self.sizes, strict=True):
             if position < size:
                 return place, position
@@ -165,6 +165,6 @@ class Packed:
 
 
 def coordinates(tensor: Tensor) -> Tensor:
-    """A tensor's numbers in a row, complex ones as pairs."""
+    """Return the numbers of a tensor in a row, complex ones as pairs."""
     plain = tensor.detach()
     return (torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain).reshape(-1)

@@ -1,4 +1,4 @@
-"""The gradient of a function by one of its arguments, from differences alone, each element with its error."""
+"""The gradient with respect to one argument, from differences, with an error for each element."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from torch import Tensor
 
 from opsmith.checking.numerics.autodiff import Results
 from opsmith.checking.numerics.compare import Difference
-from opsmith.checking.numerics.directional import Line
-from opsmith.checking.numerics.noise import Noise, SecondLook, noise_of
-from opsmith.checking.numerics.rounding import LIBRARY, SUMMATION
+from opsmith.checking.numerics.directional import DirectionalFunction
+from opsmith.checking.numerics.noise import Noise, SecondEstimate, noise_of
+from opsmith.checking.numerics.rounding import LIBRARY, allowed_roundings
 from opsmith.checking.numerics.slope import Slope, slope
 
 GOAL = 1e-6
-"""Relative error at which differences are good enough, where the function's noise allows it; less is not
-claimed, since functions of libraries, such as `polygamma`, need not be better."""
+"""Relative error at which differences are good enough, where the noise allows it. Less is not claimed, since
+library functions such as `polygamma` need not be more exact."""
 
 FINER = 8
-"""How often a step is divided by 8 where differences do not settle."""
+"""Number of times that a step is divided by 8 where differences do not settle."""
 
 
-Doubts = Callable[[int, float], bool]
+Excuses = Callable[[int, float], bool]
 
 
 @dataclass(frozen=True)
-class Along:
+class DirectionalDerivative:
     """The derivative along one random direction.
 
     Args:
-        direction: How each coordinate moves.
-        value: The derivative of the sum of the weighed results.
-        error: How far from that the right one may lie.
+        direction: Move of each coordinate.
+        value: Derivative of the sum of the weighted results.
+        error: Bound of its error.
     """
 
     direction: Tensor
@@ -45,53 +45,54 @@ class Along:
 
 @dataclass(frozen=True)
 class NumericalGradient:
-    """What differences say about the gradient by one argument, in torch's convention for complex ones.
+    """The gradient of one argument from differences, in torch's convention for complex numbers.
 
     Args:
-        values: The gradient, in float64 or complex128; nan where it was not looked at.
-        errors: How far from `values` the right gradient may lie, for each coordinate (of a complex tensor,
-            for real and imaginary parts, in a last dimension of 2); infinite where it cannot be told.
-        rounding: How far a right gradient may be off by its own rounding, for each coordinate.
-        looked: Coordinates that were moved one at a time.
+        values: The gradient, in float64 or complex128; nan where it was not estimated.
+        errors: Distance from `values` within which the right gradient lies, for each coordinate (of a complex
+            tensor, for real and imaginary parts, in a last dimension of 2); infinite where it is unknown.
+        rounding: Rounding error that a right gradient may have, for each coordinate.
+        estimated: Coordinates that were moved one at a time.
         left: At a kink, the derivative from below, for each coordinate; else nan. Where only one side has a
             derivative, as at the edge of a domain, the other is nan.
         right: The derivative from above, likewise.
         along: Derivatives along random directions, where not every element was moved.
-        doubts: Takes a second look at a coordinate whose answer differs: whether it may be right after all.
-        beside_nan: Whether a result is nan, so that a gradient may be, too.
-        precision: The precision that the function was seen to compute in: half of its eps.
+        excuses: Makes a second estimate of a coordinate where a gradient differs: True if the gradient may be
+            right after all.
+        has_nan_results: True if a result is nan, so that a gradient may be nan too.
+        precision: Measured precision of the function: half of its eps.
     """
 
     values: Tensor
     errors: Tensor
     rounding: Tensor
-    looked: Tensor
+    estimated: Tensor
     left: Tensor
     right: Tensor
-    along: tuple[Along, ...]
+    along: tuple[DirectionalDerivative, ...]
     precision: float
-    doubts: Doubts
-    beside_nan: bool = False
+    excuses: Excuses
+    has_nan_results: bool = False
 
     @property
-    def told(self) -> Tensor:
-        """Coordinates whose derivative is known."""
-        return self.looked & self.errors.isfinite()
+    def is_known(self) -> Tensor:
+        """Mask of the coordinates whose derivative is known."""
+        return self.estimated & self.errors.isfinite()
 
     @property
-    def tells(self) -> bool:
-        """Whether differences say anything, so that a gradient can be wrong."""
-        return bool(self.along) or bool((self.told | self._kinked).any())
+    def has_estimate(self) -> bool:
+        """True if any element or direction is known, so that a gradient can be judged."""
+        return bool(self.along) or bool((self.is_known | self._kinked).any())
 
     @property
     def known(self) -> Tensor:
-        """The gradient, with nan wherever differences do not tell it; at a kink, what lies in its middle."""
-        untold = _of_elements(~(self.told | self._kinked), self.values)
-        return self.values.masked_fill(untold, torch.nan)
+        """The gradient, with nan where it is unknown; at a kink, the middle of both sides."""
+        unknown = _of_elements(~(self.is_known | self._kinked), self.values)
+        return self.values.masked_fill(unknown, torch.nan)
 
     @property
     def kinks(self) -> Tensor:
-        """Elements at which both one-sided derivatives exist, and differ."""
+        """Mask of the elements at which both one-sided derivatives exist, and differ."""
         return _of_elements(self._kinked, self.values)
 
     @property
@@ -99,19 +100,19 @@ class NumericalGradient:
         return ~(self.left.isnan() | self.right.isnan())
 
     def wrong(self, got: Tensor | None) -> Tensor:
-        """Elements at which a gradient is wrong beyond doubt.
+        """Mark the elements at which a gradient is wrong beyond doubt.
 
-        At a kink it is wrong if it lies outside of what is between both one-sided derivatives. Where there is
+        At a kink it is wrong if it lies outside of the interval of both one-sided derivatives. Where there is
         no derivative, or noise hides it, nothing is wrong.
 
         Args:
-            got: The gradient, of the argument's shape; None stands for zeros.
+            got: Gradient, of the argument's shape; None stands for zeros.
         """
         mine = _coordinates(self._given(got))
         return _of_elements(self._confirmed(mine, self._units(mine)) > 1, self.values)
 
     def _units(self, mine: Tensor) -> Tensor:
-        """How far each coordinate of a gradient is off, in error bounds; 0 where nothing can be said."""
+        """Compute the distance of each coordinate in error bounds; 0 where the derivative is unknown."""
         bounds = self.errors + self.rounding
         off = (mine - _coordinates(self.values)).abs()
         low, high = torch.minimum(self.left, self.right), torch.maximum(self.left, self.right)
@@ -119,15 +120,17 @@ class NumericalGradient:
         kinked = self._kinked
         off = torch.where(kinked, outside, off)
         bounds = torch.where(kinked, KINK * (high - low) + self.rounding, bounds)
-        natural = mine.isfinite() | (mine.isnan() & self.beside_nan)
+        natural = mine.isfinite() | (mine.isnan() & self.has_nan_results)
         units = torch.where(natural, off / bounds, torch.inf)
-        return torch.where((self.told | kinked) & bounds.isfinite(), units.nan_to_num(0.0, torch.inf), 0.0)
+        return torch.where(
+            (self.is_known | kinked) & bounds.isfinite(), units.nan_to_num(0.0, torch.inf), 0.0
+        )
 
     def judge(self, got: Tensor | None) -> Difference | None:
-        """The element of a gradient that is furthest outside its bounds; None where none is wrong.
+        """Find the element of a gradient furthest outside its bounds; None where none is wrong.
 
         Args:
-            got: The gradient, of the argument's shape; None stands for zeros.
+            got: Gradient, of the argument's shape; None stands for zeros.
         """
         given = self._given(got)
         mine = _coordinates(given)
@@ -142,14 +145,14 @@ class NumericalGradient:
         return None
 
     def _confirmed(self, mine: Tensor, units: Tensor) -> Tensor:
-        """The same, without what a second look excuses; it ends where it confirms that some are wrong."""
+        """Set to 0 what a second estimate excuses; stops once it confirms that some elements are wrong."""
         units, numbers = units.clone(), mine.reshape(-1)
         found = units.view(-1)
         beyond = (found > 1).nonzero().view(-1)
         suspects = beyond[found[beyond].argsort(descending=True)].tolist()
         for start in range(0, len(suspects), SUSPECTS):
             some = suspects[start : start + SUSPECTS]
-            excused = [at for at in some if self.doubts(at, float(numbers[at]))]
+            excused = [at for at in some if self.excuses(at, float(numbers[at]))]
             found[excused] = 0.0
             if len(excused) < len(some):
                 break
@@ -163,7 +166,7 @@ class NumericalGradient:
             given[index].item(),
             self.values[index].item(),
             int((whole > 1).sum()),
-            int(_of_elements(self.looked, self.values).sum()),
+            int(_of_elements(self.estimated, self.values).sum()),
             float(whole[index]),
             1.0,
             _UNIT,
@@ -173,28 +176,28 @@ class NumericalGradient:
         zeros = torch.zeros_like(self.values)
         return zeros if got is None else got.detach().to(zeros.device, zeros.dtype)
 
-    def untold(self, label: str) -> str | None:
-        """How many elements could not be told, in words; None where all that were moved could be.
+    def describe_unknown(self, label: str) -> str | None:
+        """Describe the number of unknown elements; None where all estimated ones are known.
 
         Args:
-            label: How messages call the argument.
+            label: Name of the argument in messages.
         """
-        untold = self.looked & ~(self.told | self._kinked)
-        if not bool(untold.any()):
+        unknown = self.estimated & ~(self.is_known | self._kinked)
+        if not bool(unknown.any()):
             return None
         return (
-            f"finite differences cannot tell {int(untold.sum())} of {int(self.looked.sum())} elements of "
+            f"finite differences cannot tell {int(unknown.sum())} of {int(self.estimated.sum())} elements of "
             f"the gradient by `{label}`: there is a jump, an edge, or noise larger than the derivative"
         )
 
 
 SUSPECTS = 16
-"""How many elements a second look takes at a time, the worst first."""
+"""Number of elements for which second estimates are made at a time, the worst first."""
 
 _UNIT = "error bounds of finite differences"
 
 KINK = 0.02
-"""How far outside of both one-sided derivatives an answer may lie, as a part of what they differ by: they are
+"""Distance outside of both one-sided derivatives that is allowed, relative to their difference: they are
 differences of a lower order."""
 
 
@@ -209,21 +212,22 @@ def numerical_gradient(
     directions: int = 8,
     only: Sequence[int] | None = None,
 ) -> NumericalGradient:
-    """The gradient of a function by one of its arguments, from differences, with the error of each element.
+    """Compute the gradient with respect to one argument from differences, with an error for each element.
 
-    It first measures the precision that the function computes in, from which steps and errors follow; so a
-    function that computes in float32 is not blamed for it, and the gradient of one that does not is held to
-    more digits. What is moved is a contiguous copy; nothing that is given is written to.
+    It first measures the precision that the function computes in; steps and errors follow from it. A function
+    that computes in float32 is not blamed for it, and that of one in float64 is held to more digits. The
+    argument is copied before it is moved.
 
     Args:
-        function: Takes flat arguments, returns results.
+        function: Function of flat arguments.
         flat: Arguments; floating ones in float64, unless the function needs another dtype.
-        place: Which of them to differentiate by.
-        grads: Gradient of each result, None where there is none; random ones, so that errors do not cancel.
-        generator: Source of the directions, and of which elements to move.
-        elements: How many elements to move one at a time; beyond, random ones, and random directions.
-        directions: How many directions.
-        only: Which coordinates to move, if not all; then nothing stands for the others.
+        place: Position of the argument to differentiate with respect to.
+        grads: grad_output of each result, None where there is none; random, so that errors do not cancel.
+        generator: Source of the directions, and of the elements to move.
+        elements: Largest number of elements to move one at a time; of more elements, random ones, and random
+            directions.
+        directions: Number of directions.
+        only: Coordinates to move, if not all; then no directions stand for the others.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0], dtype=torch.float64)
@@ -232,7 +236,7 @@ def numerical_gradient(
         >>> found.judge(3 * x**2), str(found.judge(2 * x**2))
         (None, 'at [1] it is 8 where 12 is right; 2 of 2 elements are wrong')
     """
-    line = Line(function, flat, place, grads)
+    line = DirectionalFunction(function, flat, place, grads)
     noise = noise_of(line, generator)
     total = line.coordinates.numel()
     values = torch.full((total,), torch.nan, dtype=torch.float64)
@@ -259,11 +263,11 @@ def numerical_gradient(
     looked[list(chosen)] = True
     known = values[errors.isfinite()].abs()
     largest = float(known.max()) if known.numel() else 0.0
-    # What the judged gradient itself may lose, as of `rounding`, in units of the precision that was measured.
+    # Rounding of the judged gradient itself, in units of the measured precision.
     rounding += LIBRARY * noise.precision * largest
-    second = SecondLook(line, noise, generator)
+    second = SecondEstimate(line, noise, generator)
 
-    def doubts(coordinate: int, got: float) -> bool:
+    def excuses(coordinate: int, got: float) -> bool:
         bound = float(errors[coordinate] + rounding[coordinate])
         return math.isfinite(got) and second.excuses(coordinate, got, slopes[coordinate], bound)
 
@@ -279,7 +283,7 @@ def numerical_gradient(
         right.view(shape),
         tuple(each for each in along if each is not None),
         noise.precision,
-        doubts,
+        excuses,
         line.has_nan,
     )
 
@@ -289,13 +293,13 @@ def _some(total: int, count: int, generator: torch.Generator) -> list[int]:
     return found
 
 
-def _element(line: Line, noise: Noise, coordinate: int) -> tuple[Slope, float]:
-    """The derivative by one coordinate, and how far a right gradient may be off there by its own rounding."""
+def _element(line: DirectionalFunction, noise: Noise, coordinate: int) -> tuple[Slope, float]:
+    """Estimate the derivative by one coordinate, and the rounding error of a right gradient there."""
     own = float(line.sizes[coordinate])
     steps = [*_steps(own, line.usual, noise.step)]
     reached = _reached(line, coordinate, own)
     count = int(reached.sum())
-    jitter = float(noise.levels[reached].norm())
+    noise_level = float(noise.levels[reached].norm())
     scale = max(own, line.usual)
     weight = float(line.weighed[reached].norm())
     moves = max(float(noise.slopes[reached].norm()) / max(count, 1) ** 0.5, noise.usual) / scale
@@ -308,15 +312,15 @@ def _element(line: Line, noise: Noise, coordinate: int) -> tuple[Slope, float]:
         distance, moves = line.at(coordinate, step)
         return distance, float(moves.sum())
 
-    found = slope(moved, steps, jitter, size, goal)
-    lost = (LIBRARY + SUMMATION * count**0.5) * (noise.precision * abs(found.value) + jitter / scale)
+    found = slope(moved, steps, noise_level, size, goal)
+    lost = allowed_roundings(count) * (noise.precision * abs(found.value) + noise_level / scale)
     return found, lost
 
 
-def _reached(line: Line, coordinate: int, own: float) -> Tensor:
-    """The results that depend on a coordinate: a step may be too small for one that is near saturation.
+def _reached(line: DirectionalFunction, coordinate: int, own: float) -> Tensor:
+    """Mark the results that depend on a coordinate: a step may be too small for one near saturation.
 
-    It goes to minus half of itself, which is another value of odd functions and of even ones.
+    The coordinate moves to minus half of itself, at which odd and even functions both change.
     """
     _, moves = line.at(coordinate, -1.5 * float(line.coordinates[coordinate]) if own else line.usual)
     reached = moves != 0
@@ -325,12 +329,12 @@ def _reached(line: Line, coordinate: int, own: float) -> Tensor:
 
 SMALL = 1e-4
 NOISY = 600
-"""How large a derivative is beside a function's size, and beside its noise, that counts as small: `slope`
-need not know it better than to a fraction of that."""
+"""Ratios of a derivative to the function's size, and to its noise, below which it is small: `slope` need not
+know it better than to a fraction of that."""
 
 
 def _steps(own: float, usual: float, step: float) -> Iterator[float]:
-    """Steps for an element: first of its own size, or the usual one where it is much smaller; then finer."""
+    """Yield steps for an element: of its own size, or the usual one where it is much smaller; then finer."""
     if own >= usual / 64:
         yield step * own
         if own < usual / 4:
@@ -344,15 +348,17 @@ def _steps(own: float, usual: float, step: float) -> Iterator[float]:
         yield step * smallest / 8**exponent
 
 
-def derivative_along(line: Line, noise: Noise, direction: Tensor) -> Along | None:
-    """The derivative of the sum of weighed results along a direction; None where it cannot be told.
+def derivative_along(
+    line: DirectionalFunction, noise: Noise, direction: Tensor
+) -> DirectionalDerivative | None:
+    """Estimate the derivative of the sum of weighted results along a direction; None if unknown.
 
     Args:
-        line: The function.
+        line: The function of one argument.
         noise: Its noise.
-        direction: A move of every coordinate, by about its own size.
+        direction: Move of every coordinate, by about its own size.
     """
-    jitter = float(noise.levels.norm())
+    noise_level = float(noise.levels.norm())
     weight = float(line.weighed.norm())
 
     def moved(step: float) -> tuple[float, float]:
@@ -360,12 +366,12 @@ def derivative_along(line: Line, noise: Noise, direction: Tensor) -> Along | Non
 
     size = max(float(noise.slopes.norm()), SMALL * weight, NOISY * float(noise.expected.norm()) / noise.step)
     steps = [noise.step / 8**exponent for exponent in range(FINER + 1)]
-    found = slope(moved, steps, jitter, size, GOAL)
-    if not found.told:
+    found = slope(moved, steps, noise_level, size, GOAL)
+    if not found.is_known:
         return None
     count = line.weighed.numel() + direction.numel()
-    lost = (LIBRARY + SUMMATION * count**0.5) * (noise.precision * abs(found.value) + jitter)
-    return Along(direction, found.value, found.error + lost)
+    lost = allowed_roundings(count) * (noise.precision * abs(found.value) + noise_level)
+    return DirectionalDerivative(direction, found.value, found.error + lost)
 
 
 def _of_elements(coordinates: Tensor, like: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""How much a function's values jitter, whatever it computes in: measured, and not read off a dtype.
+"""Rounding noise of a function, measured from its values and not assumed from a dtype.
 
-A function that computes in float32, or in half, although float64 comes in, has values on a staircase: over a
-step below the width of a stair it does not move at all, or by a whole stair. So the precision of an operator
-shows when its difference quotients over steps from 1/4 of its arguments down to their last bits are laid side
-by side: they agree best at some step, and over finer ones they leave that value by the noise over the step
-(after J. J. Moré and S. M. Wild, "Estimating computational noise", SIAM J. Sci. Comput., 2011).
+A function that computes in float32, or in half precision, on float64 inputs has values on a staircase: over a
+step below the width of a stair it does not move, or moves by a whole stair. Its precision therefore shows in
+difference quotients over steps from 1/2 of the arguments down to their last bits: they agree best at some
+step, and over finer steps they leave that value by the noise divided by the step (after J. J. Moré and S. M.
+Wild, "Estimating computational noise", SIAM J. Sci. Comput., 2011).
 """
 
 from __future__ import annotations
@@ -17,40 +17,41 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.directional import Line
+from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.slope import NOISES, Slope
 
 STEPS = tuple(2.0**-exponent for exponent in (1, 2, 3, *range(5, 47, 3)))
-"""Relative to each element: close together where half precision shows, and 8 times finer each further on."""
+"""Relative to each element: close together where half precision shows, then each 8 times finer."""
 
 AGREE = 0.12
-"""Quotients over two neighbouring steps that differ by more than this fraction do not agree."""
+"""Largest relative difference of two quotients over neighbouring steps that agree."""
 
 COARSE = 0.06
 FLAT = 1.5
 DROP = 2.0**20
-"""Stairs: quotients over many of them agree to `COARSE`; over fewer, what they disagree by, times the step,
-falls more slowly than the step to the power of `FLAT`, where a smooth function's falls with its cube; and on
-a single tread it drops by `DROP` within two steps."""
+"""Criteria of a staircase. Quotients over many stairs agree to `COARSE`. Over fewer stairs their difference
+times the step falls more slowly than the step to the power of `FLAT`; that of a smooth function falls with
+its cube. On a single tread it drops by `DROP` within two steps."""
 
 COARSEST = 2.0**-6
-"""Above half of the eps of bfloat16, 2**-9: what jitters by more than this jumps, and does not round."""
+"""Above half of the eps of bfloat16, 2**-9: a function with larger noise jumps, and does not round."""
 
 TYPICAL = 0.25
-"""The part of the results that stands for the precision of all: others lie at jumps, or cancel."""
+"""Quantile of the results that stands for the precision of all: others lie at jumps, or cancel."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """How far rounding moves the weighed results.
+    """Effect of rounding on the weighted results.
 
     Args:
-        levels: For each of them, how far.
-        expected: The same, if all were as exact as most are: at a jump `levels` are larger.
-        slopes: For each of them, how far it moves per unit of relative change of the argument.
-        usual: The quadratic mean of the slopes.
-        precision: The precision that it computes in, as half of its eps: noise beside values or slopes.
-        step: The relative step at which differences are most exact.
+        levels: Noise of each weighted result.
+        expected: The same, if every result were as exact as most are; `levels` are larger at a jump.
+        slopes: Change of each weighted result per unit of relative change of the argument.
+        usual: Quadratic mean of the slopes.
+        precision: Precision that the function computes in, as half of its eps: noise relative to values or
+            slopes.
+        step: Relative step at which differences are most exact.
     """
 
     levels: Tensor
@@ -61,11 +62,11 @@ class Noise:
     step: float
 
 
-def noise_of(line: Line, generator: torch.Generator) -> Noise:
-    """Measure it, along one random direction in which every element moves by its own size.
+def noise_of(line: DirectionalFunction, generator: torch.Generator) -> Noise:
+    """Measure the noise, along one random direction in which every element moves by its own size.
 
     Args:
-        line: The function, as it moves with one argument.
+        line: The function of one argument.
         generator: Source of the direction.
     """
     direction = line.direction(generator)
@@ -74,17 +75,18 @@ def noise_of(line: Line, generator: torch.Generator) -> Noise:
     size = line.weighed.abs()
     apart = (rows[:-1] - rows[1:]).abs()
     larger = torch.maximum(rows[:-1].abs(), rows[1:].abs())
-    least_apart = torch.maximum(apart, line.rounding * size / steps[1:])  # nearer than rounding is chance
+    least_apart = torch.maximum(apart, line.rounding * size / steps[1:])  # agreement below rounding is chance
     ratio = (least_apart / larger).nan_to_num(
         torch.inf, torch.inf, torch.inf
-    )  # what stays agrees with nothing
+    )  # a result that does not move gives no ratio
     least, best = _plateau(ratio, (steps[:-1] * apart).nan_to_num(0.0, 0.0, 0.0), line.rounding * size)
     plateau = rows.gather(0, best.unsqueeze(0)).squeeze(0)
-    jitter = (steps[1:] * apart).nan_to_num(0.0, 0.0, 0.0)
+    noise_at = (steps[1:] * apart).nan_to_num(0.0, 0.0, 0.0)
     finer = torch.arange(len(apart)).unsqueeze(1) >= best.unsqueeze(0)
-    settled = torch.where(finer, jitter, 0.0).amax(0)
-    # Where no two steps agree, it jumps here and there (noise of the same size at every step), or but once.
-    unsettled = jitter.median(0).values
+    settled = torch.where(finer, noise_at, 0.0).amax(0)
+    # Where no two steps agree, the function jumps at many points (noise of one size at every step), or at
+    # one.
+    unsettled = noise_at.median(0).values
     agrees = least <= AGREE
     measured = torch.where(agrees, settled, unsettled)
     slopes = torch.where(agrees, plateau.nan_to_num(0.0, 0.0, 0.0), 0.0)
@@ -100,7 +102,7 @@ def noise_of(line: Line, generator: torch.Generator) -> Noise:
 
 
 def _step(expected: Tensor, slopes: Tensor, plateau: float) -> float:
-    """The relative step for Richardson's extrapolation, from noise and from the best step without it.
+    """Choose the relative step for Richardson's extrapolation, from the noise and from the best plain step.
 
     Without extrapolation the error is `(h / L)**2 + noise / h` for a function that bends over a length `L`,
     least at `h = L noise**(1/3)`; with it `(h / L)**4 + noise / h`, least at `h = L noise**(1/5)`.
@@ -117,17 +119,17 @@ def _typical(values: Tensor) -> float:
 
 
 def _plateau(ratio: Tensor, apart: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor]:
-    """For each result how well quotients over neighbouring steps agree where they do best, and where that is.
+    """Find for each result the step whose quotient agrees best with its neighbour, and how well it agrees.
 
-    On a stair whose tread is no level one, as of `x * x.float().exp()`, they agree best of all, and on
-    another value than over many stairs, which is the one that is wanted.
+    On a stair whose tread is not level, as of `x * x.float().exp()`, quotients agree best, but on another
+    value than over many stairs. The value over many stairs is the derivative.
 
     Args:
-        ratio: By what fraction the quotients of each step differ from the next one's.
-        apart: The same in the function's own values.
-        rounding: What rounding a result does.
+        ratio: Relative difference of the quotients of each step and the next one.
+        apart: The same difference in the function's own values.
+        rounding: Rounding error of each result.
     """
-    least, best = ratio.amin(0), ratio.argmin(0)  # `min(0)` wakes all threads, however small the tensor
+    least, best = ratio.amin(0), ratio.argmin(0)  # `min(0)` starts all threads, however small the tensor
     rows = torch.arange(len(ratio)).unsqueeze(1)
     after = torch.maximum(torch.cat([apart[2:], apart[-1:], apart[-1:]]), rounding)
     previous = torch.cat([torch.full_like(apart[:1], torch.inf), apart[:-1]])
@@ -140,44 +142,47 @@ def _plateau(ratio: Tensor, apart: Tensor, rounding: Tensor) -> tuple[Tensor, Te
     return torch.where(stairs, coarse, least), torch.where(stairs, place, best)
 
 
-def _quotient(line: Line, direction: Tensor, step: float) -> Tensor:
+def _quotient(line: DirectionalFunction, direction: Tensor, step: float) -> Tensor:
     above, below = line.along(direction, step), line.along(direction, -step)
     return (above - below) / (2 * step)
 
 
 BESIDE = 2.0**-20
+"""Largest relative distance of the neighbouring points."""
 POINTS = 8
+"""Number of neighbouring points."""
 TREADS = (2.0**-26, 2.0**-32)
+"""Relative steps small enough to stay on one tread."""
 WIDE = 2.0**-14
 """A precision coarser than this may be that of a staircase; nobody rounds to more digits on purpose."""
 
 SPREAD = 1e-4
-"""Derivatives at points beside each other that differ by more than this fraction may lie across a kink."""
+"""Derivatives at neighbouring points that differ by more than this fraction may lie across a kink."""
 
 EXACT = 1e-6
 """Relative error of the slope of a tread."""
 
 
-class SecondLook:
-    """What is found out about one argument's gradient when it is asked for.
+class SecondEstimate:
+    """Second estimate of a gradient's element, where the first one contradicts the tested gradient.
 
     Args:
-        line: The function.
+        line: The function of one argument.
         noise: Its noise, as measured before.
         generator: Source of directions.
     """
 
-    def __init__(self, line: Line, noise: Noise, generator: torch.Generator) -> None:
+    def __init__(self, line: DirectionalFunction, noise: Noise, generator: torch.Generator) -> None:
         self._line, self._noise, self._generator = line, noise, generator
 
     def excuses(self, coordinate: int, got: float, found: Slope, bound: float) -> bool:
-        """Whether an answer that differs may be right for all that.
+        """Report whether a gradient that differs may be right: by noise, at a kink, or on a staircase.
 
         Args:
-            coordinate: Which coordinate of the argument.
-            got: The answer.
-            found: What differences said.
-            bound: How far from that it may be.
+            coordinate: Coordinate of the argument.
+            got: The tested value.
+            found: The first estimate.
+            bound: Its error bound.
         """
         return (
             self._blurred(coordinate, got, found, bound)
@@ -191,7 +196,8 @@ class SecondLook:
         return torch.stack([self._noise.levels, *more]).amax(0)
 
     def _blurred(self, coordinate: int, got: float, found: Slope, bound: float) -> bool:
-        if not found.told:
+        """Explain the difference by noise, measured along more directions."""
+        if not found.is_known:
             return False
         line, own = self._line, self._size(coordinate)
         far = 64 * max(own, line.usual)
@@ -200,8 +206,10 @@ class SecondLook:
         return abs(got - found.value) <= bound + 2 * NOISES * float(levels.norm()) / found.step
 
     def _beside(self, coordinate: int, got: float, found: Slope) -> bool:
-        # Points within the step that told the derivative: what it did not see, such as a pole, is no kink.
-        reach = min(BESIDE, found.step / self._size(coordinate) / 64) if found.told else BESIDE
+        # Points within the step of the estimate: a pole, which that step did not see, must not count as a
+        # kink.
+        """Explain the difference by a kink beside the point."""
+        reach = min(BESIDE, found.step / self._size(coordinate) / 64) if found.is_known else BESIDE
         parts = torch.rand(POINTS, self._line.coordinates.numel(), generator=self._generator).double()
         directions = [part * self._line.direction(self._generator) for part in parts]
         near, blur = self._hull(coordinate, directions, reach / 8)
@@ -209,14 +217,14 @@ class SecondLook:
         if near is None or far is None:
             return False
         (low, high), room = near, SPREAD * max(map(abs, near)) + blur
-        # Of a smooth function, however steep, derivatives draw together with the points; not across a kink.
+        # Derivatives of a smooth function converge as the points do; across a kink they do not.
         kinked = high - low > max(room + 3 * blur, (far[1] - far[0]) / 3)
         return kinked and low - room <= got <= high + room
 
     def _hull(
         self, coordinate: int, directions: list[Tensor], reach: float
     ) -> tuple[tuple[float, float] | None, float]:
-        """The least and the largest derivative at points beside, and how far noise may move either."""
+        """Compute the least and the largest derivative at neighbouring points, and their noise."""
         step = reach / 64 * self._size(coordinate)
         slopes: list[float] = []
         for direction in directions:
@@ -228,6 +236,7 @@ class SecondLook:
         return (min(slopes), max(slopes)), NOISES * float(self._noise.levels.norm()) / step
 
     def _on_a_tread(self, coordinate: int, got: float, found: Slope, bound: float) -> bool:
+        """Explain the difference by a staircase, on a tread of which the gradient is right."""
         own = self._size(coordinate)
         for size in TREADS:
             (rise, above), (fall, below) = (self._line.at(coordinate, side * size * own) for side in (1, -1))
@@ -240,13 +249,13 @@ class SecondLook:
             blur = 2 * NOISES * float((self._line.rounding * self._line.weighed)[moved].norm()) / (size * own)
             if not abs(got - tread) <= blur + EXACT * abs(got):
                 return False
-            if found.told and abs(found.value - tread) <= bound + blur:
+            if found.is_known and abs(found.value - tread) <= bound + blur:
                 return False
         return True
 
     @cached_property
     def _staircase(self) -> bool:
-        """Whether it is a staircase by itself, whose stairs do not shrink with its argument."""
+        """True if the function is a staircase by design, whose stairs do not shrink with its argument."""
         if self._noise.precision < WIDE:
             return False
         smaller = noise_of(self._line.shifted(-63 / 64 * self._line.coordinates), self._generator)

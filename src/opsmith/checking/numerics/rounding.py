@@ -1,25 +1,26 @@
-"""How far a right result may lie from the truth: bounds that follow from the dtype and from the mathematics.
+"""Rounding bounds of right results, from the dtype and the conditioning of the function.
 
-The truth `t` is the reference, run in float64 on the very inputs that were rounded to the dtype under test.
-An element's *rounding unit* is what one rounding of every input does to it, plus one rounding of itself:
+The truth `t` is the reference, run in float64 on the inputs after they were rounded to the dtype under test.
+The *rounding unit* of an element is the effect of rounding every input once, plus one rounding of the
+element:
 
     unit[i] = u |t[i]| + s[i],   u = half of the dtype's eps,
 
-where `s[i]` is how far `t[i]` moves when each input is scaled by 1 + u or 1 - u (the largest of a few random
+where `s[i]` is the change of `t[i]` when each input is scaled by 1 + u or 1 - u (the largest of a few random
 choices of signs: D. S. Parker, "Monte Carlo Arithmetic", 1997). An element is right if
 
     |got[i] - t[i]|  <=  (2 k + 8 + 2 sqrt(n)) unit[i],
 
-with `n` the number of input elements that the result element depends on, and `k` the error of the reference
-itself, run in that dtype, in the same units.
+where `n` is the number of input elements that the result element depends on, and `k` is the error of the
+reference itself in that dtype, in the same units.
 
-- 8: a library function may be off by 4 units in the last place.
+- 8: a library function may err by 4 units in the last place.
 - 2 sqrt(n): summing n terms in the dtype itself, one after the other, errs by sqrt(n) / 2 units in the root
-  mean square, since rounding errors are as good as independent (N. J. Higham and T. Mary, "A new approach to
-  probabilistic rounding error analysis", SIAM J. Sci. Comput., 2019); this is four times as much.
-- 2 k: a kernel may order its operations in another way than the reference does, and need not be better.
+  mean square, since rounding errors behave as if independent (N. J. Higham and T. Mary, "A new approach to
+  probabilistic rounding error analysis", SIAM J. Sci. Comput., 2019); the bound is four times as large.
+- 2 k: a kernel may order its operations differently from the reference, and need not be more exact.
 
-Where the reference loses more than half of its digits in a dtype, that dtype says nothing about a kernel.
+Elements of which the reference loses more than half of the digits in a dtype are not judged in that dtype.
 """
 
 from __future__ import annotations
@@ -34,26 +35,30 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import dense
-from opsmith.checking.numerics.compare import Difference, largest
+from opsmith.checking.numerics.compare import Difference, worst_difference
 from opsmith.checking.numerics.directional import coordinates
-from opsmith.checking.samples.perturb import nudged
+from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import is_inexact
 
 LIBRARY = 8
+"""Rounding units that a library function may err by."""
 SUMMATION = 2
+"""Rounding units per square root of the number of summands."""
 DRAWS = 4
+"""Number of random perturbations."""
 PROBES = 3
+"""Number of result elements whose dependence is counted."""
 
 Function = Callable[[list[Any]], Sequence[Tensor | None]]
 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """How sensitive results are to their inputs, whatever the dtype.
+    """Sensitivity of results to their inputs, independent of the dtype.
 
     Args:
-        sensitivity: For each result how far each element moves, per unit of relative change of the inputs.
-        accumulated: For each result how many input elements an element of it depends on.
+        sensitivity: For each result the change of each element per unit of relative change of the inputs.
+        accumulated: For each result the number of input elements that one of its elements depends on.
     """
 
     sensitivity: tuple[Tensor | None, ...]
@@ -61,7 +66,7 @@ class Conditioning:
 
     @classmethod
     def unknown(cls, flat: Sequence[Any], count: int) -> Conditioning:
-        """Where a function has no truth in float64: nothing is known but the size of its inputs."""
+        """Conditioning of a function without a truth in float64: only the sizes of its inputs are known."""
         largest = _largest([value for value in flat if is_inexact(value)])
         return cls((None,) * count, (largest,) * count)
 
@@ -69,23 +74,23 @@ class Conditioning:
 def conditioning(
     function: Function, flat: list[Any], truth: Sequence[Tensor | None], generator: torch.Generator
 ) -> Conditioning:
-    """Measure it, by running a float64 function on inputs that are moved a little.
+    """Measure the conditioning, by running a float64 function on perturbed inputs.
 
     Args:
-        function: Takes flat arguments, returns results.
+        function: Function of flat arguments.
         flat: Arguments, floating ones in float64.
-        truth: What the function returns for them.
+        truth: Results of the function for them.
         generator: Source of the signs.
     """
     step = _step(truth)
     moved = [torch.zeros_like(t).abs() if t is not None and is_inexact(t) else None for t in truth]
     for _ in range(DRAWS):
-        for position, other in enumerate(function([nudged(value, step, generator) for value in flat])):
+        for position, other in enumerate(function([perturbed(value, step, generator) for value in flat])):
             known, result = moved[position], truth[position]
             if known is None or other is None or result is None:
                 continue
             if other.shape != result.shape:
-                moved[position] = torch.full_like(known, torch.inf)  # as far as can be: nothing is held there
+                moved[position] = torch.full_like(known, torch.inf)  # another shape: nothing is judged there
             else:
                 far = (other - result).abs().nan_to_num(0.0, 0.0, 0.0) / step
                 moved[position] = torch.maximum(known, far)
@@ -94,9 +99,10 @@ def conditioning(
 
 
 def _step(truth: Sequence[Tensor | None]) -> float:
-    """What part of themselves the inputs are moved by: half of the digits that the function computes in.
+    """Choose the relative perturbation: half of the digits that the function computes in.
 
-    Less would be lost in its own rounding. Most compute in float64; of others the results tell.
+    A smaller one would drown in the function's own rounding. Most functions compute in float64; others are
+    detected by their results.
     """
     numbers = [coordinates(each).nan_to_num() for each in truth if each is not None and is_inexact(each)]
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -106,9 +112,9 @@ def _step(truth: Sequence[Tensor | None]) -> float:
 
 
 def fan_in(function: Function, flat: list[Any], position: int) -> int:
-    """How many input elements one element of a result depends on: the largest of a few elements.
+    """Count the input elements that one element of a result depends on: the largest of a few elements.
 
-    Where autograd cannot tell, as for an opaque function, it is the size of the largest input.
+    Without autograd, as for an opaque function, it is the size of the largest input.
     """
     with torch.enable_grad():
         leaves = [value.detach().requires_grad_() if is_inexact(value) else value for value in flat]
@@ -126,16 +132,16 @@ def fan_in(function: Function, flat: list[Any], position: int) -> int:
 
 
 @dataclass(frozen=True)
-class Bound:
-    """What one result may be.
+class RoundingBound:
+    """Bound of one result.
 
     Args:
-        truth: The right values, in float64 where there is a truth in float64.
+        truth: Right values, in float64 where there is a truth in float64.
         unit: Rounding unit of each element.
         own_error: Error of the reference itself in the dtype under test, in units.
-        accumulated: How many input elements each element depends on.
-        judged: Elements that are judged. In the others the reference itself overflows in this dtype, or loses
-            half of its digits, as next to a jump.
+        accumulated: Number of input elements that each element depends on.
+        judged: Mask of the elements that are judged. In the others the reference itself overflows in this
+            dtype, or loses half of its digits, as next to a jump.
     """
 
     truth: Tensor
@@ -146,23 +152,23 @@ class Bound:
 
     @property
     def allowed(self) -> float:
-        """How many units an element may be off."""
-        return 2 * self.own_error + LIBRARY + SUMMATION * math.sqrt(self.accumulated)
+        """Number of units that an element may be off."""
+        return 2 * self.own_error + allowed_roundings(self.accumulated)
 
     def judge(self, got: Tensor) -> Difference | None:
-        """The worst element of a result, if it is further from the truth than allowed."""
-        return largest(got, self.truth, self.unit, self.allowed, self.judged)
+        """Find the worst element of a result, if it is further from the truth than allowed."""
+        return worst_difference(got, self.truth, self.unit, self.allowed, self.judged)
 
 
-def bound(
+def rounding_bound(
     truth: Tensor, ordinary: Tensor | None, dtype: torch.dtype, sensitivity: Tensor | None, accumulated: int
-) -> Bound:
-    """The bound for one floating result.
+) -> RoundingBound:
+    """Compute the bound of one floating result.
 
     Args:
-        truth: The right result, in float64 or complex128.
+        truth: Right result, in float64 or complex128.
         ordinary: The reference's result in the dtype under test, if that is not the truth itself.
-        dtype: The dtype under test.
+        dtype: dtype under test.
         sensitivity: From `conditioning`; None where there is no truth in float64.
         accumulated: From `conditioning`.
     """
@@ -170,33 +176,38 @@ def bound(
     size = truth.abs()
     if sensitivity is not None:
         size = size + sensitivity.to(size.device)
-    elif size.numel():  # nothing is known about cancellation: the largest element stands for its terms
+    elif size.numel():  # cancellation is unknown: the largest element stands for the terms
         size = size.max().expand(size.shape)
     underflow = max(torch.finfo(dtype).tiny * coarse, torch.finfo(torch.float64).tiny)
     unit = coarse * size + underflow
     judged = torch.ones_like(unit, dtype=torch.bool)
     own_error = 0.0
     if ordinary is not None and ordinary.shape != truth.shape:
-        judged = ~judged  # rounding makes another form of it
+        judged = ~judged  # rounding changes its shape
     elif ordinary is not None:
         error = (ordinary.to(truth.dtype) - truth).abs()
         kept = torch.finfo(dtype).eps ** 0.5 * size.nan_to_num(0.0, 0.0, 0.0).max() if size.numel() else 0.0
         judged = ~(error > kept) & (ordinary.isfinite() | ~truth.isfinite())
         measured = (error / unit)[judged & truth.isfinite()]
         own_error = float(measured.max()) if measured.numel() else 0.0
-    return Bound(truth, unit, own_error, accumulated, judged)
+    return RoundingBound(truth, unit, own_error, accumulated, judged)
+
+
+def allowed_roundings(summands: int) -> float:
+    """Return the number of rounding units that a right computation with so many summands may err by."""
+    return LIBRARY + SUMMATION * math.sqrt(summands)
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
-    """Half of the dtype's eps: the largest relative error of rounding once."""
+    """Return half of the dtype's eps: the largest relative error of one rounding."""
     return float(torch.finfo(dtype).eps) / 2
 
 
 def neighbours(flat: Sequence[Any], generator: torch.Generator) -> Iterator[list[Any]]:
-    """Some arguments, and others near them that round in other ways."""
+    """Yield some arguments, then perturbed ones that round differently."""
     yield list(flat)
     for _ in range(DRAWS - 1):
-        yield [nudged(value, 2.0**-10, generator) for value in flat]
+        yield [perturbed(value, 2.0**-10, generator) for value in flat]
 
 
 def _reached(element: Tensor, inputs: list[Tensor]) -> int:

@@ -1,8 +1,8 @@
-"""A property in a child process: a kernel that kills the process, or never returns, is a finding.
+"""Run a property in a forked child process: a kernel that kills it, or never returns, is a finding.
 
-The child is forked, so that it has the operator as the parent has it. It runs with one thread, since the
-threads of OpenMP do not outlive a fork. Before it runs on a sample it writes the sample's name into memory
-that both share. Its standard error goes to a file, where Python's fault handler says in which line it died.
+The child is forked, so that it has the parent's operator. It runs with one thread, since the threads of
+OpenMP do not survive a fork. Before it runs on a sample it writes the sample's name into shared memory. Its
+standard error goes to a file, into which Python's fault handler writes the line of a crash.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from typing import Any, BinaryIO, NoReturn
 import torch
 
 from opsmith import errors
-from opsmith.build.cpp.source import CppSource
-from opsmith.build.cpp.tracing import BEGINNING, place_in, trace, tracer
 from opsmith.checking.report import Failure, Outcome, plain
+from opsmith.kernels.cpp.crash_trace import BEGINNING, place_in, trace, tracer
+from opsmith.kernels.cpp.source import CppSource
 
 LIMIT_S = 300.0
-"""How long a property may take in a child process, unless the caller says otherwise."""
+"""Default time limit of a property in a child process."""
 
 GRACE_S = 0.2
-"""How much later the child is killed, so that it can write down where it is."""
+"""Time between the signal and the kill, for the fault handler to write the stack."""
 
 ROOM = 4096
-"""Bytes for the name of a sample, its length included."""
+"""Bytes for the name of a sample, including its length."""
 
 LAST_LINES = 5
+"""Number of lines of the child's output in the evidence."""
 
 SIGNALS = {
     "SIGSEGV": "a segmentation fault: it used memory that is not its own",
@@ -49,7 +50,7 @@ SIGNALS = {
     "SIGABRT": "an abort: C++ found an exception that nobody caught, or the heap overwritten",
     "SIGFPE": "an arithmetic error, such as a whole number divided by zero",
     "SIGILL": "an instruction that this processor does not have",
-    "SIGKILL": "it was killed from outside, by the system for want of memory perhaps",
+    "SIGKILL": "it was killed from outside, perhaps by the system for lack of memory",
 }
 
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+)')
@@ -57,10 +58,10 @@ _room: mmap.mmap | None = None
 
 
 def announce(sample: Callable[[], str]) -> None:
-    """Say what runs next, if the parent is to know that after a death.
+    """Record the name of the sample that runs next, for the parent to report after a crash.
 
     Args:
-        sample: Gives the name of the sample; called in a child process alone.
+        sample: Returns the name of the sample; called in a child process only.
     """
     if _room is None:
         return
@@ -69,25 +70,25 @@ def announce(sample: Callable[[], str]) -> None:
 
 
 def in_child() -> bool:
-    """Whether this is a child process, in which a property runs."""
+    """Report whether this is a child process of an isolated check."""
     return _room is not None
 
 
 def limit_of(isolate: bool | float) -> float:
-    """Seconds that each property may take in a child process; 0 where there is to be none.
+    """Return the time limit in seconds of each property in a child process; 0 for no child process.
 
     Args:
-        isolate: As of `check`.
+        isolate: As in `check`.
 
     Raises:
-        UsageError: If it is neither a truth value nor a time, or no process can be forked.
+        UsageError: If it is neither a bool nor a time, or no process can be forked.
     """
     if isolate is False:
         return 0.0
     given: Any = isolate
     if not (given is True or (isinstance(given, int | float) and 0 < given < float("inf"))):
         raise errors.UsageError(
-            "this says neither whether to isolate a check nor for how long",
+            "`isolate` must be a bool or a time limit",
             argument="isolate",
             expected="True, False, or how many seconds each property may take",
             got=repr(isolate),
@@ -119,7 +120,7 @@ def refuse_isolation() -> None:
         )
 
 
-def isolated(
+def run_isolated(
     name: str,
     run: Callable[[], Outcome],
     *,
@@ -127,29 +128,29 @@ def isolated(
     limit_s: float = LIMIT_S,
     kernels: Sequence[CppSource] = (),
 ) -> Outcome:
-    """What a property comes to in a child process; its death, or too long a life, is a failure.
+    """Run a property in a child process; a crash, or exceeding the time limit, is a failure.
 
     Args:
         name: Name of the property.
-        run: Runs it. What it raises is raised here.
-        where: `file:line` of the operator, for deaths of which no better place is known.
-        limit_s: After so many seconds the child is killed.
-        kernels: Those in C++ that it may run: a death in one of them is told with its line.
+        run: Runs it. Its exceptions are raised here.
+        where: Location `file:line` of the operator, for crashes without a known line.
+        limit_s: Time limit in seconds.
+        kernels: C++ kernels that it may run: a crash in one of them is reported with its line.
 
     Raises:
-        UsageError: As `refuse_isolation`, where the system forks none, and once autograd has started threads
-            of its own.
+        UsageError: As `refuse_isolation`; if the system cannot fork; or if autograd has started threads of
+            its own.
     """
     refuse_isolation()
-    tells = tracer() if kernels else None
+    crash_tracer = tracer() if kernels else None
     room = mmap.mmap(-1, ROOM)
     start = time.perf_counter()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     reading, writing = os.pipe()
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as stderr_file:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later, of threads and fork
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later: threads and fork
             try:
                 child = os.fork()
             except OSError as error:
@@ -162,7 +163,7 @@ def isolated(
                 ) from error
         if child == 0:
             os.close(reading)
-            _run(run, room, said, writing, tells)
+            _run(run, room, stderr_file, writing, crash_tracer)
         os.close(writing)
         try:
             answer = _read(reading, start + limit_s)
@@ -172,12 +173,12 @@ def isolated(
         finally:
             os.close(reading)
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(child, signal.SIGKILL)  # and what it has started itself
+                os.killpg(child, signal.SIGKILL)  # and its own children
             with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)  # where it does not lead a group yet
+                os.kill(child, signal.SIGKILL)  # if it has no group of its own yet
             _, status = os.waitpid(child, 0)
-        said.seek(0)
-        words = said.read().decode(errors="replace")
+        stderr_file.seek(0)
+        words = stderr_file.read().decode(errors="replace")
     if answer:
         sys.stderr.write(words)
         return _received(answer)
@@ -189,31 +190,37 @@ def isolated(
 
 
 def _run(
-    run: Callable[[], Outcome], room: mmap.mmap, said: BinaryIO, writing: int, tells: Path | None
+    run: Callable[[], Outcome],
+    room: mmap.mmap,
+    stderr_file: BinaryIO,
+    writing: int,
+    crash_tracer: Path | None,
 ) -> NoReturn:
-    """The life of the child: it ends without the parent's handlers and buffers being run."""
+    """Run the child; it exits without running the parent's handlers and buffers."""
     answer = b""
     try:
-        answer = _packed(run, room, said, tells)
+        answer = _packed(run, room, stderr_file, crash_tracer)
     finally:
         with suppress(OSError), os.fdopen(writing, "wb") as pipe:
             pipe.write(answer)
         os._exit(0)
 
 
-def _packed(run: Callable[[], Outcome], room: mmap.mmap, said: BinaryIO, tells: Path | None) -> bytes:
-    """The outcome, or what was raised, as bytes."""
+def _packed(
+    run: Callable[[], Outcome], room: mmap.mmap, stderr_file: BinaryIO, crash_tracer: Path | None
+) -> bytes:
+    """Pickle the outcome or the exception."""
     try:
-        _settle(room, said)
+        _settle(room, stderr_file)
         refusal = _without_backward()
         if refusal is not None:
             return pickle.dumps((None, refusal))
-        if tells is not None:
-            trace(tells, said.fileno())
+        if crash_tracer is not None:
+            trace(crash_tracer, stderr_file.fileno())
         outcome = run()
         try:
             return pickle.dumps((outcome, None))
-        except Exception:  # evidence may be anything; as the report's JSON has it, it can be sent
+        except Exception:  # evidence may be any object; its JSON form can be sent
             return pickle.dumps((_sendable(outcome), None))
     except SystemExit as error:
         os._exit(error.code if isinstance(error.code, int) else 1)
@@ -222,10 +229,10 @@ def _packed(run: Callable[[], Outcome], room: mmap.mmap, said: BinaryIO, tells: 
         try:
             packed = pickle.dumps((None, error))
             pickle.loads(packed)
-        except Exception:  # there are exceptions that cannot be made again from what they keep
-            told = RuntimeError(f"{type(error).__name__}: {error}")
-            told.__notes__ = error.__notes__
-            packed = pickle.dumps((None, told))
+        except Exception:  # some exceptions cannot be unpickled
+            plain_error = RuntimeError(f"{type(error).__name__}: {error}")
+            plain_error.__notes__ = error.__notes__
+            packed = pickle.dumps((None, plain_error))
         return packed
     finally:
         sys.stderr.flush()
@@ -237,23 +244,23 @@ def _sendable(outcome: Outcome) -> Outcome:
     )
 
 
-def _settle(room: mmap.mmap, said: BinaryIO) -> None:
-    """Make the child a process of its own: its group, its streams, its handlers, its one thread."""
+def _settle(room: mmap.mmap, stderr_file: BinaryIO) -> None:
+    """Give the child its own process group, streams, handlers and a single thread."""
     global _room
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.dup2(said.fileno(), 2)
-    # The parent's streams may hold locks of threads that are not here any more.
+    os.dup2(stderr_file.fileno(), 2)
+    # The parent's streams may hold locks of threads that no longer exist.
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="replace")
-    faulthandler.enable(said)
-    # Not `dump_traceback_later`: it would wait for the thread of a timer that the parent has set.
-    faulthandler.register(signal.SIGUSR1, said)
+    faulthandler.enable(stderr_file)
+    # Not `dump_traceback_later`: it would wait for a timer thread of the parent.
+    faulthandler.register(signal.SIGUSR1, stderr_file)
     torch.set_num_threads(1)
     _room = room
 
 
 def _without_backward() -> errors.UsageError | None:
-    """The error for a child in which torch refuses every backward, which is no fault of the operator."""
+    """Return the error for a child in which torch refuses every backward, not a fault of the operator."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = torch.zeros(1, device="cpu", requires_grad=True)
         try:
@@ -282,7 +289,7 @@ def _received(answer: bytes) -> Outcome:
 
 
 def _read(reading: int, end: float) -> bytes | None:
-    """All that the child writes until it closes the pipe; None if it is too late."""
+    """Read until the child closes the pipe; None after the time limit."""
     parts: list[bytes] = []
     while True:
         left = end - time.perf_counter()
@@ -303,23 +310,17 @@ def _death(
     where: str,
     kernels: Sequence[CppSource],
 ) -> Failure:
-    """The failure for a child that gave no answer."""
+    """Make the failure for a child that returned nothing."""
     evidence: dict[str, Any] = {"sample": sample} if sample else {}
     if limit_s is not None:
         how = f"it did not finish within {limit_s:g} s"
         evidence["limit"] = f"{limit_s:g} s"
-    elif os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        known = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        what = SIGNALS.get(known) or signal.strsignal(number)
-        how = f"the process dies of {known} ({what})"
-        evidence["signal"] = known
     else:
-        how = f"it ends the process, with status {os.WEXITSTATUS(status)}, instead of returning"
-        evidence["status"] = os.WEXITSTATUS(status)
+        how, exit_evidence = describe_exit(status)
+        evidence.update(exit_evidence)
     own = [line for line in words.splitlines() if line.strip() and not _of_the_handler(line)]
     if own:
-        evidence["said"] = "\n".join(own[-LAST_LINES:])
+        evidence["stderr"] = "\n".join(own[-LAST_LINES:])
     in_cpp = place_in(words, kernels)
     if in_cpp is not None and in_cpp[1]:
         evidence["line"] = in_cpp[1]
@@ -329,8 +330,18 @@ def _death(
     )
 
 
+def describe_exit(status: int) -> tuple[str, dict[str, Any]]:
+    """Describe the exit of a process that ran a kernel, with the signal or the status as evidence."""
+    if not os.WIFSIGNALED(status):
+        code = os.WEXITSTATUS(status)
+        return f"it ends the process, with status {code}, instead of returning", {"status": code}
+    number = os.WTERMSIG(status)
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    return f"the process dies of {name} ({SIGNALS.get(name) or signal.strsignal(number)})", {"signal": name}
+
+
 def _of_the_handler(line: str) -> bool:
-    """Whether a line is one of Python's fault handler, which tells of nothing but places."""
+    """Report whether a line was written by Python's fault handler."""
     return line.startswith(_HANDLER)
 
 
@@ -345,11 +356,11 @@ _HANDLER = (
     "  Binary file",
     "Extension modules",
 )
-"""How the lines of the fault handler begin, and of what tells of C++."""
+"""First words of the lines of the fault handlers of Python and of our C++ tracer."""
 
 
 def _place(words: str, where: str) -> str:
-    """The line of the operator's own file in which it was."""
+    """Return the line in the operator's own file that was running."""
     file = where.rpartition(":")[0]
     frames = [found for line in words.splitlines() if (found := _FRAME.match(line))]
     own = [found for found in frames if found["file"] == file]

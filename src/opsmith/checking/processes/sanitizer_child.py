@@ -1,8 +1,8 @@
-"""The process under sanitizers: it runs a kernel on every call of a job, and says what became of each.
+"""Child process under sanitizers: runs a kernel on every call of a job, and reports the outcomes.
 
-It knows nothing of the operator but its signature: in the place of the reference stands a function that is
-never run, and in the place of the fake kernel the forms that the results have. Its calls run in a fork of it,
-so that one that dies costs no other; whoever started it reads, line by line, what happens.
+It knows only the signature of the operator: the reference is a function that is never run, and the fake
+kernel returns tensors of the known result layouts. The calls run in a fork, so that a crash does not affect
+the others. The parent reads one JSON event per line.
 """
 
 from __future__ import annotations
@@ -22,39 +22,45 @@ import torch
 from torch import Tensor
 
 import opsmith
-from opsmith.build.cpp.dispatching import fill_new_memory
-from opsmith.build.cpp.sanitizing import Fill, sanitized
-from opsmith.build.cpp.tracing import trace_exit, tracer
-from opsmith.build.form import Form
-from opsmith.checking.processes.redzones import Span, fenced
-from opsmith.checking.processes.sanitizer_parent import Job, Trial, Values
+from opsmith.checking.numerics.compare import as_bytes, same_bits
+from opsmith.checking.processes.sanitizer_parent import (
+    REDZONE,
+    MemorySpan,
+    SampleArguments,
+    SanitizedCall,
+    SanitizerJob,
+)
 from opsmith.checking.samples.sample import replica
-from opsmith.core.calls import tensors_in
-from opsmith.kernels.cpp import CppKernel
+from opsmith.core.call_arguments import tensors_in
+from opsmith.kernels.common.result_layout import ResultLayout
+from opsmith.kernels.cpp.crash_trace import trace_exit, tracer
+from opsmith.kernels.cpp.dispatch import fill_new_memory
+from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.cpp.sanitizer import Fill, sanitized
 
 DEATHS = 5
-"""After so many calls have died, no more are run."""
+"""Number of crashes after which no more calls are run."""
 FILLS: tuple[Fill, Fill] = ("pattern", "zero")
 
 
 class NotTakenError(Exception):
-    """The kernel does not take the call, which the reference would be given."""
+    """Raised where the kernel rejects the call, which the reference would get."""
 
 
-class Child:
-    """The process.
+class SanitizerChild:
+    """The child process.
 
     Args:
-        folder: Holds the job, and what the sanitizers write.
-        tell: Takes what happens, as data.
+        folder: Folder of the job, and of the sanitizers' output.
+        send: Sends an event to the parent.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, folder: Path, send: Callable[[dict[str, Any]], None]) -> None:
         self.folder = folder
-        self.tell = tell
-        self.job: Job = pickle.loads((folder / "job").read_bytes())
+        self.send = send
+        self.job: SanitizerJob = pickle.loads((folder / "job").read_bytes())
         self.sanitizer = ctypes.CDLL(None)
-        self.forms: tuple[Form, ...] = ()
+        self.forms: tuple[ResultLayout, ...] = ()
         self.at = mmap.mmap(-1, 8)
 
     def work(self) -> None:
@@ -65,18 +71,18 @@ class Child:
                 stand_ins[fill] = self._declared(fill)
         self.stand_ins = stand_ins
         self.tracer = tracer()
-        self.tell({"built": True})
+        self.send({"built": True})
         start = deaths = 0
-        while start < len(self.job.trials) and deaths < DEATHS:
+        while start < len(self.job.calls) and deaths < DEATHS:
             status = self._forked(start)
             reached = int.from_bytes(self.at[:8], "little")
-            if reached == len(self.job.trials):
+            if reached == len(self.job.calls):
                 return
-            self.tell({"died": reached, "status": status})
+            self.send({"died": reached, "status": status})
             start, deaths = reached + 1, deaths + 1
 
     def _declared(self, fill: Fill) -> Any:
-        """An operator of this signature that has nothing but the kernel, which is built now."""
+        """Declare an operator of this signature with the kernel alone, and build it."""
         job = self.job
         scope: dict[str, Any] = {"Tensor": Tensor, "NotTakenError": NotTakenError}
         taken = ", ".join(f"{name}: {hint}" for name, hint in job.arguments)
@@ -89,8 +95,8 @@ class Child:
         built = operator.specification.kernels[0].function
         assert isinstance(built, CppKernel)
         built.source = dataclasses.replace(built.source, folder=job.folder)
-        if job.trials:
-            values = self._values(job.samples[job.trials[0].sample], job.trials[0])[0]
+        if job.calls:
+            values = self._values(job.samples[job.calls[0].sample], job.calls[0])[0]
             operator.specification.kernels[0].consider(values)
         return operator
 
@@ -100,7 +106,7 @@ class Child:
         return made[0] if len(made) == 1 else tuple(made)
 
     def _forked(self, start: int) -> int:
-        """Run the calls from one on in a fork, and return how that ended."""
+        """Run the calls from one on in a fork; return its exit status."""
         child = os.fork()
         if child == 0:
             self._run(start)
@@ -108,25 +114,25 @@ class Child:
 
     def _run(self, start: int) -> NoReturn:
         try:
-            # Each sanitizer writes to the standard error, and only there do both.
+            # Standard error is the only output that both sanitizers write to.
             self.log = os.open(self.folder / f"log.{os.getpid()}", os.O_RDWR | os.O_CREAT | os.O_APPEND)
             os.dup2(self.log, 2)
             if self.tracer is not None:
                 trace_exit(self.tracer, 2)
-            self.tell({"fork": os.getpid()})
+            self.send({"fork": os.getpid()})
             torch.set_num_threads(self.job.threads)
-            for at in range(start, len(self.job.trials)):
+            for at in range(start, len(self.job.calls)):
                 self.at[:8] = at.to_bytes(8, "little")
-                self._try(at, self.job.trials[at])
-            self.at[:8] = len(self.job.trials).to_bytes(8, "little")
+                self._try(at, self.job.calls[at])
+            self.at[:8] = len(self.job.calls).to_bytes(8, "little")
         except BaseException as error:
-            self.tell({"failed": f"{type(error).__name__}: {error}"})
+            self.send({"failed": f"{type(error).__name__}: {error}"})
         os._exit(0)
 
-    def _try(self, at: int, trial: Trial) -> None:
-        self.forms = trial.forms
-        values, spans = self._values(self.job.samples[trial.sample], trial)
-        self.tell({"trial": at, "memory": [dataclasses.astuple(span) for span in spans]})
+    def _try(self, at: int, call: SanitizedCall) -> None:
+        self.forms = call.forms
+        values, spans = self._values(self.job.samples[call.sample], call)
+        self.send({"call": at, "memory": [dataclasses.astuple(span) for span in spans]})
         raised = None
         found: dict[str, Any] = {}
         try:
@@ -137,31 +143,32 @@ class Child:
             raised = f"{type(error).__name__}: {error}"
         else:
             found["memory"] = [
-                dataclasses.astuple(Span(name, each.data_ptr(), each.nbytes))
+                dataclasses.astuple(MemorySpan(name, each.data_ptr(), each.nbytes))
                 for name, each in zip(self.job.results, results, strict=True)
             ]
             found["depends"] = self._depending(values, results)
-        self.tell({"done": at, "size": os.fstat(self.log).st_size, "raised": raised, **found})
+        self.send({"done": at, "size": os.fstat(self.log).st_size, "raised": raised, **found})
 
     def _depending(self, values: list[Any], results: list[Tensor]) -> list[Any]:
-        """The results that are others where memory that nothing was written to holds something else.
+        """Find results that depend on uninitialized memory.
 
-        First it is both the variables and the results' own memory; then the one that it takes is told.
+        Two builds and two fillings of new memory differ in variables and in the results' memory; a third run
+        tells which.
         """
         others = self._called("zero", values, nan=False)
-        places = [at for at, pair in enumerate(zip(results, others, strict=True)) if _differ(*pair)]
+        places = [at for at, pair in enumerate(zip(results, others, strict=True)) if not same_bits(*pair)]
         if not places:
             return []
         again = self._called("pattern", values, nan=True)
         crossed = self._called("pattern", values, nan=False)
-        told = []
+        found = []
         for at in places:
-            if _differ(results[at], again[at]):
-                continue  # it gives something else each time, which is not for this to say
-            unwritten = _differ(results[at], crossed[at])
-            differing = _bits(results[at]) != _bits(crossed[at] if unwritten else others[at])
+            if not same_bits(results[at], again[at]):
+                continue  # not deterministic, which another property reports
+            unwritten = not same_bits(results[at], crossed[at])
+            differing = as_bytes(results[at]) != as_bytes(crossed[at] if unwritten else others[at])
             rows = differing.view(results[at].numel(), -1).any(1)
-            told.append(
+            found.append(
                 {
                     "result": self.job.results[at],
                     "unwritten": unwritten,
@@ -170,30 +177,30 @@ class Child:
                     "first": _index(int(rows.nonzero()[0]), results[at].shape),
                 }
             )
-        return told
+        return found
 
     def _called(self, build: Fill, values: list[Any], *, nan: bool) -> list[Tensor]:
-        """The results of one of the two builds.
+        """Run one of the two builds.
 
         Args:
-            build: Which.
+            build: Name of the build.
             values: The arguments.
-            nan: Whether new memory holds nan, and not what the allocator has put there.
+            nan: If True, new memory holds nan instead of the allocator's leftovers.
         """
         fill_new_memory(nan)
         with torch.no_grad():
             returned = self.stand_ins[build](*values)
         return list(returned) if isinstance(returned, tuple) else [returned]
 
-    def _values(self, sample: Values, trial: Trial) -> tuple[list[Any], list[Span]]:
-        """The arguments, each tensor between fences."""
-        flat = [replica(value, trial.dtype) for value in sample.flat]
-        for place, layout in trial.layouts:
+    def _values(self, sample: SampleArguments, call: SanitizedCall) -> tuple[list[Any], list[MemorySpan]]:
+        """Make the arguments, each tensor between redzones."""
+        flat = [replica(value, call.dtype) for value in sample.flat]
+        for place, layout in call.layouts:
             flat[place] = layout.of(flat[place].contiguous())
-        spans: list[Span] = []
+        spans: list[MemorySpan] = []
         for place, value in enumerate(flat):
             if isinstance(value, Tensor):
-                flat[place], span = fenced(sample.labels[place], value, self.sanitizer)
+                flat[place], span = with_redzones(sample.labels[place], value, self.sanitizer)
                 spans += [] if span is None else [span]
         values = [
             [flat[at] for at in place] if isinstance(place, list | tuple) else flat[place]
@@ -202,12 +209,35 @@ class Child:
         return values, spans
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().flatten().view(torch.uint8)
+ALIGNED = 64
+"""Alignment in bytes of the memory that torch allocates."""
 
 
-def _differ(one: Tensor, other: Tensor) -> bool:
-    return not torch.equal(_bits(one), _bits(other))
+def with_redzones(label: str, value: Tensor, sanitizer: Any) -> tuple[Tensor, MemorySpan | None]:
+    """Copy a tensor between poisoned redzones; return the copy and its memory.
+
+    The copy has the memory that its elements span and no more, even of a slice, and the same alignment as the
+    original: a kernel that assumes aligned memory fails with it. An empty tensor has a null pointer and no
+        redzones.
+
+    Args:
+        label: Name of the argument.
+        value: Tensor of any strides.
+        sanitizer: Library of AddressSanitizer.
+    """
+    if not value.numel():
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype), None
+    size = value.element_size()
+    extent: int = 1 + sum((n - 1) * int(step) for n, step in zip(value.shape, value.stride(), strict=True))
+    lead = REDZONE // size + int(value.storage_offset()) % (ALIGNED // size)
+    block = torch.empty(lead + extent + REDZONE // size, dtype=value.dtype)
+    block.as_strided((extent,), (1,), lead).copy_(value.as_strided((extent,), (1,), value.storage_offset()))
+    begin = block.data_ptr()
+    start, end, stop = begin + lead * size, begin + (lead + extent) * size, begin + block.numel() * size
+    for first, last in ((begin, start), (end, stop)):
+        sanitizer.__asan_poison_memory_region(ctypes.c_void_p(first), ctypes.c_size_t(last - first))
+    copy = block.as_strided(value.shape, value.stride(), lead)
+    return copy, MemorySpan(label, start, extent * size, REDZONE)
 
 
 def _index(at: int, shape: torch.Size) -> list[int]:
@@ -219,14 +249,14 @@ def _index(at: int, shape: torch.Size) -> list[int]:
 
 
 def main(folder: str, writing: int) -> None:
-    """Work in a folder, and write what happens to a pipe."""
-    os.environ.pop("LD_PRELOAD", None)  # the compiler does without
+    """Work in a folder, and write events to a pipe."""
+    os.environ.pop("LD_PRELOAD", None)  # not for the compiler
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    def tell(event: dict[str, Any]) -> None:
+    def send(event: dict[str, Any]) -> None:
         os.write(writing, json.dumps(event).encode() + b"\n")
 
     try:
-        Child(Path(folder), tell).work()
+        SanitizerChild(Path(folder), send).work()
     except opsmith.errors.OpsmithError as error:
-        tell({"error": pickle.dumps(error).hex()})
+        send({"error": pickle.dumps(error).hex()})

@@ -1,4 +1,4 @@
-"""What a process under sanitizers is given to do: a kernel, and the calls to run it on."""
+"""Parent of a process under sanitizers: sends it a kernel with calls, and reads the outcomes."""
 
 from __future__ import annotations
 
@@ -21,26 +21,37 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.build.cpp.sanitizer_reports import SanitizerReport, reports
-from opsmith.build.cpp.sanitizing import preloaded
-from opsmith.build.cpp.tracing import lines_in
-from opsmith.build.form import Form
-from opsmith.build.includes import includes_of
+from opsmith.build.source_text import includes_of
 from opsmith.build.symbols import Line
 from opsmith.build.toolchain import find_toolchain
 from opsmith.checking.exceptions import UncheckableError
-from opsmith.checking.processes.redzones import Span
 from opsmith.checking.samples.layouts import Layout
+from opsmith.kernels.common.result_layout import ResultLayout
+from opsmith.kernels.cpp.crash_trace import lines_in
+from opsmith.kernels.cpp.sanitizer import SanitizerReport, preloaded, reports
+
+REDZONE = 1024
+"""Poisoned bytes on either side of each argument."""
 
 
 @dataclass(frozen=True)
-class Values:
-    """The arguments of a sample.
+class MemorySpan:
+    """Memory of an argument or a result, and the size of its redzones."""
+
+    label: str
+    start: int
+    size: int
+    fence: int = 0
+
+
+@dataclass(frozen=True)
+class SampleArguments:
+    """Arguments of a sample.
 
     Args:
-        flat: Their values, lists of tensors spread out.
-        labels: How messages call each.
-        packing: For each argument the place of its value, or the places of its list's.
+        flat: Values, lists of tensors spread out.
+        labels: Name of each in messages.
+        packing: For each argument the position of its value, or the positions of its list's items.
     """
 
     flat: tuple[Any, ...]
@@ -49,41 +60,41 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One call.
+class SanitizedCall:
+    """A call of the kernel.
 
     Args:
-        sample: Which of the job's samples.
-        dtype: dtype of floating tensors; None leaves them as they are.
-        layouts: The tensors that lie otherwise than contiguous: the place of each, and how it lies.
-        forms: Those of the results.
-        told: What it is, in words.
-        odd: What lies otherwise, in words; empty for nothing.
+        sample: Index of the sample.
+        dtype: dtype of floating tensors; None keeps their own.
+        layouts: Position and layout of each tensor that is not contiguous.
+        forms: Shapes, strides and dtypes of the results.
+        description: Description of the call.
+        odd: Description of the layouts; empty for contiguous ones.
     """
 
     sample: int
     dtype: torch.dtype | None
     layouts: tuple[tuple[int, Layout], ...]
-    forms: tuple[Form, ...]
-    told: str
+    forms: tuple[ResultLayout, ...]
+    description: str
     odd: str = ""
 
 
 @dataclass(frozen=True)
-class Job:
+class SanitizerJob:
     """A kernel, and the calls to run it on.
 
     Args:
-        operator: The operator's name.
-        arguments: Name and type hint of each argument.
+        operator: Name of the operator.
+        arguments: Name and annotation of each argument.
         results: Names of the results, hidden ones too.
-        text: The kernel.
-        entry: Name of the function in it.
-        folder: Where its own headers are; None where that is not known.
-        dtypes: Those that a template is made for; None for the usual ones.
+        text: Source text of the kernel.
+        entry: Name of its function.
+        folder: Folder of its own headers; None if unknown.
+        dtypes: dtypes that a template is instantiated for; None for the usual ones.
         samples: Arguments.
-        trials: The calls.
-        threads: How many threads it may use.
+        calls: Calls.
+        threads: Number of threads.
     """
 
     operator: str
@@ -93,19 +104,20 @@ class Job:
     entry: str
     folder: str | None
     dtypes: tuple[torch.dtype, ...] | None
-    samples: tuple[Values, ...]
-    trials: tuple[Trial, ...]
+    samples: tuple[SampleArguments, ...]
+    calls: tuple[SanitizedCall, ...]
     threads: int = 2
 
 
 START_S = 600.0
-"""How long the process may take until its kernel is built."""
+"""Time limit in seconds until the kernel is built."""
 GRACE_S = 10.0
+"""Time limit in seconds for a late call to write its report."""
 
 _OPTIONS: Mapping[str, Mapping[str, int]] = {
     "ASAN_OPTIONS": {
         "abort_on_error": 0,
-        "detect_leaks": 0,  # Python keeps what it has
+        "detect_leaks": 0,  # Python does not free everything
         "detect_odr_violation": 0,  # the same kernel is built twice
         "detect_stack_use_after_return": 1,
         "halt_on_error": 0,
@@ -113,17 +125,17 @@ _OPTIONS: Mapping[str, Mapping[str, int]] = {
         "malloc_context_size": 1,
         "max_malloc_fill_size": 1 << 30,
         "redzone": 64,
-        "symbolize": 0,  # it would read the lines of Python and torch as well
+        "symbolize": 0,  # it would read the symbols of Python and torch too
     },
     "UBSAN_OPTIONS": {"halt_on_error": 0, "print_stacktrace": 1, "symbolize": 0},
 }
 
 
-def options(job: Job) -> dict[str, str]:
-    """What the sanitizers are told, in the environment of a job's process.
+def options(job: SanitizerJob) -> dict[str, str]:
+    """Return the environment variables with the sanitizers' options for a job.
 
-    Sanitizers move variables to memory of their own, to see what is used after its function returned. g++
-    before 13.3 does not align vectors there, and kernels that have some crash (GCC bug 110027).
+    Sanitizers move variables to memory of their own, to detect uses after the function returned. g++ before
+    13.3 does not align vectors there, and kernels with vectors crash (GCC bug 110027).
     """
     own = (job.text, *includes_of(job.text, job.folder).values())
     found = {variable: dict(values) for variable, values in _OPTIONS.items()}
@@ -139,22 +151,22 @@ _VECTORS = re.compile(r"\bvector_size\b|\b__m\d{3}[di]?\b|\b_mm\d*_")
 
 
 @dataclass
-class Run:
-    """What became of one call.
+class CallOutcome:
+    """Outcome of one call.
 
     Attributes:
-        trial: Which.
-        spans: Where its arguments lay, and its results.
-        raised: What it raised; None for nothing.
-        depends: Results that depend on what was in memory before.
-        reports: What the sanitizers told of.
-        status: That of the process, where the call ended it.
-        late: Whether it took too long.
-        lines: Where it left the process, the innermost first.
+        call: Index of the call.
+        spans: Memory of its arguments and results.
+        raised: Exception that it raised; None for none.
+        depends: Results that depend on uninitialized memory.
+        reports: Reports of the sanitizers.
+        status: Exit status of the process, where the call ended it.
+        late: True if it exceeded the time limit.
+        lines: Stack of a crash, the innermost line first.
     """
 
-    trial: int
-    spans: list[Span] = field(default_factory=list)
+    call: int
+    spans: list[MemorySpan] = field(default_factory=list)
     raised: str | None = None
     depends: list[Mapping[str, Any]] = field(default_factory=list)
     reports: list[SanitizerReport] = field(default_factory=list)
@@ -164,28 +176,28 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Done:
-    """What became of a job.
+class JobOutcome:
+    """Outcome of a job.
 
     Args:
-        runs: Its calls.
-        left: How many were not run.
+        runs: Outcomes of its calls.
+        left: Number of calls that were not run.
     """
 
-    runs: list[Run]
+    runs: list[CallOutcome]
     left: int = 0
 
 
-def done(job: Job, limit_s: float) -> Done:
-    """Do a job.
+def run_job(job: SanitizerJob, limit_s: float) -> JobOutcome:
+    """Run a job in a process under sanitizers.
 
     Args:
-        job: What to do.
-        limit_s: Seconds that a call may take.
+        job: The job.
+        limit_s: Time limit of a call in seconds.
 
     Raises:
-        UncheckableError: If there are no sanitizers, or no process runs with them.
-        OpsmithError: What keeps the kernel from being built.
+        UncheckableError: If there are no sanitizers, or no process starts with them.
+        OpsmithError: If the kernel cannot be built.
     """
     try:
         libraries = preloaded(find_toolchain())
@@ -195,25 +207,25 @@ def done(job: Job, limit_s: float) -> Done:
         folder = Path(name)
         (folder / "job").write_bytes(pickle.dumps(job))
         reading, writing = os.pipe()
-        with (folder / "said").open("wb") as said:
+        with (folder / "output").open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM.format(path=sys.path, folder=name, writing=writing)],
                 env={**os.environ, "LD_PRELOAD": " ".join(map(str, libraries)), **options(job)},
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 pass_fds=[writing],
                 start_new_session=True,
             )
         os.close(writing)
         try:
-            runs = _Conversation(folder, limit_s).of(reading)
+            runs = _ChildEvents(folder, limit_s).of(reading)
         finally:
             os.close(reading)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # and its forks
             process.wait()
-    return Done(runs, len(job.trials) - (1 + runs[-1].trial if runs else 0))
+    return JobOutcome(runs, len(job.calls) - (1 + runs[-1].call if runs else 0))
 
 
 PROGRAM = """\
@@ -224,25 +236,25 @@ main({folder!r}, {writing})
 """
 
 
-class _Conversation:
-    """What the process tells, read until it has no more to tell."""
+class _ChildEvents:
+    """Events of the child process, read until it ends."""
 
     def __init__(self, folder: Path, limit_s: float) -> None:
         self.folder, self.limit_s = folder, limit_s
-        self.runs: list[Run] = []
+        self.runs: list[CallOutcome] = []
         self.built = False
         self.forks: list[int] = []
         self.read = 0
 
-    def of(self, reading: int) -> list[Run]:
+    def of(self, reading: int) -> list[CallOutcome]:
         late = False
         for event in self._events(reading):
             if event is None:
                 if late or not self.built or not self.forks or not self.runs:
-                    break  # it does not even die
+                    break  # it does not respond to the signal
                 late = self.runs[-1].late = True
-                with suppress(ProcessLookupError):  # it has ended just now
-                    os.kill(self.forks[-1], signal.SIGABRT)  # the sanitizer says where it is
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(self.forks[-1], signal.SIGABRT)  # the sanitizer reports its stack
                 self.limit_s = GRACE_S
                 continue
             self._take(event)
@@ -253,7 +265,7 @@ class _Conversation:
         return self.runs
 
     def _events(self, reading: int) -> Iterator[dict[str, Any] | None]:
-        """Each line; None where the time for it is over."""
+        """Yield each event; None after a time limit."""
         rest = b""
         end = time.monotonic() + START_S
         while True:
@@ -279,23 +291,23 @@ class _Conversation:
         elif "fork" in event:
             self.forks.append(event["fork"])
             self.read = 0
-        elif "trial" in event:
-            self.runs.append(Run(event["trial"], [Span(*span) for span in event["memory"]]))
+        elif "call" in event:
+            self.runs.append(CallOutcome(event["call"], [MemorySpan(*span) for span in event["memory"]]))
         elif "done" in event:
             run = self.runs[-1]
             run.raised, run.depends = event["raised"], event.get("depends", [])
-            run.spans += [Span(*span) for span in event.get("memory", [])]
+            run.spans += [MemorySpan(*span) for span in event.get("memory", [])]
             run.reports += reports(self._written(event["size"]))
         elif "died" in event:
-            if not self.runs or self.runs[-1].trial != event["died"]:
-                self.runs.append(Run(event["died"]))
+            if not self.runs or self.runs[-1].call != event["died"]:
+                self.runs.append(CallOutcome(event["died"]))
             self.runs[-1].status = event["status"]
             words = self._written(None)
             self.runs[-1].reports += reports(words)
             self.runs[-1].lines = lines_in(words)
 
     def _written(self, size: int | None) -> str:
-        """What the sanitizers have written since the last call, up to so many bytes; to the end for None."""
+        """Read the sanitizers' new output, up to a size; to the end for None."""
         if not self.forks:
             return ""
         with (self.folder / f"log.{self.forks[-1]}").open("rb") as log:
@@ -305,7 +317,7 @@ class _Conversation:
         return written.decode(errors="replace")
 
     def _never_ran(self) -> errors.ToolchainError:
-        words = (self.folder / "said").read_text(errors="replace").strip()
+        words = (self.folder / "output").read_text(errors="replace").strip()
         return errors.ToolchainError(
             "no process runs with AddressSanitizer",
             expected="Python and torch with the sanitizer's library loaded before all others",

@@ -1,23 +1,25 @@
-"""From what a process under sanitizers told to failures: what, of which argument, where, on which call."""
+"""Convert outcomes of calls under sanitizers to failures: cause, argument, location and call."""
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from opsmith.build.cpp.sanitizer_reports import SanitizerReport
-from opsmith.build.cpp.source import CppSource
-from opsmith.build.cpp.warnings import unset_lines
 from opsmith.build.symbols import Line
-from opsmith.checking.processes.fork import SIGNALS
-from opsmith.checking.processes.redzones import FENCE, Span
-from opsmith.checking.processes.sanitizer_parent import Job, Run, Trial
+from opsmith.checking.processes.fork import describe_exit
+from opsmith.checking.processes.sanitizer_parent import (
+    REDZONE,
+    CallOutcome,
+    MemorySpan,
+    SanitizedCall,
+    SanitizerJob,
+)
 from opsmith.checking.report import Failure
+from opsmith.kernels.cpp.sanitizer import SanitizerReport, unset_lines
+from opsmith.kernels.cpp.source import CppSource
 
 OUTSIDE = {
     "heap-buffer-overflow",
@@ -30,7 +32,7 @@ OUTSIDE = {
     "SEGV",
     "BUS",
 }
-"""AddressSanitizer's words for what lies beyond something."""
+"""AddressSanitizer's kinds of accesses outside of an object."""
 
 GONE = {
     "heap-use-after-free": "memory that was given back",
@@ -52,28 +54,32 @@ ENDS = {
     "ABRT": "it calls `abort`, or throws where nothing catches",
     "ILL": "it runs an instruction that this processor does not have",
 }
-"""Its words for what ends a process, and what a kernel then does."""
+"""AddressSanitizer's kinds of errors that end a process, with descriptions."""
 
 OWN = re.compile(r"<cpp of [^>]*>$")
-"""How the text is called in the process, where it stands in no file."""
+"""Name of a source text in the process that is not a file."""
 
 
-def apart(failures: Sequence[Failure]) -> list[Failure]:
-    """The failures, without those that tell less of what another one tells of the same line.
+def without_duplicates(failures: Sequence[Failure]) -> list[Failure]:
+    """Drop failures that another failure of the same line describes better.
 
-    Two builds run, of which one does not know where its results lie; and both sanitizers see a null pointer,
-    an index that an array does not have, or a division by zero.
+    Two builds run, and one of them does not know the memory of its results. Both sanitizers detect a null
+    pointer, an index outside of an array, and a division by zero.
     """
     outside = [each for each in failures if each.cause == "out-of-bounds"]
     named = {each.where for each in outside if each.input is not None}
-    told = {each.where for each in outside}
+    outside_lines = {each.where for each in outside}
     undefined = {each.where for each in failures if each.cause == "undefined"}
-    also = {each.where: each.message for each in failures if each.cause == "undefined" and each.where in told}
+    also = {
+        each.where: each.message
+        for each in failures
+        if each.cause == "undefined" and each.where in outside_lines
+    }
     kept = []
     for failure in failures:
         if failure.cause == "out-of-bounds" and failure.input is None and failure.where in named:
             continue
-        if failure.cause == "undefined" and failure.where in told:
+        if failure.cause == "undefined" and failure.where in outside_lines:
             continue
         if failure.message.startswith(ENDS["FPE"]) and failure.where in undefined:
             continue
@@ -85,56 +91,56 @@ def apart(failures: Sequence[Failure]) -> list[Failure]:
 
 @dataclass(frozen=True)
 class KernelFindings:
-    """The failures of one kernel.
+    """Failures of one kernel.
 
     Args:
-        check: Name of the property.
-        job: What was done.
+        property: Name of the property.
+        job: The job.
         source: The kernel.
-        limit_s: Seconds that a call was given.
+        limit_s: Time limit of a call in seconds.
     """
 
-    check: str
-    job: Job
+    property: str
+    job: SanitizerJob
     source: CppSource
     limit_s: float
 
-    def of(self, run: Run) -> Iterator[Failure]:
-        """What one call shows."""
-        trial = self.job.trials[run.trial]
+    def of(self, run: CallOutcome) -> Iterator[Failure]:
+        """Yield the failures of one call."""
+        call = self.job.calls[run.call]
         for report in run.reports:
-            yield self._reported(report, run, trial)
+            yield self._reported(report, run, call)
         if run.late and not run.reports:
-            yield self._late(trial, self.source.where)
+            yield self._late(call, self.source.where)
         elif run.status is not None and not run.reports:
-            yield self._died(run.status, run.lines, trial)
+            yield self._died(run.status, run.lines, call)
         for depends in run.depends:
-            yield self._depending(depends, trial)
+            yield self._depending(depends, call)
 
-    def _reported(self, report: SanitizerReport, run: Run, trial: Trial) -> Failure:
+    def _reported(self, report: SanitizerReport, run: CallOutcome, call: SanitizedCall) -> Failure:
         where, line = self._place(report.lines)
         if run.late and report.kind == "ABRT":
-            return self._late(trial, where, line)
-        evidence = self._evidence(trial, line, report.words)
+            return self._late(call, where, line)
+        evidence = self._evidence(call, line, report.words)
         if report.kind == "undefined":
-            message = f"C++ does not say what this gives: {report.words}"
-            return Failure(self.check, None, "undefined", message, where, evidence)
+            message = f"its behaviour is undefined in C++: {report.words}"
+            return Failure(self.property, None, "undefined", message, where, evidence)
         size = f" {report.size} bytes" if report.size else ""
         verb = {"READ": f"reads{size}", "WRITE": f"writes{size}"}.get(report.way, "uses memory")
         if report.kind in GONE:
             message = f"it {verb} of {GONE[report.kind]}"
             message += f": `{report.variable}`" if report.variable else ""
-            return Failure(self.check, None, "out-of-bounds", message, where, evidence)
+            return Failure(self.property, None, "out-of-bounds", message, where, evidence)
         if report.kind in OUTSIDE:
             label, beside = self._beside(report, run.spans)
-            return Failure(self.check, label, "out-of-bounds", f"it {verb} {beside}", where, evidence)
+            return Failure(self.property, label, "out-of-bounds", f"it {verb} {beside}", where, evidence)
         if report.kind in MISUSED:
-            return Failure(self.check, None, "out-of-bounds", MISUSED[report.kind], where, evidence)
+            return Failure(self.property, None, "out-of-bounds", MISUSED[report.kind], where, evidence)
         message = ENDS.get(report.kind, "the process dies")
-        return Failure(self.check, None, "raises", f"{message}, and the process dies", where, evidence)
+        return Failure(self.property, None, "raises", f"{message}, and the process dies", where, evidence)
 
-    def _beside(self, report: SanitizerReport, spans: Sequence[Span]) -> tuple[str | None, str]:
-        """What was read or written beside: the argument or result, and in words."""
+    def _beside(self, report: SanitizerReport, spans: Sequence[MemorySpan]) -> tuple[str | None, str]:
+        """Return the argument or result nearest to an access, and a description of the access."""
         if report.variable:
             return None, f"outside of the variable `{report.variable}`"
         address = report.address
@@ -155,33 +161,27 @@ class KernelFindings:
             null = address < 4096
             return None, "through a null pointer" if null else "where there is no memory of this process"
         if report.region is None:
-            return None, f"outside of its memory, more than {FENCE} bytes from any argument"
+            return None, f"outside of its memory, more than {REDZONE} bytes from any argument"
         _, far_, size, side = report.region
         what = {"after": f"{far_} bytes after the end of", "before": f"{far_} bytes before"}.get(
             side, "inside"
         )
         return None, f"outside of its memory: {what} a piece of {size} bytes"
 
-    def _late(self, trial: Trial, where: str, line: str = "") -> Failure:
-        evidence = {**self._evidence(trial, line), "limit": f"{self.limit_s:g} s"}
+    def _late(self, call: SanitizedCall, where: str, line: str = "") -> Failure:
+        evidence = {**self._evidence(call, line), "limit": f"{self.limit_s:g} s"}
         message = f"a call did not finish within {self.limit_s:g} s" + "; it was in this line" * bool(line)
-        return Failure(self.check, None, "raises", message, where, evidence)
+        return Failure(self.property, None, "raises", message, where, evidence)
 
-    def _died(self, status: int, lines: Sequence[Line], trial: Trial) -> Failure:
-        """A death of which the sanitizer says nothing."""
+    def _died(self, status: int, lines: Sequence[Line], call: SanitizedCall) -> Failure:
+        """Make the failure of a crash without a report of the sanitizers."""
         where, line = self._place(lines)
-        evidence = self._evidence(trial, line)
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-            how = f"the process dies of {name} ({SIGNALS.get(name) or signal.strsignal(number)})"
-            evidence["signal"] = name
-        else:
-            how = f"it ends the process, with status {os.WEXITSTATUS(status)}, instead of returning"
-            evidence["status"] = os.WEXITSTATUS(status)
-        return Failure(self.check, None, "raises", how, where, evidence)
+        evidence = self._evidence(call, line)
+        how, exit_evidence = describe_exit(status)
+        evidence.update(exit_evidence)
+        return Failure(self.property, None, "raises", how, where, evidence)
 
-    def _depending(self, found: Any, trial: Trial) -> Failure:
+    def _depending(self, found: Any, call: SanitizedCall) -> Failure:
         name = found["result"]
         count = f"{found['count']} of {found['of']} elements, the first at {found['first']}"
         if found["unwritten"]:
@@ -196,25 +196,25 @@ class KernelFindings:
             number, words = self.unset[0]
             where, line = f"{self.source.path}:{number}", self.source.quoted(number).strip()
             message += f"; the compiler warns: {words}"
-        return Failure(self.check, name, "uninitialized", message, where, self._evidence(trial, line))
+        return Failure(self.property, name, "uninitialized", message, where, self._evidence(call, line))
 
     @cached_property
     def unset(self) -> list[tuple[int, str]]:
-        """Lines that use a variable before it is set, as far as the compiler sees it, with its warnings."""
+        """Lines that use a variable before it is set, by the compiler's warnings."""
         return unset_lines(self.source, self.job.operator, self.job.dtypes)
 
     def _place(self, lines: Sequence[Line]) -> tuple[str, str]:
-        """`file:line` of the author's innermost line, and that line; of the function where none is known."""
+        """Return location and text of the author's innermost line; the function's where it is unknown."""
         for line in lines:
-            # In the process the text stood for itself, and its lines were counted from 1.
+            # In the process, lines of a text were counted from 1.
             if OWN.search(line.file):
                 number = line.number + self.source.line - 1
                 return f"{self.source.path}:{number}", self.source.quoted(number).strip()
         return self.source.where, ""
 
-    def _evidence(self, trial: Trial, line: str, tool: str = "") -> dict[str, Any]:
-        evidence: dict[str, Any] = {"sample": trial.told}
-        evidence.update({"layout": trial.odd} if trial.odd else {})
+    def _evidence(self, call: SanitizedCall, line: str, tool: str = "") -> dict[str, Any]:
+        evidence: dict[str, Any] = {"sample": call.description}
+        evidence.update({"layout": call.odd} if call.odd else {})
         evidence.update({"line": line} if line else {})
         evidence.update({"found by": tool} if tool.startswith("AddressSanitizer") else {})
         return evidence

@@ -1,4 +1,4 @@
-"""Batches made of a sample: several examples of it side by side."""
+"""Batches of several examples made from one sample."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from opsmith.checking.subject import Subject
 
 
 def drawn(value: Tensor, count: int, generator: torch.Generator) -> list[Tensor]:
-    """A tensor, and others drawn from its values, so that they lie where the operator is defined."""
+    """Return a tensor, and others drawn from its values, so that they stay in the operator's domain."""
     flat, elements = value.reshape(-1), value.numel()
     draws = [torch.randint(max(elements, 1), (elements,), generator=generator) for _ in range(count - 1)]
     return [value, *(flat[draw].reshape(value.shape) for draw in draws)]
 
 
 def scaled(value: Tensor, count: int) -> list[Tensor]:
-    """A tensor, and others of its form: matrices that must be symmetric or positive stay so."""
+    """Return a tensor, and scaled copies of it: symmetric or positive matrices stay so."""
     if not is_inexact(value):
         return [value] * count
     return [value * (1 - 0.125 * step) for step in range(count)]
@@ -30,16 +30,16 @@ def scaled(value: Tensor, count: int) -> list[Tensor]:
 def batch_of(
     subject: Subject, sample: Sample, places: Sequence[int], size: int, dtype: torch.dtype | None
 ) -> list[list[Any]]:
-    """The flat arguments of some examples, that differ at some places.
+    """Return the flat arguments of some examples, which differ at some positions.
 
-    The values of a sample are drawn again for each example; where that is no input of the operator (it
-    raises, or gives no finite results where the sample does), the sample is scaled.
+    The values of the sample are drawn again for each example. Where the operator rejects them (it raises, or
+    gives results that are not finite where the sample's are), the sample is scaled.
 
     Args:
-        subject: What is under check.
-        sample: The sample; the first example.
-        places: The arguments in which the examples differ.
-        size: How many examples.
+        subject: The checked operator.
+        sample: The sample, which is the first example.
+        places: Positions of the arguments in which the examples differ.
+        size: Number of examples.
         dtype: dtype of floating tensors; their own by default.
     """
     flat = sample.at(dtype)
@@ -51,12 +51,12 @@ def batch_of(
         if not finite or all(all_finite(subject.call(sample, replicas(row))) for row in rows):
             return rows
     except Exception as error:
-        refuse_own(error)  # what was drawn is no input of it, and the sample itself is
+        refuse_own(error)  # the drawn values are rejected, and the sample itself is not
     return _rows(flat, {place: scaled(flat[place], size) for place in places}, size)
 
 
 def _precise(values: Sequence[Tensor]) -> list[Tensor]:
-    """The values but for the first in numbers that need all digits: authors give short ones."""
+    """Scale all values but the first so that they need all digits: authors give short numbers."""
     first, *others = values
     if first.dtype not in (torch.float64, torch.complex128):
         return [*values]
@@ -71,21 +71,21 @@ def _rows(flat: Sequence[Any], columns: Mapping[int, Sequence[Tensor]], size: in
 
 
 def replicas(flat: Sequence[Any]) -> list[Any]:
-    """The values, every tensor fresh."""
+    """Copy the values, every tensor into fresh memory."""
     return [replica(value) for value in flat]
 
 
 def all_finite(results: Sequence[Any]) -> bool:
-    """Whether no floating result is nan or infinite."""
+    """Report whether every floating result is finite."""
     return all(bool(each.isfinite().all()) for each in results if is_inexact(each))
 
 
-def side_by_side(rows: Sequence[Sequence[Any]], dims: Mapping[int, int]) -> list[Any]:
-    """The flat arguments of a batch.
+def batched(rows: Sequence[Sequence[Any]], dims: Mapping[int, int]) -> list[Any]:
+    """Stack the flat arguments of the examples.
 
     Args:
-        rows: Those of each example.
-        dims: For each argument that has a batch, its dimension.
+        rows: Flat arguments of each example.
+        dims: Batch dimension of each argument that has one.
     """
     return [
         torch.stack([row[place] for row in rows], dims[place]) if place in dims else value
@@ -93,8 +93,8 @@ def side_by_side(rows: Sequence[Sequence[Any]], dims: Mapping[int, int]) -> list
     ]
 
 
-def without_examples(flat: Sequence[Any], dims: Mapping[int, int]) -> list[Any]:
-    """The flat arguments of a batch of none, each of which would be like these."""
+def empty_batch(flat: Sequence[Any], dims: Mapping[int, int]) -> list[Any]:
+    """Return the flat arguments of a batch of no examples."""
     return [
         value.unsqueeze(dims[place]).narrow(dims[place], 0, 0) if place in dims else value
         for place, value in enumerate(flat)
@@ -102,20 +102,20 @@ def without_examples(flat: Sequence[Any], dims: Mapping[int, int]) -> list[Any]:
 
 
 def working_dtype(subject: Subject, sample: Sample) -> torch.dtype | None:
-    """The widest dtype in which the operator takes a sample; None for its own, where no other does."""
+    """Return the widest dtype in which the operator runs a sample; None for the sample's own."""
     candidates = (torch.float32,) if subject.single_precision else (torch.float64, torch.float32)
     for dtype in candidates:
         try:
             subject.call(sample, sample.at(dtype))
         except Exception as error:
             refuse_own(error)
-            continue  # the properties of results report what it raises
+            continue  # reported by the properties of results
         return dtype
     return None
 
 
 def own_dtype(sample: Sample) -> torch.dtype:
-    """The dtype of a sample's floating tensors, the first of them; float64 where there is none."""
+    """Return the dtype of a sample's first floating tensor; float64 where there is none."""
     for place in sample.inexact:
         value = sample.flat[place]
         found: torch.dtype = value.dtype.to_real() if value.is_complex() else value.dtype

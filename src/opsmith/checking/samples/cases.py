@@ -1,4 +1,4 @@
-"""Cases: one sample in one dtype on one device, and the tensors that no sample may hold."""
+"""Cases: a sample in one dtype on one device with its truth; and tensors that samples must not hold."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.numerics.truth import Measure, Truth
+from opsmith.checking.numerics.truth import MeasuredFunction, Truth
 from opsmith.checking.property import Note, first_line
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
-from opsmith.torch_library.effects import foreign_kind
+from opsmith.torch_library.validation import unsupported_kind
 
-WIDE = (torch.float64, torch.float32)
-"""Every operator is checked in these; in narrower dtypes only where its reference runs in them."""
+ALWAYS_CHECKED = (torch.float64, torch.float32)
+"""dtypes in which every operator is checked; others only where its reference runs in them."""
 
-NARROW = (torch.bfloat16, torch.float16)
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+"""dtypes in which an operator is checked where its reference runs in them."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A sample in a dtype on a device, and what is right there.
+    """A sample in one dtype on one device, with the right results.
 
     Args:
-        subject: What is under check.
+        subject: The checked operator.
         sample: The sample.
         dtype: dtype of its floating tensors.
-        device: Where its tensors lie.
-        truth: The right results.
+        device: Device of its tensors.
+        truth: Right results.
     """
 
     subject: Subject
@@ -42,34 +43,34 @@ class Case:
     truth: Truth
 
     def flat(self) -> list[Any]:
-        """The flat arguments, fresh."""
+        """Return the flat arguments in fresh memory."""
         return self.sample.at(self.dtype, self.device)
 
     def __str__(self) -> str:
-        return named(self.sample, self.dtype, self.device)
+        return case_name(self.sample, self.dtype, self.device)
 
 
-def named(sample: Sample, dtype: torch.dtype, device: torch.device) -> str:
-    """A sample, dtype and device in words."""
-    dtype_words = f" in {short(dtype)}" if sample.inexact else ""
+def case_name(sample: Sample, dtype: torch.dtype, device: torch.device) -> str:
+    """Name a sample, dtype and device in a message."""
+    dtype_words = f" in {dtype_name(dtype)}" if sample.inexact else ""
     return f"{sample}{dtype_words} on {device.type}"
 
 
 def cases(
     subject: Subject,
     sample: Sample,
-    measure: Measure,
+    measure: MeasuredFunction,
     dtypes: tuple[torch.dtype, ...],
     arguments: Callable[[torch.dtype, torch.device], list[Any]] | None = None,
 ) -> list[Case | Note]:
-    """The cases that a sample makes, and a note for each that cannot be made.
+    """Make the cases of a sample, and a note for each that cannot be made.
 
     Args:
-        subject: What is under check.
+        subject: The checked operator.
         sample: The sample.
-        measure: What gives the truth.
+        measure: Function that gives the truth.
         dtypes: dtypes of floating tensors; a sample without any makes one case.
-        arguments: Arguments of what is measured; those of the sample by default.
+        arguments: Arguments of the measured function; those of the sample by default.
     """
     found: list[Case | Note] = []
     if subject.single_precision:
@@ -84,30 +85,32 @@ def cases(
 def _case(
     subject: Subject,
     sample: Sample,
-    measure: Measure,
+    measure: MeasuredFunction,
     dtype: torch.dtype,
     device: torch.device,
     arguments: Callable[[torch.dtype, torch.device], list[Any]],
 ) -> Case | Note:
     if not sample.takes(dtype):
-        return Note(f"{short(dtype)} was left out where a sample is complex: it has no complex form")
+        return Note(f"{dtype_name(dtype)} was left out where a sample is complex: it has no complex form")
     try:
         flat = arguments(dtype, device)
     except (RuntimeError, TypeError) as error:
         return Note(
-            f"{short(dtype)} was left out on {device.type}, which does not have it: {first_line(error)}"
+            f"{dtype_name(dtype)} was left out on {device.type}, which does not have it: {first_line(error)}"
         )
     try:
         return Case(subject, sample, dtype, device, measure.truth(flat, dtype))
     except (RuntimeError, TypeError) as error:
         refuse_own(error)
-        if dtype in WIDE:
+        if dtype in ALWAYS_CHECKED:
             raise
-        return Note(f"{short(dtype)} was left out: the reference does not run in it: {first_line(error)}")
+        return Note(
+            f"{dtype_name(dtype)} was left out: the reference does not run in it: {first_line(error)}"
+        )
 
 
-def short(dtype: torch.dtype) -> str:
-    """A dtype in a message."""
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name a dtype in a message."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -117,26 +120,26 @@ COMPUTED = frozenset(
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
     }
 )
-"""Dtypes that torch computes in. Floats of 8 bits, and complex numbers of 32, it does little but store."""
+"""dtypes that torch computes in. It does little but store floats of 8 bits and complex numbers of 32."""
 
 COMPARED = COMPUTED | {torch.uint16, torch.uint32, torch.uint64}
-"""Those that it can tell to be equal or not, which is all that is asked of whole numbers in results."""
+"""dtypes that torch compares, which is all that integer results need."""
 
 
 def refuse_unfit(
     position: int, labels: Sequence[str], values: Sequence[Any], operator: str, place: str
 ) -> None:
-    """Refuse a sample that cannot be checked on.
+    """Refuse a sample that cannot be checked.
 
     Args:
-        position: Which of the samples it is.
+        position: Position of the sample.
         labels: Names of its arguments.
         values: The arguments.
-        operator: What messages call the operator.
-        place: Where the samples were given.
+        operator: Name of the operator in messages.
+        place: Location of the samples.
 
     Raises:
-        SampleError: If a tensor holds no numbers, or is no strided dense one.
+        SampleError: If a tensor holds no numbers, or is not strided and dense.
 
     Example:
         >>> import torch
@@ -147,7 +150,7 @@ def refuse_unfit(
         if found is not None:
             got, hint = found
             raise errors.SampleError(
-                f"`{label}` of sample {position} is no tensor to check on",
+                f"`{label}` of sample {position} cannot be checked on",
                 operator=operator,
                 argument=label,
                 expected="a strided dense tensor that holds numbers",
@@ -158,10 +161,10 @@ def refuse_unfit(
 
 
 def refuse_unfit_results(subject: Subject) -> None:
-    """Refuse an operator of which a sample's results cannot be checked.
+    """Refuse an operator if results of a sample cannot be checked.
 
     Raises:
-        SampleError: If a result holds no numbers, or is no strided dense tensor.
+        SampleError: If a result holds no numbers, or is not a strided dense tensor.
 
     Example:
         >>> import opsmith.ops
@@ -171,14 +174,14 @@ def refuse_unfit_results(subject: Subject) -> None:
     """
     for sample in subject.samples:
         results: Sequence[Any] = ()
-        with Overlooking(), torch.no_grad():  # the properties report what it raises
+        with Overlooking(), torch.no_grad():  # reported by the properties
             results = subject.reference(sample, sample.at())
         for value in results:
             found = _unfit(value, COMPARED) if isinstance(value, Tensor) else None
             if found is not None:
                 got, hint = found
                 raise errors.SampleError(
-                    f"a result for {sample.brief} is no tensor to check",
+                    f"a result for {sample.brief} cannot be checked",
                     operator=subject.name,
                     expected="a strided dense tensor that holds numbers",
                     got=got,
@@ -188,8 +191,8 @@ def refuse_unfit_results(subject: Subject) -> None:
 
 
 def _unfit(value: Tensor, dtypes: frozenset[torch.dtype]) -> tuple[str, str] | None:
-    """What a tensor is that check cannot take, and what to give instead; None for one that it takes."""
-    foreign = foreign_kind(value)
+    """Describe a tensor that cannot be checked, with a hint; None for one that can."""
+    foreign = unsupported_kind(value)
     if foreign is not None:
         return foreign.name, f"give `{foreign.hint}`"
     if value.is_meta:

@@ -1,8 +1,7 @@
-"""Which sizes of a sample go together: what `shapes=` declares, or what the samples show.
+"""Sizes of a sample that belong together, as `shapes=` declares or as the samples show.
 
-Sizes that are equal wherever they stand side by side form a symbol: they are only ever changed together, and
-with them the integer arguments that follow them. Fewer symbols than there really are make duller inputs;
-more would make wrong ones.
+Sizes that are equal in every sample form a symbol. They are changed together, and with them the integer
+arguments that equal them. Too few symbols make less varied inputs; too many would make invalid ones.
 """
 
 from __future__ import annotations
@@ -17,20 +16,22 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.numerics.compare import all_close
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
-from opsmith.core.calls import tensors_in
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.expression import Expression, ExpressionError
 from opsmith.core.shapes import ANY, Shapes
 
 
 @dataclass(frozen=True, order=True)
-class Spot:
-    """Where a size stands: in a dimension of a tensor, or in an integer argument.
+class SizeLocation:
+    """Location of a size: a dimension of a tensor, or an integer argument.
 
     Args:
-        place: Which of the flat arguments.
-        index: Dimension of the tensor, or position in a list of integers; 0 for an integer by itself.
-        number: Whether it is an integer argument.
+        place: Position of the flat argument.
+        index: Dimension of the tensor, or index in a list of integers; 0 for an integer.
+        number: True for an integer argument.
     """
 
     place: int
@@ -43,45 +44,45 @@ class Symbol:
     """Sizes of a sample that are changed together.
 
     Args:
-        name: How messages call it: `x.shape[0]`, or the letter that the author gave it.
-        size: What it is in the sample.
-        spots: Where it stands.
-        varies: Whether the samples, or the author, show that it may be another.
+        name: Name in messages: `x.shape[0]`, or the author's letter.
+        size: Value in the sample.
+        spots: Locations of the size.
+        varies: True if the samples, or the author, show that it may change.
     """
 
     name: str
     size: int
-    spots: tuple[Spot, ...]
+    spots: tuple[SizeLocation, ...]
     varies: bool
 
     @property
     def doubled(self) -> bool:
-        """Whether a tensor has it twice, as a square matrix has."""
+        """True if a tensor has the size twice, as a square matrix has."""
         places = [spot.place for spot in self.spots if not spot.number]
         return len(places) > len(set(places))
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a sample.
+    """Sizes of a sample.
 
     Args:
         sample: The sample.
-        symbols: Those that can be changed.
-        formulas: Sizes that follow from symbols, where the author wrote expressions.
+        symbols: Sizes that can be changed.
+        formulas: Sizes computed from symbols, where the author declared expressions.
     """
 
     sample: Sample
     symbols: tuple[Symbol, ...]
-    formulas: Mapping[Spot, Callable[[Mapping[str, int]], int | None]]
+    formulas: Mapping[SizeLocation, Callable[[Mapping[str, int]], int | None]]
 
     @cached_property
     def by_name(self) -> dict[str, int]:
-        """What each symbol is in the sample."""
+        """Value of each symbol in the sample."""
         return {symbol.name: symbol.size for symbol in self.symbols}
 
     def changed(self, to: Mapping[str, int]) -> tuple[dict[int, list[int]], dict[int, Any]] | None:
-        """The new shapes and the new integers, by place; None where no size comes out.
+        """Compute the new shapes and integers, by position; None where an expression has no value.
 
         Args:
             to: New sizes of some symbols, by name.
@@ -111,7 +112,7 @@ class Sizes:
 
 
 def sizes_of(subject: Subject, sample: Sample) -> Sizes:
-    """The sizes of a sample: as declared, else as its samples show them."""
+    """Return the sizes of a sample, as declared or else as the samples show them."""
     shapes = subject.specification.shapes
     if shapes is None:
         return Sizes(sample, _shown(subject, sample), {})
@@ -125,23 +126,23 @@ def _with_item(value: Any, index: int, size: int) -> Any:
 
 
 def _declared(shapes: Shapes, sample: Sample) -> Sizes:
-    spots: dict[str, list[Spot]] = {}
-    formulas: dict[Spot, Any] = {}
+    spots: dict[str, list[SizeLocation]] = {}
+    formulas: dict[SizeLocation, Any] = {}
     sizes, _ = shapes.bind(sample.flattening.schema, sample.flattening.pack(sample.flat))
     for place, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
         if name in shapes.integers and isinstance(value, int):
-            spots.setdefault(name, []).append(Spot(place, 0, number=True))
+            spots.setdefault(name, []).append(SizeLocation(place, 0, number=True))
         dims = shapes.arguments.get(name)
         if dims is None or not isinstance(value, Tensor):
             continue
         start = value.dim() - len(dims.sizes)
         for lead in range(start):
-            spots.setdefault(f"...[{lead - start}]", []).append(Spot(place, lead))
-        for index, (size, code) in enumerate(zip(dims.sizes, dims.expressions, strict=True)):
-            if code is not None:
-                formulas[Spot(place, start + index)] = _formula(code)
+            spots.setdefault(f"...[{lead - start}]", []).append(SizeLocation(place, lead))
+        for index, (size, expression) in enumerate(zip(dims.sizes, dims.expressions, strict=True)):
+            if expression is not None:
+                formulas[SizeLocation(place, start + index)] = _formula(expression)
             elif size != ANY:
-                spots.setdefault(size, []).append(Spot(place, start + index))
+                spots.setdefault(size, []).append(SizeLocation(place, start + index))
     symbols = tuple(
         Symbol(name, _size_at(sample, where[0]), tuple(where), True)
         for name, where in spots.items()
@@ -150,11 +151,11 @@ def _declared(shapes: Shapes, sample: Sample) -> Sizes:
     return Sizes(sample, symbols, formulas)
 
 
-def _formula(code: Any) -> Callable[[Mapping[str, int]], int | None]:
+def _formula(expression: Expression) -> Callable[[Mapping[str, int]], int | None]:
     def size(letters: Mapping[str, int]) -> int | None:
         try:
-            value = eval(code, {"__builtins__": {}}, dict(letters))
-        except (ZeroDivisionError, NameError):
+            value = expression.value(letters)
+        except (ExpressionError, KeyError):  # KeyError: a letter that no argument of this sample has
             return None
         return value if isinstance(value, int) and value >= 0 else None
 
@@ -162,20 +163,20 @@ def _formula(code: Any) -> Callable[[Mapping[str, int]], int | None]:
 
 
 def _shown(subject: Subject, sample: Sample) -> tuple[Symbol, ...]:
-    """Symbols from equal sizes, in this sample and in every other one that has the same tensors."""
+    """Build symbols from sizes that are equal in this sample and in every other with the same tensors."""
     mine = _spots(sample)
     others = [_by_label(each) for each in subject.samples if each.position != sample.position]
     ranks = _ranks(sample)
     known = {spot: [each.get(_label(sample, spot, ranks)) for each in others] for spot in mine}
     parents = {spot: spot for spot in mine}
 
-    def root(spot: Spot) -> Spot:
+    def root(spot: SizeLocation) -> SizeLocation:
         return spot if parents[spot] == spot else root(parents[spot])
 
     for first, second in combinations(sorted(mine), 2):
         if mine[first] == mine[second] and _together(mine[first], known, first, second):
             parents[root(second)] = root(first)
-    groups: dict[Spot, list[Spot]] = {}
+    groups: dict[SizeLocation, list[SizeLocation]] = {}
     for spot in sorted(mine):
         groups.setdefault(root(spot), []).append(spot)
     found: list[Symbol] = []
@@ -190,29 +191,31 @@ def _shown(subject: Subject, sample: Sample) -> tuple[Symbol, ...]:
     return tuple(found)
 
 
-def _together(size: int, known: Mapping[Spot, Sequence[int | None]], first: Spot, second: Spot) -> bool:
-    """Whether two equal sizes are equal in every other sample that has both."""
+def _together(
+    size: int, known: Mapping[SizeLocation, Sequence[int | None]], first: SizeLocation, second: SizeLocation
+) -> bool:
+    """Report whether two equal sizes are equal in every other sample that has both."""
     pairs = [(a, b) for a, b in zip(known[first], known[second], strict=True) if None not in (a, b)]
     if any(a != b for a, b in pairs):
         return False
-    # Small integers equal a size by chance; one that follows it where it changes does not.
+    # A small integer may equal a size by chance; one that changes with it does not.
     return not (first.number or second.number) or len({size, *(a for a, _ in pairs)}) > 1
 
 
-def _spots(sample: Sample) -> dict[Spot, int]:
-    """Every size and every integer of a sample."""
-    found: dict[Spot, int] = {}
+def _spots(sample: Sample) -> dict[SizeLocation, int]:
+    """Return every size and every integer of a sample."""
+    found: dict[SizeLocation, int] = {}
     for place, value in enumerate(sample.flat):
         if isinstance(value, Tensor):
-            found.update({Spot(place, index): size for index, size in enumerate(value.shape)})
+            found.update({SizeLocation(place, index): size for index, size in enumerate(value.shape)})
         elif isinstance(value, int) and not isinstance(value, bool):
-            found[Spot(place, 0, number=True)] = value
+            found[SizeLocation(place, 0, number=True)] = value
         elif isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
-            found.update({Spot(place, index, number=True): item for index, item in enumerate(value)})
+            found.update({SizeLocation(place, index, number=True): item for index, item in enumerate(value)})
     return found
 
 
-def _size_at(sample: Sample, spot: Spot) -> int:
+def _size_at(sample: Sample, spot: SizeLocation) -> int:
     value = sample.flat[spot.place]
     return int(value if spot.number else value.shape[spot.index])
 
@@ -221,7 +224,7 @@ def _ranks(sample: Sample) -> list[int | None]:
     return [value.dim() if isinstance(value, Tensor) else None for value in sample.flat]
 
 
-def _label(sample: Sample, spot: Spot, ranks: Sequence[int | None]) -> tuple[Any, ...]:
+def _label(sample: Sample, spot: SizeLocation, ranks: Sequence[int | None]) -> tuple[Any, ...]:
     return sample.labels[spot.place], ranks[spot.place], spot.index, spot.number
 
 
@@ -230,12 +233,12 @@ def _by_label(sample: Sample) -> dict[tuple[Any, ...], int]:
     return {_label(sample, spot, ranks): size for spot, size in _spots(sample).items()}
 
 
-def free(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
-    """Whether a part of a dimension gives a part of the results, so that its size may be any."""
+def is_batch_like(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
+    """Report whether a slice of a dimension gives a slice of the results: its size may then be any."""
     if symbol.size < 2 or symbol.doubled or any(spot.number for spot in symbol.spots) or subject.draws:
         return False
     dimensions = {spot.place: spot.index for spot in symbol.spots}
-    # Suppressed, since what it raises for a part says that the size does mean something.
+    # Suppressed: if it raises for a slice, the size has a meaning.
     with Overlooking(), torch.no_grad():
         whole = subject.reference(sizes.sample, sizes.sample.at(torch.float64))
         return all(
@@ -282,15 +285,15 @@ def _one_is_part(whole: Tensor | None, part: Tensor | None, size: int, start: in
     expected = whole.narrow(changed[0], start, length)
     if not is_inexact(whole):
         return torch.equal(expected, part)
-    return torch.allclose(expected, part, rtol=1e-9, atol=1e-12, equal_nan=True)
+    return all_close(part, expected, 1e-12 + 1e-9 * part.abs())
 
 
-def broadcasts(subject: Subject, sample: Sample) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Places of arguments, each with a shape that broadcasts to what it had.
+def broadcast_shapes(subject: Subject, sample: Sample) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield positions of arguments, each with a shape that broadcasts to its own.
 
-    Only for an operator whose results have the shape that its arguments broadcast to, in every sample: others
-    may accept a size of 1 and mean something else. And only what a sample shows of an argument: a dimension
-    of 1 beside a larger one, fewer dimensions than the result has, none at all.
+    Only for an operator whose results have the broadcast shape of its arguments in every sample: others may
+    accept a size of 1 with another meaning. And only forms that a sample shows: a dimension of 1 beside a
+    larger one, fewer dimensions than the result, or none.
     """
     if not all(_pointwise(subject, each) for each in subject.samples):
         return
@@ -315,7 +318,7 @@ def broadcasts(subject: Subject, sample: Sample) -> Iterator[tuple[int, tuple[in
 
 
 def _forms(samples: Sequence[Sample], label: str) -> list[tuple[Tensor, tuple[int, ...]]]:
-    """An argument of each sample that has it, with the shape that all arguments broadcast to."""
+    """Return an argument of each sample that has it, with the broadcast shape of all arguments."""
     return [
         (value, _whole(sample))
         for sample in samples
@@ -333,12 +336,12 @@ def _whole(sample: Sample) -> tuple[int, ...]:
 
 
 def _pointwise(subject: Subject, sample: Sample) -> bool:
-    """Whether every result has the shape that all arguments broadcast to."""
+    """Report whether every result has the broadcast shape of all arguments."""
     try:
         whole = _whole(sample)
-    except RuntimeError:  # they do not broadcast
+    except RuntimeError:  # not broadcastable
         return False
-    # Suppressed, since the properties report what it raises for the author's own sample.
+    # Suppressed, since the properties report errors on the author's own sample.
     with Overlooking(), torch.no_grad():
         results = subject.reference(sample, sample.at())
         return all(tuple(result.shape) == whole for result in tensors_in(list(results)))

@@ -1,9 +1,9 @@
-"""Tensors like a given one: other numbers, maybe another shape, and the structure that the given one has.
+"""Generate tensors like a given one: other numbers, maybe another shape, the same structure.
 
-What an operator was written for is told by its samples alone. So numbers stay in the range of those given,
-positive ones positive and whole ones whole; what is sorted, distinct, a permutation or a mask stays so; and
-matrices that are orthogonal, symmetric, positive definite, triangular or dominated by their diagonal, rows
-that sum up to one or have the length one, keep that.
+The domain of an operator is known from its samples alone. So numbers stay in the range of the given ones,
+positive ones positive and whole ones whole. Sorted, distinct and boolean tensors and permutations stay so.
+Matrices stay orthogonal, symmetric, positive definite, triangular or diagonally dominant; rows keep the sum
+or the length one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from opsmith.checking.numerics.compare import all_close, largest_magnitude
+from opsmith.core.tensors import tiled
+
 Shape = Sequence[int]
 Structure = Callable[[Tensor, Shape, torch.Generator], Tensor | None]
-"""Makes a tensor of a shape, if the given tensor has the structure; else None."""
+"""Makes a tensor of a shape, if the given tensor has the structure; else returns None."""
 
 INEXACT = (
     torch.float64,
@@ -26,24 +29,25 @@ INEXACT = (
     torch.complex64,
 )
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+"""dtypes of whole numbers."""
 
 LARGER, SMALLER = 4.0, 1 / 16
 
 FEW = 3
-"""A tensor that has no more values than this, and each of them often, is a choice among them."""
+"""Largest number of distinct values of a tensor that is a choice among them."""
 
 
-def like(tensor: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
-    """A tensor of this shape, with numbers such as the given one has.
+def generate_like(tensor: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
+    """Generate a tensor of this shape, with numbers and structure like the given one's.
 
     Args:
-        tensor: What it is to be like; any dtype.
-        shape: Its shape.
-        generator: Where its numbers come from.
+        tensor: The given tensor, of any dtype.
+        shape: Shape of the new tensor.
+        generator: Source of random numbers.
 
     Example:
         >>> import torch
-        >>> like(torch.tensor([2, 0, 1]), (4,), torch.Generator().manual_seed(0)).sort().values
+        >>> generate_like(torch.tensor([2, 0, 1]), (4,), torch.Generator().manual_seed(0)).sort().values
         tensor([0, 1, 2, 3])
     """
     given = tensor.detach().cpu().resolve_conj().resolve_neg()
@@ -57,11 +61,11 @@ def like(tensor: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def repeated(tensor: Tensor, shape: Shape) -> Tensor:
-    """A tensor of this shape, with the given one's own numbers where they are, over and over behind them.
+    """Return a tensor of this shape, with the given one's numbers repeated along each dimension.
 
     Args:
-        tensor: Whose numbers it has; any dtype.
-        shape: Its shape, of as many dimensions.
+        tensor: The given tensor, of any dtype.
+        shape: Shape of the new tensor, of as many dimensions.
 
     Example:
         >>> import torch
@@ -74,11 +78,11 @@ def repeated(tensor: Tensor, shape: Shape) -> Tensor:
     return _tiled(given, shape, torch.Generator()).to(tensor.device)
 
 
-def factors(tensor: Tensor) -> tuple[float, ...]:
-    """By what a tensor may be multiplied and still be like itself.
+def scale_factors(tensor: Tensor) -> tuple[float, ...]:
+    """Return factors by which a tensor may be multiplied and stay in its domain.
 
-    Only one that is nothing but numbers of a range: not what stays within [-1, 1], which an arcsine or a
-    probability needs, and nothing smaller where all keep away from zero.
+    Only a tensor without structure has factors. Those within [-1, 1] are not made larger, as for an arcsine
+    or a probability; those that keep away from zero are not made smaller.
     """
     given = tensor.detach().cpu()
     if not given.is_floating_point() or given.numel() < FEW:
@@ -131,11 +135,9 @@ def _of_nothing(given: Tensor, shape: Shape, generator: torch.Generator) -> Tens
 
 
 def _tiled(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
-    """The given numbers where they are, over and over where there is more room."""
+    """Repeat the given numbers along each dimension."""
     found = given if given.dim() == len(shape) else given.flatten()[:1].reshape((1,) * len(shape))
-    for dimension, size in enumerate(shape):
-        found = found.index_select(dimension, torch.arange(size) % found.shape[dimension])
-    return found
+    return tiled(found, dict(enumerate(shape)))
 
 
 def _constant(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:
@@ -153,13 +155,13 @@ def _permutation(given: Tensor, shape: Shape, generator: torch.Generator) -> Ten
         return None
     if not torch.equal(given.sort().values, torch.arange(len(given), dtype=given.dtype)):
         return None
-    if torch.equal(given, given.sort().values):  # positions in their order, rather than one order of many
+    if torch.equal(given, given.sort().values):  # positions in order
         return torch.arange(shape[0])
     return torch.randperm(shape[0], generator=generator)
 
 
 def _increasing_whole(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:
-    """Sorted along the last dimension, from where the given numbers begin to where they end, like offsets."""
+    """Draw sorted whole numbers with the given first and last one, as of offsets."""
     if given.dim() == 0 or given.shape[-1] < 3 or not bool((given.diff(dim=-1) >= 0).all()):
         return None
     low, high = int(given.min()), int(given.max())
@@ -170,7 +172,7 @@ def _increasing_whole(given: Tensor, shape: Shape, generator: torch.Generator) -
 
 
 def _distinct(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:
-    """No number twice along the last dimension, so that what is scattered there never meets."""
+    """Draw distinct numbers along the last dimension, so that scattered elements never collide."""
     if given.dim() == 0 or given.shape[-1] < 3 or not shape:
         return None
     if bool((given.sort(-1).values.diff(dim=-1) == 0).any()):
@@ -198,12 +200,12 @@ def _square(given: Tensor, shape: Shape) -> bool:
 
 
 def _close(first: Tensor, second: Tensor) -> bool:
-    coarse = torch.finfo(first.dtype).eps ** 0.5
-    return bool(((first - second).abs() <= coarse * max(1.0, float(second.abs().max()))).all())
+    half = torch.finfo(first.dtype).eps ** 0.5
+    return all_close(first, second, half * max(1.0, largest_magnitude(second)))
 
 
 def _noise(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
-    """Numbers within the given size, complex if the given ones are."""
+    """Draw numbers within the given size, complex if the given ones are."""
     size = float(given.abs().max())
     real = _uniform(-size, size, shape, generator)
     return torch.complex(real, _uniform(-size, size, shape, generator)) if given.is_complex() else real
@@ -219,7 +221,7 @@ def _orthogonal(given: Tensor, shape: Shape, generator: torch.Generator) -> Tens
 
 
 def is_symmetric(tensor: Tensor) -> bool:
-    """Whether a tensor holds symmetric matrices, or Hermitian ones, of more than one element.
+    """Report whether a tensor holds symmetric or Hermitian matrices of more than one element.
 
     Example:
         >>> is_symmetric(torch.eye(2)), is_symmetric(torch.ones(2, 3)), is_symmetric(torch.ones(2).diag(1))
@@ -253,12 +255,12 @@ def _triangular(given: Tensor, shape: Shape, generator: torch.Generator) -> Tens
     made = made.triu() if upper else made
     diagonal = given.diagonal(dim1=-2, dim2=-1)
     on = made.diagonal(dim1=-2, dim2=-1)
-    on.copy_(_between(diagonal, on.shape, generator))  # whose sign and distance from zero matter most
+    on.copy_(_between(diagonal, on.shape, generator))  # its sign and distance from zero matter most
     return made
 
 
 def _dominated(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:
-    """Invertible by a diagonal that outweighs the rest of each row."""
+    """Draw a matrix with a diagonal that outweighs the rest of each row, which is invertible."""
     if not _square(given, shape) or shape[-1] != shape[-2]:
         return None
     diagonal = given.diagonal(dim1=-2, dim2=-1).abs()
@@ -293,7 +295,7 @@ def _log_normalised(given: Tensor, shape: Shape, generator: torch.Generator) -> 
 
 
 def _sums_to_one(given: Tensor, shares: Tensor) -> int | None:
-    """The dimension along which shares sum up to one."""
+    """Return the dimension along which shares sum up to one."""
     if bool((shares < 0).any()):
         return None
     for dimension in reversed(range(given.dim())):
@@ -303,7 +305,7 @@ def _sums_to_one(given: Tensor, shares: Tensor) -> int | None:
 
 
 def _ones(sums: Tensor) -> bool:
-    return bool(((sums - 1).abs() <= 16 * torch.finfo(sums.dtype).eps).all())
+    return all_close(sums, torch.ones_like(sums), 16 * torch.finfo(sums.dtype).eps)
 
 
 def _unit_rows(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:
@@ -314,7 +316,7 @@ def _unit_rows(given: Tensor, shape: Shape, generator: torch.Generator) -> Tenso
 
 
 def _single(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:
-    """One number says no range: it gets smaller by up to a half, and a whole one stays."""
+    """Scale one number down by up to a half; a whole one stays, since no range is known."""
     if given.numel() != 1:
         return None
     value = float(given)
@@ -324,7 +326,7 @@ def _single(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor |
 
 
 def _chosen(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:
-    """A choice among few values, as a mask is; or whole numbers, some of them more than once."""
+    """Draw among few values, as of a mask; or among whole numbers with repetitions."""
     values = given.unique()
     whole = bool((given == given.round()).all()) and len(values) < given.numel()
     if not whole and not (len(values) <= FEW and given.numel() >= 2 * len(values)):
@@ -334,7 +336,7 @@ def _chosen(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor |
 
 
 def _distinct_whole_numbers(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:
-    """As `torch.arange(12.0)` gives them: no two are the same, so that a maximum stays at one place."""
+    """Draw distinct whole numbers, as of `torch.arange(12.0)`, so that a maximum stays unique."""
     if not bool((given == given.round()).all()):
         return None
     count = int(torch.tensor(list(shape)).prod()) if shape else 1
@@ -363,7 +365,7 @@ def _increasing(given: Tensor, shape: Shape, generator: torch.Generator) -> Tens
 
 def _between(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
     low, high = float(given.min()), float(given.max())
-    if low > 0 and high > 1000 * low:  # several orders of magnitude, each as likely as the other
+    if low > 0 and high > 1000 * low:  # several orders of magnitude: uniform in the logarithm
         ends = torch.tensor([low, high], dtype=torch.float64).log()
         return _uniform(float(ends[0]), float(ends[1]), shape, generator).exp().clamp(low, high)
     return _uniform(low, high, shape, generator)

@@ -1,11 +1,10 @@
-"""The memory layouts in which the same numbers reach an operator, as input and as incoming gradient.
+"""Memory layouts in which the same numbers may reach an operator, as input and as grad_output.
 
-`.sum()` hands back an expanded gradient (all strides 0), `.mT` and `cat` hand back strided ones, and users
-slice what they pass on. An operator that counts on contiguous memory is wrong for them, and gradcheck, which
-only makes contiguous tensors, does not see it.
+The backward of `.sum()` returns an expanded gradient (all strides 0), those of `.mT` and `cat` return strided
+ones, and users pass slices. An operator that assumes contiguous memory is wrong for them; gradcheck, which
+makes only contiguous tensors, does not detect it.
 
-Each layout is an expression of `x`, as a person would write it, which is run here and shown in scripts: both
-are the same code.
+Each layout is an expression of `x`, which is run here and shown in scripts.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ PLAIN = "contiguous"
 CHUNK = "a chunk of a larger tensor"
 
 PAIRS = 3
-"""Of so many pairs of dimensions, beside the last two, the order is swapped."""
+"""Largest number of pairs of dimensions, apart from the last two, that are swapped."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A way for a tensor's numbers to lie in memory.
+    """A memory layout of a tensor.
 
     Args:
-        name: What such a tensor is, in words.
-        code: An expression of the contiguous tensor `x`, of the same shape.
-        handed_back_by: An operation of torch whose backward makes such a gradient.
-        repeats: Whether some of the numbers are repeated, in the place of others.
-        undone: What makes such a tensor contiguous again.
+        name: Description of such a tensor.
+        code: Expression of the contiguous tensor `x`, of the same shape.
+        handed_back_by: Operation of torch whose backward makes such a gradient.
+        repeats: True if some numbers replace others, as in an expanded tensor.
+        undone: Expression that makes such a tensor contiguous again.
     """
 
     name: str
@@ -43,17 +42,17 @@ class Layout:
     undone: str = ".contiguous()"
 
     def of(self, x: Tensor) -> Tensor:
-        """A tensor in this layout, in memory of its own.
+        """Return a tensor in this layout, in memory of its own.
 
         Args:
-            x: A contiguous tensor; any shape that this layout is for.
+            x: Contiguous tensor of a shape that this layout supports.
         """
         made: Tensor = eval(self.code, {"torch": torch, "x": x.clone()})  # the code that scripts show
         return made
 
 
 def plain(x: Tensor) -> Tensor:
-    """The same numbers, contiguous, in memory of their own.
+    """Copy the numbers into contiguous memory.
 
     Example:
         >>> import torch
@@ -64,10 +63,10 @@ def plain(x: Tensor) -> Tensor:
 
 
 def layouts_for(x: Tensor) -> tuple[Layout, ...]:
-    """The layouts that a tensor can have, the most telling first.
+    """Return the layouts that a tensor can have, the most revealing first.
 
     Args:
-        x: A contiguous tensor.
+        x: Contiguous tensor.
 
     Example:
         >>> import torch
@@ -138,18 +137,18 @@ def _layouts(x: Tensor) -> Iterator[Layout]:
 
 
 def _guard(x: Tensor) -> str:
-    """Numbers to lie between those of `x`, by which it shows that they were read."""
+    """Return an expression of numbers to put between those of `x`, so that reading them shows."""
     if x.is_floating_point() or x.is_complex():
         return "torch.full_like(x, torch.nan)"
-    return "~x" if x.dtype == torch.bool else "x.roll(1)"  # an index stays one
+    return "~x" if x.dtype == torch.bool else "x.roll(1)"  # an index stays valid
 
 
-def incoming(like: Tensor, generator: torch.Generator) -> Tensor:
-    """A random gradient for a result, contiguous; its dtype and device are the result's.
+def random_grad_output(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw a contiguous grad_output for a result, of its dtype and on its device.
 
     Example:
         >>> import torch
-        >>> incoming(torch.ones(2, 3), torch.Generator()).stride()
+        >>> random_grad_output(torch.ones(2, 3), torch.Generator()).stride()
         (3, 1)
     """
     wide = torch.complex128 if like.is_complex() else torch.float64

@@ -1,34 +1,30 @@
-"""Values moved by a small part of themselves, so that what is computed from them rounds in another way."""
+"""Perturbed values: moved by a small relative step, reversed or scaled, or in another dtype and layout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.samples.generate_like import is_symmetric
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.canaries import guarded
-from opsmith.checking.subject import Subject
 
 
-def nudged(value: Any, step: float, generator: torch.Generator) -> Any:
-    """A tensor of which each number is moved up or down by a part of itself; any other value as it is.
+def perturbed(value: Any, step: float, generator: torch.Generator) -> Any:
+    """Move each number of a tensor up or down by a relative step; return any other value as it is.
 
-    It is moved in float64 and rounded once, so that a step below the eps of the dtype moves no more than it
-    should, and one above it moves every number.
+    The move is computed in float64 and rounded once: a step below the eps of the dtype moves few numbers, and
+    one above it moves all.
 
     Args:
-        value: A floating or complex tensor, of any dtype, or anything else.
-        step: That part.
+        value: Floating or complex tensor of any dtype, or any other value.
+        step: Relative step.
         generator: Source of the signs.
 
     Example:
-        >>> moved = nudged(torch.tensor([1.0, 4.0]), 0.25, torch.Generator().manual_seed(0))
+        >>> moved = perturbed(torch.tensor([1.0, 4.0]), 0.25, torch.Generator().manual_seed(0))
         >>> (moved / torch.tensor([1.0, 4.0])).sub(1).abs()
         tensor([0.2500, 0.2500])
     """
@@ -39,16 +35,17 @@ def nudged(value: Any, step: float, generator: torch.Generator) -> Any:
 
 
 FACTOR = 1.25
+"""Factor on changed numbers."""
 
 
-def turned(flat: list[Any]) -> list[Any]:
-    """The same numbers in the opposite order, a quarter larger: so they lie where the operator is defined.
+def reversed_numbers(flat: list[Any]) -> list[Any]:
+    """Reverse the order of the numbers and enlarge them by a quarter, to stay in the operator's domain.
 
-    Plain ones are a quarter smaller, so that fractions stay fractions. Whole numbers stay as they are: they
-    may be indices, or offsets in order.
+    Python floats shrink by a quarter, so that fractions stay fractions. Whole numbers stay as they are: they
+    may be indices or offsets.
 
     Example:
-        >>> turned([torch.tensor([1.0, 2.0]), 3, 0.5])
+        >>> reversed_numbers([torch.tensor([1.0, 2.0]), 3, 0.5])
         [tensor([2.5000, 1.2500]), 3, 0.375]
     """
     return [_turned(value) for value in flat]
@@ -61,7 +58,7 @@ def _turned(value: Any) -> Any:
 
 
 def scaled(flat: list[Any]) -> list[Any]:
-    """The same numbers, a quarter larger."""
+    """Enlarge the numbers by a quarter."""
     return [_like(v, v) if is_inexact(v) else v for v in flat]
 
 
@@ -70,7 +67,7 @@ def _like(value: Tensor, numbers: Tensor) -> Tensor:
 
 
 def other_forms(sample: Sample, device: torch.device) -> Iterator[tuple[str, Callable[[], list[Any]]]]:
-    """The sample's numbers in another dtype and another layout."""
+    """Yield the sample's numbers in another dtype and in another layout."""
     wide = any(sample.flat[place].dtype in (torch.float64, torch.complex128) for place in sample.inexact)
     dtype = torch.float32 if wide else torch.float64
     if sample.inexact:
@@ -79,71 +76,3 @@ def other_forms(sample: Sample, device: torch.device) -> Iterator[tuple[str, Cal
             "of the same numbers in another layout",
             lambda: guarded(sample.at(device=device), sliced=True)[0],
         )
-
-
-DERIVATIVES = frozenset({"gradient", "values", "forward_mode", "second_order"})
-"""Properties that compare derivatives with differences."""
-
-
-def among_symmetric(subject: Subject) -> Subject:
-    """The same, with those of its inputs made symmetric of which one triangle is read.
-
-    Args:
-        subject: What is under check.
-
-    Example:
-        >>> import opsmith.ops
-        >>> from opsmith.checking.effort import EFFORTS
-        >>> from opsmith.checking.subject_kinds import subject_of
-        >>> among_symmetric(subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])).symmetric
-        frozenset()
-    """
-    labels = set[str]()
-    if not subject.draws:
-        every = [_of_one_triangle(subject, sample) for sample in subject.samples]
-        labels = set.intersection(*every)
-    return replace(subject, symmetric=frozenset(labels)) if labels else subject
-
-
-def remark(subject: Subject) -> tuple[str, ...]:
-    """What a report has to say of it."""
-    if not subject.symmetric:
-        return ()
-    names = ", ".join(f"`{label}`" for label in sorted(subject.symmetric))
-    return (
-        f"derivatives by {names} are those among symmetric matrices: every sample has one there, of which "
-        "one triangle alone is read",
-    )
-
-
-def _of_one_triangle(subject: Subject, sample: Sample) -> set[str]:
-    """Labels of a sample's symmetric matrices of which one triangle is read."""
-    return {
-        sample.labels[place]
-        for place in sample.inexact
-        if is_symmetric(sample.flat[place]) and _reads_one(subject, sample, place)
-    }
-
-
-def _reads_one(subject: Subject, sample: Sample, place: int) -> bool:
-    wide = sample.at(torch.float64)
-
-    def results(value: Tensor) -> list[Any]:
-        flat = [value if at == place else each for at, each in enumerate(wide)]
-        return subject.reference(sample, flat)
-
-    # Suppressed, since what it raises for a matrix that is not symmetric says that it reads all of it.
-    with Overlooking(), torch.no_grad():
-        matrix = wide[place]
-        whole = results(matrix)
-        return _same(whole, results(matrix + matrix.triu(1))) or _same(
-            whole, results(matrix + matrix.tril(-1))
-        )
-    return False
-
-
-def _same(some: list[Any], others: list[Any]) -> bool:
-    return len(some) == len(others) and all(
-        torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else one is other
-        for one, other in zip(some, others, strict=True)
-    )

@@ -1,4 +1,4 @@
-"""Values at which operators go wrong, put in among the ordinary values of a sample."""
+"""Special values, at which operators often go wrong, placed among the ordinary values of a sample."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Group:
+class ValueGroup:
     """Values that are tried together.
 
     Args:
-        name: What they are, in words.
+        name: Description.
         values: The values.
-        finite: Whether gradients are held there: arithmetic with infinities and nan, and where squares or
-            their reciprocals overflow, differs between implementations that are as good.
-        everywhere: Whether a value fills a row, and then the whole input. Then much is equal, and what is
-            right for each element alone need not be so: gradients are held to be finite, and no more.
+        finite: True if gradients are compared. Near infinities and nan, and where squares or their
+            reciprocals overflow, right implementations differ.
+        everywhere: True if a value fills a row, and then the whole input. Equal elements allow several right
+            gradients, so gradients must only be finite.
     """
 
     name: str
@@ -30,45 +30,45 @@ class Group:
     everywhere: bool = False
 
 
-def groups(dtype: torch.dtype, boundaries: Sequence[float]) -> list[Group]:
-    """The values to try in a dtype.
+def value_groups(dtype: torch.dtype, boundaries: Sequence[float]) -> list[ValueGroup]:
+    """Return the values to try in a dtype.
 
     Args:
-        dtype: The real dtype.
-        boundaries: Where the operator was seen to change from one piece to another.
+        dtype: Real dtype.
+        boundaries: Points at which the operator changes from one piece to another.
     """
     info = torch.finfo(dtype)
     found = [
-        Group("zeros", (0.0, -0.0)),
-        Group("nothing but zeros", (0.0,), everywhere=True),
-        Group("small whole numbers and halves", (1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0)),
-        Group("values further out", (-6.5, 6.5, 11.0, -11.0, 27.0, -27.0)),
-        Group("large values", (100.0, -100.0, 1000.0, -1000.0)),
-        Group("values near overflow", (info.max / 4, -info.max / 4, info.max**0.5), finite=False),
-        Group("small values", (info.eps, -info.eps, info.eps**2)),
-        Group("tiny values", (info.tiny, -info.tiny), finite=False),
-        Group("denormal values", (info.tiny / 8, -info.tiny / 8), finite=False),
-        Group("infinities", (torch.inf,), finite=False),
-        Group("infinities", (-torch.inf,), finite=False),
-        Group("nan", (torch.nan,), finite=False),
+        ValueGroup("zeros", (0.0, -0.0)),
+        ValueGroup("nothing but zeros", (0.0,), everywhere=True),
+        ValueGroup("small whole numbers and halves", (1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0)),
+        ValueGroup("values further out", (-6.5, 6.5, 11.0, -11.0, 27.0, -27.0)),
+        ValueGroup("large values", (100.0, -100.0, 1000.0, -1000.0)),
+        ValueGroup("values near overflow", (info.max / 4, -info.max / 4, info.max**0.5), finite=False),
+        ValueGroup("small values", (info.eps, -info.eps, info.eps**2)),
+        ValueGroup("tiny values", (info.tiny, -info.tiny), finite=False),
+        ValueGroup("denormal values", (info.tiny / 8, -info.tiny / 8), finite=False),
+        ValueGroup("infinities", (torch.inf,), finite=False),
+        ValueGroup("infinities", (-torch.inf,), finite=False),
+        ValueGroup("nan", (torch.nan,), finite=False),
     ]
     if boundaries:
-        found.insert(0, Group("boundaries between its pieces", tuple(boundaries)))
+        found.insert(0, ValueGroup("boundaries between its pieces", tuple(boundaries)))
     return found
 
 
-def placed(
-    value: Tensor, group: Group, generator: torch.Generator
+def with_values(
+    value: Tensor, group: ValueGroup, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, dict[int, float]]]:
-    """A tensor with some numbers in place of at most half of its elements, as often as that takes.
+    """Yield copies of a tensor with special values at up to half of its elements.
 
     Args:
-        value: The tensor; of a complex one the numbers become the real part.
-        group: The numbers; those that stand everywhere fill the first row, and then all of it.
+        value: The tensor; in a complex one the values become the real part.
+        group: The values; those that stand everywhere fill the first row, and then all of it.
         generator: Source of the positions.
 
     Yields:
-        The tensor, and which number stands at which position.
+        The tensor, and the value at each changed position.
     """
     if group.everywhere:
         yield from _filled(value, group.values)
@@ -117,21 +117,22 @@ GRID = (
     7.3,
     12.0,
 )
+"""Points at which the function is evaluated."""
 STEPS = 50
-"""How often an interval is halved: enough for the last bit of a float64."""
+"""Number of bisections: enough for the last bit of a float64."""
 
 MOST = 4
-"""Boundaries that are tried, the first ones from below."""
+"""Largest number of boundaries, from below."""
 
 NICE = 1e-9
-"""A boundary this near to a number of few digits is that number."""
+"""Distance from a number of few digits below which a boundary is that number."""
 
 
 def boundaries(function: Callable[[float], float]) -> list[float]:
-    """The points at which a function of one number jumps, as far as a coarse grid shows them.
+    """Find the points at which a function of one number jumps, as far as a coarse grid shows them.
 
     Args:
-        function: What a derivative, or a result, is at a point.
+        function: A derivative or a result as a function of a point.
 
     Example:
         >>> boundaries(lambda x: 1.0 if x > 0.25 else 0.0)
@@ -149,7 +150,7 @@ def boundaries(function: Callable[[float], float]) -> list[float]:
 def _jump(
     function: Callable[[float], float], low: float, below: float, high: float, above: float
 ) -> float | None:
-    """The point between two others at which a function jumps; None where it changes smoothly."""
+    """Find the point between two others at which a function jumps; None where it changes smoothly."""
     if not (math.isfinite(below) and math.isfinite(above)):
         return None
     first = abs(above - below)

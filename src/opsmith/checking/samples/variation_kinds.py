@@ -1,4 +1,4 @@
-"""What can be changed about a sample, kind by kind, as far as the samples show that it may be."""
+"""Kinds of variations of a sample, as far as the samples show that they are valid."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.samples.dimensions import Sizes, Symbol, broadcasts, free, sizes_of
-from opsmith.checking.samples.generate_like import LARGER, SMALLER, factors, like
+from opsmith.checking.samples.dimensions import Sizes, Symbol, broadcast_shapes, is_batch_like, sizes_of
+from opsmith.checking.samples.generate_like import LARGER, SMALLER, generate_like, scale_factors
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.schema import REQUIRED, Argument
 
 
 @dataclass(frozen=True)
-class Change:
-    """A sample with something changed.
+class Variation:
+    """A sample with one thing changed.
 
     Args:
-        of: The sample that it comes from.
-        what: What is changed, in words that follow `sample 0 with`.
-        flat: The changed arguments.
-        fresh_numbers: Whether it is a new input though all its shapes are known.
-        silent: Whether it is a mere try, so that no one needs to know that it was rejected.
-        without: The size that is 0 in it, where that alone is changed.
+        of: Original sample.
+        what: Description of the change, which follows `sample 0 with`.
+        flat: Changed flat arguments.
+        fresh_numbers: True if it is a new input although its shapes are known.
+        silent: True if its rejection need not be reported.
+        without: The size that is 0 in it, where only that is changed.
     """
 
     of: Sample
@@ -40,25 +40,25 @@ class Change:
 
     @property
     def origin(self) -> str:
-        """Where it comes from, in words."""
+        """Description of its origin."""
         return f"sample {self.of.position} with {self.what}"
 
     def sample(self, position: int) -> Sample:
-        """The sample that it makes."""
+        """Return the changed sample."""
         return replace(self.of, position=position, flat=self.flat, origin=self.origin)
 
 
-Kind = Callable[[Subject, Sample, torch.Generator], Iterator[Change]]
+VariationKind = Callable[[Subject, Sample, torch.Generator], Iterator[Variation]]
 
 PRIMES = (5, 7, 3, 11, 13)
 LARGE_SIZES = (33, 129, 65)
-"""Odd, and one more than what kernels like to take at once."""
+"""Odd, and one more than usual block sizes of kernels."""
 
 
-def _sizes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
-    """All sizes that may vary at once, no two the same; then one alone."""
+def _sizes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+    """Change all sizes that may vary at once, to different ones; then one alone."""
     sizes = sizes_of(subject, sample)
-    varied = [symbol for symbol in sizes.symbols if varies(subject, sizes, symbol)]
+    varied = [symbol for symbol in sizes.symbols if may_vary(subject, sizes, symbol)]
     several = {symbol.name: PRIMES[at % len(PRIMES)] for at, symbol in enumerate(varied)}
     if len(varied) > 1:
         yield from resized(sizes, several, generator, silent=True)
@@ -66,34 +66,34 @@ def _sizes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iter
         yield from resized(sizes, {symbol.name: 7}, generator, silent=len(varied) > 1)
 
 
-def _ones(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
-    """One size that may vary at 1."""
+def _ones(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+    """Set one size that may vary to 1."""
     sizes = sizes_of(subject, sample)
     for symbol in sizes.symbols:
-        if varies(subject, sizes, symbol):
+        if may_vary(subject, sizes, symbol):
             yield from resized(sizes, {symbol.name: 1}, generator, silent=True)
 
 
-def _large_sizes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
+def _large_sizes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
     sizes = sizes_of(subject, sample)
     for symbol in sizes.symbols:
-        if varies(subject, sizes, symbol):
+        if may_vary(subject, sizes, symbol):
             first = sample.position % len(LARGE_SIZES)
             for size in (*LARGE_SIZES[first:], *LARGE_SIZES[:first]):
                 yield from resized(sizes, {symbol.name: size}, generator, silent=True)
 
 
-def _empties(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
-    """Each size alone at 0."""
+def _empties(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+    """Set each size alone to 0."""
     sizes = sizes_of(subject, sample)
     for symbol in sizes.symbols:
         for change in resized(sizes, {symbol.name: 0}, generator):
             yield replace(change, without=symbol)
 
 
-def varies(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
-    """Whether a size may be another: samples or the author show it, or each place stands for itself."""
-    return symbol.varies or free(subject, sizes, symbol)
+def may_vary(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
+    """Report whether a size may change: the samples or the author show it, or it is batch-like."""
+    return symbol.varies or is_batch_like(subject, sizes, symbol)
 
 
 def resized(
@@ -103,15 +103,15 @@ def resized(
     *,
     silent: bool = False,
     most: float = math.inf,
-) -> Iterator[Change]:
-    """The sample at other sizes; whole numbers that point into a dimension still do.
+) -> Iterator[Variation]:
+    """Yield the sample at other sizes; indices into a dimension stay valid.
 
     Args:
-        sizes: Its sizes.
-        to: New ones, by the names of the symbols.
+        sizes: Sizes of the sample.
+        to: New sizes, by the names of the symbols.
         generator: Source of new numbers.
-        silent: As of `Change`.
-        most: Nothing is made that would have more elements: many sizes at once are more than memory holds.
+        silent: As in `Variation`.
+        most: Largest number of elements: many large sizes at once may exceed the memory.
     """
     sample = sizes.sample
     if all(sizes.by_name[name] == size for name, size in to.items()):
@@ -128,16 +128,16 @@ def resized(
             flat[place] = numbers.get(place, value)
             continue
         kept = shapes[place] == list(value.shape)
-        made = value if kept else like(value, shapes[place], generator)
+        made = value if kept else generate_like(value, shapes[place], generator)
         for name, size in to.items():
             made = _pointing(value, made, sizes.by_name[name], size)
         flat[place] = made
     words = ", ".join(f"`{name}` at {size} where it had {sizes.by_name[name]}" for name, size in to.items())
-    yield Change(sample, words, tuple(flat), silent=silent)
+    yield Variation(sample, words, tuple(flat), silent=silent)
 
 
 def _pointing(given: Tensor, made: Tensor, had: int, size: int) -> Tensor:
-    """Whole numbers below a size that has become smaller; offsets that end at one that is another now."""
+    """Keep indices below a reduced size, and offsets ending at a changed one."""
     whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
     if not whole or not given.numel() or not made.numel() or not size or int(given.min()) < 0:
         return made
@@ -149,20 +149,20 @@ def _pointing(given: Tensor, made: Tensor, had: int, size: int) -> Tensor:
     return made % size if int(given.max()) < had and size < had else made
 
 
-def _values(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
-    """Other numbers such as those given."""
+def _values(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+    """Draw other numbers like the given ones."""
     if not any(isinstance(value, Tensor) and value.numel() for value in sample.flat):
         return
     for _ in range(2):
         flat = [
-            like(value, value.shape, generator) if isinstance(value, Tensor) else value
+            generate_like(value, value.shape, generator) if isinstance(value, Tensor) else value
             for value in sample.flat
         ]
-        yield Change(sample, "other numbers", tuple(_ordered(sample, flat)), fresh_numbers=True)
+        yield Variation(sample, "other numbers", tuple(_ordered(sample, flat)), fresh_numbers=True)
 
 
 def _ordered(sample: Sample, flat: list[Any]) -> list[Any]:
-    """Where one tensor lies below another everywhere, as bounds do, it stays there."""
+    """Keep the order of tensors of which one is below another everywhere, as bounds are."""
     real = [
         place
         for place in sample.inexact
@@ -179,19 +179,19 @@ def _ordered(sample: Sample, flat: list[Any]) -> list[Any]:
     return flat
 
 
-def _magnitudes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
-    """All tensors larger, then all smaller, where nothing ties them to their range."""
+def _magnitudes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+    """Enlarge all tensors, then shrink them, where their structure allows it."""
     for factor in (LARGER, SMALLER):
-        loose = [place for place in sample.inexact if factor in factors(sample.flat[place])]
+        loose = [place for place in sample.inexact if factor in scale_factors(sample.flat[place])]
         if not loose:
             continue
         flat = [value * factor if place in loose else value for place, value in enumerate(sample.flat)]
         names = " and ".join(f"`{sample.labels[place]}`" for place in loose)
-        yield Change(sample, f"{names} times {factor:g}", tuple(flat), fresh_numbers=True)
+        yield Variation(sample, f"{names} times {factor:g}", tuple(flat), fresh_numbers=True)
 
 
-def _numbers(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
-    """Arguments that are no tensors, as other samples or the default have them, or with few values at all."""
+def _numbers(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+    """Change other arguments to values of other samples, to the default, or to any of few values."""
     schema = sample.flattening.schema
     tied = {
         spot.place for symbol in sizes_of(subject, sample).symbols for spot in symbol.spots if spot.number
@@ -203,7 +203,7 @@ def _numbers(subject: Subject, sample: Sample, generator: torch.Generator) -> It
         for other in _others(subject, argument, value):
             flat = tuple(other if at == place else each for at, each in enumerate(sample.flat))
             few = isinstance(value, bool | Enum)
-            yield Change(sample, f"`{name}={other!r}` where it had {value!r}", flat, silent=not few)
+            yield Variation(sample, f"`{name}={other!r}` where it had {value!r}", flat, silent=not few)
 
 
 def _others(subject: Subject, argument: Argument, value: Any) -> list[Any]:
@@ -227,8 +227,8 @@ def _others(subject: Subject, argument: Argument, value: Any) -> list[Any]:
     return found
 
 
-def _optional(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
-    """Optional tensors left out; and given, in the form that another sample shows."""
+def _optional(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+    """Leave out optional tensors; and give them, with the shape that another sample shows."""
     schema = sample.flattening.schema
     sizes = sizes_of(subject, sample)
     for place, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
@@ -237,7 +237,7 @@ def _optional(subject: Subject, sample: Sample, generator: torch.Generator) -> I
             continue
         if isinstance(value, Tensor):
             flat = tuple(None if at == place else each for at, each in enumerate(sample.flat))
-            yield Change(sample, f"`{name}=None`", flat)
+            yield Variation(sample, f"`{name}=None`", flat)
             continue
         for other in subject.samples:
             given = other.flat[other.names.index(name)] if name in other.names else None
@@ -245,14 +245,14 @@ def _optional(subject: Subject, sample: Sample, generator: torch.Generator) -> I
                 continue
             shape = _shape_here(subject, sizes, other, name)
             if shape is not None:
-                made = like(given, shape, generator)
+                made = generate_like(given, shape, generator)
                 flat = tuple(made if at == place else each for at, each in enumerate(sample.flat))
-                yield Change(sample, f"`{name}` as sample {other.position} has it", flat)
+                yield Variation(sample, f"`{name}` as sample {other.position} has it", flat)
                 break
 
 
 def _shape_here(subject: Subject, sizes: Sizes, other: Sample, name: str) -> list[int] | None:
-    """The shape that an argument of another sample has here; None where nothing here says a size of it."""
+    """Return the shape of another sample's argument at the sizes of this one; None where one is unknown."""
     theirs = sizes_of(subject, other)
     place = other.names.index(name)
     here = {
@@ -278,16 +278,16 @@ def _stands(symbol: Symbol, place: int, index: int) -> bool:
     return any((spot.place, spot.index, spot.number) == (place, index, False) for spot in symbol.spots)
 
 
-def _broadcasts(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Change]:
-    for place, shape in broadcasts(subject, sample):
+def _broadcasts(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+    for place, shape in broadcast_shapes(subject, sample):
         value = sample.flat[place]
-        made = like(value, shape, generator)
+        made = generate_like(value, shape, generator)
         flat = tuple(made if at == place else each for at, each in enumerate(sample.flat))
         words = f"`{sample.labels[place]}` of the shape {list(shape)} where it had {list(value.shape)}"
-        yield Change(sample, words, flat, silent=True)
+        yield Variation(sample, words, flat, silent=True)
 
 
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[VariationKind, ...] = (
     _sizes,
     _empties,
     _values,
@@ -298,4 +298,4 @@ KINDS: tuple[Kind, ...] = (
     _magnitudes,
     _large_sizes,
 )
-"""Every kind of change, the most telling first."""
+"""Every kind of variation, the most revealing first."""

@@ -1,55 +1,59 @@
-"""More inputs than the author gave: what his samples show may vary, varied.
+"""Variations: more inputs derived from the author's samples, and empty ones that the operator fails on.
 
-Every variation is one of his samples with one thing changed, and the operator's own reference decides whether
-it is an input at all: one that it raises for, warns of, or has no finite answer to, is listed as rejected and
-is no fault.
+Every variation is a sample with one thing changed, and the operator's reference decides whether it is valid.
+One for which the reference raises, warns, or returns values that are not finite is listed as rejected, and is
+not a fault.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.property import first_line
+from opsmith.checking.exceptions import Overlooking, attribute_exception, refuse_own
+from opsmith.checking.output.replay import replay, target_of
+from opsmith.checking.property import first_line, innermost
+from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import all_finite
 from opsmith.checking.samples.cases import refuse_unfit_results
-from opsmith.checking.samples.empty_inputs import Unserved, unserved
-from opsmith.checking.samples.sample import Sample
-from opsmith.checking.samples.variation_kinds import KINDS, Change
+from opsmith.checking.samples.dimensions import Symbol, is_batch_like, sizes_of
+from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.variation_kinds import KINDS, Variation
 from opsmith.checking.subject import Subject
+from opsmith.torch_library.torch_messages import UNSUPPORTED_SIZE, has_message
 
 MOST_ELEMENTS = 2000
-"""No variation has more elements than this, or than the sample that it comes from."""
+"""Largest number of elements of a variation, unless its sample has more."""
 
 MOST_RESULTS = 20_000
+"""Largest number of elements of its results."""
 
 
 @dataclass(frozen=True)
 class Variations:
-    """Inputs that were derived from the author's.
+    """Inputs that were derived from the author's samples.
 
     Args:
-        samples: Those that the reference accepts; their positions follow those of the author's samples.
-        rejected: Those that it does not, each with what it says.
-        unserved: Those without elements that an operator without a reference fails at, and does not refuse.
+        samples: Accepted ones; their positions follow those of the author's samples.
+        rejected: Rejected ones, each with the reason.
+        unserved: Empty inputs that an operator fails on without refusing them.
     """
 
     samples: tuple[Sample, ...]
     rejected: tuple[str, ...]
-    unserved: tuple[Unserved, ...] = ()
+    unserved: tuple[UnhandledEmptyInput, ...] = ()
 
 
 def variations(subject: Subject) -> Variations:
     """Derive more inputs from the samples, the same for the same seed.
 
-    They are taken from each kind in turn (sizes, empties, values, ...), until the level of effort is reached.
+    They are taken from each kind in turn (sizes, empties, values, ...), up to the limit of the effort.
 
     Example:
         >>> import opsmith.ops
@@ -61,7 +65,7 @@ def variations(subject: Subject) -> Variations:
     refuse_unfit_results(subject)
     accepted: list[Sample] = []
     rejected: dict[str, None] = {}
-    faults: dict[str, Unserved] = {}
+    faults: dict[str, UnhandledEmptyInput] = {}
     seen = {form_of(sample) for sample in subject.samples}
     trials = 4 * subject.effort.variations
     for change in _in_turn(subject):
@@ -76,15 +80,15 @@ def variations(subject: Subject) -> Variations:
         if reason is None:
             accepted.append(sample)
             seen.add(form)
-        elif isinstance(reason, Unserved):
+        elif isinstance(reason, UnhandledEmptyInput):
             faults.setdefault(reason.symbol.name, reason)
         elif not change.silent:
             rejected[f"{change.origin}: {reason}"] = None
     return Variations(tuple(accepted), tuple(rejected), tuple(faults.values()))
 
 
-def _in_turn(subject: Subject) -> Iterator[Change]:
-    """One change of each kind, then the next of each: each kind goes through the samples in turn."""
+def _in_turn(subject: Subject) -> Iterator[Variation]:
+    """Yield one variation of each kind, then the next of each, over all samples in turn."""
     kinds = [
         _woven([kind(subject, sample, _generator(subject, at, sample)) for sample in subject.samples])
         for at, kind in enumerate(KINDS)
@@ -92,18 +96,18 @@ def _in_turn(subject: Subject) -> Iterator[Change]:
     return _woven(kinds)
 
 
-def _woven(several: Sequence[Iterator[Change]]) -> Iterator[Change]:
+def _woven(several: Sequence[Iterator[Variation]]) -> Iterator[Variation]:
     for turn in zip_longest(*several):
         yield from (change for change in turn if change is not None)
 
 
 def _generator(subject: Subject, kind: int, sample: Sample) -> torch.Generator:
-    """Numbers that are the same however many changes of other kinds there are."""
+    """Return a generator that is independent of the number of variations of other kinds."""
     return torch.Generator().manual_seed((subject.seed * 1009 + kind) * 1009 + sample.position)
 
 
 def form_of(sample: Sample) -> tuple[Any, ...]:
-    """What tells variations apart: shapes, and values that are no tensors."""
+    """Return what distinguishes variations: shapes, dtypes, and values of other arguments."""
     return tuple(
         (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else repr(value)
         for value in sample.flat
@@ -114,19 +118,19 @@ def _too_large(sample: Sample, of: Sample) -> bool:
     return sample.elements > max(MOST_ELEMENTS, of.elements)
 
 
-def refusal(subject: Subject, sample: Sample, change: Change) -> str | Unserved | None:
-    """Why a variation is no input of the operator, as its reference says in float64; None where it is one."""
-    for dtype in (torch.float64, None):  # a class may take the dtype that its author gave, and no other
+def refusal(subject: Subject, sample: Sample, change: Variation) -> str | UnhandledEmptyInput | None:
+    """Return the reason why the reference rejects a variation; None where it accepts it."""
+    for dtype in (torch.float64, None):  # a class may accept only the sample's own dtype
         try:
             before, known = _warned(subject, change.of, dtype)
         except Exception as error:
             refuse_own(error)
-            continue  # the properties report what the author's own sample raises
+            continue  # reported by the properties
         try:
             after, warned = _warned(subject, sample, dtype)
         except Exception as error:
             refuse_own(error)
-            fault = unserved(subject, change, sample, error, dtype)
+            fault = unhandled_empty_input(subject, change, sample, error, dtype)
             return fault or f"{type(error).__name__}: {first_line(error)}"
         results = [each for each in after if isinstance(each, Tensor)]
         if sum(each.numel() for each in results) > MOST_RESULTS:
@@ -138,8 +142,110 @@ def refusal(subject: Subject, sample: Sample, change: Change) -> str | Unserved 
 
 
 def _warned(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> tuple[Sequence[Any], list[str]]:
-    """The results of the reference, and of what it warns."""
+    """Run the reference; return its results and the texts of its warnings."""
     with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         results = subject.reference(sample, sample.at(dtype))
     return results, [str(each.message).splitlines()[0] for each in caught]
+
+
+FAR = (-30.0, 30.0)
+"""Factors that make outlying numbers."""
+
+
+@dataclass(frozen=True)
+class UnhandledEmptyInput:
+    """An empty input for which an operator fails although there is nothing to compute.
+
+    Args:
+        sample: The input.
+        symbol: The size that is 0 in it.
+        raised: Name of the exception, and its message.
+        where: Location, `file:line`, of the exception.
+    """
+
+    sample: Sample
+    symbol: Symbol
+    raised: tuple[str, str]
+    where: str
+
+
+def unhandled_empty_input(
+    subject: Subject, change: Variation, sample: Sample, error: Exception, dtype: torch.dtype | None
+) -> UnhandledEmptyInput | None:
+    """Return the fault if nobody refuses an empty input whose results are empty.
+
+    An error raised by the operator's own code refuses the input. The results are empty if the dimension is
+    batch-like: a reduction over it, such as a mean or a maximum, may have no result for no elements.
+
+    Args:
+        subject: The checked operator.
+        change: The variation.
+        sample: The input.
+        error: Exception of the operator.
+        dtype: dtype of floating tensors.
+    """
+    symbol = change.without
+    if symbol is None or subject.kind.has_reference:
+        return None
+    refused = isinstance(error, RuntimeError) and has_message(error, UNSUPPORTED_SIZE)
+    refused = refused or isinstance(error, NotImplementedError)
+    if refused or attribute_exception(error, lambda: subject.reference(sample, sample.at(dtype))):
+        return None
+    if subject.kind.own_forward and _has_form(subject, sample, dtype):
+        return None
+    samples = [change.of, *(_outlying(change.of, symbol, factor) for factor in FAR)]
+    if not all(is_batch_like(subject, sizes_of(subject, each), symbol) for each in samples):
+        return None
+    raised = (type(error).__name__, first_line(error))
+    return UnhandledEmptyInput(sample, symbol, raised, innermost(error, subject.specification.where))
+
+
+def _has_form(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> bool:
+    """Report whether torch can infer the results: then it means to support the input, and a library fails.
+
+    An example is a Fourier transform of no rows.
+    """
+    with Overlooking(), torch.no_grad():
+        subject.reference(sample, sample.at(dtype, torch.device("meta")))
+        return True
+    return False
+
+
+def _outlying(sample: Sample, symbol: Symbol, factor: float) -> Sample:
+    """Return the sample with outlying numbers at the last index of a dimension."""
+    flat = sample.at()
+    for spot in symbol.spots:
+        if is_inexact(flat[spot.place]) and symbol.size:
+            other = flat[spot.place].clone(memory_format=torch.contiguous_format)
+            other.narrow(spot.index, symbol.size - 1, 1).mul_(factor)
+            flat[spot.place] = other
+    return replace(sample, flat=tuple(flat))
+
+
+def failure_of(property: str, subject: Subject, found: UnhandledEmptyInput) -> Failure:
+    """Make the failure of the fault.
+
+    Args:
+        property: Name of the property.
+        subject: The checked operator.
+        found: The fault.
+    """
+    sample, symbol = found.sample, found.symbol
+    place = symbol.spots[0].place
+    name, shape = sample.labels[place], list(sample.flat[place].shape)
+    target = target_of(subject)
+    script = None
+    if target is not None:
+        script = replay(subject, sample, sample.at(), [target.call(sample)], property=property)
+    return Failure(
+        property,
+        name,
+        "empty",
+        f"it fails where `{name}` has the shape {shape}: {': '.join(found.raised).rstrip('.')}. Each place "
+        f"of `{symbol.name}` stands for itself, so without any there is nothing to compute: return results "
+        "without elements, or raise an error that says what is expected",
+        found.where,
+        {"sample": str(sample), "exception": found.raised[0]},
+        script,
+    )

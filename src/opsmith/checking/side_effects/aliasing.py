@@ -1,4 +1,4 @@
-"""Results that share memory with an argument, with one another, or with those of another call."""
+"""Detect results that share memory with an argument, with one another, or with those of another call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import alive
+from opsmith.checking.calls import live_call
 from opsmith.checking.property import Findings, Note
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
@@ -20,33 +20,33 @@ HINT = "return a copy, `.clone()`"
 
 
 def shared_memory(
-    subject: Subject, sample: Sample, places: Sequence[int], device: torch.device, check: str
+    subject: Subject, sample: Sample, places: Sequence[int], device: torch.device, property: str
 ) -> Findings:
-    """What the results of a call share memory with.
+    """Detect memory that the results of a call share.
 
-    A Function class may return a view of an argument, as long as autograd knows: it then refuses to go on
-    after a write into either. Where it does not, the other changes behind its back.
+    A Function class may return a view of an argument if autograd records it, since autograd then refuses to
+    differentiate after a write into either. Otherwise a write changes the other one unnoticed.
     """
     flat = sample.at(device=device)
-    call = alive(subject, sample, flat, places, leaf=False)
+    call = live_call(subject, sample, flat, places, leaf=False)
     names = [result.name for result in subject.results(sample)]
     where = subject.runs_at(flat)
-    failed = partial(Failure, check, where=where, evidence={"sample": str(sample)})
-    bare = subject.apply is not None and not subject.foreign
+    failed = partial(Failure, property, where=where, evidence={"sample": str(sample)})
+    bare = subject.apply is not None and not subject.kind.in_library
     for at, result in enumerate(call.results):
         others = [(f"`{label}`", value) for label, value in zip(sample.labels, call.given, strict=True)]
         others += [(f"the result `{names[before]}`", call.results[before]) for before in range(at)]
         for label, other in others:
             if result is other or not _shared(result, other):
                 continue
-            if bare and _told(result, other):
+            if bare and _is_recorded_view(result, other):
                 yield Note(f"`{names[at]}` is a view of {label}, and autograd knows it")
                 break
             why = ", and autograd does not know it: a write into one changes the other unseen" if bare else ""
             message = f"`{names[at]}` shares memory with {label}{why}; {HINT}"
             yield failed(names[at], "aliases-input", message)
             break
-    again = alive(subject, sample, sample.at(device=device), places, leaf=False)
+    again = live_call(subject, sample, sample.at(device=device), places, leaf=False)
     for name, one, other in zip(names, call.results, again.results, strict=True):
         if _shared(one, other):
             message = (
@@ -63,7 +63,7 @@ def _shared(one: Any, other: Any) -> bool:
 
 
 def _same_place(one: Tensor, other: Tensor) -> bool:
-    """Whether two storages begin in each other: NumPy's arrays get a storage of their own each time."""
+    """Report whether two storages overlap: each NumPy array gets a storage of its own."""
     first, second = one.untyped_storage(), other.untyped_storage()
     return (
         one.device == other.device
@@ -72,14 +72,14 @@ def _same_place(one: Tensor, other: Tensor) -> bool:
     )
 
 
-def _told(result: Tensor, other: Tensor) -> bool:
-    """Whether autograd knows that a write into one changes the other."""
+def _is_recorded_view(result: Tensor, other: Tensor) -> bool:
+    """Report whether autograd knows that a write into one changes the other."""
     before = capabilities.version(result)
     with torch.no_grad():
         element = other.detach().as_strided((1,), (1,), other.storage_offset())
         element.copy_(element.clone())
     if capabilities.version(result) == before:
-        return False  # who saved the result would not notice the write
+        return False  # the version counter does not notice the write
     if not (result.requires_grad and other.requires_grad):
         return True
     try:
@@ -87,4 +87,4 @@ def _told(result: Tensor, other: Tensor) -> bool:
             other.mul_(1)
         return result.grad_fn is None
     except RuntimeError:
-        return True  # a view that was made inside of a Function
+        return True  # a view made inside of a Function

@@ -1,4 +1,4 @@
-"""Tensors that lie inside of larger buffers, so that a write past their end is seen."""
+"""Canaries: tensors inside of larger buffers, so that a write past their ends is detected."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.build.cpp.dispatching import fill_new_memory
-from opsmith.checking.numerics.compare import unequal, written_words
-from opsmith.checking.side_effects.global_settings import FILL, changed_settings, settings
+from opsmith.checking.numerics.compare import describe_write, exact_difference
+from opsmith.checking.side_effects.global_settings import FILL, restore_settings, settings
+from opsmith.kernels.cpp.dispatch import fill_new_memory
 
 MARGIN = 64
-"""Elements before and after: as many bytes as any vector unit asks to be aligned by, or a multiple."""
+"""Elements before and after: a multiple of the alignment of any vector unit."""
 
 PATTERN = 0x5A
-"""Each byte of the margins: a number like any other in every dtype, and one that nobody writes by chance."""
+"""Byte that fills the margins: an ordinary number in every dtype, and unlikely to be written by chance."""
 
 
 @dataclass(frozen=True)
-class Guarded:
+class GuardedTensor:
     """A tensor in a buffer of its own, with margins.
 
     Args:
-        tensor: The tensor; not a view of anything, as far as autograd knows.
-        buffer: Every byte of the buffer.
-        before: A copy of them.
-        owned: Which bytes are elements of the tensor.
+        tensor: The tensor; not a view as far as autograd knows.
+        buffer: All bytes of the buffer.
+        before: Copy of the bytes.
+        owned: Mask of the bytes that are elements of the tensor.
     """
 
     tensor: Tensor
@@ -40,12 +40,12 @@ class Guarded:
     owned: Tensor
 
     @classmethod
-    def of(cls, value: Tensor, *, sliced: bool = False) -> Guarded:
-        """A tensor of the same values.
+    def of(cls, value: Tensor, *, sliced: bool = False) -> GuardedTensor:
+        """Copy a tensor into a buffer with margins.
 
         Args:
-            value: The values; its strides are kept.
-            sliced: Take strides twice as long instead, so that something lies between the elements.
+            value: The tensor; its strides are kept.
+            sliced: If True, double the strides, so that there is memory between the elements.
         """
         plain = value.detach().resolve_conj().resolve_neg()
         shape, step = plain.shape, 2 if sliced else 1
@@ -55,9 +55,9 @@ class Guarded:
         item = plain.element_size()
         buffer = torch.full(((step * span + 2 * MARGIN) * item,), PATTERN, dtype=torch.uint8)
         buffer = buffer.to(plain.device)
-        # Copied as it lies in memory: only so do expanded and overlapping tensors keep their strides.
-        lying = plain.as_strided((span,), (1,), plain.storage_offset())
-        buffer.view(plain.dtype)[MARGIN : MARGIN + step * span : step] = lying
+        # Copied in memory order, so that expanded and overlapping tensors keep their strides.
+        stored = plain.as_strided((span,), (1,), plain.storage_offset())
+        buffer.view(plain.dtype)[MARGIN : MARGIN + step * span : step] = stored
         tensor = torch.empty(0, dtype=plain.dtype, device=plain.device)
         tensor.set_(buffer.untyped_storage(), MARGIN, tuple(shape), tuple(strides))
         owned = torch.zeros(step * span + 2 * MARGIN, dtype=torch.bool, device=plain.device)
@@ -66,7 +66,7 @@ class Guarded:
         return cls(tensor, buffer, buffer.clone(), owned.repeat_interleave(item))
 
     def written(self) -> tuple[str, bool] | None:
-        """What was written since, in words, and whether it lies outside of the tensor."""
+        """Describe what was written since, and report whether it is outside of the tensor."""
         changed = self.buffer != self.before
         if not bool(changed.any()):
             return None
@@ -74,10 +74,10 @@ class Guarded:
             return self._outside(changed), True
         tensor = self.tensor.detach()
         then = self.before.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), MARGIN)
-        return written_words(unequal(tensor, then)), False
+        return describe_write(exact_difference(tensor, then)), False
 
     def _outside(self, changed: Tensor) -> str:
-        """Where the bytes lie that changed, in elements from the tensor's first one or past its last."""
+        """Describe the position of changed bytes, in elements from the tensor's first or last one."""
         item = self.tensor.element_size()
         places = (changed.nonzero().flatten() // item).unique() - MARGIN
         first, count = int(places[0]), len(places)
@@ -92,15 +92,15 @@ class Guarded:
 
 
 def _offsets(plain: Tensor) -> Tensor:
-    """Where in memory the elements of a tensor lie, from its first one."""
+    """Return the offset in memory of each element from the first one."""
     offsets = torch.zeros((), dtype=torch.int64, device=plain.device)
     for size, stride in zip(plain.shape, plain.stride(), strict=True):
         offsets = offsets.unsqueeze(-1) + stride * torch.arange(size, device=plain.device)
     return offsets.flatten()
 
 
-def guarded(flat: list[Any], *, sliced: bool = False) -> tuple[list[Any], list[Guarded | None]]:
-    """Flat arguments or gradients with every tensor guarded, and the guards in their places.
+def guarded(flat: list[Any], *, sliced: bool = False) -> tuple[list[Any], list[GuardedTensor | None]]:
+    """Guard every tensor of flat arguments or gradients; return the values and their guards.
 
     Example:
         >>> (x,), (guard,) = guarded([torch.ones(2)])
@@ -109,17 +109,17 @@ def guarded(flat: list[Any], *, sliced: bool = False) -> tuple[list[Any], list[G
         >>> guard.written()
         ('at [0] it is 0 where 1 is right; 2 of 2 elements are wrong', False)
     """
-    guards = [Guarded.of(each, sliced=sliced) if isinstance(each, Tensor) else None for each in flat]
+    guards = [GuardedTensor.of(each, sliced=sliced) if isinstance(each, Tensor) else None for each in flat]
     return [each if guard is None else guard.tensor for each, guard in zip(flat, guards, strict=True)], guards
 
 
 COPIES = 4
-"""Buffers of each size that are left to the allocators: a call may ask for several."""
+"""Number of freed buffers of each size: a call may allocate several."""
 
 
 @contextmanager
-def poisoned() -> Iterator[None]:
-    """A region in which all new memory is filled: with nan, or the largest whole number."""
+def poison_new_memory() -> Iterator[None]:
+    """Fill all new memory within the context: with nan, or the largest whole number."""
     before, filled = settings(), fill_new_memory(True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of operations that have no deterministic algorithm
@@ -128,12 +128,12 @@ def poisoned() -> Iterator[None]:
         try:
             yield
         finally:
-            changed_settings(before)
+            restore_settings(before)
             fill_new_memory(filled)
 
 
-def dirty(tensors: Iterable[Any], byte: int) -> None:
-    """Leave used memory of the tensors' sizes to the allocators, NumPy's too, which torch cannot fill."""
+def fill_freed_memory(tensors: Iterable[Any], byte: int) -> None:
+    """Leave used memory of the tensors' sizes to the allocators, and to NumPy's, which torch cannot fill."""
     sizes = {
         (each.numel() * each.element_size(), each.device) for each in tensors if isinstance(each, Tensor)
     }

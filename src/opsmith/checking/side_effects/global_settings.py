@@ -1,4 +1,4 @@
-"""What a process shares: torch's settings, Python's warning filters, the environment, and more."""
+"""Global settings of the process: torch's, Python's warning filters, the environment, and others."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 import torch
 
 FILL = "fill_uninitialized_memory"
-"""torch's switch for filling new memory; its module has it by a trick, which hides it from type checkers."""
+"""torch's switch for filling new memory, which its module hides from type checkers."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing that a process shares.
+    """One setting that the process shares.
 
     Args:
-        name: What it is, in words.
-        get: Reads it, as a value that compares.
-        put: Sets it to what was read.
-        other: Another value than the one that was read, that does no harm; None where there is none.
+        name: Description.
+        get: Reads it, as a value that can be compared.
+        put: Sets it to a value that was read.
+        other: Returns a different, harmless value for the one that was read; None where there is none.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Setting:
 
 
 def _put_filters(filters: list[Any]) -> None:
-    warnings.resetwarnings()  # Python forgets then, too, what it has warned of under the filters before
+    warnings.resetwarnings()  # this also resets the registry of shown warnings
     warnings.filters[:] = filters  # type: ignore[index]
 
 
@@ -57,7 +57,7 @@ def _put_fill(filled: bool) -> None:
 
 
 IGNORE = (("ignore", None, Warning, None, 0),)
-"""Warning filters that are none of anybody's."""
+"""Warning filters that nobody else sets."""
 
 _CUDNN = torch.backends.cudnn
 
@@ -119,21 +119,20 @@ SETTINGS = (
         lambda state: sys.modules["numpy"].seterr(**state) if state is not None else None,
     ),
 )
-"""Where a thing cannot be put back by a call, it is told all the same."""
+"""All settings. A change is reported even if the setting cannot be restored by a call."""
 
 
 def settings() -> dict[str, Any]:
-    """Everything that is shared, as it is now."""
+    """Read all settings."""
     return {setting.name: setting.get() for setting in SETTINGS}
 
 
 @contextmanager
 def other_settings() -> Iterator[dict[str, tuple[Any, Any]]]:
-    """A region in which the settings are others, so that whoever sets one is seen even if it is set already.
+    """Change the settings within the context, so that a write of a value that is set already is detected.
 
     Yields:
-        What has been changed in the region, filled in at its end: for each thing what was there, and what was
-        put there.
+        Changes within the context, filled in at its end: for each setting the value before and after.
     """
     before = settings()
     changed: dict[str, tuple[Any, Any]] = {}
@@ -145,18 +144,18 @@ def other_settings() -> Iterator[dict[str, tuple[Any, Any]]]:
         try:
             yield changed
         finally:
-            changed.update(changed_settings(others))
+            changed.update(restore_settings(others))
     finally:
-        changed_settings(before)
+        restore_settings(before)
 
 
-def changed_settings(before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What has changed since: for each thing its value before and now. It is put back.
+def restore_settings(before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Restore the settings; return the value before and after of each changed one.
 
     Example:
         >>> before = settings()
         >>> torch.set_default_dtype(torch.float64)
-        >>> changed_settings(before)
+        >>> restore_settings(before)
         {"torch's default dtype": (torch.float32, torch.float64)}
         >>> torch.get_default_dtype()
         torch.float32
@@ -171,8 +170,8 @@ def changed_settings(before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """A region without warnings: torch warns of its own insides where forward mode is first used."""
+def without_warnings() -> Iterator[None]:
+    """Suppress warnings within the context: torch warns about itself where forward mode is first used."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,8 +1,8 @@
-"""What an operator remembers from call to call, put away for a while: it then answers as if called first.
+"""Hidden state of an operator between calls, removed for a while, so that it runs as if called first.
 
-Every dictionary, list and set that its functions reach is emptied, each tensor that lies on a class or in a
-module is exchanged for None, and `functools` caches are cleared; what the operator cannot do without stays.
-Since all that is compared is then run in the same way, it does no harm to empty what is no memory.
+Every reachable dictionary, list and set is emptied, every reachable tensor in a module or on a class is
+replaced by None, and `functools` caches are cleared. State without which the operator fails stays. All
+compared runs start in this way, so emptying a container that is not a memory does no harm.
 """
 
 from __future__ import annotations
@@ -16,53 +16,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.side_effects.reachable import CONTAINERS, Place, reached
+from opsmith.checking.side_effects.reachable import reachable_values
 from opsmith.checking.subject import Subject
+from opsmith.core.reachable import CONTAINERS, Reached
 
 MOST = 64
-"""Places that are tried; an operator that reaches more has a memory that is not looked into."""
+"""Largest number of values; further state is not removed."""
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Places where something may be remembered.
+class HiddenState:
+    """Reachable values that may hold state between calls.
 
     Args:
         places: Containers, tensors and caches of functions.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[Reached, ...]
 
     @classmethod
-    def of(cls, subject: Subject, run: Callable[[], Any]) -> Memory:
-        """Where an operator may remember something, and does without.
+    def of(cls, subject: Subject, run: Callable[[], Any]) -> HiddenState:
+        """Find the state that an operator reaches, and does not need.
 
         Args:
-            subject: What is under check.
-            run: A call; what it raises without a place is a reason to leave that place as it is.
+            subject: The checked operator.
+            run: Makes a call; a value without which it raises stays.
         """
-        found = [place for place in reached(subject) if _remembers(place)][:MOST]
+        found = [place for place in reachable_values(subject) if _remembers(place)][:MOST]
         if _goes(found, run):
             return cls(tuple(found))
         return cls(tuple(place for place in found if _goes([place], run)))
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """A region that begins without any memory; afterwards all is as it was."""
-        before = [(place, place.now(), _copied(place.now())) for place in self.places]
+        """Remove the state within the context; restore it afterwards."""
+        before = [(place, place.current(), _copied(place.current())) for place in self.places]
         self.forget()
         try:
             yield
         finally:
             for place, value, contents in before:
                 _fill(value, contents)
-                if place.now() is not value and place.put is not None:
+                if place.current() is not value and place.put is not None:
                     place.put(value)
 
     def forget(self) -> None:
-        """Empty every place."""
+        """Clear the state."""
         for place in self.places:
-            value = place.now()
+            value = place.current()
             if hasattr(value, "cache_clear"):
                 value.cache_clear()
             elif isinstance(value, Tensor):
@@ -70,29 +71,31 @@ class Memory:
                     place.put(None)
             elif isinstance(value, threading.local):
                 vars(value).clear()
-            elif place.container:
+            elif place.is_container:
                 value.clear()
 
     def filled(self) -> list[str]:
-        """The places that hold something now, by name."""
-        return [place.name for place in self.places if _holds(place.now())]
+        """Return the names of the values that hold something now."""
+        return [place.path for place in self.places if _holds(place.current())]
 
 
-def _remembers(place: Place) -> bool:
+def _remembers(place: Reached) -> bool:
     value = place.value
     if isinstance(value, torch.nn.Parameter):
         return False
     by_name = isinstance(value, Tensor) and place.put is not None
-    return by_name or place.container or hasattr(value, "cache_clear") or isinstance(value, threading.local)
+    return (
+        by_name or place.is_container or hasattr(value, "cache_clear") or isinstance(value, threading.local)
+    )
 
 
-def _goes(places: list[Place], run: Callable[[], Any]) -> bool:
-    """Whether a call goes well without what lies in some places, and the next one as well."""
-    with Memory(tuple(places)).away():
+def _goes(places: list[Reached], run: Callable[[], Any]) -> bool:
+    """Report whether two calls in a row succeed without some state."""
+    with HiddenState(tuple(places)).away():
         try:
             run()
             run()
-        except Exception:  # it is the answer
+        except Exception:  # the operator needs the state
             return False
     return True
 
@@ -104,7 +107,7 @@ def _copied(value: Any) -> Any:
 
 
 def _fill(value: Any, contents: Any) -> None:
-    """Put contents back into a container."""
+    """Restore the contents of a container."""
     if contents is None:
         return
     if isinstance(value, threading.local):

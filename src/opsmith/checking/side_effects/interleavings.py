@@ -1,4 +1,4 @@
-"""The same calls alone, after and between one another, interrupted, in other modes, and in threads."""
+"""Interleavings of the same calls: alone, one after another, interrupted, in other modes, and in threads."""
 
 from __future__ import annotations
 
@@ -12,52 +12,53 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import Alive, Answer, alive, answer, copies
+from opsmith.checking.calls import CallValues, LiveCall, call_values, copies, live_call
 from opsmith.checking.exceptions import AboutOperatorError, Overlooking, refuse_own
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.hidden_state import Memory
+from opsmith.checking.side_effects.hidden_state import HiddenState
 from opsmith.checking.subject import Subject
 from opsmith.torch_library import capabilities
 
 MINE, OTHER = "this call", "a call of other numbers of the same shapes"
 INTERRUPTIONS = 6
+"""Largest number of operations that are interrupted, one at a time."""
 
 
 Mode = Callable[[], AbstractContextManager[Any]]
 
 
 class InterruptedOperationError(AboutOperatorError, RuntimeError):
-    """What an operation raises that is made to fail, as it would for want of memory."""
+    """Raised by an operation that is made to fail, as if memory ran out."""
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What a call gave in a scene.
+class InterleavedAnswer:
+    """Result of a call in an interleaving.
 
     Args:
-        call: Which call it was.
-        when: What came before or beside it.
-        given: Its results and gradients, or what it raised.
-        modes: Whether it ran in another mode or thread, in which another kernel may round otherwise.
-        alone: Whether no other call came before, so that what it raises is a matter of the mode alone.
-        mode: The mode without gradients that it ran in, if that is all that differs.
+        call: Name of the call.
+        when: Description of the calls before or beside it.
+        given: Its results and gradients, or the exception that it raised.
+        modes: True if it ran in another mode or thread, in which another kernel may round differently.
+        alone: True if no other call came before, so that an exception is due to the mode alone.
+        mode: The mode without gradients that it ran in, if nothing else differs.
     """
 
     call: str
     when: str
-    given: Answer | BaseException
+    given: CallValues | BaseException
     modes: bool = False
     alone: bool = False
     mode: Mode | None = None
 
 
 @dataclass(frozen=True)
-class Made:
-    """How to make a call.
+class CallRecipe:
+    """Recipe of a call.
 
     Args:
-        sample: The sample that its arguments are of.
-        places: Arguments that require a gradient.
+        sample: Sample of its arguments.
+        places: Positions of the arguments that require a gradient.
         make: Makes its flat arguments.
     """
 
@@ -67,30 +68,30 @@ class Made:
 
 
 @dataclass
-class Stage:
-    """A sample's calls, and what each gives alone.
+class InterleavedCalls:
+    """Calls on a sample, with the right answer of each.
 
     Args:
-        subject: What is under check.
-        memory: What the operator may remember; it is emptied before each scene.
-        calls: How to make each call: `MINE`, and others that may disturb it.
-        right: What each call gives alone.
-        kept: Arguments that stay alive, so that no other tensor gets their addresses.
+        subject: The checked operator.
+        hidden_state: Hidden state of the operator; cleared before each interleaving.
+        calls: Recipe of each call: `MINE`, and others that may disturb it.
+        right: Answer of each call alone.
+        kept: Arguments that are kept alive, so that no other tensor gets their addresses.
     """
 
     subject: Subject
-    memory: Memory
-    calls: dict[str, Made]
-    right: dict[str, Answer] = field(default_factory=dict)
+    hidden_state: HiddenState
+    calls: dict[str, CallRecipe]
+    right: dict[str, CallValues] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
 
     def prepare(self) -> None:
-        """Run each call alone; one that raises is left out."""
+        """Run each call alone; remove one that raises."""
         for call, made in list(self.calls.items()):
             flat = made.make()
-            self.memory.forget()
+            self.hidden_state.forget()
             try:
-                self.right[call] = answer(self.subject, made.sample, flat, made.places)
+                self.right[call] = call_values(self.subject, made.sample, flat, made.places)
             except Exception as error:
                 refuse_own(error)
                 if call == MINE:
@@ -100,63 +101,63 @@ class Stage:
                 self.kept.append(flat)
 
     @property
-    def mine(self) -> Made:
-        """The call that is looked at."""
+    def mine(self) -> CallRecipe:
+        """The tested call."""
         return self.calls[MINE]
 
-    def alive(self, call: str, flat: list[Any] | None = None, *, leaf: bool = True) -> Alive:
+    def alive(self, call: str, flat: list[Any] | None = None, *, leaf: bool = True) -> LiveCall:
         """A call with its graph."""
         made = self.calls[call]
-        return alive(self.subject, made.sample, flat or made.make(), made.places, leaf=leaf)
+        return live_call(self.subject, made.sample, flat or made.make(), made.places, leaf=leaf)
 
-    def heard(self, call: str, when: str, run: Callable[[], Answer], **how: Any) -> Heard:
-        """What a run gives."""
+    def record(self, call: str, when: str, run: Callable[[], CallValues], **how: Any) -> InterleavedAnswer:
+        """Run a call, and record its answer or its exception."""
         try:
-            return Heard(call, when, run(), **how)
+            return InterleavedAnswer(call, when, run(), **how)
         except Exception as error:
             refuse_own(error)
-            return Heard(call, when, error, **how)
+            return InterleavedAnswer(call, when, error, **how)
 
-    def answer(self, call: str) -> Answer:
-        """A call, forward and backward."""
+    def answer(self, call: str) -> CallValues:
+        """Make a call, forward and backward."""
         return self.alive(call).answered(self.subject)
 
 
-def one_after_another(stage: Stage) -> Iterator[Heard]:
-    """Each call after each other call, and after itself."""
+def one_after_another(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+    """Make each call after each other call, and after itself."""
     for first in stage.calls:
         for second in stage.calls:
             if MINE not in (first, second):
                 continue
-            stage.memory.forget()
+            stage.hidden_state.forget()
             with Overlooking():
                 stage.answer(first)
             when = "again" if first == second else f"after {first}"
-            yield stage.heard(second, when, partial(stage.answer, second))
+            yield stage.record(second, when, partial(stage.answer, second))
 
 
-def two_graphs(stage: Stage) -> Iterator[Heard]:
-    """Two graphs alive at once, and their backwards in both orders."""
+def two_graphs(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+    """Keep two graphs at once, and run their backwards in both orders."""
     for other in stage.calls:
         for early in (True, False):
             if other == MINE:
                 continue
-            stage.memory.forget()
+            stage.hidden_state.forget()
             mine, theirs = stage.alive(MINE), stage.alive(other)
             pairs = [(MINE, mine), (other, theirs)]
             for call, graph in pairs if early else reversed(pairs):
                 beside = other if call == MINE else MINE
                 when = f"when {beside} comes between its forward and its backward"
-                yield stage.heard(call, when, partial(graph.answered, stage.subject))
+                yield stage.record(call, when, partial(graph.answered, stage.subject))
 
 
-def renewed(stage: Stage) -> Iterator[Heard]:
-    """Other numbers in the same tensors, as an optimizer writes them; and in memory that was freed."""
+def renewed(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+    """Write other numbers into the same tensors, as an optimizer does; then reuse freed memory."""
     if OTHER not in stage.calls or any(
         isinstance(each, Tensor) and 0 in each.stride() for each in stage.mine.make()
     ):
         return
-    stage.memory.forget()
+    stage.hidden_state.forget()
     first = stage.alive(MINE)
     first.answered(stage.subject)
     leaves = stage.calls[OTHER].make()
@@ -165,46 +166,46 @@ def renewed(stage: Stage) -> Iterator[Heard]:
             if isinstance(mine, Tensor):
                 leaves[at] = mine.copy_(leaves[at])
 
-    def again() -> Answer:
+    def again() -> CallValues:
         with torch.enable_grad():
             given = leaves if first.given is first.leaves else [_copy(each) for each in leaves]
             results = stage.subject.call(first.sample, given)
-        return Alive(first.sample, first.places, leaves, given, results).answered(stage.subject)
+        return LiveCall(first.sample, first.places, leaves, given, results).answered(stage.subject)
 
-    yield stage.heard(OTHER, "in the same tensors, after other numbers were in them", again)
-    stage.memory.forget()
+    yield stage.record(OTHER, "in the same tensors, after other numbers were in them", again)
+    stage.hidden_state.forget()
     for call in (MINE, OTHER) * 2:
-        yield stage.heard(call, "in memory that another call has freed", partial(stage.answer, call))
+        yield stage.record(call, "in memory that another call has freed", partial(stage.answer, call))
 
 
 def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def gone(stage: Stage) -> Iterator[Heard]:
-    """Results that outlive their graph."""
-    stage.memory.forget()
+def gone(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+    """Keep the results of a call after its graph is freed."""
+    stage.hidden_state.forget()
     results = stage.alive(MINE).results
     with Overlooking():
         stage.answer(OTHER if OTHER in stage.calls else MINE)
-    kept = Answer(copies(results), stage.right[MINE].gradients)
-    yield Heard(MINE, "when its graph is gone and another call has been made", kept)
+    kept = CallValues(copies(results), stage.right[MINE].gradients)
+    yield InterleavedAnswer(MINE, "when its graph is gone and another call has been made", kept)
 
 
-def interrupted(stage: Stage) -> Iterator[Heard]:
-    """A call after one in which an operation of torch has failed, the first, the second, and so on."""
+def interrupted(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+    """Make a call after one in which an operation of torch failed: the first, the second, and so on."""
     for last in range(1, INTERRUPTIONS + 1):
-        stage.memory.forget()
+        stage.hidden_state.forget()
         if not _stops(stage, last):
             return
         for call in (OTHER, MINE):
             if call in stage.calls:
                 when = "after a call in which an operation of torch failed"
-                yield stage.heard(call, when, partial(stage.answer, call))
+                yield stage.record(call, when, partial(stage.answer, call))
 
 
-def _stops(stage: Stage, last: int) -> bool:
-    """Make a call in which an operation fails, and say whether there are as many."""
+def _stops(stage: InterleavedCalls, last: int) -> bool:
+    """Make a call in which an operation fails; report whether it has that many operations."""
     seen = 0
 
     def see(operator: Any, kwargs: dict[str, Any]) -> None:
@@ -215,16 +216,16 @@ def _stops(stage: Stage, last: int) -> bool:
 
     graph = stage.alive(MINE, leaf=False)
     grads = graph.grads(stage.subject)
-    with Overlooking():  # the operator may have made another exception of it
-        with capabilities.watching(see), torch.enable_grad():
+    with Overlooking():  # the operator may raise another exception instead
+        with capabilities.observe_operators(see), torch.enable_grad():
             graph.results = stage.subject.call(graph.sample, graph.given)
-        with capabilities.watching(see):
+        with capabilities.observe_operators(see):
             graph.backward(grads)
     return seen >= last
 
 
-def in_modes(stage: Stage) -> Iterator[Heard]:
-    """Without gradients, and with them after a call without."""
+def in_modes(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+    """Make the call without gradients, and with gradients after a call without."""
     right = stage.right[MINE]
     modes: list[tuple[str, Mode]] = [
         ("`torch.no_grad()`", torch.no_grad),
@@ -232,93 +233,103 @@ def in_modes(stage: Stage) -> Iterator[Heard]:
     ]
     for name, mode in modes:
 
-        def inside(mode: Mode = mode) -> Answer:
+        def inside(mode: Mode = mode) -> CallValues:
             with mode():
                 results = copies(stage.subject.call(stage.mine.sample, stage.mine.make()))
-            return Answer(tuple(_plain(each) for each in results), right.gradients)
+            return CallValues(tuple(_plain(each) for each in results), right.gradients)
 
-        stage.memory.forget()
-        yield stage.heard(MINE, f"under {name}", inside, modes=True, alone=True, mode=mode)
+        stage.hidden_state.forget()
+        yield stage.record(MINE, f"under {name}", inside, modes=True, alone=True, mode=mode)
         for call in (MINE, OTHER):
             if call in stage.calls:
-                stage.memory.forget()
+                stage.hidden_state.forget()
                 with Overlooking():
                     inside()
                 when = f"after {MINE} was made under {name}"
-                yield stage.heard(call, when, partial(stage.answer, call))
-        yield stage.heard(MINE, f"under {name}, after the same with gradients", inside, modes=True)
+                yield stage.record(call, when, partial(stage.answer, call))
+        yield stage.record(MINE, f"under {name}, after the same with gradients", inside, modes=True)
 
-    def single() -> Answer:
+    def single() -> CallValues:
         with torch.autograd.set_multithreading_enabled(False):
             return stage.answer(MINE)
 
-    stage.memory.forget()
+    stage.hidden_state.forget()
     when = "under `torch.autograd.set_multithreading_enabled(False)`"
-    yield stage.heard(MINE, when, single, modes=True, alone=True)
+    yield stage.record(MINE, when, single, modes=True, alone=True)
 
 
 def _plain(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.clone()
 
 
-def in_threads(stage: Stage) -> Iterator[Heard]:
-    """In four threads at once, each with tensors of its own, forwards first and then backwards."""
+def in_threads(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+    """Make calls in four threads at once, each with tensors of its own, forwards first, then backwards."""
     calls = [call for call in (MINE, OTHER) if call in stage.calls] * 2
     calls = (calls * 2)[:4]
     jobs = [
         (partial(_made, stage, call), partial(_begun, stage), partial(_grads, stage), _back) for call in calls
     ]
     for in_step in (True, False):
-        stage.memory.forget()
+        stage.hidden_state.forget()
         answers = at_once(jobs, in_step=in_step)
         for call, given in zip(calls, answers, strict=True):
             if isinstance(given, BaseException):
                 refuse_own(given)
             if given is not None:
-                yield Heard(call, "in four threads at once", given, modes=True)
+                yield InterleavedAnswer(call, "in four threads at once", given, modes=True)
 
 
-def _made(stage: Stage, call: str, _: None) -> tuple[str, list[Any]]:
+def _made(stage: InterleavedCalls, call: str, _: None) -> tuple[str, list[Any]]:
     return call, stage.calls[call].make()
 
 
-def _begun(stage: Stage, made: tuple[str, list[Any]]) -> Alive:
+def _begun(stage: InterleavedCalls, made: tuple[str, list[Any]]) -> LiveCall:
     return stage.alive(*made)
 
 
-def _grads(stage: Stage, graph: Alive) -> tuple[Alive, tuple[Tensor | None, ...], list[Tensor]]:
+def _grads(
+    stage: InterleavedCalls, graph: LiveCall
+) -> tuple[LiveCall, tuple[Tensor | None, ...], list[Tensor]]:
     return graph, copies(graph.results), graph.grads(stage.subject) if graph.open else []
 
 
-def _back(begun: tuple[Alive, tuple[Tensor | None, ...], list[Tensor]]) -> Answer:
+def _back(begun: tuple[LiveCall, tuple[Tensor | None, ...], list[Tensor]]) -> CallValues:
     graph, results, grads = begun
-    return Answer(results, tuple(graph.backward(grads)) if graph.open else (None,) * len(graph.places))
+    return CallValues(results, tuple(graph.backward(grads)) if graph.open else (None,) * len(graph.places))
 
 
-Scene = Callable[[Stage], Iterator[Heard]]
+Interleaving = Callable[[InterleavedCalls], Iterator[InterleavedAnswer]]
 
-SCENES: tuple[Scene, ...] = (one_after_another, two_graphs, renewed, gone, interrupted, in_modes, in_threads)
+INTERLEAVINGS: tuple[Interleaving, ...] = (
+    one_after_another,
+    two_graphs,
+    renewed,
+    gone,
+    interrupted,
+    in_modes,
+    in_threads,
+)
 
 
 LONGEST = 60.0
-"""Seconds after which a thread that waits for the others to begin a stage gives up."""
+"""Seconds after which a thread stops waiting for the others to begin a stage."""
 
 STEP = 0.2
-"""Seconds after which a thread goes on alone: another one has fewer operations, or waits for its lock."""
+"""Seconds after which a thread continues alone: another one has fewer operations, or waits for its lock."""
 
 STEPS = 200
-"""Operations of a stage that are done in step."""
+"""Number of operations of a stage that run in step."""
 
 
 def at_once(stages: Sequence[Sequence[Callable[[Any], Any]]], *, in_step: bool) -> list[Any]:
-    """Run several jobs, each in a thread of its own; all threads begin each stage together.
+    """Run several jobs, each in a thread; all threads begin each stage together.
 
     Args:
-        stages: For each thread what it does, one stage after the other; each takes what the one before gave.
-        in_step: Whether all threads do each operation of torch together, so that what they share gets mixed.
+        stages: Stages of each thread; each stage takes the result of the one before.
+        in_step: If True, all threads run each operation of torch together, so that shared state gets mixed.
 
     Returns:
-        What each thread's last stage gave, or what it raised; None where another's exception stopped it.
+        Result of each thread's last stage, or its exception; None where another exception stopped it.
 
     Example:
         >>> stages = [lambda _: 1, lambda one: one + 1], [lambda _: 5, lambda five: -five]
@@ -334,13 +345,13 @@ def at_once(stages: Sequence[Sequence[Callable[[Any], Any]]], *, in_step: bool) 
         try:
             for stage, step in zip(stages[at], steps, strict=True):
                 begin.wait(LONGEST)
-                with capabilities.watching(_waiting(step)) if in_step else nullcontext():
+                with capabilities.observe_operators(_waiting(step)) if in_step else nullcontext():
                     value = stage(value)
-                step.abort()  # whoever has more operations does them alone
+                step.abort()  # further operations of other threads run alone
             answers[at] = value
         except threading.BrokenBarrierError:
             return
-        except (Exception, SystemExit) as error:  # a thread that exits would let the others wait
+        except (Exception, SystemExit) as error:  # otherwise the other threads would wait
             answers[at] = error
             begin.abort()
             for step in steps:

@@ -1,4 +1,4 @@
-"""What is still alive when a call's graph is gone, and who holds it."""
+"""Liveness: memory that is alive after a call's graph is freed, and the objects that hold it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
-from opsmith.checking.side_effects.reachable import reached, tensors_within
+from opsmith.checking.side_effects.reachable import reachable_values, tensors_within
 from opsmith.checking.subject import Subject
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedMemory:
     """The memory of a tensor, watched without keeping it alive.
 
     Args:
-        label: Whose it is, in words.
-        reference: Tells whether it was freed.
-        address: Where it lies.
-        nbytes: How many bytes it has.
+        label: Description of its owner.
+        reference: Weak reference that expires when it is freed.
+        address: Address.
+        nbytes: Number of bytes.
     """
 
     label: str
@@ -34,20 +34,20 @@ class Watched:
     nbytes: int
 
     @classmethod
-    def of(cls, label: str, tensor: Tensor) -> Watched:
+    def of(cls, label: str, tensor: Tensor) -> WatchedMemory:
         """Watch the memory of a tensor."""
         storage = tensor.untyped_storage()
         return cls(label, StorageWeakRef(storage), storage.data_ptr(), storage.nbytes())
 
     @property
     def freed(self) -> bool:
-        """Whether nobody holds the memory any more."""
+        """True if no object holds the memory any more."""
         return bool(self.reference.expired())
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """A region in which Python does not look for circles of references by itself."""
+def without_garbage_collection() -> Iterator[None]:
+    """Disable Python's collection of reference cycles within the context."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -57,29 +57,29 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def still_there(watched: Sequence[Watched]) -> list[Watched]:
-    """Those that were not freed; what has no memory cannot be told."""
+def not_freed(watched: Sequence[WatchedMemory]) -> list[WatchedMemory]:
+    """Return the memory that was not freed; empty memory is left out."""
     return [each for each in watched if each.nbytes and not each.freed]
 
 
-def collected(watched: Sequence[Watched]) -> list[Watched]:
-    """Those that are there even after Python has looked for circles."""
+def not_freed_after_collection(watched: Sequence[WatchedMemory]) -> list[WatchedMemory]:
+    """Return the memory that was not freed even after collecting reference cycles."""
     gc.collect()
-    return still_there(watched)
+    return not_freed(watched)
 
 
-def holders(subject: Subject, watched: Watched) -> list[str]:
-    """Who holds a tensor, by name: what the operator's functions reach, or else a kind of object."""
+def holders(subject: Subject, watched: WatchedMemory) -> list[str]:
+    """Name the holders of a tensor: values that the operator's functions reach, or else types of objects."""
     named = [
-        place.name
-        for place in reached(subject)
-        if any(_lies_there(tensor, watched) for tensor in tensors_within(place.now()))
+        place.path
+        for place in reachable_values(subject)
+        if any(_has_memory(tensor, watched) for tensor in tensors_within(place.current()))
     ]
     if named:
         return named
-    # The type itself is asked: `isinstance` wakes up objects that stand for others, and they warn of it.
+    # `type` in place of `isinstance`, which makes proxy objects warn.
     tensors: list[Tensor] = [each for each in gc.get_objects() if type(each) in (Tensor, Parameter)]
-    tensors = [each for each in tensors if _lies_there(each, watched)]
+    tensors = [each for each in tensors if _has_memory(each, watched)]
     kinds: dict[str, None] = {}
     for tensor in tensors:
         for holder in gc.get_referrers(tensor):
@@ -88,7 +88,8 @@ def holders(subject: Subject, watched: Watched) -> list[str]:
     return list(kinds)
 
 
-def _lies_there(tensor: Tensor, watched: Watched) -> bool:
+def _has_memory(tensor: Tensor, watched: WatchedMemory) -> bool:
+    """Report whether a tensor has the watched memory."""
     try:
         return tensor.untyped_storage().data_ptr() == watched.address
     except (NotImplementedError, RuntimeError):  # a tensor without memory
@@ -96,7 +97,7 @@ def _lies_there(tensor: Tensor, watched: Watched) -> bool:
 
 
 def _kind(holder: Any) -> str:
-    """What an object is, in words."""
+    """Name the type of an object."""
     kind = type(holder)
     if kind.__name__ == "frame":
         return f"a frame of `{holder.f_code.co_qualname}`"
@@ -106,15 +107,16 @@ def _kind(holder: Any) -> str:
 
 
 MOST_NODES = 1000
+"""Largest number of nodes."""
 
 
 @contextmanager
-def saving() -> Iterator[list[Tensor]]:
-    """A region in which every tensor that autograd saves is listed, sharing its memory."""
+def record_saved_tensors() -> Iterator[list[Tensor]]:
+    """Record every tensor that autograd saves within the context, sharing its memory."""
     saved: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
-        # Detached: a hook that returned a result itself would close a circle of references.
+        # Detached: a hook that returned a result itself would close a reference cycle.
         saved.append(tensor.detach())
         return saved[-1]
 
@@ -127,7 +129,7 @@ def _unpack(tensor: Tensor) -> Tensor:
 
 
 def nodes(results: Sequence[Any]) -> Iterator[Any]:
-    """The nodes of the graph behind results, down to the leaves."""
+    """Yield the nodes of the graph behind results, down to the leaves."""
     left = [each.grad_fn for each in results if isinstance(each, Tensor) and each.grad_fn is not None]
     seen: set[Any] = set()
     while left and len(seen) < MOST_NODES:
@@ -140,10 +142,10 @@ def nodes(results: Sequence[Any]) -> Iterator[Any]:
 
 
 def attributes(results: Sequence[Any]) -> dict[str, Any]:
-    """What Functions keep on their contexts as attributes, by name."""
+    """Return the attributes that Functions set on their contexts, by name."""
     return {name: value for node in nodes(results) for name, value in getattr(node, "__dict__", {}).items()}
 
 
 def attribute_tensors(results: Sequence[Any]) -> list[tuple[str, Tensor]]:
-    """The tensors among them, or in containers among them, each with the attribute's name."""
+    """Return the tensors among the attributes, or in containers among them, with the attribute's name."""
     return [(name, tensor) for name, value in attributes(results).items() for tensor in tensors_within(value)]

@@ -1,4 +1,4 @@
-"""What an operator leaves behind in what it reaches: a snapshot before, and what is another thing after."""
+"""Snapshots of the values that an operator reaches, and their changes."""
 
 from __future__ import annotations
 
@@ -10,71 +10,72 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.numerics.compare import same_bits
-from opsmith.checking.side_effects.reachable import CONTAINERS, Place, reached, tensors_within
+from opsmith.checking.side_effects.reachable import reachable_values, tensors_within
 from opsmith.checking.subject import Subject
+from opsmith.core.reachable import CONTAINERS, Reached
 
 LARGE = 1 << 22
-"""Elements of a tensor beyond which its bits are not copied."""
+"""Number of elements of a tensor beyond which its bits are not copied."""
 
 
 @dataclass(frozen=True)
-class Before:
-    """What a place held.
+class ValueSnapshot:
+    """Snapshot of a reachable value.
 
     Args:
-        place: The place.
-        print: What of it compares.
+        place: The value's location.
+        contents: Copy of what is compared.
     """
 
-    place: Place
-    print: Any
+    place: Reached
+    contents: Any
 
 
-def footprints(subject: Subject) -> list[Before]:
-    """A snapshot of everything that an operator reaches."""
-    return [Before(place, _print(place.now())) for place in reached(subject)]
+def take_snapshot(subject: Subject) -> list[ValueSnapshot]:
+    """Take a snapshot of every value that an operator reaches."""
+    return [ValueSnapshot(place, _snapshot(place.current())) for place in reachable_values(subject)]
 
 
-def left_behind(before: list[Before]) -> Iterator[tuple[str, str]]:
-    """The places that hold something else now, each with what has become of it.
+def changes_since(before: list[ValueSnapshot]) -> Iterator[tuple[str, str]]:
+    """Yield the names of changed values, each with a description of the change.
 
-    Tensors that are added or exchanged are left out: whether they are kept too long, or answer for later
-    calls, is looked at elsewhere.
+    Added or replaced tensors are left out: `memory` and `state` test for those that are kept too long, or
+    used by later calls.
     """
     for each in before:
-        value = each.place.now()
-        now = _print(value)
-        what = _change(each.print, now, each.place.value, value)
+        value = each.place.current()
+        now = _snapshot(value)
+        what = _change(each.contents, now, each.place.value, value)
         if what is not None:
-            yield each.place.name, what
+            yield each.place.path, what
 
 
 def _change(was: Any, now: Any, old: Any, new: Any) -> str | None:
-    if isinstance(was, _TensorPrint) and isinstance(now, _TensorPrint):
+    if isinstance(was, _TensorSnapshot) and isinstance(now, _TensorSnapshot):
         return was.change(now)
-    if isinstance(was, _ModulePrint) and isinstance(now, _ModulePrint):
+    if isinstance(was, _ModuleSnapshot) and isinstance(now, _ModuleSnapshot):
         return was.change(now)
-    if isinstance(was, _ContainerPrint) and isinstance(now, _ContainerPrint):
+    if isinstance(was, _ContainerSnapshot) and isinstance(now, _ContainerSnapshot):
         return was.change(now, new)
     if was == now or any(True for _ in tensors_within(new)) or any(True for _ in tensors_within(old)):
         return None
-    return f"it was {shown_shortly(old)} before and is {shown_shortly(new)} after"
+    return f"it was {short_repr(old)} before and is {short_repr(new)} after"
 
 
-def shown_shortly(value: Any) -> str:
-    """A value in a message."""
+def short_repr(value: Any) -> str:
+    """Format a value for a message, in at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @dataclass(frozen=True)
-class _TensorPrint:
+class _TensorSnapshot:
     tensor: Tensor
     bits: Tensor | None
-    grad: _TensorPrint | None
+    grad: _TensorSnapshot | None
     requires_grad: bool
 
-    def change(self, now: _TensorPrint) -> str | None:
+    def change(self, now: _TensorSnapshot) -> str | None:
         if now.tensor is not self.tensor:
             return None
         if self.requires_grad != now.requires_grad:
@@ -87,17 +88,17 @@ class _TensorPrint:
             return "its `.grad` was written, though `torch.autograd.grad` asked for other gradients"
         return None
 
-    def differs(self, now: _TensorPrint) -> bool:
-        """Whether it is another tensor, or has other numbers."""
+    def differs(self, now: _TensorSnapshot) -> bool:
+        """Report whether it is another tensor, or has other numbers."""
         return now.tensor is not self.tensor or self.change(now) is not None
 
 
 @dataclass(frozen=True)
-class _ModulePrint:
-    parts: dict[str, _TensorPrint]
+class _ModuleSnapshot:
+    parts: dict[str, _TensorSnapshot]
     training: bool
 
-    def change(self, now: _ModulePrint) -> str | None:
+    def change(self, now: _ModuleSnapshot) -> str | None:
         if self.training != now.training:
             return f"its `training` was {self.training} before and is {now.training} after"
         for name, was in self.parts.items():
@@ -108,11 +109,11 @@ class _ModulePrint:
 
 
 @dataclass(frozen=True)
-class _ContainerPrint:
+class _ContainerSnapshot:
     count: int
     plain: Any
 
-    def change(self, now: _ContainerPrint, value: Any) -> str | None:
+    def change(self, now: _ContainerSnapshot, value: Any) -> str | None:
         added = now.count - self.count
         if added > 0 and not any(True for _ in tensors_within(value)):
             entries = "entry" if self.count == 1 else "entries"
@@ -122,35 +123,37 @@ class _ContainerPrint:
         return None
 
 
-def _print(value: Any) -> Any:
+def _snapshot(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return _tensor_print(value)
+        return _tensor_snapshot(value)
     if isinstance(value, torch.nn.Module):
         named = [*value.named_parameters(), *value.named_buffers()]
-        return _ModulePrint({name: _tensor_print(tensor) for name, tensor in named}, value.training)
+        return _ModuleSnapshot({name: _tensor_snapshot(tensor) for name, tensor in named}, value.training)
     if isinstance(value, dict):
-        return _ContainerPrint(len(value), {_key(key): _key(item) for key, item in list(value.items())})
+        return _ContainerSnapshot(len(value), {_key(key): _key(item) for key, item in list(value.items())})
     if isinstance(value, CONTAINERS):
         items = [_key(item) for item in list(value)]
-        return _ContainerPrint(len(items), sorted(map(repr, items)) if isinstance(value, set) else items)
+        return _ContainerSnapshot(len(items), sorted(map(repr, items)) if isinstance(value, set) else items)
     return _key(value)
 
 
 def _key(value: Any) -> Any:
-    """What of a value compares: itself where it is simple, nothing of a tensor, else its type."""
+    """Return what is compared: simple values themselves, nothing of a tensor, else the type."""
     if isinstance(value, Tensor):
         return "a tensor"
     if value is None or isinstance(value, bool | int | str | bytes):
         return value
     if isinstance(value, float | complex):
-        return repr(value)  # nan is itself
+        return repr(value)  # nan equals nan
     if isinstance(value, tuple):
         return tuple(_key(item) for item in value)
     return type(value)
 
 
-def _tensor_print(tensor: Tensor) -> _TensorPrint:
+def _tensor_snapshot(tensor: Tensor) -> _TensorSnapshot:
     small = tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() <= LARGE
     bits = tensor.detach().clone() if small else None
     grad = tensor.grad if tensor.is_leaf else None
-    return _TensorPrint(tensor, bits, None if grad is None else _tensor_print(grad), tensor.requires_grad)
+    return _TensorSnapshot(
+        tensor, bits, None if grad is None else _tensor_snapshot(grad), tensor.requires_grad
+    )

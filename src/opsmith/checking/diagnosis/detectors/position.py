@@ -1,4 +1,4 @@
-"""Its elements stand some places further than they should."""
+"""Detect elements at wrong positions: shifted, transposed, or those of another input."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.hypothesis import Found, Pair, Seen
-from opsmith.checking.numerics.compare import peak, wide
+from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair
+from opsmith.checking.numerics.compare import in_double, largest_magnitude
 from opsmith.checking.samples.sample import is_inexact
 
 FURTHEST = 8
-"""Most places along one dimension; along two at once, `TOGETHER`."""
+"""Longest shift along one dimension; along two at once, `TOGETHER`."""
 
 TOGETHER = 2
 ENOUGH = 3
-"""Elements that must have moved, other than zeros, on each input."""
+"""Number of nonzero elements that must have moved on each input."""
 
 
 @dataclass(frozen=True)
 class Shift:
-    """Elements that stand so many places further along some dimensions; none of them: in memory order."""
+    """A shift along some dimensions, as pairs of dimension and distance; dimension -1 is memory order."""
 
     places: tuple[tuple[int, int], ...]
 
     def of(self, tensor: Tensor) -> Tensor:
-        """A tensor shifted, with wrap-around."""
+        """Shift a tensor, with wrap-around."""
         flat = tensor.flatten() if self.whole else tensor
         dims = [0] if self.whole else [dim for dim, _ in self.places]
         return flat.roll([by for _, by in self.places], dims).reshape(tensor.shape)
 
     @property
     def whole(self) -> bool:
-        """Whether it is over all elements in memory order."""
+        """True if it is over all elements in memory order."""
         return self.places[0][0] < 0
 
     def inside(self, shape: torch.Size) -> Tensor:
-        """The elements that come from inside, and not around the edge."""
+        """Mark the elements that come from inside, and not around the edge."""
         inner = torch.ones(shape.numel() if self.whole else shape, dtype=torch.bool)
         for dim, by in self.places:
             axis, size = (0, shape.numel()) if self.whole else (dim, shape[dim])
@@ -51,7 +51,7 @@ class Shift:
         return inner.reshape(shape)
 
     def fits(self, shape: torch.Size) -> bool:
-        """Whether a tensor of this shape is large enough to shift so far and keep something inside."""
+        """Report whether a tensor of this shape is large enough for the shift."""
         if self.whole:
             return abs(self.places[0][1]) < shape.numel()
         return all(dim < len(shape) and abs(by) < shape[dim] for dim, by in self.places)
@@ -63,19 +63,21 @@ class Shift:
         return " and ".join(f"by {by} along dimension {dim}" for dim, by in self.places)
 
 
-def shifted(seen: Seen) -> Iterator[Found]:
-    """Shifted elements, with whatever stands at the edge; or what is right for something that was shifted."""
-    if not seen.first.same_shape:
+def shifted(evidence: Evidence) -> Iterator[Detection]:
+    """Detect shifted elements, or a gradient that is right for a shifted input or grad_output."""
+    if not evidence.first.same_shape:
         return
-    bare: Found | None = None
-    for shift in _shifts(seen.first.right.shape):
-        if not seen.everywhere(partial(_inside, shift=shift)):
+    bare: Detection | None = None
+    for shift in _shifts(evidence.first.expected.shape):
+        if not evidence.everywhere(partial(_inside, shift=shift)):
             continue
-        if not seen.everywhere(partial(_tells, shift=shift)) and not _tells_elsewhere(seen, shift):
+        if not evidence.everywhere(partial(_is_evidence, shift=shift)) and not _is_evidence_at_other_sizes(
+            evidence, shift
+        ):
             continue
-        kept = [words for words, holds in EDGES.items() if seen.everywhere(partial(holds, shift=shift))]
+        kept = [words for words, holds in EDGES.items() if evidence.everywhere(partial(holds, shift=shift))]
         words = f"it is the right one shifted {shift}" + "".join(kept[:1])
-        found = Found("shifted", words, {"shift": str(shift)})
+        found = Detection("shifted", words, {"shift": str(shift)})
         if kept:
             yield found
             return
@@ -83,8 +85,8 @@ def shifted(seen: Seen) -> Iterator[Found]:
     if bare is not None:
         yield bare
         return
-    yield from _of_shifted_grads(seen)
-    yield from _of_shifted_inputs(seen)
+    yield from _of_shifted_grads(evidence)
+    yield from _of_shifted_inputs(evidence)
 
 
 def _shifts(shape: torch.Size) -> Iterator[Shift]:
@@ -103,36 +105,36 @@ def _steps(size: int, most: int) -> list[int]:
 
 
 def _inside(pair: Pair, shift: Shift) -> bool:
-    if not shift.fits(pair.right.shape):
+    if not shift.fits(pair.expected.shape):
         return False
-    return bool(pair.agrees(shift.of(pair.right))[shift.inside(pair.right.shape)].all())
+    return bool(pair.agrees_with(shift.of(pair.expected))[shift.inside(pair.expected.shape)].all())
 
 
-def _tells(pair: Pair, shift: Shift) -> bool:
-    """Whether enough elements have moved, and most of them; of two, a shift is as good as another order."""
-    inside = shift.inside(pair.right.shape)
-    moved = inside & pair.wrong & (pair.mine != 0)
-    longer = all(dim < 0 or pair.right.shape[dim] > 2 for dim, _ in shift.places)
+def _is_evidence(pair: Pair, shift: Shift) -> bool:
+    """Report whether enough elements have moved; of two, a shift is as good as another order."""
+    inside = shift.inside(pair.expected.shape)
+    moved = inside & pair.wrong & (pair.got != 0)
+    longer = all(dim < 0 or pair.expected.shape[dim] > 2 for dim, _ in shift.places)
     return longer and int(moved.sum()) >= ENOUGH and 2 * int(inside.sum()) >= inside.numel()
 
 
-def _tells_elsewhere(seen: Seen, shift: Shift) -> bool:
-    """Whether larger tensors show what small ones leave open."""
-    larger = [pair for pair in seen.elsewhere if pair.same_shape and shift.fits(pair.right.shape)]
-    telling = [pair for pair in larger if _tells(pair, shift)]
+def _is_evidence_at_other_sizes(evidence: Evidence, shift: Shift) -> bool:
+    """Report whether larger tensors decide between shifts that small ones leave open."""
+    larger = [pair for pair in evidence.other_sizes if pair.same_shape and shift.fits(pair.expected.shape)]
+    telling = [pair for pair in larger if _is_evidence(pair, shift)]
     return bool(telling) and all(_inside(pair, shift) for pair in telling)
 
 
 def _wraps(pair: Pair, shift: Shift) -> bool:
-    return pair.is_(shift.of(pair.right))
+    return pair.equals(shift.of(pair.expected))
 
 
 def _zeros(pair: Pair, shift: Shift) -> bool:
-    return not bool(pair.mine[~shift.inside(pair.right.shape)].any())
+    return not bool(pair.got[~shift.inside(pair.expected.shape)].any())
 
 
 def _stays(pair: Pair, shift: Shift) -> bool:
-    return not bool(pair.wrong[~shift.inside(pair.right.shape)].any())
+    return not bool(pair.wrong[~shift.inside(pair.expected.shape)].any())
 
 
 EDGES: Mapping[str, Callable[..., bool]] = MappingProxyType(
@@ -144,8 +146,8 @@ EDGES: Mapping[str, Callable[..., bool]] = MappingProxyType(
 )
 
 
-def _of_shifted_grads(seen: Seen) -> Iterator[Found]:
-    for label, grad in seen.observation.grads.items():
+def _of_shifted_grads(evidence: Evidence) -> Iterator[Detection]:
+    for label, grad in evidence.observation.grads.items():
         if grad is None:
             continue
         for shift in _shifts(grad.shape):
@@ -153,41 +155,36 @@ def _of_shifted_grads(seen: Seen) -> Iterator[Found]:
                 continue
             for padded in (False, True):
                 come = partial(_for_grad, label=label, shift=shift, padded=padded)
-                if seen.everywhere(come):
+                if evidence.everywhere(come):
                     edge = "zeros at the edge" if padded else "wrap-around"
-                    words = f"it is right for what comes in for `{label}` shifted {shift}, with {edge}"
-                    yield Found("shifted", words, {"shift": str(shift)})
+                    words = f"it is right for the grad_output of `{label}` shifted {shift}, with {edge}"
+                    yield Detection("shifted", words, {"shift": str(shift)})
                     return
 
 
 def _for_grad(pair: Pair, label: str, shift: Shift, padded: bool) -> bool:
-    right, grads = pair.observation.right, dict(pair.observation.grads)
-    grad = grads[label]
-    if right is None or grad is None or not shift.fits(grad.shape):
+    grad = pair.observation.grads[label]
+    if grad is None or not shift.fits(grad.shape) or not _enough(pair):
         return False
-    grads[label] = _moved(grad, shift, padded=padded)
-    return _enough(pair) and pair.is_(wide(right(list(grads.values()))))
+    return pair.equals(pair.with_grads({label: _moved(grad, shift, padded=padded)}))
 
 
-def _of_shifted_inputs(seen: Seen) -> Iterator[Found]:
-    for label, value in seen.observation.inputs.items():
+def _of_shifted_inputs(evidence: Evidence) -> Iterator[Detection]:
+    for label, value in evidence.observation.inputs.items():
         if not is_inexact(value):
             continue
         for dim, size in enumerate(value.shape):
             for by in _steps(size, 1):
                 shift = Shift(((dim, by),))
-                if size > 2 and seen.everywhere(partial(_for_input, label=label, shift=shift)):
+                if size > 2 and evidence.everywhere(partial(_for_input, label=label, shift=shift)):
                     words = f"it is right for `{label}` shifted {shift}, with wrap-around"
-                    yield Found("shifted", words, {"shift": str(shift)})
+                    yield Detection("shifted", words, {"shift": str(shift)})
                     return
 
 
 def _for_input(pair: Pair, label: str, shift: Shift) -> bool:
-    at = pair.observation.right_at
-    if at is None:
-        return False
-    found = at({label: _moved(pair.observation.inputs[label], shift, padded=False)})
-    return found is not None and _enough(pair) and pair.is_(wide(found))
+    moved = _moved(pair.observation.inputs[label], shift, padded=False)
+    return _enough(pair) and pair.equals(pair.with_inputs({label: moved}))
 
 
 def _moved(tensor: Tensor, shift: Shift, *, padded: bool) -> Tensor:
@@ -196,56 +193,56 @@ def _moved(tensor: Tensor, shift: Shift, *, padded: bool) -> Tensor:
 
 
 def _enough(pair: Pair) -> bool:
-    return int(pair.right.count_nonzero()) >= ENOUGH
+    return int(pair.expected.count_nonzero()) >= ENOUGH
 
 
 MOST_INPUTS = 15
-"""Pairs of arguments that are tried in each other's places."""
+"""Largest number of pairs of arguments that are exchanged."""
 
 
-def swapped(seen: Seen) -> Iterator[Found]:
-    """What is right for another input, or if two inputs or two incoming gradients change places."""
-    others = seen.observation.others
+def swapped(evidence: Evidence) -> Iterator[Detection]:
+    """Detect the gradient of another input, or exchanged inputs or grad_outputs."""
+    others = evidence.observation.other_gradients
     if others is not None:
         for label, (_, right) in others().items():
-            if right.shape != seen.first.mine.shape:
+            if right.shape != evidence.first.got.shape:
                 continue
-            if seen.everywhere(partial(_is_of, label=label)):
-                back = seen.everywhere(partial(_has_mine, label=label))
-                mine = seen.observation.about
+            if evidence.everywhere(partial(_is_of, label=label)):
+                back = evidence.everywhere(partial(_has_mine, label=label))
+                mine = evidence.observation.argument
                 more = f", and that of `{label}` is the right one of `{mine}`" if back else ""
                 reason = f"it is the right one of `{label}`{more}"
-                yield Found("swapped-inputs", reason, {"that of": label}, weak=not back)
+                yield Detection("swapped-inputs", reason, {"that of": label}, weak=not back)
                 return
-    for first, second in list(_places(seen))[:MOST_INPUTS]:
-        if seen.everywhere(partial(_is_with, first=first, second=second)):
-            words = f"it is the right one if `{first}` and `{second}` change places"
-            yield Found("swapped-inputs", words, {"swapped": f"{first}, {second}"}, weak=True)
+    for first, second in list(_places(evidence))[:MOST_INPUTS]:
+        if evidence.everywhere(partial(_is_with, first=first, second=second)):
+            words = f"it is the right one if `{first}` and `{second}` are exchanged"
+            yield Detection("swapped-inputs", words, {"swapped": f"{first}, {second}"}, weak=True)
             return
-    names = [name for name, grad in seen.observation.grads.items() if grad is not None]
+    names = [name for name, grad in evidence.observation.grads.items() if grad is not None]
     for first, second in combinations(names, 2):
-        if seen.everywhere(partial(_is_for, first=first, second=second)):
-            words = f"it is the right one if what comes in for `{first}` and for `{second}` change places"
-            yield Found("swapped-inputs", words, {"swapped": f"{first}, {second}"})
+        if evidence.everywhere(partial(_is_for, first=first, second=second)):
+            words = f"it is the right one if the grad_outputs of `{first}` and `{second}` are exchanged"
+            yield Detection("swapped-inputs", words, {"swapped": f"{first}, {second}"})
             return
 
 
 def _is_of(pair: Pair, label: str) -> bool:
-    others = pair.observation.others
-    return others is not None and pair.is_(wide(others()[label][1]))
+    others = pair.observation.other_gradients
+    return others is not None and pair.equals(in_double(others()[label][1]))
 
 
 def _has_mine(pair: Pair, label: str) -> bool:
-    others = pair.observation.others
+    others = pair.observation.other_gradients
     if others is None:
         return False
     got, right = others()[label]
-    return got is not None and Pair(replace(pair.observation, got=got, expected=right)).is_(pair.right)
+    return got is not None and Pair(replace(pair.observation, got=got, expected=right)).equals(pair.expected)
 
 
-def _places(seen: Seen) -> list[tuple[str, str]]:
-    """Pairs of arguments that may stand in each other's places: tensors of one form, or plain numbers."""
-    inputs = seen.observation.inputs
+def _places(evidence: Evidence) -> list[tuple[str, str]]:
+    """Return pairs of arguments that could be exchanged: tensors of one shape and dtype, or numbers."""
+    inputs = evidence.observation.inputs
     return [
         (first, second)
         for first, second in combinations(inputs, 2)
@@ -260,44 +257,41 @@ def _form(value: Any) -> Any:
 
 
 def _is_with(pair: Pair, first: str, second: str) -> bool:
-    at, inputs = pair.observation.right_at, pair.observation.inputs
-    found = None if at is None else at({first: inputs[second], second: inputs[first]})
-    return found is not None and pair.is_(wide(found))
+    inputs = pair.observation.inputs
+    return pair.equals(pair.with_inputs({first: inputs[second], second: inputs[first]}))
 
 
 def _is_for(pair: Pair, first: str, second: str) -> bool:
-    right, grads = pair.observation.right, dict(pair.observation.grads)
-    one, other = grads[first], grads[second]
-    if right is None or one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
+    one, other = pair.observation.grads[first], pair.observation.grads[second]
+    if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
         return False
-    grads[first], grads[second] = other, one
-    return pair.is_(wide(right(list(grads.values()))))
+    return pair.equals(pair.with_grads({first: other, second: one}))
 
 
 MOST_TURNS = 4
-"""Of how many dimensions every order is tried."""
+"""Largest number of dimensions of which every order is tried."""
 
 
-def transposed(seen: Seen) -> Iterator[Found]:
-    """Two dimensions swapped, dimensions in another order, or right numbers in the order of the transpose."""
-    for words, turn in _turns(seen.first.right.dim()):
-        if seen.everywhere(lambda pair, turn=turn: pair.is_(turn(pair.right))):  # type: ignore[misc]
-            yield Found("transposed", _said(seen.first, words, turn))
+def transposed(evidence: Evidence) -> Iterator[Detection]:
+    """Detect exchanged dimensions, dimensions in another order, or the memory order of the transpose."""
+    for words, turn in _turns(evidence.first.expected.dim()):
+        if evidence.everywhere(lambda pair, turn=turn: pair.equals(turn(pair.expected))):  # type: ignore[misc]
+            yield Detection("transposed", _said(evidence.first, words, turn))
             return
-    for first, second in combinations(range(seen.first.right.dim()), 2):
+    for first, second in combinations(range(evidence.first.expected.dim()), 2):
         lay = partial(_laid, first=first, second=second)
-        if seen.everywhere(lambda pair, lay=lay: pair.is_(lay(pair.right))):  # type: ignore[misc]
+        if evidence.everywhere(lambda pair, lay=lay: pair.equals(lay(pair.expected))):  # type: ignore[misc]
             words = f"it is laid out as if dimensions {first} and {second} were swapped"
-            yield Found("transposed", _said(seen.first, words, lay))
+            yield Detection("transposed", _said(evidence.first, words, lay))
             return
-    for label, grad in seen.observation.grads.items():
+    for label, grad in evidence.observation.grads.items():
         if grad is None:
             continue
         for first, second in combinations(range(grad.dim()), 2):
             come = partial(_of_turned, label=label, first=first, second=second)
-            if seen.everywhere(lambda pair, come=come: pair.is_(come(pair))):  # type: ignore[misc]
+            if evidence.everywhere(lambda pair, come=come: pair.equals(come(pair))):  # type: ignore[misc]
                 words = f"it is right with dimensions {first} and {second} of `{label}`'s gradient swapped"
-                yield Found("transposed", words)
+                yield Detection("transposed", words)
                 return
 
 
@@ -313,21 +307,20 @@ def _turns(dims: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
 
 
 def _laid(right: Tensor, first: int, second: int) -> Tensor:
-    """Right numbers in the memory order of the transpose: reshaped where it should have been transposed."""
+    """Return the right numbers in the memory order of the transpose: a reshape in place of a transpose."""
     turned = right.transpose(first, second)
     return turned.reshape(right.shape)
 
 
 def _of_turned(pair: Pair, label: str, first: int, second: int) -> Tensor | None:
-    right, grads = pair.observation.right, dict(pair.observation.grads)
-    grad = grads[label]
-    if right is None or grad is None or grad.shape[first] != grad.shape[second]:
+    grad = pair.observation.grads[label]
+    if grad is None or grad.shape[first] != grad.shape[second]:
         return None
-    grads[label] = grad.transpose(first, second).contiguous()
-    return wide(right(list(grads.values())))
+    return pair.with_grads({label: grad.transpose(first, second).contiguous()})
 
 
 def _said(pair: Pair, words: str, turn: Callable[[Tensor], Tensor]) -> str:
-    size = peak(pair.right) or 1.0
-    after = peak(pair.mine - turn(pair.right)) / size
-    return f"{words} (error {after:.1g} of its largest element then, {peak(pair.error) / size:.2g} before)"
+    size = largest_magnitude(pair.expected) or 1.0
+    after = largest_magnitude(pair.got - turn(pair.expected)) / size
+    before = largest_magnitude(pair.error) / size
+    return f"{words} (error {after:.1g} of its largest element then, {before:.2g} before)"

@@ -1,8 +1,8 @@
-"""It is computed in a narrower dtype than its arguments have.
+"""Detect a computation in a lower precision than the inputs', and elements that are not finite.
 
-Two things tell rounding from a formula that is a little off: the numbers that come are numbers of the
-narrower dtype; or the error is of its size and changes altogether when the inputs move by a few roundings,
-while the error of a formula moves as little as its inputs do.
+Rounding differs from a slightly wrong formula in two ways: all numbers are numbers of the lower precision; or
+the error has the size of its rounding, and changes completely when the inputs are perturbed by a few
+roundings. The error of a formula changes as little as its inputs do.
 """
 
 from __future__ import annotations
@@ -12,107 +12,112 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.hypothesis import Found, Pair, Seen
-from opsmith.checking.diagnosis.region import where_it_is
-from opsmith.checking.numerics.compare import peak
+from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair
+from opsmith.checking.diagnosis.detectors.region import describe_elements
+from opsmith.checking.numerics.compare import largest_magnitude
 
-NARROWER = (torch.bfloat16, torch.float16, torch.float32)
+LOWER_PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)
 NUMBERS = 16
-"""Numbers that have to be of a narrower dtype before that says something: a whole number is one of any."""
+"""Number of values that must be of lower precision: a whole number is a number of any dtype."""
 
 ROUGH = 0.5
-"""Share of the error that is another one then."""
+"""Share of the error that must change."""
 
 MOVED = 4.0
-"""By how many roundings of the narrower dtype the inputs move."""
+"""Perturbation of the inputs, in roundings of the lower precision."""
 
 LITTLE = 0.5
-"""By how many they move beside that: rounding is nearly as different then, a formula only by so much less."""
+"""A smaller perturbation: rounding changes nearly as much, a formula in proportion."""
 
 LARGEST = 0.125
-"""More than this of the largest element is no rounding, of whatever dtype."""
+"""Largest error relative to the largest element that may be rounding."""
 
 
-def precision(seen: Seen) -> Iterator[Found]:
-    """Every number is one of a narrower dtype; or the error is of its size, and as rough as rounding."""
-    got = seen.observation.got
-    if got is None or not seen.first.mine.isfinite().all():
+def precision(evidence: Evidence) -> Iterator[Detection]:
+    """Detect numbers of a lower precision, or an error of its size that behaves as rounding does."""
+    got = evidence.observation.got
+    if got is None or not evidence.first.got.isfinite().all():
         return
-    for dtype in NARROWER:
+    for dtype in LOWER_PRECISIONS:
         eps = torch.finfo(dtype).eps
         if eps <= torch.finfo(got.dtype).eps:
             continue
         name = str(dtype).removeprefix("torch.")
-        largest = max(_relative(pair) for pair in seen.pairs)
+        largest = max(_relative(pair) for pair in evidence.pairs)
         if largest > min(64 * eps, LARGEST):
             continue
-        if seen.everywhere(lambda pair, dtype=dtype: _of(pair, dtype)) and _telling(seen):  # type: ignore[misc]
+        if evidence.everywhere(lambda pair, dtype=dtype: _of(pair, dtype)) and _telling(evidence):  # type: ignore[misc]
             words = f"it consists of {name} numbers, so it was computed in {name}"
-        elif largest >= eps / 64 and seen.everywhere(_spread) and _rough(seen, eps):
+        elif largest >= eps / 64 and evidence.everywhere(_spread) and _rough(evidence, eps):
             words = (
                 f"it is off like {name} rounding: by {largest:.1g} of its largest element, and by something "
                 f"else each time the inputs move by {MOVED * eps:.1g} of themselves"
             )
         else:
             continue
-        yield Found("precision", words, {"error": largest, f"eps of {name}": eps})
+        yield Detection("precision", words, {"error": largest, f"eps of {name}": eps})
         return
 
 
 def _relative(pair: Pair) -> float:
-    return peak(pair.error) / (peak(pair.right) or 1.0)
+    return largest_magnitude(pair.error) / (largest_magnitude(pair.expected) or 1.0)
 
 
 def _of(pair: Pair, dtype: torch.dtype) -> bool:
-    parts = torch.view_as_real(pair.mine) if pair.mine.is_complex() else pair.mine
+    parts = torch.view_as_real(pair.got) if pair.got.is_complex() else pair.got
     return torch.equal(parts.to(dtype).to(parts.dtype), parts)
 
 
-def _telling(seen: Seen) -> bool:
-    """Whether there are enough numbers, of which the right ones are none of any narrower dtype."""
-    digits = sum(int((pair.right.real.float().double() != pair.right.real).sum()) for pair in seen.pairs)
-    return digits >= min(NUMBERS, seen.first.right.numel())
+def _telling(evidence: Evidence) -> bool:
+    """Report whether enough right numbers are not numbers of any lower precision."""
+    digits = sum(
+        int((pair.expected.real.float().double() != pair.expected.real).sum()) for pair in evidence.pairs
+    )
+    return digits >= min(NUMBERS, evidence.first.expected.numel())
 
 
 def _spread(pair: Pair) -> bool:
-    """Whether most elements are off, as rounding is, and not some of them."""
-    return 2 * int((pair.error > 0).sum()) >= int((pair.right != 0).sum())
+    """Report whether most elements are off, as in rounding, and not a few."""
+    return 2 * int((pair.error > 0).sum()) >= int((pair.expected != 0).sum())
 
 
-def _rough(seen: Seen, eps: float) -> bool:
-    changes = _changes(seen, MOVED * eps)
+def _rough(evidence: Evidence, eps: float) -> bool:
+    changes = _changes(evidence, MOVED * eps)
     if len(changes) < len(SEEDS) or min(changes) <= ROUGH:
         return False
-    less = _changes(seen, LITTLE * eps)
+    less = _changes(evidence, LITTLE * eps)
     return max(less, default=0.0) > max(changes) * (2 * LITTLE / MOVED)
 
 
 SEEDS = (1, 2)
 
 
-def _changes(seen: Seen, step: float) -> list[float]:
-    """How much of the error is another one where the inputs have moved by so much of themselves."""
-    near = seen.observation.near
+def _changes(evidence: Evidence, step: float) -> list[float]:
+    """Compute the share of the error that changes when the inputs are perturbed."""
+    near = evidence.observation.perturb
     moved = [] if near is None else [near(step, seed) for seed in SEEDS]
-    off = seen.first.mine - seen.first.right
+    off = evidence.first.got - evidence.first.expected
     pairs = [Pair(each) for each in moved if each is not None]
-    return [peak((pair.mine - pair.right) - off) / (peak(off) or 1.0) for pair in pairs]
+    return [
+        largest_magnitude((pair.got - pair.expected) - off) / (largest_magnitude(off) or 1.0)
+        for pair in pairs
+    ]
 
 
-def nonfinite(seen: Seen) -> Iterator[Found]:
-    """Elements that are no finite numbers; and where they are, if a condition tells it."""
-    bad = _bad(seen.first)
+def nonfinite(evidence: Evidence) -> Iterator[Detection]:
+    """Detect elements that are not finite, and describe their positions."""
+    bad = _bad(evidence.first)
     count = int(bad.sum())
     if not count:
         return
-    values = seen.first.mine[bad]
+    values = evidence.first.got[bad]
     nans, total = int(values.isnan().sum()), bad.numel()
     kind = "nan" if nans == count else "nan or infinite" if nans else "infinite"
     which = "everywhere" if count == total else f"in {count} of {total} elements"
-    place = None if count == total else where_it_is(seen, _bad)
+    place = None if count == total else describe_elements(evidence, _bad)
     reason = f"it is {kind} {which}" + (f", {place}" if place else "")
-    yield Found("nan", reason, {"elements": f"{count} of {total}", **({"place": place} if place else {})})
+    yield Detection("nan", reason, {"elements": f"{count} of {total}", **({"place": place} if place else {})})
 
 
 def _bad(pair: Pair) -> Tensor:
-    return ~pair.mine.isfinite() & pair.right.isfinite()
+    return ~pair.got.isfinite() & pair.expected.isfinite()

@@ -1,7 +1,8 @@
-"""The right one times a factor, and what that factor equals."""
+"""Detect a factor on the whole tensor, and name the factor."""
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -11,82 +12,80 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.hypothesis import Found, Pair, Seen
+from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair
 from opsmith.checking.diagnosis.observation import Observation
 
 if TYPE_CHECKING:
-    from opsmith.checking.diagnosis.hypothesis import Seen
+    from opsmith.checking.diagnosis.comparison import Evidence
+
+STEADY = 1e-6
+"""Relative difference below which factors of different inputs are the same."""
 
 FEW = 3
-"""Of fewer numbers each is a multiple of the other: only a factor that stays, or has a name, is evidence."""
+"""Of fewer numbers each is a multiple of the other: only a constant or named factor is evidence."""
 
 
-def scale(seen: Seen) -> Iterator[Found]:
-    """A factor: the same on all inputs; or one that is another, and has a name, or fits many numbers."""
-    factor = factor_of(seen.first)
+def scale(evidence: Evidence) -> Iterator[Detection]:
+    """Detect a factor: constant on all inputs; or varying, but with a name or confirmed by many numbers."""
+    factor = factor_of(evidence.first)
     if factor is None or abs(factor - 1) < 1e-6 or abs(factor + 1) < 1e-6:
         return
-    fresh = [factor_of(pair) for pair in seen.fresh]
+    fresh = [factor_of(pair) for pair in evidence.fresh]
     factors = [factor, *(each for each in fresh if each is not None)]
-    if len(factors) != len(seen.pairs):
+    if len(factors) != len(evidence.pairs):
         return
-    steady = all(near(each, factor) for each in factors)
-    got = seen.observation.got
+    steady = all(cmath.isclose(each, factor, rel_tol=STEADY) for each in factors)
+    got = evidence.observation.got
     close = max(CLOSE, 16 * torch.finfo(got.dtype).eps) if got is not None else CLOSE
-    if seen.observation.tolerance is not None:
-        close = max(close, 1e-4)  # finite differences tell no more
-    names = named_factors(seen, factors, close)
+    if evidence.observation.tolerance is not None:
+        close = max(close, 1e-4)  # finite differences are no more exact
+    names = named_factors(evidence, factors, close)
     shown = shown_factor(factor, close)
-    few = min(int(pair.right.nan_to_num(0.0, 0.0, 0.0).count_nonzero()) for pair in seen.pairs) < FEW
-    if few and not (seen.fresh and (names or steady)) and not _whole(shown):
+    few = min(int(pair.expected.nan_to_num(0.0, 0.0, 0.0).count_nonzero()) for pair in evidence.pairs) < FEW
+    if few and not (evidence.fresh and (names or steady)) and not _whole(shown):
         return
-    evidence = {"factor": factor.real if factor.imag == 0 else factor}
+    measured = {"factor": factor.real if factor.imag == 0 else factor}
     if names:
         words = [name for name in names if name != shown]
         equals = " or ".join(words)
         reason = f"it is the right one times {shown}" + (f", which is {equals}" if words else "")
-        yield Found("scale", reason, {**evidence, "equals": " or ".join(names)})
+        yield Detection("scale", reason, {**measured, "equals": " or ".join(names)})
     elif steady:
-        yield Found("scale", f"it is the right one times {shown}", {**evidence, "equals": shown})
+        yield Detection("scale", f"it is the right one times {shown}", {**measured, "equals": shown})
     else:
         every = ", ".join(shown_factor(each, close) for each in factors)
         reason = f"it is the right one times a factor that depends on the inputs ({every} on fresh ones)"
-        yield Found("scale", reason, {**evidence, "factors": every}, weak=True)
+        yield Detection("scale", reason, {**measured, "factors": every}, weak=True)
 
 
 def _whole(shown: str) -> bool:
-    """Whether a factor is a whole number, or one over it."""
+    """Report whether a factor is a whole number, or one over it."""
     return shown.lstrip("-").removeprefix("1/").isdigit()
 
 
 def factor_of(pair: Pair) -> complex | None:
-    """The factor between a pair's tensors; None if there is none that explains all."""
+    """Return the factor between a pair's tensors; None if no factor explains all elements."""
     if not pair.same_shape:
         return None
-    told = pair.right.isfinite()  # differences do not tell every element
-    right, mine = pair.right[told], pair.mine[told]
+    known = pair.expected.isfinite()  # finite differences do not know every element
+    right, mine = pair.expected[known], pair.got[known]
     weight = float((right.abs() ** 2).sum())
     if not weight or not mine.any():
         return None
     factor = complex((right.conj() * mine).sum() / weight)
-    if not pair.right.is_complex() or abs(factor.imag) < 1e-9 * abs(factor):
+    if not pair.expected.is_complex() or abs(factor.imag) < 1e-9 * abs(factor):
         factor = complex(factor.real)
-    return factor if pair.is_(pair.right * (factor if factor.imag else factor.real)) else None
-
-
-def near(one: complex, other: complex) -> bool:
-    """Whether two factors are the same, but for rounding."""
-    return abs(one - other) <= 1e-6 * max(abs(one), abs(other))
+    return factor if pair.equals(pair.expected * (factor if factor.imag else factor.real)) else None
 
 
 MOST = 3
-"""Names that a message lists, where nothing tells them apart."""
+"""Largest number of names in a message, where they are equally good."""
 
 LARGEST = 64
 """Largest denominator of a factor that is shown as a fraction."""
 
 CLOSE = 1e-9
-"""To how many digits a factor has to be what it is called, if its own are enough."""
+"""Relative precision to which a factor must equal its name, if its digits suffice."""
 
 CONSTANTS: Mapping[str, float] = MappingProxyType(
     {
@@ -145,11 +144,11 @@ OF_ARGUMENTS |= {"1 minus {}": lambda a: 1 - a, "1 over 1 minus {}": lambda a: 1
 
 
 def shown_factor(factor: complex, close: float = CLOSE) -> str:
-    """A factor as a message says it.
+    """Format a factor for a message.
 
     Args:
         factor: The factor.
-        close: To which share of itself it is known.
+        close: Its relative precision.
 
     Example:
         >>> shown_factor(1 / 12), shown_factor(3.14159265358979), shown_factor(2.71828)
@@ -170,18 +169,18 @@ def shown_factor(factor: complex, close: float = CLOSE) -> str:
     return f"{value:.6g}"
 
 
-def named_factors(seen: Seen, factors: Sequence[complex], close: float) -> list[str]:
-    """What the factors equal, on the inputs that they stand for and at other sizes; the likeliest first.
+def named_factors(evidence: Evidence, factors: Sequence[complex], close: float) -> list[str]:
+    """Name the quantities that the factors equal, on their inputs and at other sizes; the likeliest first.
 
     Args:
-        seen: The pairs; the factors are those of `seen.pairs`.
-        factors: One for each.
-        close: To which share of themselves they are known.
+        evidence: Pairs; the factors are those of `evidence.pairs`.
+        factors: One for each pair.
+        close: Relative precision of the factors.
     """
 
-    there = [(pair.observation, factor_of(pair)) for pair in seen.elsewhere]
+    there = [(pair.observation, factor_of(pair)) for pair in evidence.other_sizes]
     known = [(each, factor) for each, factor in there if factor is not None]
-    cases = [*zip((pair.observation for pair in seen.pairs), factors, strict=True), *known]
+    cases = [*zip((pair.observation for pair in evidence.pairs), factors, strict=True), *known]
     if any(abs(factor.imag) > close * abs(factor) for _, factor in cases):
         return []
     names = []
@@ -189,21 +188,21 @@ def named_factors(seen: Seen, factors: Sequence[complex], close: float) -> list[
     named = "." not in first or first.lstrip("-") in CONSTANTS
     if named and all(_close(factor.real, factors[0].real, close) for _, factor in cases):
         names.append(first)
-    for name in _names(seen.observation, factors[0].real, close):
+    for name in _names(evidence.observation, factors[0].real, close):
         if all(_close(factor.real, _value(name, each), close) for each, factor in cases):
             names.append(_said(name))
-    # A plain small number is likelier than a size that happens to be as large, and a size than 1/12.
+    # A small number is likelier than a size that happens to be equal, and a size is likelier than 1/12.
     if names and names[0] == first and len(names) > 1 and not _plain(factors[0].real):
         names = [*names[1:MOST], first]
     return names[:MOST]
 
 
 Name = tuple[str, str, str]
-"""The form, the kind of quantity, and which one."""
+"""Form, kind of quantity, and label of the quantity."""
 
 
 def _names(observation: Observation, factor: float, close: float) -> Iterator[Name]:
-    """Names that the first factor may have."""
+    """Yield the names that the first factor may have."""
     for kind, quantities in (("size", sizes(observation)), ("argument", arguments(observation))):
         for which in quantities:
             for form in OF_ARGUMENTS if kind == "argument" else FORMS:
@@ -233,9 +232,9 @@ def _said(name: Name) -> str:
 
 
 def sizes(observation: Observation) -> dict[str, float]:
-    """Numbers of elements and sizes of dimensions, by what a message calls them; the input's own first."""
+    """Return numbers of elements and sizes of dimensions, by name; the input's own first."""
     tensors = {**observation.inputs, **observation.results}
-    order = sorted(tensors, key=lambda label: label != observation.about)
+    order = sorted(tensors, key=lambda label: label != observation.argument)
     found: dict[str, float] = {}
     for label in order:
         tensor = tensors[label]
@@ -248,16 +247,16 @@ def sizes(observation: Observation) -> dict[str, float]:
             for dim, size in enumerate(tensor.shape):
                 found[f"the size of dimension {dim} of `{label}`"] = size
     result = next((value for value in observation.results.values() if value.numel()), None)
-    own = observation.inputs.get(observation.about or "")
+    own = observation.inputs.get(observation.argument or "")
     if result is not None and isinstance(own, Tensor) and own.numel() and result.numel() != own.numel():
-        found[f"the number of elements of the result for each of `{observation.about}`"] = (
+        found[f"the number of elements of the result for each of `{observation.argument}`"] = (
             result.numel() / own.numel()
         )
     return found
 
 
 def arguments(observation: Observation) -> dict[str, float]:
-    """Numbers among the arguments, and tensors of one element."""
+    """Return the numbers among the arguments, and tensors of one element."""
     found: dict[str, float] = {}
     for label, value in observation.inputs.items():
         single = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
@@ -267,7 +266,7 @@ def arguments(observation: Observation) -> dict[str, float]:
 
 
 def _close(factor: float, value: float | None, close: float) -> bool:
-    return value is not None and abs(factor - value) <= close * max(abs(factor), abs(value))
+    return value is not None and math.isclose(factor, value, rel_tol=close)
 
 
 def _plain(factor: float) -> bool:

@@ -1,4 +1,4 @@
-"""The right one with the other sign, of all of it or of the imaginary part."""
+"""Detect a wrong sign, of the whole tensor or of the imaginary part."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from opsmith.checking.diagnosis.hypothesis import Found, Pair, Seen
-from opsmith.checking.numerics.compare import wide
+from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair
 
 
-def sign(seen: Seen) -> Iterator[Found]:
-    """Minus the right one; its complex conjugate; or what comes of a conjugate that was forgotten."""
-    if not seen.first.right.any():
+def sign(evidence: Evidence) -> Iterator[Detection]:
+    """Detect the negative, the complex conjugate, or the result of a forgotten conjugate."""
+    if not evidence.first.expected.any():
         return
-    if seen.everywhere(lambda pair: pair.is_(-pair.right)):
-        yield Found("sign", "it is the right one times -1", {"factor": -1.0})
+    if evidence.everywhere(lambda pair: pair.equals(-pair.expected)):
+        yield Detection("sign", "it is the right one times -1", {"factor": -1.0})
         return
-    if not seen.first.right.is_complex() and not any(map(_complex, seen.observation.grads.values())):
+    if not evidence.first.expected.is_complex() and not any(
+        map(_complex, evidence.observation.grads.values())
+    ):
         return
     guesses = {
         "it is the complex conjugate of the right one: its imaginary part has the other sign": _conjugate,
@@ -25,8 +26,8 @@ def sign(seen: Seen) -> Iterator[Found]:
         "it lacks a conjugate: it is grad * f'(x), where grad * conj(f'(x)) is right": _holomorphic,
     }
     for reason, guess in guesses.items():
-        if seen.everywhere(lambda pair, guess=guess: pair.is_(guess(pair))):  # type: ignore[misc]
-            yield Found("sign", reason)
+        if evidence.everywhere(lambda pair, guess=guess: pair.equals(guess(pair))):  # type: ignore[misc]
+            yield Detection("sign", reason)
             return
 
 
@@ -35,7 +36,7 @@ def _complex(grad: Tensor | None) -> bool:
 
 
 def _conjugate(pair: Pair) -> Tensor:
-    return pair.right.conj().resolve_conj()
+    return pair.expected.conj().resolve_conj()
 
 
 def _mirrored(pair: Pair) -> Tensor:
@@ -43,9 +44,7 @@ def _mirrored(pair: Pair) -> Tensor:
 
 
 def _holomorphic(pair: Pair) -> Tensor | None:
-    """For a holomorphic f the right one is grad * conj(f'), of which grad * f' comes by two conjugations."""
-    right = pair.observation.right
-    if right is None:
-        return None
-    grads = [None if grad is None else grad.conj() for grad in pair.observation.grads.values()]
-    return wide(right(grads)).conj().resolve_conj()
+    """Compute grad * f' by two conjugations; for a holomorphic f, grad * conj(f') is right."""
+    grads = pair.observation.grads.items()
+    found = pair.with_grads({name: None if grad is None else grad.conj() for name, grad in grads})
+    return None if found is None else found.conj().resolve_conj()

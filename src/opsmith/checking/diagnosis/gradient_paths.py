@@ -1,7 +1,7 @@
-"""The ways through a function that its gradient is a sum over, and that sum with some of them cut.
+"""Paths of a function that its gradient is a sum over, and the gradient with some of them cut.
 
-Each argument of each torch operation that a function runs is an edge. Cutting one, by `detach`, leaves the
-results as they are and takes from the gradient what flows through that edge.
+Each argument of each torch operation in a function is an edge. Cutting it with `detach` keeps the results and
+removes from the gradient what flows through that edge.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from opsmith.checking.diagnosis.detectors.unrolled import unrolled
+from opsmith.checking.diagnosis.decompositions import decomposition
 from opsmith.checking.exceptions import Overlooking, calls_operator
 from opsmith.checking.numerics.autodiff import Results, vjp
 from opsmith.checking.samples.sample import is_inexact
 
-MOST = 200
-"""Edges that are looked at, at most."""
+MOST_EDGES = 200
+"""Largest number of edges."""
 
 RESULT = -1
-"""The slot that stands for what an operation returns."""
+"""Slot of the result of an operation."""
 
 
 @dataclass(frozen=True)
-class Edge:
-    """One argument of one torch operation that a function runs.
+class OperandEdge:
+    """One argument of one torch operation in a function.
 
     Args:
-        call: Which operation it is, counted from 0.
-        slot: Which of its arguments, lists spread out; `RESULT` for all that use what it returns.
-        operation: Its name.
-        source: Where it stands.
-        alone: Whether it is the only tensor of that operation that a gradient flows to.
+        call: Number of the operation in the run, from 0.
+        slot: Index of the argument, lists spread out; `RESULT` for all uses of the result.
+        operation: Name of the operation.
+        source: Location of the operation.
+        alone: True if it is the only tensor of that operation that receives a gradient.
     """
 
     call: int
     slot: int
     operation: str
-    source: Source
+    source: SourceExpression
     alone: bool
 
     @property
     def key(self) -> tuple[int, int, str]:
-        """What makes it the same edge in another run of the same function."""
+        """Identity of the edge in another run of the same function."""
         return self.call, self.slot, self.operation
 
     def __str__(self) -> str:
@@ -63,14 +63,14 @@ class Edge:
         return self.source.operand(self.slot, self.operation)
 
 
-class Paths:
-    """The gradient of a function by one argument, with edges of it cut.
+class GradientPaths:
+    """The gradient of a function with respect to one argument, with edges cut.
 
     Args:
-        function: From flat arguments to visible results.
+        function: Function from flat arguments to visible results.
         flat: Arguments.
-        place: Which one to differentiate by.
-        grads: What comes in for each result.
+        place: Position of the argument to differentiate with respect to.
+        grads: grad_output of each result.
     """
 
     def __init__(
@@ -80,60 +80,60 @@ class Paths:
         self._through: dict[tuple[int, int, str], Tensor | None] = {}
 
     @cached_property
-    def edges(self) -> tuple[Edge, ...]:
-        """The edges in the order in which they are run; none where autograd does not follow the function."""
+    def edges(self) -> tuple[OperandEdge, ...]:
+        """Edges in the order of the run; none where autograd does not record the function."""
         cutting = _Cutting(frozenset())
         self._gradient(cutting)
-        return tuple(cutting.edges[:MOST])
+        return tuple(cutting.edges[:MOST_EDGES])
 
     @cached_property
     def every(self) -> Tensor | None:
         """The gradient with nothing cut, as the sum over all paths."""
         return self._gradient(_Cutting(frozenset()))
 
-    def without(self, *edges: Edge) -> Tensor | None:
-        """The gradient with these edges cut; None if the run is another one than that which they are of."""
+    def without(self, *edges: OperandEdge) -> Tensor | None:
+        """Compute the gradient with these edges cut; None if the run does not contain them."""
         cutting = _Cutting(frozenset((edge.call, edge.slot) for edge in edges))
         found = self._gradient(cutting)
         known = {(edge.call, edge.operation) for edge in cutting.edges}
         return found if all((edge.call, edge.operation) in known for edge in edges) else None
 
-    def through(self, edge: Edge) -> Tensor | None:
-        """What of the gradient flows through an edge."""
+    def through(self, edge: OperandEdge) -> Tensor | None:
+        """Compute the part of the gradient that flows through an edge."""
         if edge.key not in self._through:
             left = self.without(edge)
             self._through[edge.key] = None if left is None or self.every is None else self.every - left
         return self._through[edge.key]
 
-    def leaving_out(self, edge: Edge) -> Tensor | None:
-        """The gradient of the function without a summand: zeros stand in its place, in the results too."""
+    def leaving_out(self, edge: OperandEdge) -> Tensor | None:
+        """Compute the gradient with a summand replaced by zeros, in the results too."""
         return self._gradient(_Cutting(frozenset({(edge.call, edge.slot)}), zeros=True))
 
     def _gradient(self, cutting: _Cutting) -> Tensor | None:
-        """The gradient of a run; None where the function raises in it."""
+        """Compute the gradient of a run; None where the function raises."""
 
         def function(flat: Sequence[Any]) -> Sequence[Tensor]:
             with cutting:
                 return self.function(flat)
 
-        with Overlooking():  # without a summand it may come upon what it never does: a singular matrix
+        with Overlooking():  # without a summand it may raise, as for a singular matrix
             found = vjp(function, self.flat, (self.place,), self.grads)
             return torch.zeros_like(self.flat[self.place]) if found is None or found[0] is None else found[0]
         return None
 
 
 class _Cutting(TorchFunctionMode):
-    """Sees every torch operation, and cuts some of its edges.
+    """Records every torch operation, and cuts some of its edges.
 
     Args:
         cuts: Call and slot of each edge to cut.
-        zeros: Whether to put zeros there, in place of the same numbers.
+        zeros: If True, replace the operand by zeros, not by the detached operand.
     """
 
     def __init__(self, cuts: frozenset[tuple[int, int]], *, zeros: bool = False) -> None:
         super().__init__()
         self.cuts, self.zeros = cuts, zeros
-        self.edges: list[Edge] = []
+        self.edges: list[OperandEdge] = []
         self.calls = 0
 
     @calls_operator
@@ -145,7 +145,7 @@ class _Cutting(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = dict(kwargs or {})
-        formula = unrolled(func, args, given)
+        formula = decomposition(func, args, given)
         if formula is not None:
             with self:
                 return formula()
@@ -168,9 +168,9 @@ class _Cutting(TorchFunctionMode):
         followed = [at for at in places if every[at].requires_grad and not (written and at == 0)]
         if followed and torch.is_grad_enabled() and (self.cuts or _followed(result)):
             source = source_of()
-            self.edges += [Edge(call, at, name, source, len(followed) == 1) for at in followed]
+            self.edges += [OperandEdge(call, at, name, source, len(followed) == 1) for at in followed]
             if len(followed) > 1 and not written:
-                self.edges.append(Edge(call, RESULT, name, source, False))
+                self.edges.append(OperandEdge(call, RESULT, name, source, False))
         if (call, RESULT) in self.cuts:
             result = _mapped(result, lambda each: each.detach())
         return result
@@ -182,7 +182,7 @@ _NO_OPERATION = frozenset(
 
 
 def _writes(name: str) -> bool:
-    """Whether an operation writes into its first argument, which cannot be cut from what it is."""
+    """Report whether an operation writes into its first argument, which cannot be cut."""
     return (
         name == "__setitem__"
         or (name.startswith("__i") and name != "__invert__")
@@ -195,7 +195,7 @@ def _followed(result: Any) -> bool:
 
 
 def _leaves(values: Any) -> Iterator[Any]:
-    """What nested lists, tuples and dictionaries hold."""
+    """Yield the items of nested lists, tuples and dictionaries."""
     if isinstance(values, Mapping):
         yield from _leaves(list(values.values()))
     elif isinstance(values, list | tuple):
@@ -206,33 +206,33 @@ def _leaves(values: Any) -> Iterator[Any]:
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same, with every floating tensor changed."""
+    """Apply a function to every floating tensor of a nested value."""
     if isinstance(value, Tensor):
         return change(value) if is_inexact(value) else value
     if isinstance(value, Mapping):
         return {name: _mapped(each, change) for name, each in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_mapped(each, change) for each in value)
-    if isinstance(value, tuple):  # one with named fields, as `torch.max(x, 0)` returns
+    if isinstance(value, tuple):  # a named tuple, such as the result of `torch.max(x, 0)`
         return type(value)([_mapped(each, change) for each in value])
     return value
 
 
 WIDTH = 60
 _TORCH = Path(torch.__file__).parent
-_OURS = Path(__file__).parents[3]
+_OURS = Path(__file__).parents[2]
 _BETWEEN = tuple(str(_OURS / name) for name in ("checking", "core", "adopting", "torch_library"))
-_FORMULAS = str(Path(__file__).with_name("unrolled.py"))
+_FORMULAS = str(Path(__file__).with_name("decompositions.py"))
 
 
 @dataclass(frozen=True)
-class Source:
-    """An expression.
+class SourceExpression:
+    """Source of the expression of an operation.
 
     Args:
-        text: Its source; empty where there is none.
-        where: `file:line` of it.
-        inside: The expression that a composite operation, of which it is a part, stands as; else empty.
+        text: Source text; empty where there is none.
+        where: Its location, `file:line`.
+        inside: Expression of the composite operation that it is a part of; else empty.
     """
 
     text: str
@@ -240,11 +240,11 @@ class Source:
     inside: str = ""
 
     def whole(self, operation: str) -> str:
-        """What a message calls the value of the expression."""
+        """Name the value of the expression in a message."""
         return f"`{_short(self.text or operation)}`" + self._end()
 
     def operand(self, slot: int, operation: str) -> str:
-        """What a message calls one operand of it."""
+        """Name one operand of it in a message."""
         names = _operands(self.text)
         if slot < len(names):
             return f"`{_short(names[slot])}` in `{_short(self.text)}`" + self._end()
@@ -255,23 +255,23 @@ class Source:
         return f"{inside} at {self.where}" if self.where else inside
 
 
-def source_of() -> Source:
-    """Where the operation that is being run stands: the innermost expression outside of torch and of us."""
+def source_of() -> SourceExpression:
+    """Return the innermost expression on the stack that is neither torch's nor ours."""
     frame: FrameType | None = inspect.currentframe()
     formula = ""
     while frame is not None:
         name = frame.f_code.co_filename
-        if name == _FORMULAS and frame.f_code.co_name != "unrolled":
+        if name == _FORMULAS and frame.f_code.co_name != decomposition.__name__:
             formula = formula or _segment(frame)
         elif not name.startswith((str(_TORCH), *_BETWEEN)):
             text, where = _segment(frame), f"{name}:{frame.f_lineno}"
-            return Source(formula, where, text) if formula else Source(text, where)
+            return SourceExpression(formula, where, text) if formula else SourceExpression(text, where)
         frame = frame.f_back
-    return Source(formula, "")
+    return SourceExpression(formula, "")
 
 
 def _segment(frame: FrameType) -> str:
-    """The source of what a frame is executing."""
+    """Return the source text that a frame is executing."""
     positions = islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
     line, end_line, column, end_column = next(positions, (None, None, None, None))
     if line is None or end_line is None or column is None or end_column is None:
@@ -284,7 +284,7 @@ def _segment(frame: FrameType) -> str:
 
 
 def _operands(text: str) -> list[str]:
-    """The operands of an operator or of a call, the receiver of a method first."""
+    """Return the operands of an operator or of a call, the receiver of a method first."""
     try:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError:

@@ -1,4 +1,4 @@
-"""It is right but for some indices, or where a condition holds."""
+"""Detect errors that are confined to some indices, or to elements where a condition holds."""
 
 from __future__ import annotations
 
@@ -10,116 +10,121 @@ from itertools import islice, product
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.conditions import PLAIN, Table, chances, conditions, silent
+from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair
+from opsmith.checking.diagnosis.conditions import PLAIN, ElementTable, chances, conditions, negligible
 from opsmith.checking.diagnosis.detectors.scale import shown_factor
-from opsmith.checking.diagnosis.hypothesis import Found, Pair, Seen
+from opsmith.checking.numerics.compare import all_close
 
 
-def region(seen: Seen) -> Iterator[Found]:
-    """The wrong elements of every input by their indices or by a condition, and what stands there."""
-    if not seen.first.same_shape or seen.first.right.dim() == 0:
+def region(evidence: Evidence) -> Iterator[Detection]:
+    """Detect wrong elements by their indices or by a condition, and describe their values."""
+    if not evidence.first.same_shape or evidence.first.expected.dim() == 0:
         return
-    wrong = seen.first.wrong
-    if not bool(wrong.any()) or not any(bool((~pair.wrong & (pair.right != 0)).any()) for pair in seen.pairs):
+    wrong = evidence.first.wrong
+    if not bool(wrong.any()) or not any(
+        bool((~pair.wrong & (pair.expected != 0)).any()) for pair in evidence.pairs
+    ):
         return
-    place = where_it_is(seen, lambda pair: pair.wrong)
+    place = describe_elements(evidence, lambda pair: pair.wrong)
     if place is None:
         return
-    what = inside(seen)
+    what = inside(evidence)
     reason = f"it is wrong {place}, and nowhere else" + (f"; {what}" if what else "")
-    yield Found("region", reason, {"region": place})
+    yield Detection("region", reason, {"region": place})
 
 
-def inside(seen: Seen) -> str:
-    """What stands in the wrong elements; empty if it is nothing that has a name."""
-    mine = torch.cat([pair.mine[pair.wrong] for pair in seen.pairs])
-    right = torch.cat([pair.right[pair.wrong] for pair in seen.pairs])
+def inside(evidence: Evidence) -> str:
+    """Describe the values of the wrong elements; empty if there is no simple description."""
+    mine = torch.cat([pair.got[pair.wrong] for pair in evidence.pairs])
+    right = torch.cat([pair.expected[pair.wrong] for pair in evidence.pairs])
     if not bool(mine.isfinite().all()):
         return ""
-    slack = float(seen.first.slack.max())
+    slack = float(evidence.first.slack.max())
     if not bool(mine.any()):
         return "it is zero there"
     weight = float((right.abs() ** 2).sum())
     if weight and len(mine) > 1:
         factor = complex((right.conj() * mine).sum() / weight)
-        if bool(((mine - right * (factor if right.is_complex() else factor.real)).abs() <= slack).all()):
+        if all_close(mine, right * (factor if right.is_complex() else factor.real), slack):
             return f"it is {shown_factor(factor)} times the right one there"
-    if len(mine) > 1 and bool(((mine - mine[0]).abs() <= slack).all()):
+    if len(mine) > 1 and all_close(mine, mine[0].expand_as(mine), slack):
         return f"it is {mine[0].item():.6g} there"
     if not bool(right.any()):
         return "the right one is zero there"
     return ""
 
 
-MOST = 2
-"""Descriptions that a message lists, where nothing tells them apart."""
+MOST_WORDS = 2
+"""Largest number of descriptions in a message, where they are equally good."""
 
 Mask = Callable[[Pair], Tensor]
+"""Mask of the elements of a pair."""
 
 
-def where_it_is(seen: Seen, mask: Mask) -> str | None:
-    """Words for the elements of a mask, borne out by every pair; None if there are none."""
-    return by_index(seen, mask) or by_condition(seen, mask)
+def describe_elements(evidence: Evidence, mask: Mask) -> str | None:
+    """Describe the elements of a mask, as every pair confirms it; None if there is no description."""
+    return by_index(evidence, mask) or by_condition(evidence, mask)
 
 
-def by_index(seen: Seen, mask: Mask) -> str | None:
-    """The elements by their indices: the same on every fresh input, and by the same rule at other sizes."""
-    masks = [mask(pair) for pair in seen.pairs]
+def by_index(evidence: Evidence, mask: Mask) -> str | None:
+    """Describe elements by their indices: the same on fresh inputs, and by the same rule at other sizes."""
+    masks = [mask(pair) for pair in evidence.pairs]
     union = torch.stack(masks).any(0)
-    for pair, each in zip(seen.pairs, masks, strict=True):
-        if bool((union & ~each & ~silent(pair, each)).any()):
+    for pair, each in zip(evidence.pairs, masks, strict=True):
+        if bool((union & ~each & ~negligible(pair, each)).any()):
             return None
     total = union.numel()
-    if not seen.fresh and chances(total, int(union.sum())) < PLAIN:
+    if not evidence.fresh and chances(total, int(union.sum())) < PLAIN:
         return None
-    there = [(pair, mask(pair)) for pair in seen.elsewhere if pair.same_shape]
+    there = [(pair, mask(pair)) for pair in evidence.other_sizes if pair.same_shape]
     kept: list[str] = []
     fallback = None
-    for place in places(union):
+    for place in element_rules(union):
         if fallback is None or place.words.startswith("at"):
             fallback = place.words
         if place.words.startswith("at") and kept:
-            continue  # a list says less than a rule
-        if all(_predicts(place.mask(pair.right.shape), found, pair) for pair, found in there):
+            continue  # a rule is better than a list
+        if all(_predicts(place.mask(pair.expected.shape), found, pair) for pair, found in there):
             kept.append(place.words)
     if kept:
-        return " or ".join(kept[:MOST]) if len(kept[0]) + len(kept[-1]) < 80 else kept[0]
+        return " or ".join(kept[:MOST_WORDS]) if len(kept[0]) + len(kept[-1]) < 80 else kept[0]
     return fallback
 
 
 def _predicts(predicted: Tensor, found: Tensor, pair: Pair) -> bool:
-    extra = predicted & ~found & ~silent(pair, found)
+    extra = predicted & ~found & ~negligible(pair, found)
     return not bool((found & ~predicted).any()) and not bool(extra.any())
 
 
-def by_condition(seen: Seen, mask: Mask) -> str | None:
-    """The elements by a condition on the numbers beside them."""
-    pairs = [*seen.pairs, *seen.more, *(pair for pair in seen.elsewhere if pair.same_shape)]
-    table = Table.of(pairs, mask)
+def by_condition(evidence: Evidence, mask: Mask) -> str | None:
+    """Describe elements by a condition on the values beside them."""
+    pairs = [*evidence.pairs, *evidence.more, *(pair for pair in evidence.other_sizes if pair.same_shape)]
+    table = ElementTable.of(pairs, mask)
     for found in conditions(table):
         return found.words
     return None
 
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Of how many elements vectors and blocks usually are."""
+"""Usual sizes of vectors and blocks."""
 
 STRIDES = range(2, 9)
 LISTED = 6
-"""Indices that a message lists, at most."""
+"""Largest number of indices in a message."""
 
 COMBINATIONS = 200
+"""Largest number of combinations of index rules."""
 
 Indices = frozenset[int]
 
 
 @dataclass(frozen=True)
-class Along:
+class IndexRule:
     """A set of indices along one dimension, at every size.
 
     Args:
-        words: Which they are; `{}` stands for what is counted: row, column, element.
-        at: The set at a size.
+        words: Description; `{}` stands for the counted item: row, column, element.
+        at: Returns the set at a size.
     """
 
     words: str
@@ -127,45 +132,49 @@ class Along:
 
 
 @dataclass(frozen=True)
-class Place:
+class ElementRule:
     """A set of elements, at every shape.
 
     Args:
-        words: Where they are, as in `in its last row`.
-        mask: The elements of a shape.
+        words: Description, as in `in its last row`.
+        mask: Returns the mask of the elements of a shape.
     """
 
     words: str
     mask: Callable[[torch.Size], Tensor]
 
 
-def places(mask: Tensor) -> Iterator[Place]:
-    """Descriptions of a set of elements, the simplest first; the last one lists them.
+def element_rules(mask: Tensor) -> Iterator[ElementRule]:
+    """Yield descriptions of a set of elements, the simplest first; the last one lists them.
 
     Example:
         >>> import torch
         >>> mask = torch.zeros(3, 4, dtype=torch.bool)
         >>> mask[2] = True
-        >>> next(places(mask)).words
+        >>> next(element_rules(mask)).words
         'in its last row'
     """
     if int(mask.sum()) == 1 and mask.dim() > 1:
         index = mask.nonzero()[0].tolist()
-        yield Place(f"at {index}", partial(_single, index=index))
+        yield ElementRule(f"at {index}", partial(_single, index=index))
     yield from _boxes(mask)
     yield from _diagonals(mask)
     for words, inside in (("at its border", False), ("away from its border", True)):
         bordered = partial(_border, inside=inside)
         if mask.dim() > 1 and torch.equal(bordered(mask.shape), mask):
-            yield Place(words, bordered)
-    for each in along(_set(mask.flatten()), mask.numel()) if mask.dim() > 1 and int(mask.sum()) > 1 else ():
-        yield Place(f"in {each.words.format('element')}, in memory order", partial(_flat, each=each))
+            yield ElementRule(words, bordered)
+    for each in (
+        index_rules(_set(mask.flatten()), mask.numel()) if mask.dim() > 1 and int(mask.sum()) > 1 else ()
+    ):
+        yield ElementRule(f"in {each.words.format('element')}, in memory order", partial(_flat, each=each))
     indices = mask.nonzero().tolist()
     if len(indices) <= LISTED:
         shown = f"at {', '.join(map(str, indices))}"
     else:
         shown = f"at the same {len(indices)} of {mask.numel()} elements each time"
-    yield Place(shown, lambda shape: mask if shape == mask.shape else torch.zeros(shape, dtype=torch.bool))
+    yield ElementRule(
+        shown, lambda shape: mask if shape == mask.shape else torch.zeros(shape, dtype=torch.bool)
+    )
 
 
 def _single(shape: torch.Size, index: list[int]) -> Tensor:
@@ -175,41 +184,41 @@ def _single(shape: torch.Size, index: list[int]) -> Tensor:
     return mask
 
 
-def along(found: Indices, size: int) -> Iterator[Along]:
-    """Descriptions of a set of indices along a dimension, the simplest first."""
+def index_rules(found: Indices, size: int) -> Iterator[IndexRule]:
+    """Yield descriptions of a set of indices along a dimension, the simplest first."""
     for each in _rules(found, size):
         if each.at(size) == found:
             yield each
 
 
-def _rules(found: Indices, size: int) -> Iterator[Along]:
+def _rules(found: Indices, size: int) -> Iterator[IndexRule]:
     if not found or len(found) == size:
         return
     low, high = min(found), max(found)
-    yield Along("the last {}", lambda n: frozenset({n - 1} if n else ()))
-    yield Along("the first {}", lambda n: frozenset({0} if n else ()))
+    yield IndexRule("the last {}", lambda n: frozenset({n - 1} if n else ()))
+    yield IndexRule("the first {}", lambda n: frozenset({0} if n else ()))
     if len(found) == 1 and 0 < low < size - 1:
-        yield Along(f"{{}} {low}", lambda n: frozenset({low} if low < n else ()))
-    yield Along("all but the first {}", lambda n: frozenset(range(1, n)))
-    yield Along("all but the last {}", lambda n: frozenset(range(n - 1)))
-    yield Along("the first and the last {}", lambda n: frozenset({0, n - 1}) if n else frozenset())
-    yield Along("every {} but the first and the last", lambda n: frozenset(range(1, n - 1)))
+        yield IndexRule(f"{{}} {low}", lambda n: frozenset({low} if low < n else ()))
+    yield IndexRule("all but the first {}", lambda n: frozenset(range(1, n)))
+    yield IndexRule("all but the last {}", lambda n: frozenset(range(n - 1)))
+    yield IndexRule("the first and the last {}", lambda n: frozenset({0, n - 1}) if n else frozenset())
+    yield IndexRule("every {} but the first and the last", lambda n: frozenset(range(1, n - 1)))
     for width in WIDTHS:
         words = f"every {{}} beyond the last multiple of {width}, from {size // width * width} on"
-        yield Along(words, partial(_tail, width=width))
+        yield IndexRule(words, partial(_tail, width=width))
     if len(found) == 1:
         return
-    yield Along(f"the last {size - low} {{}}s", lambda n: frozenset(range(max(n - (size - low), 0), n)))
-    yield Along(f"every {{}} from {low} on", lambda n: frozenset(range(low, n)))
-    yield Along(f"every {{}} up to {high}", lambda n: frozenset(range(min(high + 1, n))))
-    yield Along(f"every {{}} from {low} to {high}", lambda n: frozenset(range(low, min(high + 1, n))))
-    yield Along("every {} in the second half", lambda n: frozenset(range(n - n // 2, n)))
-    yield Along("every {} in the first half", lambda n: frozenset(range(n // 2)))
+    yield IndexRule(f"the last {size - low} {{}}s", lambda n: frozenset(range(max(n - (size - low), 0), n)))
+    yield IndexRule(f"every {{}} from {low} on", lambda n: frozenset(range(low, n)))
+    yield IndexRule(f"every {{}} up to {high}", lambda n: frozenset(range(min(high + 1, n))))
+    yield IndexRule(f"every {{}} from {low} to {high}", lambda n: frozenset(range(low, min(high + 1, n))))
+    yield IndexRule("every {} in the second half", lambda n: frozenset(range(n - n // 2, n)))
+    yield IndexRule("every {} in the first half", lambda n: frozenset(range(n // 2)))
     for stride in STRIDES if len(found) > 2 else ():
         start = low % stride
         nth = {2: "2nd", 3: "3rd"}.get(stride, f"{stride}th")
         words = f"every {nth} {{}}, from {start} on"
-        yield Along(words, partial(_strided, start=start, stride=stride))
+        yield IndexRule(words, partial(_strided, start=start, stride=stride))
 
 
 def _tail(n: int, width: int) -> Indices:
@@ -224,20 +233,20 @@ def _set(mask: Tensor) -> Indices:
     return frozenset(mask.nonzero().flatten().tolist())
 
 
-def _boxes(mask: Tensor) -> Iterator[Place]:
-    """The mask as what some indices of each dimension span."""
+def _boxes(mask: Tensor) -> Iterator[ElementRule]:
+    """Yield products of index rules, one for each dimension, that equal the mask."""
     shape = mask.shape
     sides = [_side(mask, dim) for dim in range(mask.dim())]
     if not mask.dim() or int(mask.sum()) != torch.Size(len(side) for side in sides).numel():
         return
     limited = [dim for dim, side in enumerate(sides) if len(side) < shape[dim]]
-    choices = [list(along(sides[dim], shape[dim])) for dim in limited]
+    choices = [list(index_rules(sides[dim], shape[dim])) for dim in limited]
     for chosen in islice(product(*choices), COMBINATIONS):
         named = dict(zip(limited, chosen, strict=True))
         if int(mask.sum()) == 1 and any(each.words.startswith("{}") for each in chosen) and mask.dim() > 1:
-            continue  # its index has been told
+            continue  # a single index is described before
         words = " and ".join(_said(each.words, dim, mask.dim()) for dim, each in named.items())
-        yield Place(f"in {words}", partial(_box, named=named))
+        yield ElementRule(f"in {words}", partial(_box, named=named))
 
 
 def _side(mask: Tensor, dim: int) -> Indices:
@@ -246,16 +255,16 @@ def _side(mask: Tensor, dim: int) -> Indices:
 
 
 def _said(words: str, dim: int, dims: int) -> str:
-    """The words for indices of one dimension of so many."""
+    """Format the description of indices of one dimension."""
     if dims == 1:
         return words.format("element")
     if dims == 2:
-        said = words.format("row" if dim == 0 else "column")
-        return said.replace("the ", "its ", 1) if said.startswith(("the last", "the first")) else said
+        text = words.format("row" if dim == 0 else "column")
+        return text.replace("the ", "its ", 1) if text.startswith(("the last", "the first")) else text
     return f"{words.format('index')} of dimension {dim}".replace("indexs", "indices")
 
 
-def _box(shape: torch.Size, named: dict[int, Along]) -> Tensor:
+def _box(shape: torch.Size, named: dict[int, IndexRule]) -> Tensor:
     mask = torch.ones(shape, dtype=torch.bool)
     for dim, each in named.items():
         if dim >= len(shape):
@@ -276,14 +285,14 @@ RELATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _diagonals(mask: Tensor) -> Iterator[Place]:
+def _diagonals(mask: Tensor) -> Iterator[ElementRule]:
     for first in range(mask.dim()):
         for second in range(first + 1, mask.dim()):
             for words, relation in RELATIONS.items():
                 of = "" if mask.dim() == 2 else f" of dimensions {first} and {second}"
                 rule = partial(_related, first=first, second=second, relation=relation)
                 if torch.equal(rule(mask.shape), mask):
-                    yield Place(words + of, rule)
+                    yield ElementRule(words + of, rule)
 
 
 def _related(
@@ -303,7 +312,7 @@ def _border(shape: torch.Size, *, inside: bool) -> Tensor:
     return inner if inside else ~inner
 
 
-def _flat(shape: torch.Size, each: Along) -> Tensor:
+def _flat(shape: torch.Size, each: IndexRule) -> Tensor:
     mask = torch.zeros(shape.numel(), dtype=torch.bool)
     mask[sorted(each.at(shape.numel()))] = True
     return mask.reshape(shape)

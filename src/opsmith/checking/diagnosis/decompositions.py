@@ -1,7 +1,6 @@
-"""Composite operations of torch written out, so that their terms can be told apart.
+"""Decompositions of composite torch operations, so that their terms can be told apart.
 
-Each formula is the textbook's. It is used only where it gives what the operation gives,
-on the very arguments.
+Each formula is the textbook's. It is used only where it equals the operation on the given arguments.
 """
 
 from __future__ import annotations
@@ -15,18 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opsmith.checking.numerics.compare import all_close
+
 CLOSE = 1e-9
+"""Largest relative difference of a formula from the operation."""
 
 
-def unrolled(
+def decomposition(
     operation: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Callable[[], Tensor] | None:
-    """A composite operation's formula on its arguments; None where there is none, or it gives another result.
+    """Return a composite operation's formula on its arguments; None where none applies.
 
     Args:
-        operation: As torch names it.
-        args: Its arguments.
-        kwargs: Those by name. One that works in place has no formula: it would write into the arguments.
+        operation: Operation as a function of torch.
+        args: Positional arguments.
+        kwargs: Keyword arguments. An in-place operation has no formula, since it would write into the
+            arguments.
     """
     formula = FORMULAS.get(operation)
     if formula is None:
@@ -39,8 +42,10 @@ def unrolled(
     ready = partial(formula, *args, **given)
     try:
         with torch.no_grad():
-            same = torch.allclose(ready(), operation(*args, **kwargs), CLOSE, 0.0, equal_nan=True)
-    except (TypeError, RuntimeError):  # other arguments than the formula is written for
+            mine = ready()  # first: if it rejects the arguments, an operation in place is not run
+            right = operation(*args, **kwargs)
+            same = all_close(mine, right, CLOSE * right.abs())
+    except (TypeError, RuntimeError):  # arguments that the formula does not support
         return None
     return ready if same else None
 
@@ -173,4 +178,4 @@ FORMULAS: Mapping[Any, Callable[..., Tensor]] = MappingProxyType(
         F.scaled_dot_product_attention: _attention,
     }
 )
-"""For each composite operation its formula, with the arguments by the same names."""
+"""Formula of each composite operation, with parameters of the same names."""

@@ -1,0 +1,193 @@
+"""A wrong tensor compared with the right one, on the first input and on fresh ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.diagnosis.observation import Observation
+from opsmith.checking.numerics.compare import in_double, is_close, largest_magnitude, share_of_largest
+
+if TYPE_CHECKING:
+    from opsmith.checking.diagnosis.gradient_paths import GradientPaths
+
+EXPLAINED = 1e-4
+"""Share of the largest error that may be left where a hypothesis explains a difference."""
+SHOWS = 1e-7
+"""Share of the largest error from which an element counts as wrong."""
+
+ROUNDINGS = 256
+"""Roundings of the largest element that two right computations may differ by."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """The two tensors of an observation, on the CPU and in the same double precision dtype.
+
+    Args:
+        observation: Source of the tensors.
+    """
+
+    observation: Observation
+
+    @cached_property
+    def expected(self) -> Tensor:
+        """The right tensor."""
+        return in_double(self.observation.expected)
+
+    @cached_property
+    def got(self) -> Tensor:
+        """The computed tensor; zeros where there is none."""
+        got = self.observation.got
+        return torch.zeros_like(self.expected) if got is None else in_double(got).to(self.expected.dtype)
+
+    @cached_property
+    def same_shape(self) -> bool:
+        """True if elements can be compared one by one."""
+        return self.got.shape == self.expected.shape
+
+    @cached_property
+    def error(self) -> Tensor:
+        """Error of each element; 0 where the right one is not finite."""
+        if not self.same_shape:
+            return self.expected.abs().nan_to_num(0.0, 0.0)
+        judged = self.expected.isfinite()
+        return torch.where(judged, (self.got - self.expected).abs(), 0.0)
+
+    @cached_property
+    def rounding(self) -> float:
+        """Bound of the rounding error of the largest element."""
+        got = self.observation.got
+        dtypes = [self.expected.dtype] if got is None else [self.expected.dtype, got.dtype]
+        coarsest = max(torch.finfo(dtype).eps for dtype in dtypes)
+        return share_of_largest(ROUNDINGS * coarsest, self.expected, self.got)
+
+    @cached_property
+    def slack(self) -> Tensor:
+        """Bound of each element's distance from the prediction of a hypothesis."""
+        slack = torch.tensor(
+            max(EXPLAINED * largest_magnitude(self.error), self.rounding), dtype=torch.float64
+        )
+        tolerance = self.observation.tolerance
+        return slack if tolerance is None else torch.maximum(slack, tolerance.cpu().to(torch.float64))
+
+    @cached_property
+    def is_small(self) -> bool:
+        """True if the difference is so small that a hypothesis about a large one would hold as well."""
+        return not bool((self.error.nan_to_num(float("inf")) > 16 * self.slack).any())
+
+    @cached_property
+    def wrong(self) -> Tensor:
+        """Mask of the wrong elements, however small their error is relative to the worst."""
+        least = torch.tensor(max(SHOWS * largest_magnitude(self.error), self.rounding), dtype=torch.float64)
+        tolerance = self.observation.tolerance
+        if tolerance is not None:
+            least = torch.maximum(least, tolerance.cpu().to(torch.float64))
+        return self.error.nan_to_num(float("inf")) > least
+
+    @cached_property
+    def paths(self) -> GradientPaths | None:
+        """Paths through the reference, if they are known."""
+        give = self.observation.paths
+        return None if give is None else give()
+
+    def with_grads(self, changed: Mapping[str, Tensor | None]) -> Tensor | None:
+        """Compute the right gradient with some grad_outputs changed; None where it cannot be computed."""
+        compute = self.observation.expected_for
+        grads = {**self.observation.grads, **changed}
+        return None if compute is None else in_double(compute(list(grads.values())))
+
+    def with_inputs(self, changed: Mapping[str, Any]) -> Tensor | None:
+        """Compute the right gradient with some inputs changed; None where it cannot be computed."""
+        compute = self.observation.expected_at
+        found = None if compute is None else compute(changed)
+        return None if found is None else in_double(found)
+
+    def equals(self, candidate: Tensor | None) -> bool:
+        """Report whether the computed tensor is the predicted one, in every element."""
+        if candidate is None or candidate.shape != self.got.shape:
+            return False
+        return bool(self.agrees_with(candidate).all())
+
+    def agrees_with(self, candidate: Tensor) -> Tensor:
+        """Mark the elements that are as predicted; those that are not finite must be the same."""
+        close = is_close(self.got, in_double(candidate).to(self.got.dtype), self.slack)
+        return close | ~self.expected.isfinite() if self.same_shape else close
+
+
+SIZES = 8
+"""Largest number of other sizes."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Pairs that hypotheses are tested on.
+
+    Args:
+        observation: The first observation, on which hypotheses are made.
+    """
+
+    observation: Observation
+
+    @cached_property
+    def first(self) -> Pair:
+        """The pair that was found wrong."""
+        return Pair(self.observation)
+
+    @cached_property
+    def fresh(self) -> tuple[Pair, ...]:
+        """Pairs of the same shapes, from fresh inputs; none where nothing can be drawn again."""
+        again = self.observation.redraw
+        if again is None:
+            return ()
+        drawn = [again(seed) for seed in range(1, self.observation.fresh_count + 1)]
+        return tuple(Pair(each) for each in drawn if each is not None)
+
+    @cached_property
+    def more(self) -> tuple[Pair, ...]:
+        """Further pairs of the same shapes, where the first ones fit several conditions."""
+        again = self.observation.redraw
+        if again is None:
+            return ()
+        start = self.observation.fresh_count + 1
+        drawn = [again(seed) for seed in range(start, start + self.observation.more_count)]
+        return tuple(Pair(each) for each in drawn if each is not None)
+
+    @cached_property
+    def other_sizes(self) -> tuple[Pair, ...]:
+        """Pairs at other sizes."""
+        give = self.observation.at_other_sizes
+        drawn = [draw(seed) for seed, draw in enumerate((give() if give else ())[:SIZES], start=1)]
+        return tuple(Pair(each) for each in drawn if each is not None)
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """The first pair and the fresh ones."""
+        return (self.first, *self.fresh)
+
+    def everywhere(self, holds: Callable[[Pair], bool]) -> bool:
+        """Report whether a statement holds for the first pair and for every fresh one."""
+        return holds(self.first) and all(holds(pair) for pair in self.fresh)
+
+
+@dataclass(frozen=True)
+class Detection:
+    """A cause that the evidence confirms.
+
+    Args:
+        cause: One of `opsmith.checking.causes`.
+        reason: Sentence that states it, without a capital letter and a full stop.
+        evidence: Measured values.
+        weak: True if another confirmed cause describes the fault better.
+    """
+
+    cause: str
+    reason: str
+    evidence: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    weak: bool = False
