@@ -68,7 +68,7 @@ def test_no_formula(name: str, place: Place, says: Any) -> None:
     with says(
         errors.FormulaError,
         f"""
-        {name}: the tangent of `result` is neither a function nor an answer
+        {name}: the tangent of `result` is neither a function nor a value that replaces one
           argument: result
           expected: a function, or opsmith.zero or .not_implemented(...)
           got: opsmith.non_differentiable

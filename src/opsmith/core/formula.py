@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -107,6 +107,7 @@ class FormulaNames:
         also: Further names, which messages leave out.
         kinds: Description of the names, for messages.
         hint: Returns the hint for another name.
+        aliases: The meaning of names that stand for others.
     """
 
     operator: str
@@ -114,6 +115,15 @@ class FormulaNames:
     also: Collection[str]
     kinds: str
     hint: Callable[[str], str]
+    aliases: Mapping[str, str]
+
+    def formula(
+        self, function: Callable[..., Any], answers_for: tuple[str, ...], what: str, *, joint: bool = False
+    ) -> Formula:
+        """Return a function as a formula, with the arguments and errors of `keywords_of`."""
+        keywords = self.keywords_of(function, what)
+        parameters = tuple(self.aliases.get(name, name) for name in keywords)
+        return Formula(function, answers_for, keywords, parameters, joint)
 
     def keywords_of(self, function: Callable[..., Any], what: str) -> tuple[str, ...]:
         """Return the names of a formula's parameters.

@@ -22,10 +22,7 @@ from opsmith.core.schema import Schema
 NEEDED = "grads_needed"
 """Parameter of a joint formula that receives the names of the inputs that need a gradient, a frozenset."""
 
-Answer = Zero | NonDifferentiable | NotImplementedGradient
-
-
-Rule = Formula | Answer
+Rule = Formula | Zero | NonDifferentiable | NotImplementedGradient
 
 
 @dataclass(frozen=True)
@@ -67,19 +64,10 @@ def formula_rules(given: Mapping[str, Any], schema: Schema, operator: str, locat
         check_input(name, schema, operator, location)
         if isinstance(rule, Zero | NonDifferentiable | NotImplementedGradient):
             rules[name] = rule
-        elif callable(rule):
-            keywords = _keywords(rule, schema, operator, f"the gradient of `{name}`")
-            rules[name] = Formula(rule, (name,), keywords, _meanings(keywords, schema))
         else:
-            raise errors.FormulaError(
-                f"the gradient of `{name}` is neither a function nor an answer",
-                operator=operator,
-                argument=name,
-                expected="a function, or opsmith.zero, .non_differentiable or .not_implemented(...)",
-                got=repr(rule),
-                where=location,
-                hint=f"write `{name}=lambda grad: ...`"
-                + (" or `opsmith.zero`" if rule is None or rule == 0 else ""),
+            _refuse_no_function(rule, name, operator, location, "gradient", "lambda grad: ...")
+            rules[name] = _gradient_names(schema, operator).formula(
+                rule, (name,), f"the gradient of `{name}`"
             )
     return rules
 
@@ -91,9 +79,8 @@ def joint_rules(
     for name in inputs:
         check_input(name, schema, operator, location)
     covered = inputs or schema.tensor_names
-    keywords = _keywords(function, schema, operator, "the joint gradient", joint=True)
-    formula = Formula(function, covered, keywords, _meanings(keywords, schema), joint=True)
-    return dict.fromkeys(covered, formula)
+    names = _gradient_names(schema, operator, NEEDED)
+    return dict.fromkeys(covered, names.formula(function, covered, "the joint gradient", joint=True))
 
 
 def check_input(name: str, schema: Schema, operator: str, location: str) -> None:
@@ -119,23 +106,34 @@ def check_input(name: str, schema: Schema, operator: str, location: str) -> None
         )
 
 
-def _keywords(
-    function: Callable[..., Any], schema: Schema, operator: str, what: str, *, joint: bool = False
-) -> tuple[str, ...]:
-    """Return the names of a formula's parameters, checked against inputs, results and gradients."""
-    known = [*schema.names, *schema.result_position, *schema.gradient_position, *schema.aliases]
-    vocabulary = FormulaNames(
+def _refuse_no_function(
+    rule: Any, name: str, operator: str, location: str, derivative: str, example: str
+) -> None:
+    """Refuse a rule that is neither a function nor a value that replaces one."""
+    if callable(rule):
+        return
+    constant = ", .non_differentiable" if derivative == "gradient" else ""
+    raise errors.FormulaError(
+        f"the {derivative} of `{name}` is neither a function nor a value that replaces one",
+        operator=operator,
+        argument=name,
+        expected=f"a function, or opsmith.zero{constant} or .not_implemented(...)",
+        got=repr(rule),
+        where=location,
+        hint=f"write `{name}={example}`" + (" or `opsmith.zero`" if rule is None or rule == 0 else ""),
+    )
+
+
+def _gradient_names(schema: Schema, operator: str, *more: str) -> FormulaNames:
+    """Return the names that a gradient formula may use: inputs, results and gradients."""
+    return FormulaNames(
         operator,
-        [*known, *[NEEDED] * joint],
+        [*schema.names, *schema.result_position, *schema.gradient_position, *schema.aliases, *more],
         schema.shapes,
         "input, result or gradient",
         partial(_gradient_hint, schema),
+        schema.aliases,
     )
-    return vocabulary.keywords_of(function, what)
-
-
-def _meanings(keywords: tuple[str, ...], schema: Schema) -> tuple[str, ...]:
-    return tuple(schema.aliases.get(name, name) for name in keywords)
 
 
 def _gradient_hint(schema: Schema, name: str) -> str:
@@ -175,19 +173,11 @@ def tangent_rules(
         name = _result(given_name, schema, operator, location)
         if isinstance(rule, Zero | NotImplementedGradient):
             rules[name] = rule
-        elif callable(rule):
-            rules[name] = _tangent_formula(rule, (name,), schema, operator, f"the tangent of `{given_name}`")
         else:
-            raise errors.FormulaError(
-                f"the tangent of `{given_name}` is neither a function nor an answer",
-                operator=operator,
-                argument=given_name,
-                expected="a function, or opsmith.zero or .not_implemented(...)",
-                got=repr(rule),
-                where=location,
-                hint=f"write `{given_name}=lambda {next(iter(schema.tangents))}: ...`"
-                + (" or `opsmith.zero`" if rule is None or rule == 0 else ""),
-            )
+            example = f"lambda {next(iter(schema.tangents))}: ..."
+            _refuse_no_function(rule, given_name, operator, location, "tangent", example)
+            names = _tangent_names(schema, operator)
+            rules[name] = names.formula(rule, (name,), f"the tangent of `{given_name}`")
     return rules
 
 
@@ -197,30 +187,21 @@ def joint_tangent_rules(
     """Check a joint tangent formula, and return it as the rule of each of its results; by default of all."""
     named = tuple(_result(name, schema, operator, location) for name in results)
     covered = named or tuple(result.name for result in schema.results if result.differentiable)
-    formula = _tangent_formula(function, covered, schema, operator, "the joint tangent", joint=True)
-    return dict.fromkeys(covered, formula)
+    names = _tangent_names(schema, operator)
+    return dict.fromkeys(covered, names.formula(function, covered, "the joint tangent", joint=True))
 
 
-def _tangent_formula(
-    function: Callable[..., Any],
-    results: tuple[str, ...],
-    schema: Schema,
-    operator: str,
-    what: str,
-    *,
-    joint: bool = False,
-) -> Formula:
+def _tangent_names(schema: Schema, operator: str) -> FormulaNames:
+    """Return the names that a tangent formula may use: inputs, results and tangents of inputs."""
     aliases = _aliases(schema)
-    vocabulary = FormulaNames(
+    return FormulaNames(
         operator,
         [*schema.names, *schema.result_position, *schema.tangents],
         aliases,
         "input, result or tangent of an input",
         partial(_tangent_hint, schema),
+        aliases,
     )
-    keywords = vocabulary.keywords_of(function, what)
-    parameters = tuple(aliases.get(name, name) for name in keywords)
-    return Formula(function, results, keywords, parameters, joint)
 
 
 def _result(name: str, schema: Schema, operator: str, location: str) -> str:
