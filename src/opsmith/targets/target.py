@@ -191,7 +191,7 @@ class Target:
     def checkable(self) -> dict[str, Any]:
         """Return the objects to check by name: operators, else Functions and custom ops.
 
-        """Return the objects to check by name: operators; else Functions and custom ops.
+        A name may be that of an operator, of an `autograd.Function` class, or of a torch.library operator,
         by its variable or as `namespace::name`. Without a name, all operators that the module declares are
         returned; if there are none, its Functions and its `custom_op` objects.
 
