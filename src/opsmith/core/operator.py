@@ -99,18 +99,20 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Compute the operator."""
-        if self._lowering is not None:
-            answer: R = self._call_lowered(args, kwargs)
-            return answer
         if torch.compiler.is_compiling():
-            result: R = self._registration.overload(*args, **kwargs)
-            return result
-        for position, name in self._specification.schema.plain:
-            # torch would convert a tensor to a number, which waits for the device and loses the gradient.
-            if tensors_in([args[position] if position < len(args) else kwargs.get(name)]):
-                self._check_call(args, kwargs)
+            compiled: R = self._call_compiled(args, kwargs)
+            return compiled
+        result: R = self._call_eagerly(args, kwargs)
+        return result
+
+    def _call_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            result = self._registration.overload(*args, **kwargs)
+            for position, name in self._specification.schema.plain:
+                # torch would convert a tensor to a number, which waits for the device and loses the gradient.
+                if tensors_in([args[position] if position < len(args) else kwargs.get(name)]):
+                    self._check_call(args, kwargs)
+            lowered, named = (args, kwargs) if self._lowering is None else self._lowering.call(args, kwargs)
+            result = self._registration.overload(*lowered, **named)
         except errors.OpsmithError:
             raise
         except (RuntimeError, TypeError, ValueError):
@@ -121,36 +123,22 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
             self._use_fast_path()
         return result
 
+    def _call_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute the operator in code that torch traces."""
+        if self._lowering is None:
+            return self._registration.overload(*args, **kwargs)
+        if self._uncompiled is not None and torch.compiler.is_dynamo_compiling():
+            return self._uncompiled(args, kwargs)
+        lowered, named = self._lowering.call(args, kwargs)
+        return self._registration.overload(*lowered, **named)
+
     def _take_lowering(self, specification: Specification) -> None:
         self._lowering = specification.schema.lowering
         self._uncompiled: Callable[..., Any] | None = None
         if self._lowering is not None and self._lowering.objects:
             lowering.prepare()
             if not lowering.TRACED:
-                self._uncompiled = torch.compiler.disable(self._call_lowered)
-
-    def _call_lowered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute the operator when some arguments must be lowered for torch's dispatcher."""
-        assert self._lowering is not None
-        if torch.compiler.is_compiling():
-            if self._uncompiled is not None and torch.compiler.is_dynamo_compiling():
-                return self._uncompiled(args, kwargs)
-            lowered, named = self._lowering.call(args, kwargs)
-            return self._registration.overload(*lowered, **named)
-        try:
-            for position, name in self._specification.schema.plain:
-                if tensors_in([args[position] if position < len(args) else kwargs.get(name)]):
-                    self._check_call(args, kwargs)
-            lowered, named = self._lowering.call(args, kwargs)
-            result = self._registration.overload(*lowered, **named)
-        except errors.OpsmithError:
-            raise
-        except (RuntimeError, TypeError, ValueError):
-            self._check_call(args, kwargs)
-            raise
-        if self._registration.proven and not self._fast:
-            self._use_fast_path()
-        return result
+                self._uncompiled = torch.compiler.disable(self._call_eagerly)
 
     def _use_fast_path(self) -> None:
         """Use the fast path from now on, since a call through the dispatcher has succeeded."""
