@@ -420,7 +420,7 @@ def test_a_compiled_module_is_drawn_as_it_was_written() -> None:
 
 
 def test_packages_whose_names_begin_with_torch_are_not_torch() -> None:
-    from opsmith.core.source_lines import short_path, user_line_of_traceback
+    from opsmith.core.location import short_path, user_line_of_traceback
 
     torch_folder, ours = Path(torch.__file__).parent, Path(opsmith.__file__).parent
     vision = torch_folder.with_name("torchvision") / "models" / "resnet.py"

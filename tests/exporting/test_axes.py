@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from opsmith.exporting.axes import read_axes
+from opsmith.exporting.model import read_axes
 
 
 def test_a_negative_axis_counts_from_the_end() -> None:

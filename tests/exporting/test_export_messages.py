@@ -313,8 +313,8 @@ uint64, bfloat16
         {},
         errors.ExportError,
         f"""
-        nodes::list_first: it returns a list before another result, and a node of ONNX cannot tell where the \
-list ends
+        nodes::list_first: it returns a list before another result, and a node of ONNX does not record where \
+the list ends
           expected: tensors, the last of which may be a list of them
           got: result0: list[Tensor], result1: Tensor
           where: {line(of.list_first, "@")}

@@ -35,7 +35,7 @@ MODELS: dict[str, tuple[Callable[[Tensor], Any], str, str, str]] = {
         "torch's exporter does not take the model: Could not guard on data-dependent expression",
         "GuardOnDataDependentSymNode",
         "`torch.export.export(model, args)` must take it, and ONNX have an operator for each of torch's in "
-        "it; the error that led to this one says more",
+        "it; the cause of this error has details",
     ),
     "sizes-that-follow-from-values": (
         lambda x: opsmith.ops.exp(x[x > 3]),

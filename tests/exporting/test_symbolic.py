@@ -144,7 +144,7 @@ REFUSED = {
     "sizes": (adopted("sizes", asks_for_a_type), "its `symbolic` cannot be run: TypeError: 'TensorType'"),
     "ending": (
         adopted("ending", lambda g, x, y: g.op("demo::Odd", x, y, slope=2.0)),
-        "`g.op` cannot tell what its attribute `slope` is",
+        "the attribute `slope` of `g.op` has no type",
     ),
     "several": (
         adopted("several", lambda g, x, y: g.op("demo::Odd", g.op("demo::Even", x, y), y)),

@@ -1,4 +1,4 @@
-"""What keeps tests of pages short: exports are made by the test that is about them alone."""
+"""Tests of pages export nothing, apart from the one that is about exports."""
 
 from __future__ import annotations
 

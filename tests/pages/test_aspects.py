@@ -1,4 +1,4 @@
-"""What a page calls handwritten, declared, derived and missing, of every kind of operator."""
+"""Aspects on a page: handwritten, declared, derived and missing, of every kind of operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where pages go, what an index says, and every message about a place or an operator that will not do."""
+"""Files of pages, the index, and every message about a file or an operator that cannot be used."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_operator_that_is_named_twice_has_one_page(tmp_path: Path) -> None:
 
 
 def refusal(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> list[str]:
-    """What an error says; nothing was looked at before."""
+    """The message of an error, before anything was examined."""
     monkeypatch.setattr(writer, "collect_content", None)
     with pytest.raises(errors.UsageError) as raised:
         opsmith.page(*args, **options)

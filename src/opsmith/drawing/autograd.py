@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.formula import Formula
-from opsmith.core.source_lines import short_location, shown_line, user_line_of_traceback
-from opsmith.drawing.graph import Edge, Form, Graph, Group, Kind, Node, Saved
+from opsmith.core.location import short_location, shown_line, user_line_of_traceback
+from opsmith.drawing.builder import GraphBuilder, TensorNames, form_of
+from opsmith.drawing.graph import Form, Graph, Group, Kind, Saved
 from opsmith.drawing.grouping import nested
 from opsmith.drawing.node_attributes import context_tensors, leaf_of, recorded_attributes, saved_values
 from opsmith.drawing.recording import RecordedCall, Recording
-from opsmith.drawing.tensors import Storages, TensorNames, form_of
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.node import RecordedOperator, recorded_operator
 
@@ -46,18 +45,18 @@ def autograd_graph(
     """
     for name, tensor in outputs.items():
         refuse_without_graph(tensor, name)
-    tracing = _AutogradGraphBuilder(names, show_saved=show_saved, memory=memory, recording=recording)
+    builder = _AutogradGraphBuilder(names, show_saved=show_saved, memory=memory, recording=recording)
     for name, tensor in outputs.items():
         names.add(name, tensor, "output")
     order = ordered([tensor.grad_fn for tensor in outputs.values()])
-    names.own(tracing.storages)
-    tracing.own_leaves(order)
-    names.own(tracing.storages, computed=True)
+    names.own(builder.storages)
+    builder.own_leaves(order)
+    names.own(builder.storages, computed=True)
     for node in order:
-        tracing.add(node)
+        builder.add(node)
     for name, tensor in outputs.items():
-        tracing.add_output(name, tensor)
-    return nested(tracing.graph(title))
+        builder.add_output(name, tensor)
+    return nested(builder.graph(title, "autograd", builder.notes()))
 
 
 def refuse_without_graph(tensor: Tensor, name: str) -> None:
@@ -102,46 +101,30 @@ def ordered(roots: Sequence[Any]) -> list[Any]:
     return found
 
 
-class _AutogradGraphBuilder:
+class _AutogradGraphBuilder(GraphBuilder):
     """Builder of an autograd graph. The caller holds autograd's nodes, so that their `id` stays unique."""
 
     def __init__(
         self, names: TensorNames, *, show_saved: bool, memory: bool, recording: Recording | None
     ) -> None:
-        self.storages = Storages()
-        self._names, self._show_saved, self._memory = names, show_saved, memory
-        self._recording = recording
-        self._nodes: list[Node] = []
-        self._edges: list[Edge] = []
-        self._groups: list[Group] = list(recording.groups) if recording is not None else []
+        super().__init__(names, memory=memory)
+        self._show_saved, self._recording = show_saved, recording
+        self.groups += recording.groups if recording is not None else []
         self._ids: dict[int, str] = {}
         self._tensors: dict[Any, str] = {}
         self._of_calls: dict[int, Group] = {}
 
-    def graph(self, title: str) -> Graph:
-        """The finished graph."""
-        notes = []
-        broken = [node.label for node in self._nodes if node.overwritten]
-        if broken:
-            notes.append(
-                f"what {', '.join(dict.fromkeys(broken))} saved was written to since: a backward raises"
-            )
-        return Graph(
-            title,
-            "autograd",
-            tuple(self._nodes),
-            tuple(self._edges),
-            tuple(self._groups),
-            tuple(notes),
-            self._memory,
-        )
+    def notes(self) -> list[str]:
+        """Notes about saved tensors that were modified in place."""
+        broken = dict.fromkeys(node.label for node in self.nodes if node.overwritten)
+        return [f"what {', '.join(broken)} saved was written to since: a backward raises"] if broken else []
 
     def own_leaves(self, order: Sequence[Any]) -> None:
         """Register the leaves as owners of their storages, before any node saves them."""
         for node in order:
             leaf = leaf_of(node)
             if leaf is not None:
-                owner = self._names.of(leaf)
+                owner = self.names.of(leaf)
                 self.storages.own(leaf, owner.role, owner.name)
 
     def add(self, node: Any) -> None:
@@ -150,66 +133,58 @@ class _AutogradGraphBuilder:
         leaf = leaf_of(node)
         if leaf is not None:
             source = self._leaf(leaf)
-            added = self._append(Node("", "accumulate", name, forms=(form_of(leaf),), recorded=name))
-            self._ids[id(node)] = added.id
-            self._edges.append(Edge(source, added.id))
+            added = self.node("accumulate", name, forms=(form_of(leaf),), recorded=name)
+            self._ids[id(node)] = added
+            self.edge(source, added)
             return
         record = recorded_operator(node)
         call = self._recording.call_of(node) if self._recording is not None else None
         where, source_line = self._place(node, call)
         kind, label = _kind(node, record, name)
         saved, overwritten = self._saved(node, record)
-        added = self._append(
-            Node(
-                "",
-                kind,
-                label,
-                forms=_forms(node),
-                group=self._group(call, record),
-                attributes=(*recorded_attributes(node), *_rules(record)),
-                saved=tuple(each for each, _ in saved),
-                where=where,
-                source=source_line,
-                recorded=name,
-                overwritten=overwritten,
-            )
+        added = self.node(
+            kind,
+            label,
+            forms=_forms(node),
+            group=self._group(call, record),
+            attributes=(*recorded_attributes(node), *_rules(record)),
+            saved=tuple(each for each, _ in saved),
+            where=where,
+            source=source_line,
+            recorded=name,
+            overwritten=overwritten,
         )
-        self._ids[id(node)] = added.id
+        self._ids[id(node)] = added
         labels = iter(record.inputs if record is not None else ())
         for behind, _ in node.next_functions:
             if behind is not None:
-                self._edges.append(Edge(self._ids[id(behind)], added.id, next(labels, "")))
+                self.edge(self._ids[id(behind)], added, next(labels, ""))
         if self._show_saved or kind in ("operator", "function"):
             for each, value in saved:
-                self._edges.append(Edge(self._kept(each, value), added.id, each.name, "saved"))
+                self.edge(self._kept(each, value), added, each.name, "saved")
 
     def add_output(self, name: str, tensor: Tensor) -> None:
         """Add an output tensor, and the base that it is a view of."""
-        added = self._append(Node("", "output", name, forms=(form_of(tensor),)))
-        self._edges.append(Edge(self._ids[id(tensor.grad_fn)], added.id))
+        added = self.node("output", name, forms=(form_of(tensor),))
+        self.edge(self._ids[id(tensor.grad_fn)], added)
         base = capabilities.view_base(tensor)
         if base is None:
             return
         known = self._tensors.get(id(base))
         if known is None:
-            label = self._names.of(base).name if base in self._names else "base"
-            known = self._append(Node("", "base", label, forms=(form_of(base),))).id
+            label = self.names.of(base).name if base in self.names else "base"
+            known = self.node("base", label, forms=(form_of(base),))
             self._tensors[id(base)] = known
             if base.grad_fn is not None and id(base.grad_fn) in self._ids:
-                self._edges.append(Edge(self._ids[id(base.grad_fn)], known))
-        self._edges.append(Edge(known, added.id, "view of", "view"))
-
-    def _append(self, node: Node) -> Node:
-        node = replace(node, id=f"n{len(self._nodes)}")
-        self._nodes.append(node)
-        return node
+                self.edge(self._ids[id(base.grad_fn)], known)
+        self.edge(known, added, "view of", "view")
 
     def _leaf(self, leaf: Tensor) -> str:
         if id(leaf) not in self._tensors:
-            owner = self._names.of(leaf)
+            owner = self.names.of(leaf)
             kind: Kind = "parameter" if owner.role == "parameter" else "input"
-            added = self._append(Node("", kind, owner.name, forms=(form_of(leaf),)))
-            self._tensors[id(leaf)] = added.id
+            added = self.node(kind, owner.name, forms=(form_of(leaf),))
+            self._tensors[id(leaf)] = added
         return self._tensors[id(leaf)]
 
     def _kept(self, saved: Saved, value: Any) -> str:
@@ -223,13 +198,13 @@ class _AutogradGraphBuilder:
             kinds: dict[str, Kind] = {"parameter": "parameter", "input": "input", "buffer": "buffer"}
             kind = kinds.get(saved.role, "saved")
             forms = (saved.form,) if saved.form is not None else ()
-            added = self._append(Node("", kind, saved.of or saved.name, forms=forms))
-            self._tensors[key] = added.id
+            added = self.node(kind, saved.of or saved.name, forms=forms)
+            self._tensors[key] = added
         return self._tensors[key]
 
     def _saved(self, node: Any, record: RecordedOperator | None) -> tuple[list[tuple[Saved, Any]], bool]:
         """The tensors that a node saved, with their values, and whether one was modified in place."""
-        if not self._memory:
+        if not self.memory:
             return [], False
         values = saved_values(node)
         if values is None:
@@ -257,7 +232,7 @@ class _AutogradGraphBuilder:
         if call.number not in self._of_calls:
             group = Group(f"o{call.number}", call.label, "operator", "operator", call.group)
             self._of_calls[call.number] = group
-            self._groups.append(group)
+            self.groups.append(group)
         return self._of_calls[call.number].id
 
 

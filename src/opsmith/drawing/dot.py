@@ -12,33 +12,26 @@ from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, readable, 
 from opsmith.drawing.graph import Graph, Group, Kind, Node
 from opsmith.drawing.grouping import with_references
 
+
+def _style(shape: str, fillcolor: str, color: str, **more: str) -> dict[str, str]:
+    return {"shape": shape, "fillcolor": fillcolor, "color": color, **more}
+
+
 STYLES: dict[Kind, dict[str, str]] = {
-    "operator": {
-        "shape": "box",
-        "fillcolor": "#F9D27D",
-        "color": "#7A4B00",
-        "peripheries": "2",
-        "penwidth": "1.6",
-    },
-    "operation": {"shape": "box", "fillcolor": "#FFFFFF", "color": "#595959", "style": "filled,rounded"},
-    "function": {"shape": "component", "fillcolor": "#F0D3E3", "color": "#7D3A5F"},
-    "accumulate": {"shape": "ellipse", "fillcolor": "#F2F2F2", "color": "#767676", "style": "filled,dotted"},
-    "parameter": {"shape": "cylinder", "fillcolor": "#C6E3F7", "color": "#00507D"},
-    "buffer": {"shape": "cylinder", "fillcolor": "#E3F1FB", "color": "#00507D", "style": "filled,dashed"},
-    "input": {"shape": "hexagon", "margin": "0.02,0.02", "fillcolor": "#BFE8DA", "color": "#00573F"},
-    "constant": {
-        "shape": "hexagon",
-        "margin": "0.02,0.02",
-        "fillcolor": "#EFEFEF",
-        "color": "#595959",
-        "style": "filled,dashed",
-    },
-    "saved": {"shape": "note", "fillcolor": "#FBF4B0", "color": "#6B6200"},
-    "base": {"shape": "note", "fillcolor": "#FFFFFF", "color": "#6B6200", "style": "filled,dashed"},
-    "output": {"shape": "ellipse", "fillcolor": "#8FD3BC", "color": "#003D2C", "penwidth": "2.4"},
-    "module": {"shape": "folder", "fillcolor": "#E4E7EE", "color": "#3A4256"},
-    "reference": {"shape": "plain", "fillcolor": "#FFFFFF", "color": "#595959", "style": "filled"},
-    "answer": {"shape": "plain", "fillcolor": "#FFFFFF", "color": "#595959", "style": "filled"},
+    "operator": _style("box", "#F9D27D", "#7A4B00", peripheries="2", penwidth="1.6"),
+    "operation": _style("box", "#FFFFFF", "#595959", style="filled,rounded"),
+    "function": _style("component", "#F0D3E3", "#7D3A5F"),
+    "accumulate": _style("ellipse", "#F2F2F2", "#767676", style="filled,dotted"),
+    "parameter": _style("cylinder", "#C6E3F7", "#00507D"),
+    "buffer": _style("cylinder", "#E3F1FB", "#00507D", style="filled,dashed"),
+    "input": _style("hexagon", "#BFE8DA", "#00573F", margin="0.02,0.02"),
+    "constant": _style("hexagon", "#EFEFEF", "#595959", margin="0.02,0.02", style="filled,dashed"),
+    "saved": _style("note", "#FBF4B0", "#6B6200"),
+    "base": _style("note", "#FFFFFF", "#6B6200", style="filled,dashed"),
+    "output": _style("ellipse", "#8FD3BC", "#003D2C", penwidth="2.4"),
+    "module": _style("folder", "#E4E7EE", "#3A4256"),
+    "reference": _style("plain", "#FFFFFF", "#595959", style="filled"),
+    "answer": _style("plain", "#FFFFFF", "#595959", style="filled"),
 }
 EDGES = {
     "flow": {},

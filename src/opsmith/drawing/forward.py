@@ -11,12 +11,12 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.tensors import named_tensors, nested_tensors
-from opsmith.drawing.graph import Edge, Graph, Group, Kind, Node, Saved, counted
+from opsmith.drawing.builder import GraphBuilder, TensorNames, form_of
+from opsmith.drawing.graph import Graph, Kind, Saved, counted
 from opsmith.drawing.grouping import nested
 from opsmith.drawing.node_attributes import context_tensors, saved_values
 from opsmith.drawing.recording import RecordedCall, Recording, module_regions, preserved_state
 from opsmith.drawing.subject import DrawnCall
-from opsmith.drawing.tensors import Storages, TensorNames, form_of
 
 
 @dataclass(frozen=True)
@@ -86,28 +86,17 @@ def forward_graph(found: CallRecord, title: str, *, memory: bool = True) -> Grap
         title: The title.
         memory: Record saved tensors.
     """
-    computing = GraphBuilder(found.names, memory=memory)
-    found.names.own(computing.storages)
+    builder = CallGraphBuilder(found.names, memory=memory)
+    found.names.own(builder.storages)
     for name, tensor in found.outputs.items():
-        computing.storages.own(tensor, "output", name)
-    found.names.own(computing.storages, computed=True)
-    ends = computing.add(found.recording, list(found.outputs.values()))
-    drawn = sum(node.kind in ("operator", "operation") for node in computing.nodes)
+        builder.storages.own(tensor, "output", name)
+    found.names.own(builder.storages, computed=True)
+    ends = builder.add(found.recording, list(found.outputs.values()))
+    drawn = sum(node.kind in ("operator", "operation") for node in builder.nodes)
     for (name, tensor), end in zip(found.outputs.items(), ends, strict=True):
-        added = computing.append(Node("", "output", name, forms=(form_of(tensor),)))
-        computing.edges.append(Edge(end, added))
+        builder.edge(end, builder.node("output", name, forms=(form_of(tensor),)))
     note = _left_out(found, len(found.recording.calls) - drawn)
-    return nested(
-        Graph(
-            title,
-            "forward",
-            tuple(computing.nodes),
-            tuple(computing.edges),
-            tuple(computing.groups),
-            (note,) if note else (),
-            memory,
-        )
-    )
+    return nested(builder.graph(title, "forward", [note] * bool(note)))
 
 
 def _left_out(found: CallRecord, left: int) -> str:
@@ -128,38 +117,22 @@ def _left_out(found: CallRecord, left: int) -> str:
     return f"{counted(left, 'call')} that no output depends on {verb} left out"
 
 
-class GraphBuilder:
-    """Nodes and edges of one or several recordings.
+class CallGraphBuilder(GraphBuilder):
+    """Builder of the graph of one or several recordings.
 
     Args:
         names: Names of tensors that no recorded call has computed.
         memory: Record saved tensors.
-
-    Attributes:
-        nodes: The nodes.
-        edges: The edges.
-        groups: The groups.
-        storages: The storages with their owners.
     """
 
     def __init__(self, names: TensorNames, *, memory: bool) -> None:
-        self.names, self._memory = names, memory
-        self.storages = Storages()
-        self.nodes: list[Node] = []
-        self.edges: list[Edge] = []
-        self.groups: list[Group] = []
+        super().__init__(names, memory=memory)
         self._tensors: dict[int, tuple[Tensor, str]] = {}
         self._calls: dict[int, str] = {}
 
-    def append(self, node: Node) -> str:
-        """Add a node, and return its id."""
-        node = replace(node, id=f"n{len(self.nodes)}")
-        self.nodes.append(node)
-        return node.id
-
-    def tensor(self, tensor: Tensor, kind: Kind, label: str, group: str | None = None) -> str:
+    def tensor(self, tensor: Tensor, kind: Kind, label: str, **fields: Any) -> str:
         """Add a node for a tensor that calls use."""
-        added = self.append(Node("", kind, label, forms=(form_of(tensor),), group=group))
+        added = self.node(kind, label, forms=(form_of(tensor),), **fields)
         self._tensors[id(tensor)] = (tensor, added)
         return added
 
@@ -188,8 +161,7 @@ class GraphBuilder:
 
     def _add(self, call: RecordedCall, group: str | None) -> None:
         sources = [(self._source(source), label) for source, label in call.sources]
-        node = Node(
-            "",
+        added = self._calls[id(call)] = self.node(
             "operator" if call.operator is not None else "operation",
             call.label,
             forms=call.forms,
@@ -200,13 +172,12 @@ class GraphBuilder:
             source=call.source,
             recorded=", ".join(type(each).__name__ for each in reversed(call.recorded)),
         )
-        added = self._calls[id(call)] = self.append(node)
         for source, label in dict.fromkeys(sources):
-            self.edges.append(Edge(source, added, label))
+            self.edge(source, added, label)
 
     def _saved(self, call: RecordedCall) -> tuple[Saved, ...]:
         """The tensors that autograd saves for a call; none if a backward inside the recording freed them."""
-        if not self._memory:
+        if not self.memory:
             return ()
         return tuple(
             self.storages.saved(name, value)

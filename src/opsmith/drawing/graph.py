@@ -77,9 +77,9 @@ class Saved:
         whose = {"packed": "packed by a hook", "intermediate": self.of}.get(
             self.role, f"{self.role} {self.of}"
         )
-        told = [whose.strip()] * bool(whose.strip()) + ["counted elsewhere"] * (not self.counted)
+        remarks = [whose.strip()] * bool(whose.strip()) + ["counted elsewhere"] * (not self.counted)
         size = format_bytes(self.bytes) if self.role != "packed" else ""
-        return f"{self.name}{form}{' ' * bool(size)}{size}" + (f" ({', '.join(told)})" if told else "")
+        return f"{self.name}{form}{' ' * bool(size)}{size}" + (f" ({', '.join(remarks)})" if remarks else "")
 
 
 @dataclass(frozen=True)

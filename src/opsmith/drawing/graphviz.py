@@ -79,11 +79,11 @@ def render(dot: str, form: Format, *, seconds: float = SECONDS) -> Picture:
         except subprocess.TimeoutExpired:
             continue
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip().splitlines()
+            output = done.stderr.decode(errors="replace").strip().splitlines()
             raise errors.DrawingError(
                 "Graphviz failed",
-                got=said[-1] if said else f"exit status {done.returncode}",
-                hint="draw an HTML page, which needs no Graphviz, and tell us: the graph as `.dot` helps",
+                got=output[-1] if output else f"exit status {done.returncode}",
+                hint="draw an HTML page, which needs no Graphviz, and report it with the graph as `.dot`",
             )
         small = b"too large for cairo-renderer" in done.stderr
         scaled = "made smaller, since it had too many points for a picture" if small else ""

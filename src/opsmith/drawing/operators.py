@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,18 +13,17 @@ from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
 from opsmith.core.formula import Formula, NonDifferentiable
 from opsmith.core.gradients import NEEDED
-from opsmith.core.location import where
+from opsmith.core.location import short_location, where
 from opsmith.core.operator import Operator
-from opsmith.core.source_lines import short_location
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import named_tensors, nested_tensors
-from opsmith.drawing.forward import GraphBuilder
-from opsmith.drawing.graph import Edge, Graph, Group, Node, Saved
+from opsmith.drawing.builder import TensorNames, form_of
+from opsmith.drawing.forward import CallGraphBuilder
+from opsmith.drawing.graph import Graph, Group, Saved
 from opsmith.drawing.grouping import without_empty
 from opsmith.drawing.node_attributes import short_text
 from opsmith.drawing.recording import Recording, preserved_state
 from opsmith.drawing.subject import DrawnCall
-from opsmith.drawing.tensors import TensorNames, form_of
 from opsmith.torch_library import capabilities
 
 REFERENCE, KEPT, BACKWARD = "reference", "saved", "backward"
@@ -36,29 +36,29 @@ def operator_graph(operator: Operator[..., Any], call: DrawnCall) -> Graph:
     gradients of the inputs.
     """
     with preserved_state(None):
-        return _OperatorGraphBuilder(operator, call).graph()
+        return _OperatorGraphBuilder(operator, call).build()
 
 
-class _OperatorGraphBuilder:
+class _OperatorGraphBuilder(CallGraphBuilder):
     def __init__(self, operator: Operator[..., Any], call: DrawnCall) -> None:
+        super().__init__(TensorNames(), memory=False)
         self._operator = operator
         self._specification = operator.specification
         schema = self._specification.schema
         values = schema.call_values(call.args, call.kwargs)
         self._values: dict[str, Any] = dict(zip(schema.names, values, strict=True))
-        self._builder = GraphBuilder(TensorNames(), memory=False)
         self._notes: list[str] = []
         self._places: dict[str, list[tuple[Tensor, str]]] = {}
 
-    def graph(self) -> Graph:
-        specification, builder = self._specification, self._builder
+    def build(self) -> Graph:
+        """Run the operator and its formulas, and return the graph."""
+        specification = self._specification
         for name, value in self._values.items():
             self._places[name] = [
-                (tensor, builder.tensor(tensor, "input", label))
-                for label, tensor in named_tensors(value, name)
+                (tensor, self.tensor(tensor, "input", label)) for label, tensor in named_tensors(value, name)
             ]
             for tensor, _ in self._places[name]:
-                builder.storages.own(tensor, "input", name)
+                self.storages.own(tensor, "input", name)
         self._forward()
         values = list(self._values.values())
         if runs_ordinary(specification, values):
@@ -67,55 +67,42 @@ class _OperatorGraphBuilder:
             self._answer("every input", "the operator's own autograd")
         else:
             self._backward()
-        return without_empty(
-            Graph(
-                specification.name,
-                "operator",
-                tuple(builder.nodes),
-                tuple(builder.edges),
-                tuple(builder.groups),
-                tuple(self._notes),
-            )
-        )
+        graph = self.graph(specification.name, "operator", self._notes)
+        return without_empty(replace(graph, memory=True))
 
     def _forward(self) -> None:
         """Record the reference and add its results; an operator without a reference in torch is one node."""
-        specification, builder = self._specification, self._builder
+        specification = self._specification
         others = tuple(
             (name, short_text(value))
             for name, value in self._values.items()
             if value is not None and not list(nested_tensors(value))
         )
         args, kwargs = specification.schema.split(list(self._values.values()))
-        if (
-            specification.opaque
-            or specification.library_operator is not None
-            or specification.adopted is not None
-        ):
+        if specification.opaque or specification.library_operator or specification.adopted:
             returned, saved = self._called(args, kwargs)
             label = "opaque" if specification.opaque else "its own kernel"
             if specification.adopted is not None:
                 label = f"forward of {specification.adopted.name}"
             where = short_location(specification.where)
-            node = Node("", "operation", label, attributes=others, where=where, saved=saved)
+            added = self.node("operation", label, attributes=others, where=where, saved=saved)
             results = [result for result in specification.schema.results if not result.hidden]
-            added = builder.append(node)
-            builder.edges += [
-                Edge(place, added, name) for name, each in self._places.items() for _, place in each
-            ]
+            for name, each in self._places.items():
+                for _, place in each:
+                    self.edge(place, added, name)
             flat = returned if len(results) > 1 else (returned,)
             self._results(results, flat, lambda tensors: [added] * len(tensors))
             return
         title = short_location(specification.where)
-        builder.groups.append(Group(REFERENCE, specification.name, "operator", f"reference, {title}"))
+        self.groups.append(Group(REFERENCE, specification.name, "operator", f"reference, {title}"))
         with Recording() as recording:
             returned = specification.reference(*args, **kwargs)
         results = list(specification.schema.results)
         flat = returned if len(results) > 1 else (returned,)
-        self._results(results, flat, lambda tensors: builder.add(recording, tensors, REFERENCE))
+        self._results(results, flat, lambda tensors: self.add(recording, tensors, REFERENCE))
         if others:
-            told = ", ".join(f"{name}={value}" for name, value in others)
-            self._notes.append(f"on a call with {told}")
+            call = ", ".join(f"{name}={value}" for name, value in others)
+            self._notes.append(f"on a call with {call}")
 
     def _called(self, args: Any, kwargs: Any) -> tuple[Any, tuple[Saved, ...]]:
         """Call the operator itself, and return its result with the tensors that an adopted class saves."""
@@ -132,7 +119,7 @@ class _OperatorGraphBuilder:
         finally:
             for leaf in leaves:
                 leaf.requires_grad_(False)
-        saved = [self._builder.storages.saved(f"saved {name}", value) for name, value in values]
+        saved = [self.storages.saved(f"saved {name}", value) for name, value in values]
         return returned, tuple(saved)
 
     def _results(self, results: list[Any], values: Any, sources: Any) -> None:
@@ -145,19 +132,17 @@ class _OperatorGraphBuilder:
         ends = sources([tensor for _, _, tensor in named])
         for (result, label, tensor), end in zip(named, ends, strict=True):
             hidden = (("hidden", "callers do not see it"),) * result.hidden
-            added = self._builder.append(
-                Node("", "output", label, forms=(form_of(tensor),), attributes=hidden)
-            )
-            self._builder.edges.append(Edge(end, added))
-            self._builder.storages.own(tensor, "output", label)
+            added = self.node("output", label, forms=(form_of(tensor),), attributes=hidden)
+            self.edge(end, added)
+            self.storages.own(tensor, "output", label)
             self._places.setdefault(result.name, []).append((tensor, added))
 
     def _backward(self) -> None:
-        specification, builder = self._specification, self._builder
+        specification = self._specification
         rules = specification.gradients
         names = frozenset(filter(rules.differentiable, specification.schema.tensor_names))
         plan = backward_plan(specification, names)
-        builder.groups.append(Group(BACKWARD, "backward", "part"))
+        self.groups.append(Group(BACKWARD, "backward", "part"))
         kept = self._kept(plan)
         done: list[Formula] = []
         for name in specification.schema.tensor_names:
@@ -175,38 +160,31 @@ class _OperatorGraphBuilder:
         """Add the saved tensors, and return all values by name, with an alias for each saved one."""
         found: dict[str, Any] = dict(self._values)
         if plan.saved:
-            self._builder.groups.append(Group(KEPT, "saved for the backward", "part"))
+            self.groups.append(Group(KEPT, "saved for the backward", "part"))
         for name in plan.saved:
             aliases = []
             places = self._places.get(name, ())
             for position, (tensor, place) in enumerate(places):
                 label = f"{name}[{position}]" if len(places) > 1 else name
                 alias = tensor.detach()
-                saved = self._builder.storages.saved(label, tensor)
-                added = self._saved_node(label, alias, saved)
-                self._builder.edges.append(Edge(place, added, "saved", "saved"))
+                saved = self.storages.saved(label, tensor)
+                self.edge(
+                    place, self.tensor(alias, "saved", label, group=KEPT, saved=(saved,)), "saved", "saved"
+                )
                 aliases.append(alias)
             if aliases:
                 value = found.get(name)
                 found[name] = aliases if isinstance(value, list | tuple) else aliases[0]
         return found
 
-    def _saved_node(self, name: str, alias: Tensor, saved: Saved) -> str:
-        added = self._builder.tensor(alias, "saved", name, KEPT)
-        node = self._builder.nodes[-1]
-        self._builder.nodes[-1] = Node(
-            node.id, node.kind, node.label, forms=node.forms, group=KEPT, saved=(saved,)
-        )
-        return added
-
     def _formula(self, formula: Formula, kept: Mapping[str, Any]) -> None:
         """Record a formula on the saved tensors and a `grad_output` of ones."""
-        builder, schema = self._builder, self._specification.schema
-        number = len(builder.groups)
+        schema = self._specification.schema
+        number = len(self.groups)
         inputs = ", ".join(f"`{name}`" for name in formula.answers_for)
         label = f"gradient{'s' * (len(formula.answers_for) > 1)} of {inputs}".replace("`", "")
         group = Group(f"formula{number}", label, "part", short_location(formula.where), BACKWARD)
-        builder.groups.append(group)
+        self.groups.append(group)
         values: dict[str, Any] = {}
         for parameter in formula.parameters:
             if parameter in schema.gradient_position:
@@ -227,25 +205,22 @@ class _OperatorGraphBuilder:
         answers = answer if formula.joint else {formula.answers_for[0]: answer}
         for name, value in answers.items():
             found = dict(named_tensors(value, f"gradient of {name}"))
-            ends = builder.add(recording, list(found.values()), group.id) if found else []
+            ends = self.add(recording, list(found.values()), group.id) if found else []
             shapes = [tensor.shape for tensor, _ in self._places[name]]
             for position, ((each, tensor), end) in enumerate(zip(found.items(), ends, strict=True)):
                 if position < len(shapes) and tensor.shape != shapes[position]:
                     tensor, end = self._fitted(tensor, shapes[position], end, group.id)
-                added = builder.append(Node("", "output", each, forms=(form_of(tensor),), group=BACKWARD))
-                builder.edges.append(Edge(end, added))
+                self.edge(end, self.node("output", each, forms=(form_of(tensor),), group=BACKWARD))
             if not found:
                 self._answer(name, "none" if value is None else repr(value))
 
     def _fitted(self, grad: Tensor, shape: torch.Size, end: str, group: str) -> tuple[Tensor, str]:
         """Add the sum that opsmith computes where a gradient has the broadcast shape of its input."""
         fitted = grad.new_empty(shape)
-        told = (("why", "the formula leaves out the sum over what was broadcast"),)
-        node = Node(
-            "", "operation", "summed to the input", forms=(form_of(fitted),), group=group, attributes=told
-        )
-        added = self._builder.append(node)
-        self._builder.edges.append(Edge(end, added))
+        why = (("why", "the formula leaves out the sum over what was broadcast"),)
+        label = "summed to the input"
+        added = self.node("operation", label, forms=(form_of(fitted),), group=group, attributes=why)
+        self.edge(end, added)
         return fitted, added
 
     def _grad_output(self, name: str) -> Tensor:
@@ -255,15 +230,16 @@ class _OperatorGraphBuilder:
             result = next(each for each in self._specification.schema.results if each.gradient_name() == name)
             like = self._places[result.name][0][0]
             grad = torch.ones_like(like)
-            known = self._places[name] = [(grad, self._builder.tensor(grad, "input", name, BACKWARD))]
+            known = self._places[name] = [(grad, self.tensor(grad, "input", name, group=BACKWARD))]
         return known[0][0]
 
     def _answer(self, name: str, words: str, kept: Mapping[str, Any] | None = None) -> None:
         """Add a gradient without a formula."""
-        added = self._builder.append(Node("", "answer", f"gradient of {name}", attributes=(("is", words),)))
-        used = "run again" in words and kept is not None
-        saved = [node for node in self._builder.nodes if node.kind == "saved"] if used else []
-        self._builder.edges += [Edge(node.id, added) for node in saved]
+        added = self.node("answer", f"gradient of {name}", attributes=(("is", words),))
+        if "run again" in words and kept is not None:
+            for node in self.nodes:
+                if node.kind == "saved":
+                    self.edge(node.id, added)
 
 
 def _differentiable(tensor: Tensor) -> bool:

@@ -109,15 +109,15 @@ def _data(graph: Graph, depth: int | None, attributes: bool) -> dict[str, Any]:
     for group in graph.groups:
         members = graph.members(group.id)
         own = sum(node.own_bytes for node in members)
-        told = [*[group.title] * bool(group.title), counted(len(members), "node")]
-        told += operators_among(members) if group.kind != "operator" else []
+        caption = [*[group.title] * bool(group.title), counted(len(members), "node")]
+        caption += operators_among(members) if group.kind != "operator" else []
         groups.append(
             {
                 "id": group.id,
                 "label": group.label,
                 "kind": group.kind,
                 "parent": group.parent,
-                "lines": [*told, *[f"keeps {format_bytes(own)}"] * bool(own)],
+                "lines": [*caption, *[f"keeps {format_bytes(own)}"] * bool(own)],
                 "open": group.id not in closed,
             }
         )
@@ -134,7 +134,7 @@ def _data(graph: Graph, depth: int | None, attributes: bool) -> dict[str, Any]:
 
 
 def _node(node: Node, place: str, attributes: bool) -> dict[str, Any]:
-    told = {
+    details = {
         "what": WORDS[node.kind],
         "module": node.name or place,
         "form": "; ".join(map(str, node.forms)),
@@ -151,8 +151,8 @@ def _node(node: Node, place: str, attributes: bool) -> dict[str, Any]:
         "group": node.group,
         "of": node.id.partition("@")[0] if node.kind == "reference" else None,
         "after": "@@" in node.id,
-        "told": [[name, value] for name, value in told.items() if value],
+        "details": [[name, value] for name, value in details.items() if value],
         "saved": [str(each) for each in node.saved],
         "bytes": format_bytes(node.own_bytes) if node.own_bytes else "",
-        "of_module": node.name or place,
+        "module": node.name or place,
     }

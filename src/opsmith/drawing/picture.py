@@ -69,8 +69,10 @@ def draw(
         The whole graph, as a value.
 
     Raises:
-        UsageError, NoGraphError, FreedGraphError, MissingSamplesError, MissingExtraError, DrawingError: As
-            their names say.
+        UsageError: If an argument does not fit.
+        NoGraphError, FreedGraphError: If a tensor has no graph, or its saved tensors were freed.
+        MissingSamplesError: If an operator has neither samples nor `inputs`.
+        MissingExtraError, DrawingError: If Graphviz is not installed, or fails.
 
     Example:
         >>> import tempfile, torch, opsmith

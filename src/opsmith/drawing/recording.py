@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from opsmith.core.location import shown_line, user_line_of_frame
 from opsmith.core.operator import Operator
-from opsmith.core.source_lines import shown_line, user_line_of_frame
 from opsmith.core.tensors import nested_tensors
 from opsmith.declaration import declared_operators
+from opsmith.drawing.builder import form_of
 from opsmith.drawing.graph import Form, Group
 from opsmith.drawing.node_attributes import arguments_of, leaf_of
-from opsmith.drawing.tensors import form_of
 from opsmith.torch_library import capabilities
 
 READS = frozenset(

@@ -14,11 +14,11 @@ from opsmith import errors
 from opsmith.core.operator import Operator
 from opsmith.core.tensors import named_tensors
 from opsmith.drawing.autograd import autograd_graph
+from opsmith.drawing.builder import TensorNames, add_variables, given_names
 from opsmith.drawing.forward import forward_graph, record_call
 from opsmith.drawing.graph import Graph
 from opsmith.drawing.operators import operator_graph
 from opsmith.drawing.subject import function_call, operator_call
-from opsmith.drawing.tensors import TensorNames, add_variables, given_names
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ def trace(subject: Any, options: Options | None = None, frame: FrameType | None 
         frame: The frame whose variables name tensors that have no other name.
 
     Raises:
-        UsageError, NoGraphError, FreedGraphError, MissingSamplesError: As their names say.
+        UsageError: If the subject or an option does not fit.
+        NoGraphError, FreedGraphError: If a tensor has no graph, or its saved tensors were freed.
+        MissingSamplesError: If an operator has neither samples nor inputs.
     """
     options = options or Options()
     if isinstance(subject, Operator):

@@ -11,7 +11,6 @@ import torch
 from opsmith import errors
 from opsmith.core.schema import REQUIRED, Argument
 from opsmith.core.specification import Specification
-from opsmith.exporting.axes import example_shape, example_size, varies
 from opsmith.exporting.dtypes import DTYPES
 from opsmith.exporting.packages import onnx, onnx_ir
 
@@ -172,7 +171,7 @@ def refuse_lists_before_others(specification: Specification) -> None:
     shown: Sequence[Any] = [each for each in specification.schema.results if not each.hidden]
     if any(result.sequence for result in shown[:-1]):
         raise errors.ExportError(
-            "it returns a list before another result, and a node of ONNX cannot tell where the list ends",
+            "it returns a list before another result, and a node of ONNX does not record where the list ends",
             operator=specification.name,
             expected="tensors, the last of which may be a list of them",
             got=", ".join(f"{result.name}: {result.annotation()}" for result in shown),
@@ -212,3 +211,37 @@ def schema_of(domain: str, op_type: str, inputs: int, outputs: int, attributes: 
             for name, kind in attributes.items()
         ],
     )
+
+
+def varies(size: Any) -> bool:
+    """Return True for a symbolic size; a symbol that torch has resolved to a number is none.
+
+    Example:
+        >>> varies(3)
+        False
+    """
+    return isinstance(size, torch.SymInt) and not size.node.expr.is_number
+
+
+def example_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The sizes of a tensor during tracing."""
+    return tuple(example_size(size) for size in tensor.shape)
+
+
+def example_size(size: Any) -> int:
+    """A size; of a symbolic one, the size during tracing.
+
+    Raises:
+        ExportError: If the size depends on the values of tensors.
+    """
+    if not varies(size):
+        return int(size)
+    hint = size.node.hint  # `int(size)` would fix it
+    if hint is None:
+        raise errors.ExportError(
+            "the size of a tensor depends on the values of others, and no body can be derived for it",
+            got=str(size),
+            hint="compute what has such a size outside of the operator, or export it with `body='node', "
+            "verify=False`",
+        )
+    return int(hint)

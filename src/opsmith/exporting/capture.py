@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,9 +11,9 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.location import where
-from opsmith.exporting.axes import Axes, example_shape, example_size, specialising_line, varies, where_called
-from opsmith.exporting.calls import OperatorCall, flat_results
+from opsmith.core.location import user_line_of_frame, user_line_of_traceback, where
+from opsmith.exporting.calls import OperatorCall, example_shape, example_size, flat_results, varies
+from opsmith.exporting.model import Axes
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.torch_messages import quiet_exporter
 
@@ -22,6 +24,10 @@ Translate = Callable[..., Any]
 
 TORCH_NAMESPACES = ("aten", "prim", "prims", "higher_order", "_operator")
 """Namespaces of operators that torch's exporter translates itself."""
+
+LOGGER = "torch.fx.experimental.symbolic_shapes"
+FIXED = "set_replacement"
+"""Beginning of a line in torch's log about a symbol that was replaced by a number."""
 
 
 def translator(opset: int, table: Table) -> Translate:
@@ -71,7 +77,7 @@ def translated_model(
             f"torch's exporter does not take the model: {first_line(chain[-1])}",
             got=type(chain[-1]).__name__,
             hint="`torch.export.export(model, args)` must take it, and ONNX have an operator for each of "
-            "torch's in it; the error that led to this one says more",
+            "torch's in it; the cause of this error has details",
         ) from error
     _refuse_fixed(model, inputs, axes, program.exported_program)
     return program
@@ -305,3 +311,48 @@ def first_line(error: BaseException) -> str:
     """The first line of a message that is not empty; torch prints programs below it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+class _Specialisations(logging.Handler):
+    """Record the user's line whenever torch fixes a size."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.seen: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Record the innermost line of the user."""
+        text = record.getMessage()
+        if not text.startswith(FIXED):
+            return
+        line = user_line_of_frame(inspect.currentframe())
+        if line is not None:
+            self.seen.append((text, f"{line[0]}:{line[1]}"))
+
+
+def specialising_line(trace: Callable[[], Any], size: int) -> str | None:
+    """`file:line` that fixes the size of a dynamic axis; None where torch's log does not name the size.
+
+    torch logs each decision about a size while the line that causes it runs, so the line is read from the
+    stack at that moment; the line that torch records may be one of its own.
+
+    Args:
+        trace: Traces the program with a dynamic axis.
+        size: The size that is fixed.
+    """
+    logger, watcher = logging.getLogger(LOGGER), _Specialisations()
+    before = logger.handlers, logger.level, logger.propagate
+    try:
+        logger.handlers, logger.propagate = [watcher], False
+        logger.setLevel(logging.INFO)
+        trace()
+    finally:
+        logger.handlers, logger.propagate = before[0], before[2]
+        logger.setLevel(before[1])
+    return next((line for text, line in watcher.seen if f"= {size} " in f"{text} "), None)
+
+
+def where_called(node: Any) -> str | None:
+    """`file:line` of the call that became a node of torch's graph; None where torch has not recorded it."""
+    line = user_line_of_traceback(node.meta.get("stack_trace"))
+    return None if line is None else f"{line[0]}:{line[1]}"

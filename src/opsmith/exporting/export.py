@@ -18,7 +18,6 @@ from opsmith.core.operator import Operator
 from opsmith.core.output_file import unwritable, writable_file
 from opsmith.core.tensors import nested_tensors
 from opsmith.declaration import declared_operators
-from opsmith.exporting.axes import read_axes, traced_inputs
 from opsmith.exporting.bodies import Bodies, inline_bodies, remove_bodies
 from opsmith.exporting.capture import translated_model, translator
 from opsmith.exporting.library import calls_by_type, needs_library, with_library
@@ -28,7 +27,9 @@ from opsmith.exporting.model import (
     evaluating,
     input_tensors,
     names_of_outputs,
+    read_axes,
     read_call,
+    traced_inputs,
 )
 from opsmith.exporting.model_file import add_metadata, drafted, name_axes, name_values, strip_metadata
 from opsmith.exporting.report import Export
@@ -78,7 +79,11 @@ def export_onnx(
         The file, its nodes, and the comparisons. On an error no file is left at `path`.
 
     Raises:
-        UsageError, ExportError, DynamicAxisError, ExportMismatchError, OnnxRuntimeError: As their names say.
+        UsageError: If an argument does not fit.
+        ExportError: If the model cannot be exported.
+        DynamicAxisError: If the model fixes the size of a dynamic axis.
+        ExportMismatchError: If the file and PyTorch compute different results.
+        OnnxRuntimeError: If ONNX Runtime cannot run the file.
         CompileError, ToolchainError: If a library cannot be built.
 
     Example:

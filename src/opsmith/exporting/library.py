@@ -25,7 +25,7 @@ from opsmith.exporting.verification import Verification
 from opsmith.kernels.common.parameters import cpp_arguments
 from opsmith.kernels.cpp.compiler import kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.ort.library import LIBRARY, KernelObject, packaged
+from opsmith.kernels.ort.library import LIBRARY, KernelObject, link_library
 from opsmith.kernels.ort.nodes import NodeArgument, NodeOperator, NodeType
 
 NodeName = tuple[str, str]
@@ -94,15 +94,20 @@ def plan_library(
             got="; ".join(f"{name}: {reason}" for name, reason in left.items()) or "no operators",
             hint="give one a kernel, `op.kernel('cpu', cpp=...)`, or leave `library=` out",
         )
-    operators = _operators(calls, chosen)
-    objects = dict.fromkeys(kernel for each in operators.values() for kernel in each[1])
-    types = [
-        made
-        for name in chosen
-        for made in _types(name, calls[name], operators[calls[name][0].specification.name][0])
-    ]
-    named = {name: calls[name][0].specification.name for name in chosen}
-    return LibraryPlan(tuple(types), tuple(objects), named, left)
+    operators = {name: calls[name][0].specification.name for name in chosen}
+    types: list[NodeType] = []
+    objects: dict[KernelObject, None] = {}
+    for operator in dict.fromkeys(operators.values()):
+        names = [name for name in chosen if operators[name] == operator]
+        specification = calls[names[0]][0].specification
+        taken = {kernel for name in names for kernel in chosen[name]}
+        functions = [each.function for each in specification.kernels]
+        kernels = [each for each in functions if isinstance(each, CppKernel) and each in taken]
+        made = [each.library_object() for each in kernels]
+        node = _node_operator(specification, kernels[0], made)
+        types += [each for name in names for each in _types(name, calls[name], node)]
+        objects |= dict.fromkeys(made)
+    return LibraryPlan(tuple(types), tuple(objects), operators, left)
 
 
 def _kernels_for(calls: Sequence[OperatorCall]) -> list[CppKernel] | str:
@@ -131,7 +136,7 @@ def _kernels_for(calls: Sequence[OperatorCall]) -> list[CppKernel] | str:
         else:
             return refusals[-1]
         if not kernel.computes_sizes and not sizes_in_cpp([call]):
-            return "neither its kernel nor the sizes of its tensors tell the sizes of its results"
+            return "neither its kernel nor the sizes of its tensors determine the sizes of its results"
         taken.append(kernel)
     return [kernel for kernel in kernels if kernel in taken]
 
@@ -153,39 +158,21 @@ def _unpackaged(specification: Specification, reason: str) -> errors.ExportError
     )
 
 
-def _operators(
-    calls: Mapping[NodeName, Sequence[OperatorCall]], chosen: Mapping[NodeName, Iterable[CppKernel]]
-) -> dict[str, tuple[NodeOperator, list[KernelObject]]]:
-    """Each operator in the form of a library, with its compiled kernels, by name."""
-    found: dict[str, list[OperatorCall]] = {}
-    taken: dict[str, set[CppKernel]] = {}
-    for name, kernels in chosen.items():
-        name = calls[name][0].specification.name
-        found.setdefault(name, []).extend(calls[name])
-        taken.setdefault(name, set()).update(kernels)
-    made = {}
-    for name, of in found.items():
-        specification = of[0].specification
-        functions = [each.function for each in specification.kernels]
-        objects = [
-            each.library_object() for each in functions if isinstance(each, CppKernel) and each in taken[name]
-        ]
-        parameters = cpp_arguments(specification.schema, name, specification.where)
-        arguments = tuple(
-            NodeArgument(argument, parameter.type, parameter.optional)
-            for argument, parameter in zip(specification.schema.names, parameters, strict=True)
-        )
-        tables = tuple(each.table for each in objects)
-        shapes = specification.shapes.text if specification.shapes is not None else ""
-        made[name] = NodeOperator(name, tables, arguments, _outputs(of[0]), shapes), objects
-    return made
-
-
-def _outputs(call: OperatorCall) -> tuple[int, ...]:
-    """The position of each result among the outputs of a node; -1 for a hidden one."""
-    specification = call.specification
-    shown = [each.name for each in specification.schema.results if not each.hidden]
-    return tuple(-1 if each.hidden else shown.index(each.name) for each in specification.schema.results)
+def _node_operator(
+    specification: Specification, kernel: CppKernel, objects: Sequence[KernelObject]
+) -> NodeOperator:
+    """An operator in the form of a library, with one of its kernels, and all as compiled objects."""
+    schema = specification.schema
+    parameters = cpp_arguments(kernel)
+    arguments = tuple(
+        NodeArgument(argument, parameter.type, parameter.optional)
+        for argument, parameter in zip(schema.names, parameters, strict=True)
+    )
+    shown = [each.name for each in schema.results if not each.hidden]
+    outputs = tuple(-1 if each.hidden else shown.index(each.name) for each in schema.results)
+    shapes = specification.shapes.text if specification.shapes is not None else ""
+    tables = tuple(each.table for each in objects)
+    return NodeOperator(specification.name, tables, arguments, outputs, shapes)
 
 
 def _types(name: NodeName, calls: Sequence[OperatorCall], operator: NodeOperator) -> list[NodeType]:
@@ -229,7 +216,7 @@ def calls_by_type(pairs: Iterable[tuple[Any, OperatorCall]]) -> dict[NodeName, l
 
 
 def needs_library(pairs: Iterable[tuple[Any, OperatorCall]]) -> bool:
-    """Whether ONNX Runtime can compute the nodes of a file with a library alone.
+    """Return True if ONNX Runtime can compute the nodes of a file only with a library.
 
     This holds for opaque operators, which have no body, and for bfloat16, for which ONNX Runtime has next to
     no kernels.
@@ -263,9 +250,9 @@ def with_library(
         (function.domain, function.name): list(_node_names(function.node)) for function in model.functions
     }
     plan = plan_library(calls, _node_names(model.graph.node), within if export.body == "function" else None)
-    shutil.copyfile(packaged(plan.kernels, plan.types).directory / LIBRARY, library)
+    shutil.copyfile(link_library(plan.kernels, plan.types).directory / LIBRARY, library)
     library.chmod(0o755)
-    native = Counter(_named(model.graph, plan))
+    native = dict(Counter(_named(model.graph, plan)))
     export = replace(export, native=native, left_to_bodies=plan.left)
     if verification is None:
         return export

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from opsmith import __version__, errors
 from opsmith.core.output_file import unwritable
 from opsmith.core.source_hash import operator_hash
 from opsmith.core.specification import Specification
-from opsmith.exporting.axes import Axes
+from opsmith.exporting.model import Axes
 from opsmith.exporting.packages import onnx, onnx_ir
 
 PREFIX = "model."
@@ -39,27 +40,17 @@ def name_values(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> di
         graph.initializers[value.name] = value
     ends = [*graph.inputs, *graph.outputs]
     wanted = [*inputs, *outputs]
+    taken = {value.name for value in _values(graph)} | {*wanted}
     for value in _values(graph):
         if value.name in wanted and not any(value is end for end in ends):
-            _rename(graph, value, _free(value.name, wanted, graph))
+            initializer = graph.initializers.pop(value.name, None)
+            value.name = next(name for at in count(1) if (name := f"{value.name}_{at}") not in taken)
+            taken.add(value.name)
+            if initializer is not None:
+                graph.initializers[value.name] = initializer
     for value, name in zip(ends, wanted, strict=True):
         value.name = name
     return {value.name: name for value, name in before.values() if value.name != name}
-
-
-def _rename(graph: Any, value: Any, name: str) -> None:
-    held = graph.initializers.pop(value.name, None)
-    value.name = name
-    if held is not None:
-        graph.initializers[name] = held
-
-
-def _free(name: str, taken: Sequence[str], graph: Any) -> str:
-    known = {value.name for value in _values(graph)} | set(taken)
-    count = 1
-    while f"{name}_{count}" in known:
-        count += 1
-    return f"{name}_{count}"
 
 
 def _values(graph: Any) -> list[Any]:
@@ -79,17 +70,13 @@ def name_axes(model: Any, axes: Axes) -> None:
     for graph in model.graphs():
         for value in _values(graph):
             if value.shape is not None:
-                value.shape = onnx_ir.Shape(
-                    [
-                        size
-                        if isinstance(size, int)
-                        else pattern.sub(lambda found: names[found[0]], _text(size))
-                        for size in value.shape
-                    ]
-                )
+                sizes = [
+                    size if isinstance(size, int) else pattern.sub(lambda each: names[each[0]], _text(size))
+                    for size in value.shape
+                ]
+                value.shape = onnx_ir.Shape(sizes)
     for value, of in zip(model.graph.inputs, axes.of, strict=True):
-        sizes = [of.get(axis, size) for axis, size in enumerate(value.shape)]
-        value.shape = onnx_ir.Shape(sizes)
+        value.shape = onnx_ir.Shape([of.get(axis, size) for axis, size in enumerate(value.shape)])
 
 
 def _text(size: Any) -> str:
@@ -109,24 +96,17 @@ def add_metadata(model: Any, body: str, used: Iterable[Specification]) -> None:
     )
 
 
-NOISE = ("pkg.torch", "namespace")
+EXPORTER_KEYS = ("pkg.torch", "namespace")
 """Prefixes of metadata keys for torch's graph and paths of this machine."""
 
 
 def strip_metadata(model: Any) -> None:
     """Remove the metadata of torch's exporter: its graph, and paths of this machine."""
-    keep = {"pkg.torch.onnx.name_scopes"}
     for graph in model.graphs():
-        _drop(graph.metadata_props, keep)
-        for node in graph:
-            _drop(node.metadata_props, keep)
-        for value in _values(graph):
-            _drop(value.metadata_props, keep)
-
-
-def _drop(properties: Any, keep: set[str]) -> None:
-    for key in [key for key in properties if key.startswith(NOISE) and key not in keep]:
-        del properties[key]
+        for owner in (graph, *graph, *_values(graph)):
+            for key in [*owner.metadata_props]:
+                if key.startswith(EXPORTER_KEYS) and key != "pkg.torch.onnx.name_scopes":
+                    del owner.metadata_props[key]
 
 
 LIMIT = 2**31 - 2**24

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from opsmith.core.schema import Argument
-from opsmith.exporting.axes import varies
-from opsmith.exporting.calls import OperatorCall
+from opsmith.exporting.calls import OperatorCall, varies
 
 _SIGNS = {"Add": " + ", "Mul": " * "}
 _CHOICES = {"Max": "std::max", "Min": "std::min"}

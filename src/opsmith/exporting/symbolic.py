@@ -117,7 +117,7 @@ class SymbolicGraph:
         name, _, ending = key.rpartition("_")
         if not name or ending not in FORMS:
             raise self._refused(
-                f"`g.op` cannot tell what its attribute `{key}` is",
+                f"the attribute `{key}` of `g.op` has no type",
                 "a name with one of these endings: " + ", ".join(f"_{each}" for each in FORMS),
                 key,
                 "write `stride_i=2` for whole numbers, `slope_f=0.5` for numbers, `mode_s='sum'` for texts",

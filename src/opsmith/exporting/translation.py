@@ -14,7 +14,6 @@ from opsmith.core.argument_types import OBJECT
 from opsmith.core.operator import Operator
 from opsmith.core.schema import Argument
 from opsmith.core.specification import Specification
-from opsmith.exporting.axes import varies
 from opsmith.exporting.calls import (
     SYMBOLIC_NODE,
     VERSION,
@@ -25,6 +24,7 @@ from opsmith.exporting.calls import (
     schema_of,
     size_items,
     symbolic_of,
+    varies,
 )
 from opsmith.exporting.dtypes import ONNX_TYPES, TYPE_NAMES
 from opsmith.exporting.packages import onnx, onnx_ir, onnxscript

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.specification import Specification
-from opsmith.exporting.axes import Axes, other_sizes, where_called
-from opsmith.exporting.capture import first_line
+from opsmith.exporting.capture import first_line, where_called
+from opsmith.exporting.model import Axes, other_sizes
 from opsmith.exporting.model_file import PREFIX, save
 from opsmith.exporting.report import Comparison
 from opsmith.exporting.runtime import Runtime

@@ -73,7 +73,7 @@ def attempted(make: Callable[[], T]) -> T | AbsentSection:
 
     Example:
         >>> attempted(lambda: [1.0][0]), attempted(lambda: [][0])
-        (1.0, Absent(reason='IndexError: list index out of range'))
+        (1.0, AbsentSection(reason='IndexError: list index out of range'))
     """
     try:
         return make()
@@ -83,7 +83,7 @@ def attempted(make: Callable[[], T]) -> T | AbsentSection:
         return AbsentSection(f"{type(error).__name__}: {error}".rstrip(": "))
 
 
-Say = Callable[[str], None]
+Step = Callable[[str], None]
 """A function of the current step."""
 
 UNMEASURED = AbsentSection(
@@ -112,26 +112,26 @@ class PageOptions:
     architectures: Sequence[str]
 
 
-def collect_content(operator: Operator[..., Any], options: PageOptions, say: Say) -> PageContent:
+def collect_content(operator: Operator[..., Any], options: PageOptions, step: Step) -> PageContent:
     """Make every section of an operator's page."""
     specification = operator.specification
 
     def checked() -> Report:
         if options.report is not None:
             return options.report
-        say("check")
+        step("check")
         effort: Any = options.effort
         return check(operator, effort=effort, seed=options.seed)
 
     report = attempted(checked)
-    say("graph")
+    step("graph")
     graph = attempted(lambda: graph_of(operator))
     saved = attempted(lambda: saved_tensors(operator))
-    say("kernels")
+    step("kernels")
     kernels = attempted(lambda: kernels_of(operator, options.architectures))
-    say("ONNX")
+    step("ONNX")
     exports = attempted(lambda: exports_of(operator))
-    say("benchmark")
+    step("benchmark")
     return PageContent(
         name=specification.name,
         where=specification.where,

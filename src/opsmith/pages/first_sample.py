@@ -133,7 +133,7 @@ def exports_of(operator: Operator[..., Any]) -> tuple[ExportResult, ...]:
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for body, means in BODIES.items():
-            with warnings.catch_warnings(record=True) as said:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 try:
                     made = export_onnx(
@@ -148,7 +148,7 @@ def exports_of(operator: Operator[..., Any]) -> tuple[ExportResult, ...]:
                 except errors.OpsmithError as error:
                     found.append(ExportResult(body, means, refused=str(error)))
                     continue
-            notes = (*made.left_out, *(str(each.message) for each in said if each.category is UserWarning))
+            notes = (*made.left_out, *(str(each.message) for each in caught if each.category is UserWarning))
             allowed = max((each.allowed for each in made.comparisons), default=0.0)
             found.append(
                 ExportResult(body, means, "", made.opset, made.nodes, made.difference, allowed, notes)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from opsmith.benchmarking import text
 from opsmith.checking.output.html import Environment, source, templates
 from opsmith.checking.report import Report
-from opsmith.core.source_lines import short_location
+from opsmith.core.location import short_location
 from opsmith.drawing.graph import format_bytes
 from opsmith.pages.aspects import Aspect
 from opsmith.pages.content import AbsentSection, PageContent

@@ -65,8 +65,8 @@ class KernelList:
         architectures = ", ".join(dict.fromkeys(each.architecture for each in self.usage))
         forms = f"{len(self.usage)} form{'s' * (len(self.usage) != 1)} compiled for {architectures}"
         spilling = f"up to {spills} bytes spilled" if spills else "nothing spilled"
-        told = f"{forms}: {registers} registers, {spilling}"
-        return f"{told}, occupancy {part} %" if part else told
+        text = f"{forms}: {registers} registers, {spilling}"
+        return f"{text}, occupancy {part} %" if part else text
 
 
 def _range(numbers: Iterable[int]) -> str:

@@ -79,7 +79,7 @@ def page(
     contents: list[PageContent] = []
     for done, (operator, file) in enumerate(zip(every, places.pages, strict=True)):
 
-        def say(what: str, done: int = done, name: str = operator.name) -> None:
+        def step(what: str, done: int = done, name: str = operator.name) -> None:
             if progress is not None:
                 progress(f"{name}: {what}", done, len(every))
 
@@ -90,7 +90,7 @@ def page(
             seed,
             architectures,
         )
-        contents.append(collect_content(operator, options, say))
+        contents.append(collect_content(operator, options, step))
         write(file, rendered(contents[-1], None if places.index is None else places.index.name))
     if progress is not None:
         progress("", len(every), len(every))

@@ -1,6 +1,6 @@
 for (const figure of document.querySelectorAll(".opsmith-graph")) {
   const data = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
-  const [svg, aside, said] = [".canvas svg", "aside", "[role=status]"].map(each => figure.querySelector(each));
+  const [svg, aside, status] = [".canvas svg", "aside", "[role=status]"].map(each => figure.querySelector(each));
   const search = figure.querySelector("input");
   const { GAP } = opsmithLayout;
   const { make, element, cut, sign, sized, drawNode, fan, curve, outline, pen, family } = opsmithShapes;
@@ -8,7 +8,7 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
   const parent = id => nodes.has(id) ? nodes.get(id).group : groups.get(id).parent;
   let view = { x: 0, y: 0, k: 1 }, shown = new Map(), drawn = [], chosen = null, here = null;
 
-  // What is seen in the place of a node: itself, or the outermost folded module around it.
+  // The visible item for a node: itself, or the outermost folded module around it.
   function standsFor(id) {
     let found = id;
     for (let each = parent(id); each !== null; each = parent(each)) if (!groups.get(each).open) found = each;
@@ -90,7 +90,7 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
     for (const edge of edges.values()) {
       const points = [];
       for (const { link } of edge.legs) points.push(...link.points);
-      // At the border of an open module the way inside tells where it goes on.
+      // At the border of an open module the leg inside determines the point.
       edge.points = points.filter((point, at) => !point.frame || at === 0 || at === points.length - 1);
     }
     fan([...edges.values()]);
@@ -169,14 +169,14 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
     view.y = svg.clientHeight / 2 - (item.top + Math.min(item.h, 80) / 2) * view.k;
     move();
   }
-  function reveal(id) { // only where it is out of sight
+  function reveal(id) { // only if it is out of sight
     const item = shown.get(id);
     if (!item) return;
     const [x, y] = [view.x + (item.left + item.w / 2) * view.k, view.y + item.top * view.k];
     if (x < 20 || x > svg.clientWidth - 20 || y < 10 || y > svg.clientHeight - 30) centre(id);
   }
 
-  // Nodes behind and before one, folded modules taken for all that they hold.
+  // Ancestors and descendants; a folded module stands for all its nodes.
   const next = { up: new Map(), down: new Map() };
   for (const [a, b] of [...data.edges, ...data.nodes.filter(node => node.of).map(node => node.after ? [node.id, node.of] : [node.of, node.id])]) {
     (next.down.get(a) ?? next.down.set(a, []).get(a)).push(b);
@@ -213,7 +213,7 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
       button.type = "button";
       const text = beside(node);
       if (text) button.append(element("small", text));
-      if (node.of_module && node.of_module !== node.label) button.firstChild.append(element("em", node.of_module));
+      if (node.module && node.module !== node.label) button.firstChild.append(element("em", node.module));
       button.addEventListener("click", () => choose(id, true));
       made.append(element("li", "", button));
     }
@@ -240,12 +240,12 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
   }
   function describe(id) {
     const group = groups.get(id), node = nodes.get(id) ?? group;
-    const parts = [element("h2", node.label)], told = element("dl");
+    const parts = [element("h2", node.label)], details = element("dl");
     if (group) for (const line of group.lines) parts.push(element("p", line));
-    for (const [name, value] of node.told ?? []) {
-      told.append(element("dt", name), element("dd", "", name === "line" || name === "called at" ? element("code", value) : value));
+    for (const [name, value] of node.details ?? []) {
+      details.append(element("dt", name), element("dd", "", name === "line" || name === "called at" ? element("code", value) : value));
     }
-    parts.push(told);
+    parts.push(details);
     if (group) {
       const button = element("button", group.open ? "Fold" : "Unfold");
       button.type = "button";
@@ -278,7 +278,7 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
     emphasise();
     if (id) describe(id); else about();
     const node = id && (nodes.get(id) ?? groups.get(id));
-    said.textContent = node ? [node.label, ...node.lines].join(", ") : "";
+    status.textContent = node ? [node.label, ...node.lines].join(", ") : "";
   }
   function toggle(id) {
     const group = groups.get(id), before = shown.get(id);
@@ -286,10 +286,10 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
     group.open = !group.open;
     draw();
     const after = shown.get(id);
-    view.x = corner.x - after.left * view.k; // the module stays where it was
+    view.x = corner.x - after.left * view.k; // keep the module in place
     view.y = corner.y - after.top * view.k;
     move();
-    said.textContent = `${group.label} ${group.open ? "unfolded" : "folded"}`;
+    status.textContent = `${group.label} ${group.open ? "unfolded" : "folded"}`;
   }
   function every(open) {
     for (const group of groups.values()) group.open = open;
@@ -333,7 +333,7 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
       pressed = null;
     });
   }
-  svg.addEventListener("dblclick", () => { // of the whole picture, which has the pointer, and not of a node
+  svg.addEventListener("dblclick", () => { // on the whole picture, which has captured the pointer
     if (last?.closest(".node") && !last.closest(".toggle") && groups.has(idOf(last))) toggle(idOf(last));
   });
   svg.addEventListener("wheel", event => {
@@ -356,7 +356,7 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
   svg.addEventListener("keydown", event => {
     if (event.key.startsWith("Arrow")) {
       const id = step(event.key);
-      if (id) { here = id; emphasise(); reveal(id); said.textContent = [...shown.get(id).lines].join(", "); }
+      if (id) { here = id; emphasise(); reveal(id); status.textContent = [...shown.get(id).lines].join(", "); }
     } else if (event.key === "Enter" || event.key === " ") {
       if (groups.has(here) && chosen === here) toggle(here); else if (here) choose(here);
     } else if (event.key === "Escape") choose(null);
@@ -369,7 +369,7 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
   });
   svg.addEventListener("focus", () => { if (!shown.has(here)) { here = step("ArrowDown"); emphasise(); } });
 
-  const text = node => [node.label, ...node.lines, ...(node.told ?? []).flat(), ...(node.saved ?? [])].join(" ").toLowerCase();
+  const text = node => [node.label, ...node.lines, ...(node.details ?? []).flat(), ...(node.saved ?? [])].join(" ").toLowerCase();
   const index = [...data.groups, ...data.nodes.filter(node => node.kind !== "reference")].map(node => [node.id, text(node)]);
   search.addEventListener("input", () => {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -382,7 +382,7 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
       element("h2", `${found.length} found`),
       list(found.slice(0, 60), node => nodes.has(node.id) ? node.lines[0] ?? "" : "module"),
       ...(found.length > 60 ? [element("p", `and ${found.length - 60} more`)] : []));
-    said.textContent = `${found.length} found`;
+    status.textContent = `${found.length} found`;
   });
   search.addEventListener("keydown", event => {
     if (event.key === "Enter") aside.querySelector("li button")?.click();

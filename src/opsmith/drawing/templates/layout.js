@@ -1,10 +1,10 @@
 "use strict";
-// Layers from above to below; what a module holds is laid out by itself, and is one box to what is around it.
+// Layered layout from top to bottom. The caller lays out each open module by itself, as one box of its parent.
 const opsmithLayout = (() => {
   const GAP = { x: 18, y: 34, border: 16, pad: 14, head: 26 };
-  const LONG = 4000; // places on the way, beyond which edges take no places
+  const LONG = 4000; // largest number of waypoints; further edges get none
 
-  // Positions nearest to what is wanted, in this order and not overlapping (pool adjacent violators).
+  // Positions nearest to the wanted ones, in this order and without overlap (pool adjacent violators).
   function spread(items, wanted, room) {
     const offsets = [];
     let sum = 0;
@@ -37,13 +37,13 @@ const opsmithLayout = (() => {
         if (!left.get(next)) order.push(next);
       }
     }
-    for (const item of items) if (!order.includes(item)) order.push(item); // in a circle: where it comes
+    for (const item of items) if (!order.includes(item)) order.push(item); // items of a cycle, in their order
     const layer = new Map(), place = new Map(order.map((item, at) => [item, at]));
     for (const item of order) {
       const before = into.get(item).filter(each => place.get(each) < place.get(item));
       layer.set(item, before.reduce((most, each) => Math.max(most, layer.get(each) + 1), 0));
     }
-    // What nothing leads to stands just above who uses it.
+    // Items without sources are placed just above their users.
     for (const item of [...order].reverse()) {
       if (into.get(item).length || item.side === "in") continue;
       const after = from.get(item).filter(each => place.get(each) > place.get(item));
@@ -54,7 +54,7 @@ const opsmithLayout = (() => {
     return layer;
   }
 
-  // Give every item x and y (of its middle and its upper side), and every link the points on its way.
+  // Set x (centre) and y (top) of every item, and the waypoints of every link.
   function place(items, links) {
     const layer = layersOf(items, links.map(link => [link.a, link.b]));
     const layers = [];
@@ -118,7 +118,7 @@ const opsmithLayout = (() => {
     for (const row of layers) {
       const height = Math.max(0, ...row.map(item => item.h));
       for (const item of row) item.y = y + (height - item.h) / 2;
-      // Where edges only pass the border of a module, little room is enough.
+      // A row of ports at the border of a module needs less room.
       y += height + (row.some(item => item.h) && layers[layers.indexOf(row) + 1]?.some(item => item.h) ? GAP.y : GAP.border);
     }
     const all = layers.flat();

@@ -1,4 +1,4 @@
-// What nodes and edges look like: elements, outlines, curves.
+// Shapes of nodes and edges: elements, outlines, curves.
 const opsmithShapes = (() => {
   const pen = document.createElement("canvas").getContext("2d");
   const family = "system-ui, -apple-system, 'Segoe UI', sans-serif";
@@ -22,8 +22,7 @@ const opsmithShapes = (() => {
     return made;
   }
 
-
-  // Edges that end at one node end beside one another, in the order in which they come.
+  // Spread the ends of edges that share a target, in the order of their starts.
   function fan(edges) {
     const ends = new Map();
     for (const edge of edges) (ends.get(edge.b) ?? ends.set(edge.b, []).get(edge.b)).push(edge);

@@ -1,17 +1,17 @@
-"""Names and storages of tensors: who owns the memory that a graph keeps."""
+"""Builder of graphs, with the names and storages of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.drawing.graph import Form, Role, Saved
+from opsmith.drawing.graph import Edge, Form, Graph, Group, Kind, Node, Role, Saved
 
 
 class TensorNames:
@@ -177,3 +177,41 @@ def form_of(tensor: Tensor) -> Form:
         str(tensor.dtype).removeprefix("torch."),
         str(tensor.device),
     )
+
+
+class GraphBuilder:
+    """Nodes, edges and groups of a graph under construction.
+
+    Args:
+        names: Names of tensors.
+        memory: Record saved tensors.
+
+    Attributes:
+        storages: The storages with their owners.
+        nodes, edges, groups: The parts of the graph so far.
+    """
+
+    def __init__(self, names: TensorNames, *, memory: bool) -> None:
+        self.names, self.memory = names, memory
+        self.storages = Storages()
+        self.nodes: list[Node] = []
+        self.edges: list[Edge] = []
+        self.groups: list[Group] = []
+
+    def node(self, kind: Kind, label: str, **fields: Any) -> str:
+        """Add a node with these fields of `Node`, and return its id."""
+        self.nodes.append(Node(f"n{len(self.nodes)}", kind, label, **fields))
+        return self.nodes[-1].id
+
+    def edge(
+        self, source: str, target: str, label: str = "", kind: Literal["flow", "saved", "view"] = "flow"
+    ) -> None:
+        """Add an edge."""
+        self.edges.append(Edge(source, target, label, kind))
+
+    def graph(
+        self, title: str, subject: Literal["autograd", "forward", "operator"], notes: Sequence[str] = ()
+    ) -> Graph:
+        """The finished graph."""
+        parts = tuple(self.nodes), tuple(self.edges), tuple(self.groups)
+        return Graph(title, subject, *parts, tuple(notes), self.memory)
