@@ -134,7 +134,7 @@ def parts_of(tree: ast.Module) -> dict[str, set[str]]:
 
 
 def test_there_are_capabilities() -> None:
-    assert {"below_autograd", "version", "autocast_key", "Layer"} <= set(parts())
+    assert {"below_autograd", "version", "autocast_key", "Transform"} <= set(parts())
 
 
 def test_each_module_is_a_capability_and_tests_itself() -> None:

@@ -374,20 +374,20 @@ def inside(transform: Any, see: Any) -> None:
         ("Functionalize", torch.func.functionalize),
     ],
 )
-def test_innermost_layer(kind: str, transform: Any) -> None:
-    assert capabilities.innermost_layer() is None
-    inside(transform, lambda x: _note(capabilities.innermost_layer()))
+def test_innermost_transform(kind: str, transform: Any) -> None:
+    assert capabilities.innermost_transform() is None
+    inside(transform, lambda x: _note(capabilities.innermost_transform()))
     layer = NOTED.pop()
     assert (layer.kind, layer.level) == (kind, 1)
-    inside(lambda f: torch.func.vmap(transform(f)), lambda x: _note(capabilities.innermost_layer()))
+    inside(lambda f: torch.func.vmap(transform(f)), lambda x: _note(capabilities.innermost_transform()))
     layer = NOTED.pop()
     assert (layer.kind, layer.level) == (kind, 2)
-    assert capabilities.innermost_layer() is None
+    assert capabilities.innermost_transform() is None
 
 
-def test_layer_of_grad() -> None:
+def test_transform_of_grad() -> None:
     def see(x: Tensor) -> None:
-        layer = capabilities.innermost_layer()
+        layer = capabilities.innermost_transform()
         assert layer is not None
         below = layer.unwrap(x)
         assert below.requires_grad is False
@@ -398,16 +398,16 @@ def test_layer_of_grad() -> None:
         assert layer.lift(3) == 3
         assert layer.unwrap(3) == 3
         with layer.interpreter.lower():
-            assert capabilities.innermost_layer() is None
+            assert capabilities.innermost_transform() is None
         _note("seen")
 
     inside(torch.func.grad, see)
     assert NOTED.pop() == "seen"
 
 
-def test_layer_of_vmap() -> None:
+def test_transform_of_vmap() -> None:
     def see(x: Tensor) -> None:
-        layer = capabilities.innermost_layer()
+        layer = capabilities.innermost_transform()
         assert layer is not None
         assert (layer.batch_size, layer.randomness) == (3, "same")
         values, dims = layer.unwrap_batched((x, X, 3.0, None))
@@ -439,7 +439,7 @@ def test_single_level_nodes() -> None:
 
     def function(x: Tensor) -> Tensor:
         with capabilities.single_level_nodes():
-            return Node.apply(capabilities.innermost_layer(), x).sum()  # type: ignore[no-any-return]
+            return Node.apply(capabilities.innermost_transform(), x).sum()  # type: ignore[no-any-return]
 
     assert_close(torch.func.grad(function)(X), torch.full((2,), 7.0))
 
@@ -516,7 +516,7 @@ def test_transform_kernel(library: Any) -> None:
     seen: list[str] = []
 
     def front(keyset: Any, x: Tensor) -> Any:
-        seen.append(str(capabilities.innermost_layer().kind))  # type: ignore[union-attr]
+        seen.append(str(capabilities.innermost_transform().kind))  # type: ignore[union-attr]
         return kernel.call_boxed(keyset, x)
 
     library.impl("transformed", front, "FuncTorchDynamicLayerFrontMode", with_keyset=True)

@@ -16,7 +16,12 @@ from opsmith.core.samples import LocatedSamples, Make, Samples, read_samples
 from opsmith.core.specification import Specification
 from opsmith.declaration import declare_specified, declared_operators
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.library_operators import COMPOSITE, LibraryOperatorRegistration, has_kernel, own_of
+from opsmith.torch_library.library_operators import (
+    COMPOSITE,
+    LibraryOperatorRegistration,
+    has_kernel,
+    library_operator_of,
+)
 from opsmith.torch_library.registration import HIDDEN_SUFFIX
 
 _TORCH_S_OWN = ("aten", "prim", "prims")
@@ -84,7 +89,7 @@ def adopt_registered(
         random=torch.Tag.nondeterministic_seeded in overload.tags,
         inline=False,
     )
-    specification = replace(specification, library_operator=own_of(overload))
+    specification = replace(specification, library_operator=library_operator_of(overload))
     handle = declare_specified(specification, register=LibraryOperatorRegistration)
     if samples is not None:
         handle.samples(samples if callable(samples) else _placed(samples, signature.name))

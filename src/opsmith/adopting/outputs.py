@@ -126,7 +126,7 @@ def _of_value(value: Any, function_class: type, operator: str) -> Shape:
     if isinstance(value, tuple | list):
         return tuple(_of_value(item, function_class, operator) for item in value)
     raise errors.UnsupportedTypeError(
-        f"`{function_class.__qualname__}.forward` returns something that is no tensor",
+        f"`{function_class.__qualname__}.forward` returns a value that is not a tensor",
         operator=operator,
         argument="return",
         got=shown(value),

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.adopting.functions import adopt_function
-from opsmith.adopting.matching import described
-from opsmith.adopting.registered import is_operator, overload_of
-from opsmith.adopting.sampling import Samples, class_samples
+from opsmith.adopting.function_class import Samples, adopt_function, class_samples
+from opsmith.adopting.library_operator import is_operator, overload_of
+from opsmith.adopting.schema_matching import described
 from opsmith.adopting.signature import forward_signature
 from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import calls_operator, refuse_own
@@ -26,15 +25,23 @@ from opsmith.checking.property import raised_at
 from opsmith.checking.report import Outcome
 from opsmith.checking.samples.cases import refuse_unfit
 from opsmith.checking.samples.sample import Sample, sample_named
-from opsmith.checking.subject import Subject
-from opsmith.core.calls import Call, shown
+from opsmith.checking.subject import (
+    ADOPTED,
+    ADOPTED_CLASS,
+    FUNCTION_CLASS,
+    LIBRARY_OPERATOR,
+    OPERATOR,
+    Subject,
+    SubjectKind,
+)
+from opsmith.core.call_arguments import CallArguments, shown
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.forward import returned_by
-from opsmith.torch_library.foreign import own_of
+from opsmith.torch_library.library_operators import library_operator_of
 
 GivenSamples = Callable[..., Iterable[Any]] | Iterable[Any] | None
 
@@ -62,15 +69,25 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
         assert adopted is not None
         # A class of the oldest kind has no `apply` that runs; adopted, it has.
         apply = None if adopted.takes_self else _apply_of(checked, operator.specification)
-        return _subject(operator.specification, calls, seed, effort, operator, apply, checked.__qualname__)
+        kind = ADOPTED_CLASS if apply is None else FUNCTION_CLASS
+        return _subject(
+            operator.specification, calls, seed, effort, kind, operator, apply, checked.__qualname__
+        )
     if isinstance(checked, Operator):
         calls = _drawn(checked.specification, samples, seed)
-        return _subject(checked.specification, calls, seed, effort, checked, None, None)
+        return _subject(checked.specification, calls, seed, effort, _kind_of(checked.specification), checked)
     if is_operator(checked):
         specification, call = as_specification(checked)
         calls = _drawn(specification, samples, seed)
-        return _subject(specification, calls, seed, effort, None, call, specification.name)
+        return _subject(specification, calls, seed, effort, LIBRARY_OPERATOR, None, call, specification.name)
     raise _no_subject(checked)
+
+
+def _kind_of(specification: Specification) -> SubjectKind:
+    adopted = specification.adopted
+    if adopted is not None:
+        return ADOPTED_CLASS if adopted.reference is None else ADOPTED
+    return OPERATOR if specification.library_operator is None else ADOPTED
 
 
 def _no_subject(checked: Any) -> errors.UsageError:
@@ -90,7 +107,7 @@ def _no_subject(checked: Any) -> errors.UsageError:
 
 
 def _apply_of(function_class: Any, specification: Specification) -> Callable[..., Any]:
-    """A class's own `apply`, called as the operator would be."""
+    """A class's own `apply`, with the arguments of the operator."""
     adopted = specification.adopted
     assert adopted is not None
 
@@ -103,27 +120,28 @@ def _apply_of(function_class: Any, specification: Specification) -> Callable[...
 
 def _subject(
     specification: Specification,
-    calls: Sequence[Call],
+    calls: Sequence[CallArguments],
     seed: int,
     effort: Effort,
+    kind: SubjectKind,
     operator: Operator[..., Any] | None,
-    apply: Callable[..., Any] | None,
-    shown_as: str | None,
+    apply: Callable[..., Any] | None = None,
+    shown_as: str | None = None,
 ) -> Subject:
     if not calls:
         raise errors.MissingSamplesError(
             "there are no samples to check it on",
             operator=specification.name,
             where=specification.where,
-            hint=_mend(specification, operator),
+            hint=_sampling_hint(specification, operator),
         )
     own = tuple(Sample.of(position, call, specification.schema) for position, call in enumerate(calls))
     for each in own:
         refuse_unfit(each.position, each.labels, each.flat, shown_as or specification.name, GIVEN)
-    return Subject(specification, own, seed, effort, operator, apply, shown_as)
+    return Subject(specification, own, seed, effort, kind, operator, apply, shown_as)
 
 
-def _mend(specification: Specification, operator: Operator[..., Any] | None) -> str:
+def _sampling_hint(specification: Specification, operator: Operator[..., Any] | None) -> str:
     if operator is None:
         names = specification.schema.names
         listed = f"({', '.join(names)}{',' * (len(names) == 1)})"
@@ -145,7 +163,7 @@ GIVEN = "the samples given to `check`"
 
 def _drawn(
     specification: Specification, samples: GivenSamples, seed: int, name: str | None = None
-) -> list[Call]:
+) -> list[CallArguments]:
     """The samples' calls."""
     source = specification.samples if samples is None else samples
     if source is None:
@@ -166,7 +184,7 @@ NAMESPACE = "checked"
 
 
 class ForwardRaisedError(Exception):
-    """A class's forward raises on every sample, so that nothing tells what it returns.
+    """A class's forward raises on every sample, so that its results are unknown.
 
     Args:
         outcome: What is to be reported of it.
@@ -206,7 +224,7 @@ def as_operator(
                 hint=f"call `opsmith.check({called}, samples=[(x, 2.0)])`; `opsmith adopt FILE` guesses some",
             )
         for position, values in enumerate(read):
-            refuse_unfit(position, labels_of(function_class, values), values, called, given.place)
+            refuse_unfit(position, labels_of(function_class, values), values, called, given.location)
         return adopt_function(
             function_class,
             name,
@@ -247,7 +265,7 @@ def _returned(
 
 
 def labels_of(function_class: type[torch.autograd.Function], values: Sequence[Any]) -> list[str]:
-    """What forward calls each of the values that it is given; those of `*xs` are `xs[0]`, `xs[1]`, ..."""
+    """Names that forward gives to its values; those of `*xs` are `xs[0]`, `xs[1]`, ..."""
     parameters = list(forward_signature(function_class).parameters.values())[: len(values)]
     if parameters and parameters[-1].kind is inspect.Parameter.VAR_POSITIONAL:
         rest = len(values) - len(parameters) + 1
@@ -257,7 +275,7 @@ def labels_of(function_class: type[torch.autograd.Function], values: Sequence[An
 
 
 def _about(error: errors.OpsmithError, operator: str) -> errors.OpsmithError:
-    """The same error, about what the user knows by this name."""
+    """The same error, with the name that the user knows."""
     return type(error)(
         error.problem,
         operator=operator,
@@ -310,7 +328,7 @@ def as_specification(operator: Any) -> tuple[Specification, Callable[..., Any]]:
         opaque=True,
         random=torch.Tag.nondeterministic_seeded in overload.tags,
         inline=False,
-        own=own_of(overload),
+        library_operator=library_operator_of(overload),
     )
     return specification, call
 

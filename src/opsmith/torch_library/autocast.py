@@ -45,7 +45,7 @@ def autocast_kernel(operator: Any, device: str, key: str, rule: Any) -> Any:
 def in_force(kernels: Mapping[str, Any], tensors: Iterable[Tensor]) -> Any:
     """The kernel of a device type for which autocast is on and that holds a tensor; None where it is off.
 
-    A transform of `torch.func` comes before autocast in the dispatcher's order; casts belong inside of it,
+    The dispatcher runs transforms of `torch.func` before autocast; casts belong inside of a transform,
     where gradients pass through them and formulas see what was cast.
     """
     devices = {tensor.device.type for tensor in tensors} & kernels.keys()

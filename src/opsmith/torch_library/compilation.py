@@ -39,7 +39,7 @@ def inline_reference(
         if capabilities.exporting():
             return mode.__torch_dispatch__(operator, types, args, kwargs)
         now = specification()
-        values = received(args, kwargs) if now.kernels else []  # which nobody else looks at
+        values = received(args, kwargs) if now.kernels else []  # needed for the choice of a kernel only
         whole = not is_inlined(now, values)
         if whole and (now.inline is False or not now.kernels):
             return mode.__torch_dispatch__(operator, types, args, kwargs)
@@ -66,7 +66,7 @@ def is_inlined(specification: Specification, values: list[Any]) -> bool:
     """Return True if compiled code contains the reference: as declared, or if no kernel takes the call."""
     if specification.inline is not None:
         return specification.inline
-    # What an object holds may change, and a graph that holds the reference would not see it.
+    # The attributes of an object may change, which a graph of the reference would not see.
     objects = specification.schema.lowering is not None and specification.schema.lowering.objects
     return not (specification.opaque or objects) and not takes_kernel(specification, values)
 
@@ -92,7 +92,7 @@ class CompiledCode:
             return
         self._traced = True
         if capabilities.compiler_imported():
-            from opsmith.core.source_hash import operator_hash  # only who compiles waits for this import
+            from opsmith.core.source_hash import operator_hash  # a slow import, needed for compilation only
 
             capabilities.mark_compiled_code(specification.name, operator_hash(specification))
             self._marked = True

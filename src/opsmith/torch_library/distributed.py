@@ -81,7 +81,7 @@ def gathered(tensor: Tensor) -> Tensor:
     mesh = mesh_of(tensor)
     if mesh is None:
         return tensor
-    placed: Any = tensor.detach()  # a leaf that stays as it is, torch 2.11 would detach in place
+    placed: Any = tensor.detach()  # torch 2.11 detaches an unchanged leaf in place
     with torch.no_grad():
         whole: Tensor = placed.redistribute(placements=[Replicate()] * mesh.ndim)
     return whole
@@ -99,8 +99,8 @@ def validated_placements(specification: Specification, values: list[Any]) -> lis
             shards, or given to an operator that draws random numbers.
     """
     placed = dtensors_in(values)
-    if not placed or capabilities.innermost_layer() is not None:
-        return values  # the layers of `torch.func` are taken off first
+    if not placed or capabilities.innermost_transform() is not None:
+        return values  # the levels of `torch.func` are handled first
     if specification.opaque or len(placed) < len(tensors_in(values)):
         for name, value in zip(specification.schema.names, values, strict=True):
             for tensor in tensors_in([value]):
@@ -195,7 +195,7 @@ class DTensorRule:
             return self._reference(values)
         except errors.OpsmithError:
             raise
-        except NotImplementedError as error:  # on every rank alike: DTensor lacks an operation, or has it
+        except NotImplementedError as error:  # raised on every rank alike: DTensor lacks an operation
             warnings.warn(
                 f"opsmith: {specification.name} gathers its DTensors on every rank, since torch derives no "
                 f"placements for it: {error}",
@@ -221,7 +221,7 @@ class DTensorRule:
         """Functions that make a DTensor of each result on shards; None if the kernel may not run on them."""
         specification = self._specification()
         if any(type(shard) is not Tensor for shard in tensors_in(shards)):
-            return None  # a trace: it sees the operations, and a compiler puts them together
+            return None  # a trace, which the compiler fuses
         if self._tried_for is not specification:
             self._tried_for, self._tried = specification, {}
         key = tuple(map(_trial_key, values, shards))
@@ -255,7 +255,7 @@ def _trial_key(value: Any, shard: Any) -> Any:
         try:
             hash(value)
         except TypeError:
-            return object()  # it is tried each time
+            return object()  # not cached
         return type(value), value
     placed: Any = value
     return (
@@ -305,7 +305,7 @@ class _TermNumbering:
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
         self._of: dict[int, int] = {}
-        self._alive: list[Tensor] = []  # so that no identity is used twice
+        self._alive: list[Tensor] = []  # kept, so that no id is reused
         self._known_only = False
 
     def start(self, inputs: Sequence[Tensor], *, known_only: bool) -> None:
@@ -336,7 +336,7 @@ class _TermNumbering:
             raise _NotProvenError
         term = operator, self.term(args), self.term(kwargs)
         if self._known_only and (term, 0) not in self._numbers:
-            raise _NotProvenError  # before torch logs that a shard does not fit
+            raise _NotProvenError  # before torch logs a shape mismatch
         results = run()
         for place, tensor in enumerate([results] if isinstance(results, Tensor) else results or ()):
             if isinstance(tensor, Tensor):
@@ -348,7 +348,7 @@ def shard_layouts(reference: Callable[[list[Any]], Any], values: Sequence[Any]) 
     """Layouts of the results if the operator may run on the shards of these DTensors; else None."""
     try:
         return _proven_layouts(reference, values)
-    except Exception:  # whatever it is, the trial proved nothing; if it is an error, the call itself says so
+    except Exception:  # the trial proved nothing; the call itself raises a real error
         return None
 
 

@@ -17,7 +17,7 @@ from opsmith.core.adopted import LibraryOperator
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.specification import Specification
-from opsmith.torch_library import autocast, capabilities
+from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.node import OperatorNode
 from opsmith.torch_library.distributed import DTensorRule, dtensor
 from opsmith.torch_library.flops import register_flops
@@ -82,22 +82,20 @@ def inspect_operator(overload: Any) -> LibraryOperator:
     )
 
 
-TRANSFORM_KEY = "FuncTorchDynamicLayerFrontMode"
-
 _registrations: dict[str, LibraryOperatorRegistration] = {}
 
 
-def own_of(overload: Any) -> LibraryOperator:
+def library_operator_of(overload: Any) -> LibraryOperator:
     """Inspect the parts that an operator had before it was adopted.
 
-    Where something was registered since, that adoption is taken back for the look, and whoever calls the
-    operator meanwhile finds it without what it lacked.
+    If something was registered since, the adoption is undone during the inspection, and concurrent calls of
+    the operator find it as it was.
     """
     earlier = _registrations.get(capabilities.signature_of(overload).name)
     if earlier is None:
         return inspect_operator(overload)
     if earlier.stands_for(overload):
-        return earlier.own
+        return earlier.library_operator
     with earlier.withdrawn():
         return inspect_operator(overload)
 
@@ -109,19 +107,19 @@ class LibraryOperatorRegistration(DispatcherRegistration):
         refuse_captured_tensors(specification.reference, specification.name)
         self._placing = threading.Lock()
         super().__init__(specification)
-        self.proven = True  # what it stands for has just been looked at
+        self.proven = True  # it has just been inspected
         _registrations[specification.name] = self
 
     @property
-    def own(self) -> LibraryOperator:
-        """What the operator has."""
+    def library_operator(self) -> LibraryOperator:
+        """The parts that the operator has."""
         own = self.specification.library_operator
         assert own is not None
         return own
 
     def stands_for(self, overload: Any) -> bool:
         """Return True if this operator was inspected, and nothing has been registered for it since."""
-        return self._looked_at == _registration_state(overload)
+        return self._inspected_state == _registration_state(overload)
 
     def fast_path(
         self, call: Callable[..., Any], compiled: Callable[..., Any] | None = None
@@ -131,7 +129,7 @@ class LibraryOperatorRegistration(DispatcherRegistration):
 
     def update(self, specification: Specification) -> None:
         """Use this specification from now on; an operator that is adopted again is registered anew."""
-        if specification.library_operator is self.own:
+        if specification.library_operator is self.library_operator:
             super().update(specification)
         else:
             refuse_captured_tensors(specification.reference, specification.name)
@@ -157,19 +155,19 @@ class LibraryOperatorRegistration(DispatcherRegistration):
         self._placed = False
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
         self.node = type(name, (OperatorNode,), {})
-        self.overload, self.whole = self.own.overload, self._call_own
+        self.overload, self.whole = self.library_operator.overload, self._call_own
         with warnings.catch_warnings():
-            # torch warns once in a process of any kernel that takes another's place.
+            # torch warns once in a process of a kernel that replaces another.
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
-            if not self.own.fake:
+            if not self.library_operator.fake:
                 capabilities.add_fake(self._library, self.overload, self._fake)
-            self._add_transforms(name, self._register_autocast(self.overload, name))
+            self._register_transforms(self.overload, name, hidden=False)
             self._add_autograd(name)
         packet = getattr(getattr(torch.ops, specification.namespace), name.partition(".")[0])
         if packet not in flop_registry and len(packet.overloads()) == 1:
             register_flops(packet, lambda: self.specification, lambda: self.specification.flops)
             self._packets.append(packet)
-        self._looked_at = _registration_state(self.overload)
+        self._inspected_state = _registration_state(self.overload)
 
     def _call_own(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Call the operator on the current level, and validate its results."""
@@ -179,41 +177,14 @@ class LibraryOperatorRegistration(DispatcherRegistration):
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
         return self._returned(self._run_fake(self._values(args, kwargs)), hidden=False)
 
-    def _register_autocast(self, overload: Any, name: str) -> dict[str, Any]:
-        """The autocast kernels by type of device: the operator's own, and ours where it has none."""
-        kernels: dict[str, Any] = {}
-        for device in capabilities.AUTOCAST_DEVICES:
-            key = capabilities.autocast_key(device)
-            if key is None:
-                continue
-            if device in self.own.autocast:
-                kernels[device] = capabilities.kernel_at(overload, key).call_boxed
-                continue
-            kernel = autocast.autocast_kernel(overload, device, key, lambda: self.specification.autocast)
-            self._library.impl(name, kernel, key, with_keyset=True)
-            capabilities.serve_autocast_while_tracing(overload, key, partial(kernel, None))
-            kernels[device] = kernel
-        return kernels
+    def _own_autocast(self, overload: Any, device: str, key: str) -> Any:
+        if device not in self.library_operator.autocast:
+            return None
+        return capabilities.kernel_at(overload, key).call_boxed
 
-    def _add_transforms(self, name: str, autocasts: dict[str, Any]) -> None:
-        by_hand = capabilities.on("torch_func")
-        if by_hand:
-            by_torch = capabilities.transform_kernel(self.specification.name)
-
-        def transforms(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-            self._meet([*args, *kwargs.values()])
-            if by_hand:
-                layer = capabilities.innermost_layer()
-                its_own = layer is not None and layer.kind == "Vmap" and self.own.vmap
-                if layer is None or layer.kind == "Functionalize" or its_own:
-                    return by_torch.call_boxed(keyset, *args, **kwargs)
-            values = self._values(args, kwargs)
-            cast = autocast.in_force(autocasts, tensors_in(values))
-            if cast is not None:
-                return cast(keyset, *args, **kwargs)
-            return self._returned(self._call_with_autograd(values), hidden=False)
-
-        self._library.impl(name, transforms, TRANSFORM_KEY, with_keyset=True)
+    def _is_transformed_by_torch(self, transform: capabilities.Transform | None) -> bool:
+        has_rule = transform is not None and transform.kind == "Vmap" and self.library_operator.vmap
+        return has_rule or super()._is_transformed_by_torch(transform)
 
     def _add_autograd(self, name: str) -> None:
         """Register autograd kernels; where the operator has one, ours wraps it."""
@@ -222,13 +193,17 @@ class LibraryOperatorRegistration(DispatcherRegistration):
             self._library.impl(name, partial(self._autograd, None), AUTOGRAD, with_keyset=True)
         for device, key in AUTOGRAD_KEYS.items():
             if everywhere or capabilities.registers_kernel(self.overload, key):
-                own = capabilities.kernel_at(self.overload, key) if device in self.own.autograd else None
+                own = (
+                    capabilities.kernel_at(self.overload, key)
+                    if device in self.library_operator.autograd
+                    else None
+                )
                 kernel = partial(self._autograd, own)
                 self._library.impl(name, kernel, key, with_keyset=True, allow_override=True)
 
     def _autograd(self, own: Any, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
-        self._meet(given)
+        self._record_call(given)
         by_own = own is not None and not self.specification.gradients.given
         if by_own and not capabilities.forward_mode_active():
             return own.call_boxed(keyset, *args, **kwargs)
@@ -236,8 +211,7 @@ class LibraryOperatorRegistration(DispatcherRegistration):
             return capabilities.redispatch_below_autograd(self.overload, keyset, args, kwargs)
         return self._returned(self._call_with_autograd(self._values(args, kwargs)), hidden=False)
 
-    def _meet(self, given: list[Any]) -> None:
-        """Record a call."""
+    def _record_call(self, given: list[Any]) -> None:
         self._compiled.notice(self.specification, tensors_in(given))
         if not self._placed and dtensor() is not None:
             self._place()
@@ -251,7 +225,7 @@ class LibraryOperatorRegistration(DispatcherRegistration):
                 self._placements.append(
                     DTensorRule(self._library, self.overload, lambda: self.specification, self._on_values)
                 )
-            self._placed = True  # not before: another thread would compute without placements
+            self._placed = True  # last, or another thread would compute without placements
 
     def _on_values(self, values: list[Any]) -> Any:
         specification = self.specification

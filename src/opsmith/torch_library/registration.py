@@ -39,6 +39,9 @@ HIDDEN_SUFFIX = "_and_hidden"
 """Suffix of the second operator that is registered for hidden results, and returns them."""
 
 
+TRANSFORM_KEY = "FuncTorchDynamicLayerFrontMode"
+
+
 class DispatcherRegistration:
     """Registration of one operator with torch's dispatcher.
 
@@ -60,6 +63,10 @@ class DispatcherRegistration:
         self._plans: dict[frozenset[str], BackwardPlan] = {}
         self._result_flattenings: dict[tuple[int | None, ...], ResultFlattening] = {}
         self._compiled = CompiledCode()
+        # Imported with the first operator, since it decides about a capability.
+        from opsmith.torch_library.autograd.functorch import call_under_transforms
+
+        self._call_under_transforms = call_under_transforms
         self._register()
 
     def update(self, specification: Specification) -> None:
@@ -128,7 +135,8 @@ class DispatcherRegistration:
         self._library.impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{self.specification.namespace}::{name}", fake, lib=self._library)
         overload = getattr(getattr(torch.ops, self.specification.namespace), name).default
-        self._register_layers(overload, name, self._register_autocast(overload, name), hidden=hidden)
+        self._register_transforms(overload, name, hidden=hidden)
+        self._register_autograd(overload, name, hidden=hidden)
         if capabilities.on("inlining"):
             inline_reference(
                 self._library,
@@ -163,11 +171,7 @@ class DispatcherRegistration:
                     else "leave the default out, or let it hold no list of strings",
                 )
 
-    def _register_layers(self, overload: Any, name: str, autocasts: dict[str, Any], *, hidden: bool) -> None:
-        by_hand = capabilities.on("torch_func")
-        if by_hand:
-            functionalize = capabilities.transform_kernel(f"{self.specification.namespace}::{name}")
-
+    def _register_autograd(self, overload: Any, name: str, *, hidden: bool) -> None:
         def autograd(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
             if self.proven and not self._fast_calls.installed:
                 # The fast path takes and returns what the author's function does.
@@ -181,30 +185,48 @@ class DispatcherRegistration:
                 return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)
             return self._returned(self._call_with_autograd(values), hidden=hidden)
 
+        self._library.impl(name, autograd, "Autograd", with_keyset=True)
+
+    def _register_transforms(self, overload: Any, name: str, *, hidden: bool) -> None:
+        """Register the kernel for transforms of `torch.func`, and those for autocast."""
+        autocasts = self._register_autocast(overload, name)
+        by_level = capabilities.on("torch_func")
+        if by_level:
+            by_torch = capabilities.transform_kernel(f"{self.specification.namespace}::{name}")
+
         def transforms(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if by_hand:
-                layer = capabilities.innermost_layer()
-                if layer is None or layer.kind == "Functionalize":
-                    return functionalize.call_boxed(keyset, *args, **kwargs)
+            self._record_call([*args, *kwargs.values()])
+            if by_level and self._is_transformed_by_torch(capabilities.innermost_transform()):
+                return by_torch.call_boxed(keyset, *args, **kwargs)
             values = self._values(args, kwargs)
             cast = autocast.in_force(autocasts, tensors_in(values))
             if cast is not None:
                 return cast(keyset, *args, **kwargs)
             return self._returned(self._call_with_autograd(values), hidden=hidden)
 
-        self._library.impl(name, autograd, "Autograd", with_keyset=True)
-        self._library.impl(name, transforms, "FuncTorchDynamicLayerFrontMode", with_keyset=True)
+        self._library.impl(name, transforms, TRANSFORM_KEY, with_keyset=True)
+
+    def _record_call(self, given: list[Any]) -> None:
+        """Record a call under a transform; an operator of ours is recorded with its values."""
+
+    def _is_transformed_by_torch(self, transform: capabilities.Transform | None) -> bool:
+        """Return True if torch's own kernel handles this transform."""
+        return transform is None or transform.kind == "Functionalize"
+
+    def _own_autocast(self, overload: Any, device: str, key: str) -> Any:
+        """The autocast kernel that the operator has already; None for an operator of ours."""
 
     def _register_autocast(self, overload: Any, name: str) -> dict[str, Any]:
-        """Register an autocast kernel for each type of device that has one, and return them."""
+        """Register an autocast kernel for each type of device that has none, and return all of them."""
         kernels: dict[str, Any] = {}
         if self.specification.adopted is not None:
-            return (
-                kernels  # a class sees autocast as it does under `apply`, and casts or not, as it is written
-            )
+            return kernels  # a class handles autocast itself, as under `apply`
         for device in capabilities.AUTOCAST_DEVICES:
             key = capabilities.autocast_key(device)
             if key is None:
+                continue
+            kernels[device] = self._own_autocast(overload, device, key)
+            if kernels[device] is not None:
                 continue
             kernel = autocast.autocast_kernel(overload, device, key, lambda: self.specification.autocast)
             self._library.impl(name, kernel, key, with_keyset=True)
@@ -219,7 +241,7 @@ class DispatcherRegistration:
             refuse_captured_tensors(specification.reference, specification.name)
         try:
             values = specification.schema.received(args, kwargs)
-        except errors.ArgumentError as error:  # about a value, which does not know where it was given
+        except errors.ArgumentError as error:  # raised by a value, without operator and location
             raise errors.ArgumentError(
                 error.problem,
                 operator=specification.name,
@@ -265,7 +287,7 @@ class DispatcherRegistration:
         function = accepted.kernel.function if accepted else self.specification.computed_by
         if accepted and isinstance(function, BuiltKernel):
             self._serve_without_python(accepted.kernel, function)
-        # A class's forward runs without grad mode, as under `apply`.
+        # The forward of a class runs without grad mode, as under `apply`.
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.specification.adopted is None):
             results = run_validated(self.specification, function, values)
         refuse_result_shapes(self.specification, values, results)
@@ -336,8 +358,8 @@ class DispatcherRegistration:
     def _call_with_autograd(self, values: list[Any]) -> tuple[Any, ...]:
         """Compute all results, through autograd or the transforms that are running."""
         specification = self.specification
-        forward_mode = capabilities.forward_mode_active() or capabilities.innermost_layer() is not None
-        # What a reference makes beside DTensors is replicated, and in its backward too: by a node of ours.
+        forward_mode = capabilities.forward_mode_active() or capabilities.innermost_transform() is not None
+        # With DTensors the backward, too, must treat plain tensors as replicated: only our node does.
         sharded = any(map(mesh_of, tensors_in(values)))
         if not sharded and runs_ordinary(specification, values, forward_mode=forward_mode):
             refuse_strictly(choose(specification.kernels, values)[1], specification.name)
@@ -354,9 +376,7 @@ class DispatcherRegistration:
             )
         ]
         call = OperatorPrimitive(self, flattening)
-        from opsmith.torch_library.autograd.functorch import call_under_transforms
-
-        results = call_under_transforms(call, flat)
+        results = self._call_under_transforms(call, flat)
         self.proven = True
         return call.results.pack(results)
 

@@ -26,15 +26,35 @@ def run_validated(
     """Run a reference or kernel, validate its effects and results, and return the results as a tuple.
 
     Raises:
-        MutationError, AliasError, ResultCountError, ResultTypeError: As their names say.
+        MutationError, AliasError, ResultCountError, ResultTypeError: See their names.
     """
-    schema = specification.schema
+    restores = function is specification.forward  # it restores what an adopted class wrote
+    before = None if restores else [capabilities.version(tensor) for tensor in tensors_in(values)]
+    args, kwargs = specification.schema.split(values)
+    with replicating(tensors_in(values)):
+        returned = function(*args, **kwargs)
+    return validate_results(specification, function, returned, values, before)
+
+
+def validate_results(
+    specification: Specification,
+    function: Callable[..., Any],
+    returned: Any,
+    values: list[Any],
+    before: Sequence[int | None] | None,
+) -> tuple[Any, ...]:
+    """Validate what a reference or kernel returned, and return it as a tuple.
+
+    Args:
+        specification: The operator.
+        function: The reference or kernel.
+        returned: What it returned.
+        values: Its argument values.
+        before: Version counters of the tensors among them before the call; None to allow writes.
+    """
     inputs = tensors_in(values)
-    before = [capabilities.version(tensor) for tensor in inputs]
-    args, kwargs = schema.split(values)
-    with replicating(inputs):
-        results = _as_tuple(specification, function, function(*args, **kwargs))
-    if function is not specification.forward:  # which puts back what an adopted class wrote
+    results = _as_tuple(specification, function, returned)
+    if before is not None:
         _check_not_written(specification, function, before, inputs, values)
     _check_not_aliased(specification, function, results, inputs, values)
     return results
@@ -56,26 +76,6 @@ def _check_not_written(
                 where=where(function),
                 hint="work on a copy: `x = x.clone()` before the first in-place operation",
             )
-
-
-def result_validator(specification: Specification, function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Return a function that validates a result which failed the quick checks of the fast path.
-
-    Returns:
-        A function of the result, the argument values, and the versions that the tensors among them had.
-    """
-
-    def validate(result: Any, values: list[Any], before: Sequence[int | None] | None) -> Tensor:
-        inputs = tensors_in(values)
-        results = _as_tuple(specification, function, result)
-        if before is not None:
-            counts = [count for count in before if count is not None]
-            _check_not_written(specification, function, counts, inputs, values)
-        _check_not_aliased(specification, function, results, inputs, values)
-        only: Tensor = results[0]
-        return only
-
-    return validate
 
 
 def _as_tuple(specification: Specification, function: Callable[..., Any], returned: Any) -> tuple[Any, ...]:

@@ -40,7 +40,7 @@ class Context:
     Every attribute but these three belongs to the class.
 
     Attributes:
-        needs_input_grad: For each argument of `forward`, whether a gradient is asked for.
+        needs_input_grad: For each argument of `forward`, whether its gradient is needed.
         opsmith_adopted: The class.
         opsmith_record: Values that it passed to the methods.
     """

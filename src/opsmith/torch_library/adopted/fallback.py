@@ -86,7 +86,7 @@ SECOND = "in a second order"
 
 def proxy_reason(values: Sequence[Any]) -> str | None:
     """Reason why the tensors are proxies: tracing, or a transform; None for ordinary tensors."""
-    if capabilities.innermost_layer() is not None:
+    if capabilities.innermost_transform() is not None:
         return TRANSFORMED
     tensors = tensors_in(list(values))
     return None if all(type(each) in _EAGER and not each.is_meta for each in tensors) else TRACED

@@ -43,14 +43,14 @@ def run_forward(
 ) -> ForwardRun:
     """Run the forward of an adopted class.
 
-    What it writes into is copied before, and what it returns of its inputs is copied after. Which that is,
-    the first run shows: in it every input is copied where the code looks as if it wrote somewhere, and is put
-    back afterwards where it does not, and wrote all the same.
+    Arguments that it writes to are copied before, and results that alias its inputs after. The first run
+    shows which these are: in it every input is copied if the code looks as if it writes, and is restored
+    afterwards if the code does not look so, but wrote.
 
     Args:
         adopted: The class.
         values: Values of the operator's arguments.
-        needs: Names of the arguments whose gradient will be asked for.
+        needs: Names of the arguments whose gradient is needed.
 
     Raises:
         MutationError: If it writes into an input into which earlier runs did not write.
@@ -238,7 +238,9 @@ def _unaliased(
             adopted.facts.copied[position] = f"it {kind} `{names[place]}`"
         elif other is not None:
             adopted.facts.copied[position] = f"it shares memory with `{adopted.schema.results[other].name}`"
-        lent = place is not None and place not in written  # a copy too: each run returns one form
+        lent = (
+            place is not None and place not in written
+        )  # also a copy, so that all runs return the same layout
         own.append(result.clone() if lent or other is not None else result)
     return tuple(own)
 

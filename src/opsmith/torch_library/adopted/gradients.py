@@ -56,7 +56,7 @@ def run_backward(
         handed = [grad.clone() if isinstance(grad, Tensor) else grad for grad in handed]
     before = [version_of(grad) for grad in handed]
     assert adopted.backward is not None
-    # The mark refuses by a node of its own, which names no operator, where grad mode is on.
+    # In grad mode `once_differentiable` raises from a node of its own, which does not name the operator.
     with torch.set_grad_enabled(torch.is_grad_enabled() and not adopted.once_differentiable):
         answer = adopted.backward(context, *handed)
     after = [version_of(grad) for grad in handed]

@@ -265,7 +265,7 @@ def _checked_graph(
         error: errors.OpsmithError = once_differentiable_error(adopted)
     else:
         if not any(grad is not None and grad.requires_grad for grad in grads):
-            # Gradients are linear in what comes in: one that depends on it shows a graph to one that has one.
+            # A gradient is linear in `grad`: if it depends on it, it has a graph where `grad` has one.
             leaves = [None if grad is None else grad.detach().requires_grad_() for grad in grads]
             again = run(leaves)
             cut = [isinstance(answer, Tensor) and not answer.requires_grad for answer in again]
@@ -284,7 +284,7 @@ def adopted_call(
     Args:
         registered: The operator.
         adopted: Its class.
-        call: Takes the handle, positional and keyword arguments: the call that is right in every case.
+        call: Takes the handle, positional and keyword arguments: the slow path.
     """
     schema = adopted.schema
     kinds = [(argument.name, argument.kind) for argument in schema.arguments]
@@ -321,7 +321,7 @@ def _is_plain(kind: ArgumentType, value: Any) -> bool:
     if isinstance(value, Tensor):
         return kind.is_tensor and not kind.sequence and unsupported_kind(value) is None
     if kind.base.schema == "float" and isinstance(value, int):
-        return False  # the dispatcher makes a float of it
+        return False  # the dispatcher converts it to a float
     return kind.accepts(value) and not (
         kind.is_tensor and any(unsupported_kind(each) for each in value or ())
     )

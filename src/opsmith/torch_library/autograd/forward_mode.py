@@ -12,7 +12,6 @@ from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NotImplementedGradient, Zero
 from opsmith.core.specification import Specification
-from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import (
     CallMetadata,
     TensorMetadata,
@@ -22,6 +21,7 @@ from opsmith.torch_library.autograd.gradient_values import (
     mixes_dtypes,
 )
 from opsmith.torch_library.autograd.pullback import pull_back
+from opsmith.torch_library.autograd.vjp import call_formula
 from opsmith.torch_library.flattening import Flattening
 
 if TYPE_CHECKING:
@@ -118,28 +118,11 @@ class _TangentArguments:
 def _formula_tangents(
     specification: Specification, formula: Formula, given: _TangentArguments
 ) -> Mapping[str, Any]:
-    """Run a formula, check that it writes to no argument, and return tangents by result name."""
+    """Run a formula, and return its tangents by result name."""
     arguments = {
         keyword: given.get(name) for keyword, name in zip(formula.keywords, formula.parameters, strict=True)
     }
-    tensors = [(name, tensor) for name, value in arguments.items() for tensor in tensors_in([value])]
-    before = [capabilities.version(tensor) for _, tensor in tensors]
-    try:
-        answer = formula.function(**arguments)
-    except Exception as error:
-        if not isinstance(error, errors.OpsmithError):
-            which = ", ".join(f"`{name}`" for name in formula.answers_for)
-            error.add_note(f"raised in the tangent of {which} of {specification.name}, {formula.where}")
-        raise
-    for (name, tensor), count in zip(tensors, before, strict=True):
-        if count is not None and capabilities.version(tensor) != count:
-            raise errors.SavedTensorModifiedError(
-                f"a tangent formula wrote into `{name}`",
-                operator=specification.name,
-                argument=name,
-                where=formula.where,
-                hint=f"work on a copy, `{name}.clone()`, or use an operation without a trailing `_`",
-            )
+    answer = call_formula(specification, formula, arguments, "tangent")
     if not formula.joint:
         return {formula.answers_for[0]: answer}
     if not isinstance(answer, Mapping) or set(answer) != set(formula.answers_for):
@@ -193,7 +176,7 @@ def _fitted_tangent(
         formula=formula,
         mixed=given.mixed,
     )
-    # A tangent is linear in those that come in: one that hangs in no graph although they do was cut off.
+    # A tangent is linear in the input tangents: without a graph, although they have one, it was cut off.
     cut = torch.is_grad_enabled() and not tangent.requires_grad
     if cut and not isinstance(answer, Zero) and given.moving and all(t.requires_grad for t in given.moving):
         raise errors.GraphCutError(

@@ -32,17 +32,19 @@ from opsmith.torch_library.autograd.vmap import (
 from opsmith.torch_library.flattening import Flat, save_values
 from opsmith.torch_library.torch_messages import NO_EXAMPLES, NOT_YET_IMPLEMENTED, TANGENT_COUNT, has_message
 
+_BY_LEVEL = capabilities.on("torch_func")
+
 
 class LevelNode(capabilities.SingleLevelFunction):  # type: ignore[misc]  # torch gives it no type
-    """The autograd node of one `grad` layer."""
+    """The autograd node of one `grad` transform."""
 
     @staticmethod
-    def forward(primitive: Primitive, layer: capabilities.Layer, *flat: Any) -> Flat:
+    def forward(primitive: Primitive, transform: capabilities.Transform, *flat: Any) -> Flat:
         """Compute the results on the level below, and lift them to this one."""
-        lowered = [layer.unwrap(value) for value in flat]
-        with torch.enable_grad(), capabilities.forward_mode_on(), layer.interpreter.lower():
+        lowered = [transform.unwrap(value) for value in flat]
+        with torch.enable_grad(), capabilities.forward_mode_on(), transform.interpreter.lower():
             results = _call_below(primitive, lowered)
-        return tuple(_wrapped(layer, result) for result in results)
+        return tuple(_wrapped(transform, result) for result in results)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Flat) -> None:
@@ -59,13 +61,13 @@ class LevelNode(capabilities.SingleLevelFunction):  # type: ignore[misc]  # torc
 
 def call_under_transforms(primitive: Primitive, flat: Sequence[Any]) -> Flat:
     """All results of a call, through autograd and every running transform, innermost first."""
-    if not capabilities.on("torch_func"):
+    if not _BY_LEVEL:
         return _call_by_node(primitive, flat)
-    layer = capabilities.innermost_layer()
-    if layer is None:
+    transform = capabilities.innermost_transform()
+    if transform is None:
         return differentiate(primitive, flat)
     flat = [capabilities.unwrap_dead(value) for value in flat]
-    return _RULES[layer.kind](primitive, flat, layer)
+    return _RULES[transform.kind](primitive, flat, transform)
 
 
 def _call_below(primitive: Primitive, flat: Sequence[Any]) -> Flat:
@@ -77,21 +79,21 @@ def _call_below(primitive: Primitive, flat: Sequence[Any]) -> Flat:
     )
 
 
-def _grad(primitive: Primitive, flat: Sequence[Any], layer: capabilities.Layer) -> Flat:
-    lifted = [layer.lift(value) for value in flat]
+def _grad(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Transform) -> Flat:
+    lifted = [transform.lift(value) for value in flat]
     with capabilities.single_level_nodes():
         apply: Any = LevelNode.apply
-        results: Flat = apply(primitive, layer, *lifted)
+        results: Flat = apply(primitive, transform, *lifted)
     return results
 
 
-def _jvp(primitive: Primitive, flat: Sequence[Any], layer: capabilities.Layer) -> Flat:
-    lifted = [layer.lift(value) for value in flat]
+def _jvp(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Transform) -> Flat:
+    lifted = [transform.lift(value) for value in flat]
     pairs = [capabilities.unpack_dual(value) for value in lifted]
     primals, tangents = [primal for primal, _ in pairs], [tangent for _, tangent in pairs]
-    with layer.interpreter.lower():
-        lowered = _call_below(primitive, [layer.unwrap(value) for value in primals])
-    results = [_wrapped(layer, result) for result in lowered]
+    with transform.interpreter.lower():
+        lowered = _call_below(primitive, [transform.unwrap(value) for value in primals])
+    results = [_wrapped(transform, result) for result in lowered]
     if all(tangent is None for tangent in tangents) or not capabilities.forward_mode_allowed():
         return tuple(results)
     names = all_names(primitive.specification)
@@ -104,46 +106,54 @@ def _jvp(primitive: Primitive, flat: Sequence[Any], layer: capabilities.Layer) -
     )
 
 
-def _wrapped(layer: capabilities.Layer, result: Any) -> Any:
-    return None if result is None else layer.wrap(result)
+def _wrapped(transform: capabilities.Transform, result: Any) -> Any:
+    return None if result is None else transform.wrap(result)
 
 
-def _wrap_batched(layer: capabilities.Layer, results: Flat, dims: Sequence[int | None]) -> Flat:
+def _wrap_batched(transform: capabilities.Transform, results: Flat, dims: Sequence[int | None]) -> Flat:
     """Wrap results for a `vmap` level; None stays None."""
     there = [(result, dim) for result, dim in zip(results, dims, strict=True) if result is not None]
-    wrapped = iter(layer.wrap_batched(tuple(each for each, _ in there), tuple(dim for _, dim in there)))
+    wrapped = iter(transform.wrap_batched(tuple(each for each, _ in there), tuple(dim for _, dim in there)))
     return tuple(None if result is None else next(wrapped) for result in results)
 
 
-def _vmap(primitive: Primitive, flat: Sequence[Any], layer: capabilities.Layer) -> Flat:
-    values, dims = layer.unwrap_batched(flat)
-    with layer.interpreter.lower():
+def _vmap(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Transform) -> Flat:
+    values, dims = transform.unwrap_batched(flat)
+    with transform.interpreter.lower():
         if all(dim is None for dim in dims):
             return _call_below(primitive, values)
         whole = isinstance(primitive, OperatorPrimitive) and batched_call(
-            primitive.specification, primitive.flattening, values, dims, layer.batch_size, layer.randomness
+            primitive.specification,
+            primitive.flattening,
+            values,
+            dims,
+            transform.batch_size,
+            transform.randomness,
         )
         if whole:
             results = whole.restore(_call_below(primitive, whole.flat), primitive.results.labels)
-            return _wrap_batched(layer, results, (0,) * len(results))
+            return _wrap_batched(transform, results, (0,) * len(results))
         if isinstance(primitive, OperatorPrimitive) and has_vmap_rule(primitive.specification):
-            info, packed = VmapInfo(layer.batch_size, layer.randomness), primitive.flattening.pack(values)
-            return _wrap_batched(layer, *run_vmap_rule(primitive.specification, info, dims, packed))
+            info, packed = (
+                VmapInfo(transform.batch_size, transform.randomness),
+                primitive.flattening.pack(values),
+            )
+            return _wrap_batched(transform, *run_vmap_rule(primitive.specification, info, dims, packed))
         if primitive.specification.opaque:
-            return _loop_over_examples(primitive, values, dims, layer)
-        batched = BatchedPrimitive(primitive, tuple(dims), layer.batch_size, layer.randomness)
+            return _loop_over_examples(primitive, values, dims, transform)
+        batched = BatchedPrimitive(primitive, tuple(dims), transform.batch_size, transform.randomness)
         results = call_under_transforms(batched, values)
-    return _wrap_batched(layer, results, batched.result_dims)
+    return _wrap_batched(transform, results, batched.result_dims)
 
 
 def _loop_over_examples(
-    primitive: Primitive, values: Sequence[Any], dims: Sequence[int | None], layer: capabilities.Layer
+    primitive: Primitive, values: Sequence[Any], dims: Sequence[int | None], transform: capabilities.Transform
 ) -> Flat:
     """Call an opaque operator for each example, since it has no torch operations to batch."""
     specification = primitive.specification
-    if specification.random and layer.randomness != "different":
+    if specification.random and transform.randomness != "different":
         raise errors.TransformError(
-            f"it is opaque and random, and vmap was called with randomness={layer.randomness!r}",
+            f"it is opaque and random, and vmap was called with randomness={transform.randomness!r}",
             operator=specification.name,
             where=specification.where,
             hint="call `vmap(..., randomness='different')`, or pass what is drawn as an argument",
@@ -153,7 +163,7 @@ def _loop_over_examples(
             primitive,
             [value if dim is None else value.select(dim, i) for value, dim in zip(values, dims, strict=True)],
         )
-        for i in range(layer.batch_size)
+        for i in range(transform.batch_size)
     ]
     patterns = {tuple(result is None for result in row) for row in rows}
     if len(patterns) > 1:
@@ -164,7 +174,7 @@ def _loop_over_examples(
             hint="call it on each example, and keep what it returns in a list",
         )
     stacked = tuple(None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True))
-    return _wrap_batched(layer, stacked, (0,) * len(stacked))
+    return _wrap_batched(transform, stacked, (0,) * len(stacked))
 
 
 _RULES = {"Grad": _grad, "Jvp": _jvp, "Vmap": _vmap}
@@ -176,13 +186,13 @@ def _call_by_node(primitive: Primitive, flat: Sequence[Any]) -> Flat:
     Raises:
         TransformError: For a transform that torch does not take such a node through.
     """
-    if capabilities.innermost_layer() is None:
+    if capabilities.innermost_transform() is None:
         return differentiate(primitive, flat)
     devices = {value.device.type for value in flat if isinstance(value, Tensor)}
     if any(torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) for kind in devices):
         raise unsupported_transform(
             primitive.specification, "autocast under `torch.func`"
-        )  # the reference would not be cast
+        )  # the arguments of the reference would not be cast
     apply: Any = TransformedNode.apply
     try:
         results: Flat = apply(primitive, None, *flat)
@@ -209,7 +219,7 @@ class TransformedNode(torch.autograd.Function):
     @staticmethod
     def forward(primitive: Primitive, _: None, *flat: Any) -> Flat:
         """Compute the results: below every transform by the operator, with a batch by its reference."""
-        if capabilities.innermost_layer() is None:
+        if capabilities.innermost_transform() is None:
             return primitive.below(flat)
         if primitive.specification.opaque:
             raise unsupported_transform(primitive.specification, "vmap, since it is opaque,")

@@ -57,7 +57,7 @@ def fit(
         mixed: Whether the call mixed floating dtypes, so that the gradient may come in the wider one.
 
     Raises:
-        GradientTypeError, GradientShapeError, GradientDtypeError, GradientDeviceError: As their names say.
+        GradientTypeError, GradientShapeError, GradientDtypeError, GradientDeviceError: See their names.
     """
     if isinstance(gradient, Zero):
         return expected.zeros()
@@ -278,7 +278,7 @@ def refuse_graph_cut(
     }
     given = tensors_in(list(incoming.values()))
     if any(map(capabilities.is_gradient_batch, given)):
-        return  # it shows no graph, and what leaves torch raises with it
+        return  # it has no graph, and code outside of torch raises with it
     if not given or not any(tensor.requires_grad for tensor in tensors_in(list(arguments.values()))):
         return
     constant = not any(tensor.requires_grad for tensor in given)

@@ -190,7 +190,7 @@ def _with_strides_of(tangent: Tensor | None, result: Tensor) -> Tensor | None:
     """Give a tangent the strides of its result, which torch requires."""
     if tangent is None or tangent.stride() == result.stride():
         return tangent
-    # Made of the tangent, which may be batched where the result is not.
+    # Allocated from the tangent, which may be batched where the result is not.
     return tangent.new_empty_strided(result.shape, result.stride()).copy_(tangent)
 
 
@@ -209,7 +209,7 @@ def _random_state(primitive: Primitive, plan: BackwardPlan, flat: Sequence[Any])
             hint="return what was drawn as a hidden result that is non-differentiable, "
             "and give formulas that use it",
         )
-    return None  # only a second order would need it, and that says so
+    return None  # only a second order needs it, and raises without it
 
 
 def differentiate(primitive: Primitive, flat: Sequence[Any]) -> Flat:
@@ -246,7 +246,7 @@ def run_backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     """Gradients of a node's arguments."""
     if all(grad is None for grad in grads):
         return (None,) * len(ctx.needs_input_grad)
-    # What `torch.func.vjp` returns runs after its layer is gone, and saved tensors are of that layer.
+    # A function returned by `torch.func.vjp` runs after its level, to which saved tensors belong, has ended.
     saved = ctx.kept.load([capabilities.unwrap_dead(tensor) for tensor in ctx.saved_tensors])
     return (*(None,) * LEADING_ARGUMENTS, *ctx.vjp(saved, grads))
 

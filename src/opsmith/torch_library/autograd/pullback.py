@@ -26,8 +26,8 @@ def pull_back(
     over (`closed`) and of the gradients given: any order of derivative is right. Inside a `torch.func`
     transform it is one more of them, since tensors there cannot be asked to require a gradient.
     """
-    # A compiled backward can follow `torch.func.vjp`, and not `torch.autograd.grad`.
-    if torch.compiler.is_dynamo_compiling() or capabilities.innermost_layer() is not None:
+    # Dynamo can trace `torch.func.vjp`, but not `torch.autograd.grad`.
+    if torch.compiler.is_dynamo_compiling() or capabilities.innermost_transform() is not None:
         return _by_transform(function, inputs)
     return _by_autograd(function, inputs, closed)
 
@@ -38,7 +38,7 @@ def _by_autograd(
     higher_order = torch.is_grad_enabled()
     hangs = any(value.requires_grad for value in (*inputs, *closed))
     with torch.enable_grad():
-        # A view is a new tensor to differentiate by, and still hangs in the graph of the original.
+        # A view is a separate tensor to differentiate by, and stays in the graph of the original.
         leaves = [
             value.view_as(value)
             if higher_order and value.requires_grad

@@ -25,7 +25,7 @@ from opsmith.torch_library.distributed import replicating
 from opsmith.torch_library.flattening import Flattening, ResultFlattening
 
 
-@dataclass(frozen=True, eq=False)  # torch 2.11 hashes a half-made one
+@dataclass(frozen=True, eq=False)  # torch 2.11 hashes it during its construction
 class Vjp:
     """The vector-Jacobian product of one call, without its saved tensors.
 
@@ -106,7 +106,7 @@ class Vjp:
         named = self._used_grads(formula)
         inputs = [name for name in formula.answers_for if name in self.plan.needed]
         if named and all(grads[index] is None for index in named):
-            # Gradients are linear in what comes in, and nothing did.
+            # A gradient is linear in `grad`, which is zero.
             for name in inputs:
                 self._fill(gradients, name, lambda expected, index: expected.zeros())
             return
@@ -114,7 +114,8 @@ class Vjp:
             keyword: self._argument(formula, name, saved, grads, inputs)
             for keyword, name in zip(formula.keywords, formula.parameters, strict=True)
         }
-        answers = self._call(formula, arguments)
+        answer = call_formula(self.specification, formula, arguments)
+        answers = self._joint_answers(formula, answer) if formula.joint else {formula.answers_for[0]: answer}
         for name in inputs:
             items = self._items(formula, name, answers[name])
             labels = self.flattening.labels(name)
@@ -157,9 +158,7 @@ class Vjp:
         position = schema.gradient_position.get(name)
         if position is None:
             return saved[name]
-        if isinstance(
-            formula, ClassFormula
-        ):  # a class says itself what it takes for a gradient that is not there
+        if isinstance(formula, ClassFormula):  # a class decides by `set_materialize_grads`
             return grads[position]
         filled = [
             expected.zeros() if expected is not None and gradient is None else gradient
@@ -178,20 +177,6 @@ class Vjp:
         """Flat positions of the results whose gradients a formula uses."""
         positions = self.specification.schema.gradient_position
         return self._indices_of(positions[name] for name in formula.parameters if name in positions)
-
-    def _call(self, formula: Formula, arguments: dict[str, Any]) -> Mapping[str, Any]:
-        """Run a formula, check that it writes to no argument, and return gradients by input name."""
-        tensors = [(name, tensor) for name, value in arguments.items() for tensor in tensors_in([value])]
-        before = [capabilities.version(tensor) for _, tensor in tensors]
-        try:
-            answer = formula.function(**arguments)
-        except Exception as error:
-            note_formula(self.specification, formula, error)
-            raise
-        for (name, tensor), count in zip(tensors, before, strict=True):
-            if count is not None and capabilities.version(tensor) != count:
-                raise written_into(self.specification, [formula], name)
-        return self._joint_answers(formula, answer) if formula.joint else {formula.answers_for[0]: answer}
 
     def _joint_answers(self, formula: Formula, answer: Any) -> Mapping[str, Any]:
         needed = [name for name in formula.answers_for if name in self.plan.needed]
@@ -313,19 +298,48 @@ def differentiable_arguments(specification: Specification, flattening: Flattenin
     ]
 
 
-def note_formula(specification: Specification, formula: Formula, error: Exception) -> None:
+def call_formula(
+    specification: Specification, formula: Formula, arguments: Mapping[str, Any], kind: str = "gradient"
+) -> Any:
+    """Run a formula, and check that it writes to no argument.
+
+    Args:
+        specification: The operator.
+        formula: The formula.
+        arguments: Its arguments by keyword.
+        kind: `gradient` or `tangent`, in messages.
+
+    Raises:
+        SavedTensorModifiedError: If it writes to an argument.
+    """
+    tensors = [(name, tensor) for name, value in arguments.items() for tensor in tensors_in([value])]
+    before = [capabilities.version(tensor) for _, tensor in tensors]
+    try:
+        returned = formula.function(**arguments)
+    except Exception as error:
+        note_formula(specification, formula, error, kind)
+        raise
+    for (name, tensor), count in zip(tensors, before, strict=True):
+        if count is not None and capabilities.version(tensor) != count:
+            raise written_into(specification, [formula], name, kind)
+    return returned
+
+
+def note_formula(
+    specification: Specification, formula: Formula, error: Exception, kind: str = "gradient"
+) -> None:
     """Add the formula to an error that it raised; errors of opsmith name it already."""
     if not isinstance(error, errors.OpsmithError):
         which = ", ".join(f"`{name}`" for name in formula.answers_for)
-        error.add_note(f"raised in the gradient of {which} of {specification.name}, {formula.where}")
+        error.add_note(f"raised in the {kind} of {which} of {specification.name}, {formula.where}")
 
 
 def written_into(
-    specification: Specification, formulas: Sequence[Formula], name: str
+    specification: Specification, formulas: Sequence[Formula], name: str, kind: str = "gradient"
 ) -> errors.SavedTensorModifiedError:
     """The error for one of these formulas that wrote to the argument of this name."""
     return errors.SavedTensorModifiedError(
-        f"a gradient formula wrote into `{name}`",
+        f"a {kind} formula wrote into `{name}`",
         operator=specification.name,
         argument=name,
         where=" or ".join(dict.fromkeys(formula.where for formula in formulas)),

@@ -81,7 +81,7 @@ class BatchedPrimitive:
             return tuple(tensors_in(list(results)))
 
         found, dims = self._over_examples(one, (self.dims,))(tuple(flat))
-        # A result that no example changes gets a batch too: each example's gradient of it counts once.
+        # A result that does not depend on the batch is expanded, so that each example's gradient counts once.
         results = iter(
             (result.expand(self.size, *result.shape).clone(), 0) if dim is None else (result, dim)
             for result, dim in zip(found, dims, strict=True)
@@ -230,7 +230,7 @@ def _elementwise(
     ]
     dtypes = {value.dtype for value in flat if isinstance(value, Tensor)}
     if len(dtypes) > 1 and min(ranks) == 0:
-        return None  # a tensor without dimensions yields to others in the dtype; one of a batch would not
+        return None  # dtype promotion treats a 0-dimensional tensor differently
     rank = max(ranks)
 
     def lifted(value: Tensor, dim: int) -> Tensor:
@@ -262,17 +262,15 @@ def _leading(
     for name, value, dim in zip(names, flat, dims, strict=True):
         if not isinstance(value, Tensor) or not leads(batching, shapes, name):
             if dim is not None:
-                return None  # an argument that all examples share in one call, and here they do not
+                return None  # the argument must be the same for all examples
             arguments.append(value)
             continue
         first = value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
         if mixed and first.dim() == 1 and batching == LEADING:
-            return (
-                None  # an example without dimensions yields to others in the dtype; a batch of them does not
-            )
+            return None  # dtype promotion treats a 0-dimensional example differently
         if batching != LEADING:
             if first.dim() < 2:
-                return None  # the operator refuses it in words of its own
+                return None  # the operator raises its own error
             lead = first.shape[1]
             first = first.reshape(size * lead, *first.shape[2:])
         arguments.append(first)

@@ -109,12 +109,12 @@ def examine(capability: Capability, *, self_test: bool = True) -> Decision:
     """Examine whether a capability works, independently of the decision.
 
     Args:
-        capability: What to look at.
-        self_test: Whether its self-test is run; else its private names are looked for, no more.
+        capability: The capability.
+        self_test: Whether to run its self-test; otherwise only its private names are looked up.
     """
     try:
         private = importlib.import_module(f"{__package__}.private.{capability.name}")
-    except Exception as error:  # whatever a future torch does where a name was
+    except Exception as error:  # a future torch may raise anything
         return Decision(False, _first_line(error))
     return _run_self_test(private) if self_test else Decision(True)
 
@@ -178,13 +178,13 @@ CAPABILITIES = {
         ),
         Capability(
             name="torch_func",
-            purpose="transforms of `torch.func`, layer by layer",
+            purpose="transforms of `torch.func`, level by level",
             instead="`torch.autograd.Function` serves `grad`, `vjp`, and `vmap` by the reference; "
             "forward mode, autocast, `functionalize`, and `vmap` of an opaque operator or over nothing are "
             "refused",
             provides=(
-                "Layer",
-                "innermost_layer",
+                "Transform",
+                "innermost_transform",
                 "SingleLevelFunction",
                 "single_level_nodes",
                 "unwrap_dead",

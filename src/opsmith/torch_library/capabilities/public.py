@@ -39,7 +39,7 @@ def autocast_key(device: str) -> str | None:
     library.define("cast(Tensor x) -> Tensor")
     try:
         library.impl("cast", lambda x: x.clone(), key)
-    except RuntimeError:  # torch does not know the key
+    except RuntimeError:  # an unknown key
         return None
     return key
 
@@ -94,7 +94,7 @@ def forward_mode_active() -> bool:
     """Return True if a forward-mode level is open, so that arguments may carry tangents."""
     try:
         forward_ad.make_dual(_FORWARD_MODE_PROBE, _FORWARD_MODE_PROBE)
-    except Exception as error:  # whatever else torch says, it got further than to look for a level
+    except Exception as error:  # any other error comes after the check of the level
         return not has_message(error, NO_DUAL_LEVEL)
     return True
 
@@ -279,11 +279,11 @@ class SingleLevelFunction:
     """Placeholder: subclasses can be imported, and are not used."""
 
 
-def innermost_layer() -> str | None:
+def innermost_transform() -> str | None:
     """A non-empty string under a `torch.func` transform; None outside."""
     try:
         _TORCH_FUNC_PROBE.requires_grad_()
-    except RuntimeError:  # torch forbids it under a transform, and nowhere else
+    except RuntimeError:  # raised under a transform only
         return "some"
     return None
 

@@ -20,7 +20,7 @@ from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import mixes_dtypes
 from opsmith.torch_library.fast_path.generated_node import GeneratedNodes, NodeSignature
 from opsmith.torch_library.fast_path.purity import CONTRACT_NAMES, ContractSource
-from opsmith.torch_library.validation import result_validator
+from opsmith.torch_library.validation import validate_results
 
 PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
 MAX_SIGNATURES = 16
@@ -77,7 +77,7 @@ class CallSignatures:
         number = sum(
             2**place for place, name in enumerate(reversed(self._optional)) if given[name] is not None
         )
-        # A tensor that is given twice is of no form, for torch: such calls come here each time.
+        # The guard never accepts a tensor that is given twice: such calls are selected each time.
         if implementation is not SLOW_PATH and len(self.known[number]) < MAX_SIGNATURES and guard(*tensors):
             self.known[number].append(implementation)
         return implementation
@@ -101,7 +101,7 @@ class CallSignatures:
             if requires and not torch.is_inference_mode_enabled():
                 return SLOW_PATH
             return guard, kernel, partial(self._in_inference, kernel), False
-        # Without formula and kernel it is the reference that autograd records, as it would any function.
+        # Without formulas and kernels autograd records the reference.
         ordinary = not (specification.gradients.given or kernel is not specification.reference)
         if not requires or ordinary:
             return guard, kernel, None, bool(requires)
@@ -144,9 +144,10 @@ class CallSignatures:
             before: Version counters of the tensors among them before the call; None if not recorded.
 
         Raises:
-            MutationError, AliasError, ResultTypeError, LayoutError, CapturedTensorError: As their names say.
+            MutationError, AliasError, ResultTypeError, LayoutError, CapturedTensorError: See their names.
         """
-        validated = result_validator(self.specification, kernel)(result, values, before)
+        versions = None if before is None else [count for count in before if count is not None]
+        validated: Tensor = validate_results(self.specification, kernel, result, values, versions)[0]
         if validated.requires_grad and not any(tensor.requires_grad for tensor in tensors_in(values)):
             raise errors.CapturedTensorError(
                 "it uses something that requires a gradient and is not an argument",

@@ -31,13 +31,13 @@ def generate_call(
     Args:
         specification: The operator.
         overload: The operator as torch knows it.
-        call: Takes the handle, positional and keyword arguments: the call that is right in every case.
+        call: Takes the handle, positional and keyword arguments: the slow path.
     """
     schema = specification.schema
     tensors = [argument for argument in schema.arguments if argument.kind.is_tensor]
     optional = [each.name for each in tensors if each.kind.optional]
     taken = any(name.startswith("_op_") for name in (*schema.names, specification.short_name))
-    # Results that are constants are cut off their graph on the dispatcher's path.
+    # Non-differentiable results are detached on the slow path only.
     unfit = (
         len(schema.results) > 1
         or not schema.always_tensors
@@ -88,11 +88,11 @@ def _call_source(specification: Specification) -> str:
     plain = [
         "not _op_extra",
         "not _op_unknown",
-        # Asked first of all: a subclass or a mode that watches torch functions would see the other questions.
+        # Checked first: a subclass or a `TorchFunctionMode` would see the other checks.
         capabilities.torch_function_condition(every),
         *capabilities.GUARD_CONDITIONS,
         *(_type_condition(each) for each in schema.arguments if not each.kind.is_tensor),
-        # Other tensors that are no plain dense ones are of another form; of this kind torch cannot ask that.
+        # The guard rejects other tensors that are not dense, but cannot take nested ones.
         *(_unless_none(each, "not {0}.is_nested") for each in tensors),
     ]
     in_shape = size_condition(specification)
@@ -105,7 +105,7 @@ def _call_source(specification: Specification) -> str:
     keywords = "".join(f"{name}={name}, " for name in schema.names[schema.positional :])
     contract = ContractSource(specification)
     before = "_op_before" if contract.may_write else "None"
-    # Code that is seen to write nowhere is seen to use no tensors but its arguments.
+    # Code that is proved to write nowhere is also proved to use no tensors but its arguments.
     overload = f"_op_overload({positional}{keywords})"
     if schema.lowering is not None:
         overload = f"_op_call(_op_handle, ({positional}), _op_dict({keywords}))"
@@ -117,7 +117,7 @@ def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
     try:
         _op_plain = {" and ".join(plain)}
     except _op_AttributeError:
-        _op_plain = False  # what should be a tensor is none
+        _op_plain = False  # an argument is not a tensor
     if _op_plain:
         for _op_guard, _op_kernel, _op_apply, _op_requires in {_by_given("_op_signatures_{}", optional)}:
             if {_guard_source(tensors, optional)}:
@@ -202,7 +202,7 @@ def _type_condition(argument: Argument) -> str:
 def _kernel_argument(argument: Argument) -> str:
     """Source of an argument of the kernel."""
     name, kind = argument.name, argument.kind
-    if kind.base is FLOAT and not kind.sequence:  # the dispatcher makes a float of a whole number too
+    if kind.base is FLOAT and not kind.sequence:  # the dispatcher converts integers, too
         return f"(None if {name} is None else _op_float({name}))" if kind.optional else f"_op_float({name})"
     if kind.is_tensor or not kind.sequence:
         return name
@@ -216,7 +216,7 @@ def _kernel_argument(argument: Argument) -> str:
     if kind.spread:
         return f"(None if {name} is None else {spread})" if kind.optional else spread
     restored = f"_op_restored_{name}"
-    # Each call gets a list of its own.
+    # Each call gets a new list.
     return restored if kind.as_tuple else f"({restored} if {restored} is None else [*{restored}])"
 
 
@@ -236,7 +236,7 @@ def size_condition(specification: Specification) -> str:
         return everything
     optional = {each.name for each in specification.schema.arguments if each.kind.optional}
     if shapes.integers & optional:
-        return everything  # one that is None is no size
+        return everything  # None is not a size
     first: dict[str, str] = {name: name for name in shapes.integers}
     conditions: list[str] = []
     for name in sorted(shapes.arguments, key=lambda name: name in optional):
@@ -249,7 +249,7 @@ def size_condition(specification: Specification) -> str:
             if size.isdigit():
                 agree.append(f"{found} == {size}")
             elif not size.isidentifier() or (size not in first and name in optional):
-                return everything  # an expression, or a letter that only an argument that may be None has
+                return everything  # an expression, or a letter of an optional argument only
             elif size in first:
                 agree.append(f"{found} == {first[size]}")
             else:

@@ -94,7 +94,7 @@ class GeneratedNodes:
         def first(context: Any, grad: Tensor) -> tuple[Any, ...]:
             """The backward until a call has shown that no formula writes to saved tensors."""
             gradients = full_backward(context, grad)
-            if not torch.compiler.is_dynamo_compiling():  # what is traced has not run
+            if not torch.compiler.is_dynamo_compiling():  # a traced formula has not run
                 self._prove()
             return gradients
 
@@ -138,7 +138,7 @@ class _GradientGuard:
 
     def __init__(self, names: dict[str, Any]) -> None:
         self._names = names
-        self._left = 32  # where shapes change with each call, nothing is gained
+        self._left = 32  # no gain where shapes change with each call
 
     def __call__(self, *tensors: Tensor) -> None:
         """Guard on tensors like these from now on."""
@@ -199,9 +199,9 @@ class _NodeSource:
         checks = [self._check(name, devices[name]) for name in self.formulas]
         guarded = not may_write and not shaped
         if guarded:
-            # Formulas that are seen to write nowhere make no nested tensor, which could not be asked this.
+            # The guard cannot take nested tensors, which formulas that are proved pure cannot make.
             pairs = ", ".join(f"_op_d_{name}, {name}" for name in self.formulas)
-            # Under autocast tensors are of another signature, so that it need not be asked for each time.
+            # The guard rejects tensors under autocast, so that autocast is checked behind it only.
             full_backward = "if _op_autocast(): return _op_full_backward(_op_ctx, _op_grad)"
             checks = [
                 f"if not _op_same_gradients({pairs}):",
@@ -240,7 +240,7 @@ class {self.specification.short_name}(_op_Function):
 
     def _call(self, name: str, formula: Formula) -> str:
         """Source of the call of one formula."""
-        # The order that a signature tells is the one of a call only where nothing is wrapped.
+        # A wrapped function may take its arguments in another order than its signature has.
         code = getattr(formula.function, "__code__", None)
         in_order = code is not None and code.co_varnames[: code.co_argcount] == formula.keywords
         arguments = ", ".join(
@@ -258,7 +258,7 @@ class {self.specification.short_name}(_op_Function):
     def _check(self, name: str, device: str) -> str:
         """Source of the check of one gradient, which is fitted to its input where it does not match."""
         asked = _DEVICE_PREDICATES.get(device, f"device == _op_device_{name}")
-        # A tensor that is saved has its shape with it.
+        # The shape of a saved tensor need not be saved.
         shape = f"{name}.shape" if name in self.tensors else f"_op_shape_{name}"
         plain = f"_op_type(_op_d_{name}) is _op_Tensor and _op_d_{name}.layout is _op_strided"
         fits = f"_op_d_{name}.dtype is _op_dtype_{name} and _op_d_{name}.{asked}"
@@ -324,7 +324,7 @@ def _full_backward(
     flattening = Flattening(schema, (None,) * len(schema.arguments))
     result_flattening = ResultFlattening(schema, (None,))
     plan = backward_plan(specification, frozenset(node_source.formulas))
-    # What it looks up is kept: a compiled backward cannot pass the lock of a cached property.
+    # Fill the cached property now: a compiled backward cannot pass its lock.
     flattening.needed((False,) * len(schema.arguments))
     differentiable = specification.gradients.differentiable
     constants = [
@@ -333,7 +333,7 @@ def _full_backward(
 
     def full_backward(context: Any, grad: Tensor) -> tuple[Any, ...]:
         saved = dict(zip(node_source.tensors, context.saved_tensors, strict=True))
-        for name in constants:  # a second order goes through none of them
+        for name in constants:  # they have no second order
             saved[name] = None if saved[name] is None else saved[name].detach()
         sizes = {name: saved[name].shape for name in node_source.formulas if name in saved}
         shaped = [name for name in node_source.formulas if name not in saved]

@@ -86,7 +86,7 @@ def always_new(function: Callable[..., Any]) -> bool:
 def _function(function: Any, seen: set[int]) -> bool:
     if not isinstance(function, types.FunctionType) or id(function) in seen:
         return False
-    seen.add(id(function))  # as long as it is looked at: what calls itself is not followed
+    seen.add(id(function))  # during its examination, so that recursion ends
     cells = [_contents(cell) for cell in function.__closure__ or ()]
     harmless = (
         all(_harmless(value, seen) for value in cells)

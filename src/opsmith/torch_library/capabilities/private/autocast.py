@@ -30,7 +30,7 @@ def without_autocast(device: str) -> AbstractContextManager[None]:
 
 def serve_autocast_while_tracing(operator: Any, key: str, kernel: Any) -> None:
     """Register an autocast kernel in Python, where traced calls look it up."""
-    operator.py_kernels.pop(getattr(_C.DispatchKey, key), None)  # of an operator that is adopted again
+    operator.py_kernels.pop(getattr(_C.DispatchKey, key), None)  # left by an earlier adoption
     operator.py_impl(getattr(_C.DispatchKey, key))(kernel)
 
 

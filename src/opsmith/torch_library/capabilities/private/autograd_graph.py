@@ -44,7 +44,7 @@ def saved_tensors(node: Any) -> dict[str, Any]:
             number = str(position) if not label else f"{label}[{position}]"
             found[number if several else label] = None if each is None else each.data
         if not several and found[label] is None and each is not None:
-            # Freed and never given look alike here; only the tensor itself, asked for, tells.
+            # A freed tensor looks like None here; reading the attribute raises where it was freed.
             getattr(node, name.replace("_raw", "", 1))
     return found
 

@@ -35,6 +35,6 @@ def self_test() -> None:
 
 
 def _config() -> Any:
-    from torch._inductor import config  # over a second, which only who compiles waits for
+    from torch._inductor import config  # takes over a second, needed for compilation only
 
     return config

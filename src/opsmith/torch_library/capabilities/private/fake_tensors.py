@@ -23,7 +23,7 @@ def symbolic_mode() -> Any:
 
 class _Symbolic:
     def __init__(self) -> None:
-        # Equal sizes are different symbols: what must be equal says so when it runs.
+        # Equal sizes get different symbols; a guard shows which must be equal.
         self.mode = FakeTensorMode(shape_env=ShapeEnv(duck_shape=False))
 
     def __enter__(self) -> _Symbolic:

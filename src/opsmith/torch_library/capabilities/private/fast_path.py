@@ -99,14 +99,14 @@ def returns_new(name: str) -> bool:
         schema
         for schema in _C._jit_get_schemas_for_operator(f"aten::{name}")
         if not any(argument.is_out for argument in schema.arguments)
-        and "Dimname" not in schema.overload_name  # in torch 2.11: made of the one by number
+        and "Dimname" not in schema.overload_name  # in torch 2.11 a composition
     ]
     aliases = any(result.alias_info is not None for schema in schemas for result in schema.returns)
     names = [f"aten::{name}" + f".{each.overload_name}" * bool(each.overload_name) for each in schemas]
     composed = any(
         _C._dispatch_has_kernel_for_dispatch_key(each, "CompositeImplicitAutograd")
         for each in names
-        if _C._dispatch_has_kernel(each)  # others are TorchScript's, of numbers
+        if _C._dispatch_has_kernel(each)  # others are of TorchScript, on numbers
     )
     return bool(schemas) and not aliases and not composed
 
@@ -135,7 +135,7 @@ def direct_call(overload: Any) -> Callable[..., Any]:
 
 def override_call(operator: Any, answer: Callable[..., Any] | None) -> None:
     """Replace the `__call__` of `torch.ops.namespace.name` or an overload of it; None restores torch's."""
-    # By its class: the function in C that it has is what it is known by, in sets and in graphs.
+    # The class is replaced, not the object, which is a key of sets and graphs.
     kind = type(operator)
     torch_s = getattr(kind, "_op_kind", kind)
     described = {"__module__": torch_s.__module__, "__doc__": torch_s.__doc__, "_op_kind": torch_s}

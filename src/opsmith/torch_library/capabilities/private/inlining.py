@@ -16,7 +16,7 @@ FUNCTIONALIZATION: type = FunctionalTensorMode
 
 def exporting() -> bool:
     """Return True under torch.export, which keeps operators whole."""
-    import torch._functorch.config as config  # when something is traced, not with the first operator
+    import torch._functorch.config as config  # a slow import, needed for tracing only
 
     return not config.decompose_custom_triton_ops
 
@@ -42,7 +42,7 @@ def self_test() -> None:
 
     torch.library.register_torch_dispatch("opsmith_self_test::inlined", FUNCTIONALIZATION, rule, lib=library)
     mode: Any = FUNCTIONALIZATION()
-    x = torch.ones(2)  # made outside the mode, in which it would be a stand-in already
+    x = torch.ones(2)  # made outside of the mode, which would wrap it
     with mode:
         result = FunctionalTensor.from_functional(operator(FunctionalTensor.to_functional(x)))
     assert seen == [True], "the rule was not asked, or the types of a trace have changed"

@@ -54,7 +54,7 @@ def self_test() -> None:
     assert "opset_version" in inspect.signature(_registration.ONNXRegistry.from_torchlib).parameters
     try:
         import onnxscript
-    except ModuleNotFoundError:  # nothing is exported here, and an export says what is missing
+    except ModuleNotFoundError:  # no export is possible, and an export reports this
         return
     opset: Any = onnxscript.values.Opset("", 18)
 

@@ -43,9 +43,9 @@ def observe_shards(see: Callable[[Any, Any, Any, Callable[[], Any]], Any]) -> Ab
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if any(issubclass(kind, DTensor) for kind in types):
-                return NotImplemented  # DTensor's turn, whose operations on shards come back here
+                return NotImplemented  # DTensor runs it, and its operations on shards come here
             kwargs = kwargs or {}
-            if operator.namespace == "prim":  # it asks what a tensor is, and computes nothing
+            if operator.namespace == "prim":  # a query, not a computation
                 return operator(*args, **kwargs)
             if operator._schema.is_mutable:
                 raise NotImplementedError(f"{operator} writes into a tensor")

@@ -1,4 +1,4 @@
-"""The running transforms of `torch.func`, one layer at a time."""
+"""The running transforms of `torch.func`, one level at a time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torch._functorch.utils import enable_single_level_autograd_function
 _C: Any = torch._C
 
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
-"""Base of a node that belongs to one `torch.func.grad` layer."""
+"""Base of a node that belongs to one `torch.func.grad` transform."""
 
 
 @dataclass(frozen=True)
-class Layer:
+class Transform:
     """One running `torch.func` transform.
 
     Args:
@@ -40,47 +40,47 @@ class Layer:
 
     @property
     def batch_size(self) -> int:
-        """Number of examples of a `Vmap` layer."""
+        """Number of examples of a `Vmap` transform."""
         size: int = self.interpreter.batch_size()
         return size
 
     @property
     def randomness(self) -> str:
-        """The `randomness` of a `Vmap` layer: `error`, `same` or `different`."""
+        """The `randomness` of a `Vmap` transform: `error`, `same` or `different`."""
         return str(self.interpreter.randomness())
 
     def lift(self, value: Any) -> Any:
-        """A tensor as one of this layer."""
+        """A tensor as one of this transform."""
         return self.interpreter._cptr.lift(value) if isinstance(value, Tensor) else value
 
     def unwrap(self, value: Any) -> Any:
-        """A tensor of this layer as one of the layer below."""
+        """A tensor of this transform as one of the transform below."""
         return _functorch._unwrap_for_grad(value, self.level) if isinstance(value, Tensor) else value
 
     def wrap(self, value: Tensor) -> Tensor:
-        """A tensor of the layer below as one of this layer."""
+        """A tensor of the transform below as one of this transform."""
         wrapped: Tensor = _functorch._wrap_for_grad(value, self.level)
         return wrapped
 
     def unwrap_batched(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
-        """Batched tensors of this layer as plain ones, and the batch dimension of each."""
+        """Batched tensors of this transform as plain ones, and the batch dimension of each."""
         unwrapped: tuple[tuple[Any, ...], tuple[int | None, ...]] = _vmap.unwrap_batched(
             tuple(values), self.level
         )
         return unwrapped
 
     def wrap_batched(self, values: Sequence[Tensor], dims: Sequence[int | None]) -> tuple[Tensor, ...]:
-        """Plain tensors as batched ones of this layer."""
+        """Plain tensors as batched ones of this transform."""
         wrapped: tuple[Tensor, ...] = _vmap.wrap_batched(tuple(values), tuple(dims), self.level)
         return wrapped
 
 
-def innermost_layer() -> Layer | None:
+def innermost_transform() -> Transform | None:
     """The innermost `torch.func` transform that is running; None outside."""
     top: Any = _functorch.peek_interpreter_stack()
     if top is None:
         return None
-    return Layer(str(top.key()).rpartition(".")[2], coerce_cinterpreter(top))
+    return Transform(str(top.key()).rpartition(".")[2], coerce_cinterpreter(top))
 
 
 def single_level_nodes() -> AbstractContextManager[None]:
@@ -118,8 +118,8 @@ def transform_kernel(name: str) -> Any:
 
 
 def self_test() -> None:
-    """One layer of each kind is seen, unwrapped, computed below and wrapped again, with the right answer."""
-    assert innermost_layer() is None
+    """A transform of each kind is found, and its tensors are unwrapped, computed and wrapped again."""
+    assert innermost_transform() is None
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     _test_grad(x)
     _test_vmap(x)
@@ -129,15 +129,15 @@ def self_test() -> None:
     assert (result.tolist(), dim) == ((x * 2).tolist(), 0)
     assert reduce_to_dim(x, 0, 1, 3).tolist() == x.mT.tolist()
     assert reduce_to_dim(x, 0, None, 3).tolist() == [9.0, 12.0], "a shared gradient is not summed"
-    assert innermost_layer() is None
+    assert innermost_transform() is None
 
 
 class _Sevenfold(SingleLevelFunction):  # type: ignore[misc]  # torch gives it no type
     @staticmethod
-    def forward(layer: Layer, x: Tensor) -> Tensor:
-        with layer.interpreter.lower():
-            result = layer.unwrap(x) * 2
-        return layer.wrap(result)
+    def forward(transform: Transform, x: Tensor) -> Tensor:
+        with transform.interpreter.lower():
+            result = transform.unwrap(x) * 2
+        return transform.wrap(result)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -148,38 +148,38 @@ class _Sevenfold(SingleLevelFunction):  # type: ignore[misc]  # torch gives it n
         return None, grad * 7 * unwrap_dead(ctx.saved_tensors[0])
 
 
-def _layer(kind: str) -> Layer:
-    layer = innermost_layer()
-    assert layer is not None, f"a running {kind} is not seen"
-    assert (layer.kind, layer.level) == (kind, 1)
-    return layer
+def _running(kind: str) -> Transform:
+    transform = innermost_transform()
+    assert transform is not None, f"a running {kind} is not seen"
+    assert (transform.kind, transform.level) == (kind, 1)
+    return transform
 
 
 def _test_grad(x: Tensor) -> None:
     def function(x: Tensor) -> Tensor:
-        layer = _layer("Grad")
+        transform = _running("Grad")
         with single_level_nodes():
             apply: Any = _Sevenfold.apply
-            result: Tensor = apply(layer, layer.lift(x))
+            result: Tensor = apply(transform, transform.lift(x))
         return result.sum()
 
     gradient: Any = torch.func.grad(function)(x)
-    assert gradient.tolist() == (7 * x).tolist(), "a node of a layer has the wrong gradient"
+    assert gradient.tolist() == (7 * x).tolist(), "a node of a transform has the wrong gradient"
     pulled: Any = torch.func.vjp(function, x)
     value, pull = pulled
     assert value.item() == 2 * x.sum().item()
-    assert pull(torch.tensor(1.0))[0].tolist() == (7 * x).tolist(), "what outlived its layer is wrong"
+    assert pull(torch.tensor(1.0))[0].tolist() == (7 * x).tolist(), "what outlived its transform is wrong"
 
 
 def _test_vmap(x: Tensor) -> None:
     def function(row: Tensor) -> Tensor:
-        layer = _layer("Vmap")
-        assert (layer.batch_size, layer.randomness) == (3, "same")
-        (value, constant), dims = layer.unwrap_batched((row, 2.0))
+        transform = _running("Vmap")
+        assert (transform.batch_size, transform.randomness) == (3, "same")
+        (value, constant), dims = transform.unwrap_batched((row, 2.0))
         assert dims == (0, None)
-        with layer.interpreter.lower():
+        with transform.interpreter.lower():
             result = value * constant
-        (wrapped,) = layer.wrap_batched((result,), (0,))
+        (wrapped,) = transform.wrap_batched((result,), (0,))
         return wrapped
 
     result: Any = torch.func.vmap(function, randomness="same")(x)
@@ -195,8 +195,8 @@ def _test_functionalize(x: Tensor) -> None:
     seen: list[str] = []
 
     def at_front(keyset: Any, x: Tensor) -> Any:
-        layer = innermost_layer()
-        seen.append("none" if layer is None else layer.kind)
+        transform = innermost_transform()
+        seen.append("none" if transform is None else transform.kind)
         return by_torch.call_boxed(keyset, x)
 
     library.impl("layered", at_front, "FuncTorchDynamicLayerFrontMode", with_keyset=True)
