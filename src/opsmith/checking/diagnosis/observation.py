@@ -16,6 +16,7 @@ from opsmith.checking.diagnosis.gradient_paths import GradientPaths
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import largest_magnitude
+from opsmith.checking.samples.batches import all_finite
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import Subject
@@ -167,7 +168,7 @@ class Observer:
             values = draw_fresh(flat, generator, way)
             try:
                 results = self.subject.plain(self.sample)([replica(value) for value in values])
-                if not all(map(_finite, results)):
+                if not all_finite(results):
                     continue
                 fresh = [
                     None if grad is None else _like(result, generator)
@@ -179,7 +180,7 @@ class Observer:
             except Exception as error:
                 refuse_own(error)  # rejected inputs are drawn again by the next method
                 continue
-            if self.right is not None or _finite(observation.expected):
+            if self.right is not None or all_finite([observation.expected]):
                 return observation
         return None
 
@@ -331,10 +332,6 @@ def _moved(value: Any, step: float, generator: torch.Generator, *, least: float 
         return fresh
     signs = torch.randint(0, 2, fresh.shape, generator=generator, dtype=torch.float64) * 2 - 1
     return fresh + step * signs.to(fresh.device) * fresh.abs().clamp_min(least)
-
-
-def _finite(result: Tensor | None) -> bool:
-    return result is None or not is_inexact(result) or bool(result.isfinite().all())
 
 
 def _shapes(flat: Sequence[Any]) -> list[Any]:

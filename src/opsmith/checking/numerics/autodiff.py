@@ -58,6 +58,24 @@ def vjp(
     )
 
 
+def vjp_or_zeros(
+    function: Results, flat: Sequence[Any], places: Sequence[int], grads: Sequence[Tensor | None]
+) -> list[Tensor]:
+    """Compute gradients as `vjp` does, with zeros where autograd has none.
+
+    Args:
+        function: Function of flat arguments.
+        flat: Arguments.
+        places: Positions of the arguments to differentiate with respect to.
+        grads: grad_output of each result; None where there is none.
+    """
+    found = vjp(function, flat, places, grads) or [None] * len(places)
+    return [
+        torch.zeros_like(flat[place]) if gradient is None else gradient
+        for place, gradient in zip(places, found, strict=True)
+    ]
+
+
 def dense(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Convert sparse gradients, such as that of an embedding's table, to dense tensors.
 

@@ -22,7 +22,7 @@ from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
 from opsmith.checking.samples.grad_outputs import GradOutputs
 from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import Sample, replica
-from opsmith.checking.subject import NUDGES, Subject
+from opsmith.checking.subject import PERTURBATIONS, Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.torch_library import capabilities
 
@@ -88,7 +88,7 @@ def _errors(
     index: tuple[int, ...],
 ) -> Iterator[complex]:
     """Yield the errors of one element in float64, each on inputs perturbed differently."""
-    generator = right.subject.generator(NUDGES)
+    generator = right.subject.generator(PERTURBATIONS)
     step = torch.finfo(torch.float64).eps ** MOVED
     for _ in range(DRAWS):
         flat = [perturbed(value, step, generator) for value in right.sample.at(torch.float64, device)]

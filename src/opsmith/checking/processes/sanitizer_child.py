@@ -217,8 +217,8 @@ def with_redzones(label: str, value: Tensor, sanitizer: Any) -> tuple[Tensor, Me
     """Copy a tensor between poisoned redzones; return the copy and its memory.
 
     The copy has the memory that its elements span and no more, even of a slice, and the same alignment as the
-    original: a kernel that assumes aligned memory fails with it. An empty tensor has a null pointer and no
-        redzones.
+    original: a kernel that assumes aligned memory fails with it. An empty tensor has a null pointer, and no
+    redzones.
 
     Args:
         label: Name of the argument.

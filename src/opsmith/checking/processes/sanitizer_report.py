@@ -121,12 +121,12 @@ class KernelFindings:
         where, line = self._place(report.lines)
         if run.late and report.kind == "ABRT":
             return self._late(call, where, line)
-        evidence = self._evidence(call, line, report.words)
+        evidence = self._evidence(call, line, report.text)
         if report.kind == "undefined":
-            message = f"its behaviour is undefined in C++: {report.words}"
+            message = f"its behaviour is undefined in C++: {report.text}"
             return Failure(self.property, None, "undefined", message, where, evidence)
         size = f" {report.size} bytes" if report.size else ""
-        verb = {"READ": f"reads{size}", "WRITE": f"writes{size}"}.get(report.way, "uses memory")
+        verb = {"READ": f"reads{size}", "WRITE": f"writes{size}"}.get(report.access, "uses memory")
         if report.kind in GONE:
             message = f"it {verb} of {GONE[report.kind]}"
             message += f": `{report.variable}`" if report.variable else ""

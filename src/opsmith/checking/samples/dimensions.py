@@ -46,19 +46,19 @@ class Symbol:
     Args:
         name: Name in messages: `x.shape[0]`, or the author's letter.
         size: Value in the sample.
-        spots: Locations of the size.
+        locations: Locations of the size.
         varies: True if the samples, or the author, show that it may change.
     """
 
     name: str
     size: int
-    spots: tuple[SizeLocation, ...]
+    locations: tuple[SizeLocation, ...]
     varies: bool
 
     @property
     def doubled(self) -> bool:
         """True if a tensor has the size twice, as a square matrix has."""
-        places = [spot.place for spot in self.spots if not spot.number]
+        places = [location.place for location in self.locations if not location.number]
         return len(places) > len(set(places))
 
 
@@ -96,18 +96,18 @@ class Sizes:
         for symbol in self.symbols:
             if symbol.name not in to:
                 continue
-            for spot in symbol.spots:
-                if not spot.number:
-                    shapes[spot.place][spot.index] = to[symbol.name]
+            for location in symbol.locations:
+                if not location.number:
+                    shapes[location.place][location.index] = to[symbol.name]
                     continue
-                value = numbers.get(spot.place, self.sample.flat[spot.place])
-                numbers[spot.place] = _with_item(value, spot.index, to[symbol.name])
+                value = numbers.get(location.place, self.sample.flat[location.place])
+                numbers[location.place] = _with_item(value, location.index, to[symbol.name])
         letters = {**self.by_name, **to}
-        for spot, formula in self.formulas.items():
+        for location, formula in self.formulas.items():
             size = formula(letters)
             if size is None:
                 return None
-            shapes[spot.place][spot.index] = size
+            shapes[location.place][location.index] = size
         return shapes, numbers
 
 
@@ -126,26 +126,26 @@ def _with_item(value: Any, index: int, size: int) -> Any:
 
 
 def _declared(shapes: Shapes, sample: Sample) -> Sizes:
-    spots: dict[str, list[SizeLocation]] = {}
+    locations: dict[str, list[SizeLocation]] = {}
     formulas: dict[SizeLocation, Any] = {}
     sizes, _ = shapes.bind(sample.flattening.schema, sample.flattening.pack(sample.flat))
     for place, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
         if name in shapes.integers and isinstance(value, int):
-            spots.setdefault(name, []).append(SizeLocation(place, 0, number=True))
+            locations.setdefault(name, []).append(SizeLocation(place, 0, number=True))
         dims = shapes.arguments.get(name)
         if dims is None or not isinstance(value, Tensor):
             continue
         start = value.dim() - len(dims.sizes)
         for lead in range(start):
-            spots.setdefault(f"...[{lead - start}]", []).append(SizeLocation(place, lead))
+            locations.setdefault(f"...[{lead - start}]", []).append(SizeLocation(place, lead))
         for index, (size, expression) in enumerate(zip(dims.sizes, dims.expressions, strict=True)):
             if expression is not None:
                 formulas[SizeLocation(place, start + index)] = _formula(expression)
             elif size != ANY:
-                spots.setdefault(size, []).append(SizeLocation(place, start + index))
+                locations.setdefault(size, []).append(SizeLocation(place, start + index))
     symbols = tuple(
         Symbol(name, _size_at(sample, where[0]), tuple(where), True)
-        for name, where in spots.items()
+        for name, where in locations.items()
         if name in sizes or name.startswith("...")
     )
     return Sizes(sample, symbols, formulas)
@@ -164,30 +164,30 @@ def _formula(expression: Expression) -> Callable[[Mapping[str, int]], int | None
 
 def _shown(subject: Subject, sample: Sample) -> tuple[Symbol, ...]:
     """Build symbols from sizes that are equal in this sample and in every other with the same tensors."""
-    mine = _spots(sample)
+    mine = _locations(sample)
     others = [_by_label(each) for each in subject.samples if each.position != sample.position]
     ranks = _ranks(sample)
-    known = {spot: [each.get(_label(sample, spot, ranks)) for each in others] for spot in mine}
-    parents = {spot: spot for spot in mine}
+    known = {location: [each.get(_label(sample, location, ranks)) for each in others] for location in mine}
+    parents = {location: location for location in mine}
 
-    def root(spot: SizeLocation) -> SizeLocation:
-        return spot if parents[spot] == spot else root(parents[spot])
+    def root(location: SizeLocation) -> SizeLocation:
+        return location if parents[location] == location else root(parents[location])
 
     for first, second in combinations(sorted(mine), 2):
         if mine[first] == mine[second] and _together(mine[first], known, first, second):
             parents[root(second)] = root(first)
     groups: dict[SizeLocation, list[SizeLocation]] = {}
-    for spot in sorted(mine):
-        groups.setdefault(root(spot), []).append(spot)
+    for location in sorted(mine):
+        groups.setdefault(root(location), []).append(location)
     found: list[Symbol] = []
-    for spots in groups.values():
-        tensors = [spot for spot in spots if not spot.number]
+    for locations in groups.values():
+        tensors = [location for location in locations if not location.number]
         if not tensors:
             continue
         size = mine[tensors[0]]
-        varies = any(theirs not in (None, size) for spot in tensors for theirs in known[spot])
+        varies = any(theirs not in (None, size) for location in tensors for theirs in known[location])
         name = f"{sample.labels[tensors[0].place]}.shape[{tensors[0].index}]"
-        found.append(Symbol(name, size, tuple(spots), varies))
+        found.append(Symbol(name, size, tuple(locations), varies))
     return tuple(found)
 
 
@@ -202,7 +202,7 @@ def _together(
     return not (first.number or second.number) or len({size, *(a for a, _ in pairs)}) > 1
 
 
-def _spots(sample: Sample) -> dict[SizeLocation, int]:
+def _locations(sample: Sample) -> dict[SizeLocation, int]:
     """Return every size and every integer of a sample."""
     found: dict[SizeLocation, int] = {}
     for place, value in enumerate(sample.flat):
@@ -215,29 +215,34 @@ def _spots(sample: Sample) -> dict[SizeLocation, int]:
     return found
 
 
-def _size_at(sample: Sample, spot: SizeLocation) -> int:
-    value = sample.flat[spot.place]
-    return int(value if spot.number else value.shape[spot.index])
+def _size_at(sample: Sample, location: SizeLocation) -> int:
+    value = sample.flat[location.place]
+    return int(value if location.number else value.shape[location.index])
 
 
 def _ranks(sample: Sample) -> list[int | None]:
     return [value.dim() if isinstance(value, Tensor) else None for value in sample.flat]
 
 
-def _label(sample: Sample, spot: SizeLocation, ranks: Sequence[int | None]) -> tuple[Any, ...]:
-    return sample.labels[spot.place], ranks[spot.place], spot.index, spot.number
+def _label(sample: Sample, location: SizeLocation, ranks: Sequence[int | None]) -> tuple[Any, ...]:
+    return sample.labels[location.place], ranks[location.place], location.index, location.number
 
 
 def _by_label(sample: Sample) -> dict[tuple[Any, ...], int]:
     ranks = _ranks(sample)
-    return {_label(sample, spot, ranks): size for spot, size in _spots(sample).items()}
+    return {_label(sample, location, ranks): size for location, size in _locations(sample).items()}
 
 
 def is_batch_like(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
     """Report whether a slice of a dimension gives a slice of the results: its size may then be any."""
-    if symbol.size < 2 or symbol.doubled or any(spot.number for spot in symbol.spots) or subject.draws:
+    if (
+        symbol.size < 2
+        or symbol.doubled
+        or any(location.number for location in symbol.locations)
+        or subject.draws
+    ):
         return False
-    dimensions = {spot.place: spot.index for spot in symbol.spots}
+    dimensions = {location.place: location.index for location in symbol.locations}
     # Suppressed: if it raises for a slice, the size has a meaning.
     with Overlooking(), torch.no_grad():
         whole = subject.reference(sizes.sample, sizes.sample.at(torch.float64))

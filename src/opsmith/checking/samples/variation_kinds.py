@@ -194,7 +194,10 @@ def _numbers(subject: Subject, sample: Sample, generator: torch.Generator) -> It
     """Change other arguments to values of other samples, to the default, or to any of few values."""
     schema = sample.flattening.schema
     tied = {
-        spot.place for symbol in sizes_of(subject, sample).symbols for spot in symbol.spots if spot.number
+        location.place
+        for symbol in sizes_of(subject, sample).symbols
+        for location in symbol.locations
+        if location.number
     }
     for place, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
         argument = schema.by_name[name]
@@ -256,17 +259,17 @@ def _shape_here(subject: Subject, sizes: Sizes, other: Sample, name: str) -> lis
     theirs = sizes_of(subject, other)
     place = other.names.index(name)
     here = {
-        (sizes.sample.labels[spot.place], spot.index, spot.number): symbol.size
+        (sizes.sample.labels[location.place], location.index, location.number): symbol.size
         for symbol in sizes.symbols
-        for spot in symbol.spots
+        for location in symbol.locations
     }
     shape: list[int] = []
     for index in range(other.flat[place].dim()):
         symbol = next((each for each in theirs.symbols if _stands(each, place, index)), None)
         known = [
             here[label]
-            for spot in (symbol.spots if symbol else ())
-            if (label := (other.labels[spot.place], spot.index, spot.number)) in here
+            for location in (symbol.locations if symbol else ())
+            if (label := (other.labels[location.place], location.index, location.number)) in here
         ]
         if not known:
             return None
@@ -275,7 +278,10 @@ def _shape_here(subject: Subject, sizes: Sizes, other: Sample, name: str) -> lis
 
 
 def _stands(symbol: Symbol, place: int, index: int) -> bool:
-    return any((spot.place, spot.index, spot.number) == (place, index, False) for spot in symbol.spots)
+    return any(
+        (location.place, location.index, location.number) == (place, index, False)
+        for location in symbol.locations
+    )
 
 
 def _broadcasts(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:

@@ -215,11 +215,11 @@ def _has_form(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> bo
 def _outlying(sample: Sample, symbol: Symbol, factor: float) -> Sample:
     """Return the sample with outlying numbers at the last index of a dimension."""
     flat = sample.at()
-    for spot in symbol.spots:
-        if is_inexact(flat[spot.place]) and symbol.size:
-            other = flat[spot.place].clone(memory_format=torch.contiguous_format)
-            other.narrow(spot.index, symbol.size - 1, 1).mul_(factor)
-            flat[spot.place] = other
+    for location in symbol.locations:
+        if is_inexact(flat[location.place]) and symbol.size:
+            other = flat[location.place].clone(memory_format=torch.contiguous_format)
+            other.narrow(location.index, symbol.size - 1, 1).mul_(factor)
+            flat[location.place] = other
     return replace(sample, flat=tuple(flat))
 
 
@@ -232,7 +232,7 @@ def failure_of(property: str, subject: Subject, found: UnhandledEmptyInput) -> F
         found: The fault.
     """
     sample, symbol = found.sample, found.symbol
-    place = symbol.spots[0].place
+    place = symbol.locations[0].place
     name, shape = sample.labels[place], list(sample.flat[place].shape)
     target = target_of(subject)
     script = None

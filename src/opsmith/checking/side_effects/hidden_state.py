@@ -29,10 +29,10 @@ class HiddenState:
     """Reachable values that may hold state between calls.
 
     Args:
-        places: Containers, tensors and caches of functions.
+        values: Containers, tensors and caches of functions.
     """
 
-    places: tuple[Reached, ...]
+    values: tuple[Reached, ...]
 
     @classmethod
     def of(cls, subject: Subject, run: Callable[[], Any]) -> HiddenState:
@@ -42,56 +42,54 @@ class HiddenState:
             subject: The checked operator.
             run: Makes a call; a value without which it raises stays.
         """
-        found = [place for place in reachable_values(subject) if _remembers(place)][:MOST]
-        if _goes(found, run):
+        found = [each for each in reachable_values(subject) if _may_hold_state(each)][:MOST]
+        if _runs_without(found, run):
             return cls(tuple(found))
-        return cls(tuple(place for place in found if _goes([place], run)))
+        return cls(tuple(each for each in found if _runs_without([each], run)))
 
     @contextmanager
     def away(self) -> Iterator[None]:
         """Remove the state within the context; restore it afterwards."""
-        before = [(place, place.current(), _copied(place.current())) for place in self.places]
+        before = [(each, each.current(), _copied(each.current())) for each in self.values]
         self.forget()
         try:
             yield
         finally:
-            for place, value, contents in before:
+            for each, value, contents in before:
                 _fill(value, contents)
-                if place.current() is not value and place.put is not None:
-                    place.put(value)
+                if each.current() is not value and each.put is not None:
+                    each.put(value)
 
     def forget(self) -> None:
         """Clear the state."""
-        for place in self.places:
-            value = place.current()
+        for each in self.values:
+            value = each.current()
             if hasattr(value, "cache_clear"):
                 value.cache_clear()
             elif isinstance(value, Tensor):
-                if place.put is not None:
-                    place.put(None)
+                if each.put is not None:
+                    each.put(None)
             elif isinstance(value, threading.local):
                 vars(value).clear()
-            elif place.is_container:
+            elif each.is_container:
                 value.clear()
 
     def filled(self) -> list[str]:
         """Return the names of the values that hold something now."""
-        return [place.path for place in self.places if _holds(place.current())]
+        return [each.path for each in self.values if _holds(each.current())]
 
 
-def _remembers(place: Reached) -> bool:
-    value = place.value
+def _may_hold_state(each: Reached) -> bool:
+    value = each.value
     if isinstance(value, torch.nn.Parameter):
         return False
-    by_name = isinstance(value, Tensor) and place.put is not None
-    return (
-        by_name or place.is_container or hasattr(value, "cache_clear") or isinstance(value, threading.local)
-    )
+    by_name = isinstance(value, Tensor) and each.put is not None
+    return by_name or each.is_container or hasattr(value, "cache_clear") or isinstance(value, threading.local)
 
 
-def _goes(places: list[Reached], run: Callable[[], Any]) -> bool:
+def _runs_without(values: list[Reached], run: Callable[[], Any]) -> bool:
     """Report whether two calls in a row succeed without some state."""
-    with HiddenState(tuple(places)).away():
+    with HiddenState(tuple(values)).away():
         try:
             run()
             run()

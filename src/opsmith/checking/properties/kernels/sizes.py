@@ -1,4 +1,4 @@
-"""Which code in C++ an operator may run."""
+"""Sizes for kernels: samples of other sizes, and sizes that the reference refuses."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.build.cpp.source import CppSource
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.output.replay import check_again
-from opsmith.checking.processes.fork import announce, in_child, isolated
+from opsmith.checking.processes.fork import announce, in_child, run_isolated
 from opsmith.checking.property import Findings, Note, first_line
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.dimensions import sizes_of
-from opsmith.checking.samples.generate_like import like, repeated
+from opsmith.checking.samples.generate_like import generate_like, repeated
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.samples.variation_kinds import LARGE_SIZES, Change, resized, varies
+from opsmith.checking.samples.variation_kinds import LARGE_SIZES, Variation, may_vary, resized
 from opsmith.checking.samples.variations import refusal
 from opsmith.checking.subject import Subject
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.specification import Specification
-from opsmith.kernels.cpp import CppKernel
+from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.cpp.source import CppSource
 
 
 def kernels_in_cpp(specification: Specification) -> tuple[CppSource, ...]:
@@ -36,9 +36,6 @@ def kernels_in_cpp(specification: Specification) -> tuple[CppSource, ...]:
         each.function.source for each in specification.kernels if isinstance(each.function, CppKernel)
     )
 
-
-FORMS = {"quick": 1, "default": 3, "thorough": 1000}
-"""From so many of the author's samples they are derived, no two of which have the same dimensions."""
 
 MOST_ELEMENTS = 20_000
 """No derived sample has more elements than this."""
@@ -82,13 +79,13 @@ def forms(subject: Subject) -> list[Sample]:
         ranks = tuple(value.dim() if isinstance(value, Tensor) else None for value in sample.flat)
         if sample.elements:
             found.setdefault(ranks, sample)
-    return [*found.values()][: FORMS[subject.effort.name]]
+    return [*found.values()][: subject.effort.samples]
 
 
-def _changes(subject: Subject, sample: Sample) -> Iterator[Change]:
+def _changes(subject: Subject, sample: Sample) -> Iterator[Variation]:
     """All sizes that may vary larger than tiles are, together or each alone; then each alone at one."""
     sizes = sizes_of(subject, sample)
-    names = [symbol.name for symbol in sizes.symbols if varies(subject, sizes, symbol)]
+    names = [symbol.name for symbol in sizes.symbols if may_vary(subject, sizes, symbol)]
     generator = subject.generator()
     large = {name: LARGE_SIZES[at % len(LARGE_SIZES)] for at, name in enumerate(names)}
     together = [*resized(sizes, large, generator, most=MOST_ELEMENTS)] if names else []
@@ -116,14 +113,14 @@ in a later one."""
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedCall:
     """A call that the reference refuses.
 
     Args:
         sample: The sample, with a size changed.
         flat: Its arguments.
         argument: The tensor whose size is another; None where it is that of several.
-        told: What the reference says of it.
+        told: The reference's error.
     """
 
     sample: Sample
@@ -132,23 +129,23 @@ class Refused:
     told: str
 
 
-def taken_though_refused(check: str, subject: Subject) -> Findings:
+def taken_though_refused(property: str, subject: Subject) -> Findings:
     """Failures for sizes that a kernel in C++ computes with, and the reference refuses.
 
     They run in a child process, since such a kernel may write where it should not.
 
     Args:
-        check: Name of the property.
+        property: Name of the property.
         subject: What is under check.
     """
     try:
         told = [_tells_sizes(kernel) for kernel in subject.kernels_on(CPU)]
-    except (errors.ToolchainError, errors.CompileError):  # which is told where kernels run
+    except (errors.ToolchainError, errors.CompileError):  # which is reported where kernels run
         return
     if not any(told):
         return
     if in_child():
-        yield from _taken(check, subject, bytearray(1))
+        yield from _taken(property, subject, bytearray(1))
         return
     taking = mmap.mmap(-1, 1)  # both processes see it
 
@@ -156,12 +153,12 @@ def taken_though_refused(check: str, subject: Subject) -> Findings:
         # OpenMP believes that the thread which was forked still has those that it computed with, and would
         # wait for them for ever where a kernel asks for several. A new thread has none.
         with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as thread:
-            failures = thread.submit(lambda: tuple(_taken(check, subject, taking))).result()
-        return Outcome(check, "passed", failures=failures)
+            failures = thread.submit(lambda: tuple(_taken(property, subject, taking))).result()
+        return Outcome(property, "passed", failures=failures)
 
     kernels, place = kernels_in_cpp(subject.specification), subject.specification.where
     try:
-        found = isolated(check, run, where=place, limit_s=subject.limit_s, kernels=kernels)
+        found = run_isolated(property, run, where=place, limit_s=subject.limit_s, kernels=kernels)
     except errors.UsageError as error:
         yield Note(f"what a kernel does with sizes that the reference refuses was not tried: {error.problem}")
         return
@@ -171,11 +168,11 @@ def taken_though_refused(check: str, subject: Subject) -> Findings:
         elif "limit" not in failure.evidence and taking[0]:
             words = "in a call that the reference refuses, or after one"
             yield replace(failure, cause=CAUSE, message=f"{failure.message}, {words}")
-        else:  # it takes long, or dies of what is told where that is looked at
+        else:  # it takes long, or ends by a fault that is reported where the kernel is checked
             yield Note(f"not all sizes that the reference refuses were tried: {failure.message}")
 
 
-def _taken(check: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
+def _taken(property: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
     told: set[str | None] = set()
     subject = authored(subject)
     for sample in forms(subject):
@@ -192,20 +189,20 @@ def _taken(check: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
             told.add(refused.argument)
             message = (
                 f"it computes {result} for {refused.sample}, which the reference refuses ({refused.told}): "
-                "sizes that are told in C++ are not shown to it, and what the kernel reads may lie beyond "
+                "sizes that are given in C++ are not shown to it, and what the kernel reads may lie beyond "
                 "its tensors; refuse them in `sizes`, by OPSMITH_CHECK, or in `shapes=`"
             )
             evidence = {"sample": str(refused.sample), "refused": refused.told}
-            again = check_again(subject, check)
-            yield Failure(check, refused.argument, CAUSE, message, kernel.where, evidence, again)
+            again = check_again(subject, property)
+            yield Failure(property, refused.argument, CAUSE, message, kernel.where, evidence, again)
 
 
 def _tells_sizes(kernel: Kernel) -> bool:
-    return isinstance(kernel.function, CppKernel) and kernel.function.tells_sizes
+    return isinstance(kernel.function, CppKernel) and kernel.function.computes_sizes
 
 
 def _served(subject: Subject, sample: Sample) -> tuple[Kernel, torch.dtype | None] | None:
-    """The kernel that takes the sample's call, if it tells sizes, and the dtype in which it does."""
+    """The kernel that takes the sample's call, if it gives sizes itself, and the dtype in which it does."""
     for dtype in DTYPES:
         values = sample.flattening.pack(sample.at(dtype))
         chosen = choose(subject.specification.kernels, values)[0]
@@ -214,17 +211,17 @@ def _served(subject: Subject, sample: Sample) -> tuple[Kernel, torch.dtype | Non
     return None
 
 
-def _refused(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> Iterator[Refused]:
+def _refused(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> Iterator[RefusedCall]:
     for argument, change in _size_changes(subject, sample):
         changed = change.sample(sample.position)
         told = _refusal(subject, changed, dtype)
         # It may be the new numbers that it refuses, and not how many there are.
         if told is not None and _refusal(subject, _repeated(sample, changed), dtype) is not None:
-            yield Refused(changed, changed.at(dtype), argument, told)
+            yield RefusedCall(changed, changed.at(dtype), argument, told)
 
 
 def _refusal(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> str | None:
-    """What the reference says of a sample that it refuses; None where it takes it."""
+    """The reference's error for a sample that it refuses; None where it takes it."""
     try:
         with torch.no_grad():
             subject.reference(sample, sample.at(dtype))
@@ -243,7 +240,7 @@ def _repeated(sample: Sample, changed: Sample) -> Sample:
     return replace(changed, flat=tuple(flat))
 
 
-def _size_changes(subject: Subject, sample: Sample) -> Iterator[tuple[str | None, Change]]:
+def _size_changes(subject: Subject, sample: Sample) -> Iterator[tuple[str | None, Variation]]:
     """One more or one less of each size: of one tensor alone, then of all that share it.
 
     Whole numbers may point into a tensor: it does not become smaller then.
@@ -259,21 +256,21 @@ def _size_changes(subject: Subject, sample: Sample) -> Iterator[tuple[str | None
                 if size + way >= LEAST:
                     shape = [*value.shape[:index], size + way, *value.shape[index + 1 :]]
                     flat = [*sample.flat]
-                    flat[place] = like(value, shape, generator)
+                    flat[place] = generate_like(value, shape, generator)
                     words = f"`{name}.shape[{index}]` at {size + way} where it had {size}"
-                    yield name, Change(sample, words, tuple(flat))
+                    yield name, Variation(sample, words, tuple(flat))
     sizes = sizes_of(subject, sample)
     for symbol in sizes.symbols:
         for way in ways:
-            if len(symbol.spots) > 1 and symbol.size + way >= LEAST:
+            if len(symbol.locations) > 1 and symbol.size + way >= LEAST:
                 for change in resized(sizes, {symbol.name: symbol.size + way}, generator):
                     yield None, change
 
 
 def _called(
-    subject: Subject, sample: Sample, dtype: torch.dtype | None, refused: Refused, taking: Flag
+    subject: Subject, sample: Sample, dtype: torch.dtype | None, refused: RefusedCall, taking: Flag
 ) -> str | None:
-    """What the operator returns for a call that the reference refuses; None where it refuses it too."""
+    """Results of the operator for a call that the reference refuses; None where it refuses it too."""
     before = taking[0]
     try:
         with torch.no_grad():
@@ -282,7 +279,7 @@ def _called(
             announce(partial(str, refused.sample))
             taking[0] = 1
             results = subject.call(refused.sample, refused.flat)
-    except Exception as error:  # of the sample's own call it is told where that is looked at
+    except Exception as error:  # an error of the sample's own call is reported elsewhere
         refuse_own(error)
         taking[0] = before
         return None
