@@ -75,7 +75,7 @@ class RoundedThrough(RoundedRight):
 
 
 class RoundedAndFlat(RoundedRight):
-    """The same, and it reads the incoming gradient as if it were contiguous."""
+    """The same, and it reads the grad_output as if it were contiguous."""
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
@@ -314,7 +314,7 @@ def test_a_gradient_that_is_said_to_be_nonlinear_is_not_held_to_linearity() -> N
     clipped = opsmith.adopt(Clipped, "function_class::clipped", kind="nonlinear")
     report = opsmith.check(clipped, samples=[(matrix(),)], only=FAST)
     assert report.passed
-    assert "linearity in the incoming gradient was left out" in " ".join(outcome(report, "surrogate").notes)
+    assert "linearity in grad_output was left out" in " ".join(outcome(report, "surrogate").notes)
     as_surrogate = opsmith.adopt(Clipped, "function_class::surrogate", kind="surrogate")
     (failure,) = opsmith.check(as_surrogate, samples=[(matrix(),)], only=FAST).failures
     assert failure.cause == "nonlinear-grad"

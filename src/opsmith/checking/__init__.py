@@ -1,4 +1,4 @@
-"""The check face: is this operator right, and if not, what is wrong, where, and why?"""
+"""Checks of operators: is it right, and if not, what is wrong, where, and why?"""
 
 from __future__ import annotations
 

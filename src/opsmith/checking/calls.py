@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.autodiff import IN_PLACE, dense, with_gradient
-from opsmith.checking.samples.layouts import incoming
-from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.numerics.autodiff import dense, has_gradient, record
+from opsmith.checking.samples.layouts import random_grad_output
+from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.subject import Subject
 
 
 @dataclass
-class Alive:
-    """A call.
+class LiveCall:
+    """A call with its graph.
 
     Args:
         sample: The sample.
@@ -35,19 +36,19 @@ class Alive:
 
     @property
     def open(self) -> list[int]:
-        """Positions of the results that a gradient can come in for."""
-        return [at for at, result in enumerate(self.results) if result is not None and with_gradient(result)]
+        """Positions of the results that take a grad_output."""
+        return [at for at, result in enumerate(self.results) if result is not None and has_gradient(result)]
 
     def grads(self, subject: Subject) -> list[Tensor]:
-        """Contiguous gradients to come in, the same for the same shapes."""
+        """Contiguous grad_outputs, the same for the same shapes."""
         generator = subject.generator()
-        return [incoming(self.results[at], generator) for at in self.open]
+        return [random_grad_output(self.results[at], generator) for at in self.open]
 
     def backward(self, grads: Sequence[Tensor], **options: Any) -> list[Tensor | None]:
-        """The gradient by each place; nothing is accumulated.
+        """Compute the gradient by each argument; nothing is accumulated.
 
         Args:
-            grads: What comes in, for each open result.
+            grads: The grad_output of each open result.
             options: As of `torch.autograd.grad`.
         """
         return dense(
@@ -60,17 +61,17 @@ class Alive:
             )
         )
 
-    def answered(self, subject: Subject) -> Answer:
+    def answered(self, subject: Subject) -> CallValues:
         """The results, as they are now, and the gradients of a backward, kept as copies."""
         results = copies(self.results)
         if not self.open:
-            return Answer(results, (None,) * len(self.places))
-        return Answer(results, copies(self.backward(self.grads(subject))))
+            return CallValues(results, (None,) * len(self.places))
+        return CallValues(results, copies(self.backward(self.grads(subject))))
 
 
-def alive(
+def live_call(
     subject: Subject, sample: Sample, flat: Sequence[Any], places: Sequence[int], *, leaf: bool = True
-) -> Alive:
+) -> LiveCall:
     """Call an operator with some of its arguments requiring gradients.
 
     Args:
@@ -80,27 +81,13 @@ def alive(
         places: Which arguments require a gradient.
         leaf: Whether to pass leaves; else what autograd has computed from them.
     """
-    with torch.enable_grad():
-        leaves = [
-            value.detach().requires_grad_(place in places) if is_inexact(value) else value
-            for place, value in enumerate(flat)
-        ]
-        if leaf:
-            before = [leaves[place].detach().clone() for place in places]
-            try:
-                return Alive(sample, tuple(places), leaves, leaves, subject.call(sample, leaves))
-            except RuntimeError as error:
-                if IN_PLACE not in str(error):
-                    raise
-                for place, value in zip(places, before, strict=True):
-                    flat[place].detach().copy_(value)  # torch refuses the call only after it has written
-        given = [each.clone() if place in places else each for place, each in enumerate(leaves)]
-        return Alive(sample, tuple(places), leaves, given, subject.call(sample, given))
+    leaves, given, results = record(partial(subject.call, sample), flat, places, leaf=leaf)
+    return LiveCall(sample, tuple(places), leaves, given, results)
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a call and its backward gave.
+class CallValues:
+    """Results and gradients of a call, as copies.
 
     Args:
         results: The visible results.
@@ -112,20 +99,20 @@ class Answer:
     gradients: tuple[Tensor | None, ...] = ()
 
 
-def answer(subject: Subject, sample: Sample, flat: Sequence[Any], places: Sequence[int]) -> Answer:
+def call_values(subject: Subject, sample: Sample, flat: Sequence[Any], places: Sequence[int]) -> CallValues:
     """The results and gradients of a call, kept as copies."""
-    return alive(subject, sample, flat, places).answered(subject)
+    return live_call(subject, sample, flat, places).answered(subject)
 
 
 def copies(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Tensors as nobody can change them any more."""
+    """Copies of tensors, detached from the graph."""
     return tuple(None if tensor is None else tensor.detach().clone() for tensor in dense(tensors))
 
 
-def called(
+def record_copies(
     call: Callable[[list[Any]], Any], flat: Sequence[Any], places: Sequence[int]
 ) -> tuple[list[Any], Any]:
-    """Call a function on copies of some arguments, of which some require a gradient.
+    """Call a function under autograd on copies of its arguments.
 
     Args:
         call: Takes flat arguments.
@@ -133,20 +120,7 @@ def called(
         places: The arguments that require a gradient.
 
     Returns:
-        The arguments that gradients can be asked for, and what the call returns. What writes into an argument
-        takes no leaves, and gets what autograd has computed from them.
+        The leaves, and what the call returns.
     """
-    with torch.enable_grad():
-        leaves = _leaves(flat, places)
-        try:
-            return leaves, call(leaves)
-        except RuntimeError as error:
-            if IN_PLACE not in str(error):
-                raise
-        leaves = _leaves(flat, places)
-        return leaves, call([leaf.clone() if place in places else leaf for place, leaf in enumerate(leaves)])
-
-
-def _leaves(flat: Sequence[Any], places: Sequence[int]) -> list[Any]:
-    copies = [replica(value) for value in flat]
-    return [copy.requires_grad_() if place in places else copy for place, copy in enumerate(copies)]
+    leaves, _, returned = record(call, [replica(value) for value in flat], places)
+    return leaves, returned

@@ -1,38 +1,54 @@
-"""Causes of failures: the name of each, its meaning, and which failures follow from others."""
+"""Causes of failures: the name, the meaning and the evidence of each, in the order of precedence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-
-from opsmith.checking.report import Failure
 
 UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Cause:
-    """One word for what is wrong.
+    """A cause of a failure.
 
     Args:
         name: The word, as it stands in `Failure.cause`.
         meaning: What is wrong, in a sentence.
-        decided: The evidence that it takes.
+        decided_by: The evidence that it takes.
+        numeric: It is read off the numbers: where samples disagree, the cause that fits all of them counts.
+        unsteady: Two runs may give different numbers, so that comparing runs is meaningless.
+        damaging: A kernel may have damaged the process that it ran in.
+        root: It leaves nothing right of what traces, maps or copies the operator.
+        broad: It names no reason, so that an earlier failure with a root cause explains it.
     """
 
     name: str
     meaning: str
-    decided: str
+    decided_by: str
+    _: KW_ONLY
+    numeric: bool = False
+    unsteady: bool = False
+    damaging: bool = False
+    root: bool = False
+    broad: bool = False
 
 
 _TABLE = (
-    Cause("raises", "It raises, or the process dies.", "An exception of it, or the signal."),
+    Cause(
+        "raises",
+        "It raises, or the process dies.",
+        "An exception of it, or the signal.",
+        damaging=True,
+        root=True,
+        broad=True,
+    ),
     Cause(
         "out-of-bounds",
         "It reads or writes memory that is not its own: beyond a tensor or an array, or that is gone.",
         "AddressSanitizer, with each argument between fences; of a kernel in Triton each pointer that the "
         "interpreter uses.",
+        damaging=True,
     ),
     Cause(
         "undefined",
@@ -48,50 +64,74 @@ _TABLE = (
         "mutates-input",
         "It writes into an argument.",
         "The bits of every argument before and after the call and the backward.",
+        unsteady=True,
+        root=True,
     ),
     Cause(
         "mutates-grad-output",
-        "Its backward writes into the incoming gradient.",
-        "The bits of every incoming gradient before and after the backward.",
+        "Its backward writes into grad_output.",
+        "The bits of every grad_output before and after the backward.",
+        unsteady=True,
+        root=True,
     ),
     Cause(
         "mutates-saved",
         "Its backward writes into what was saved for it.",
         "The bits of every saved tensor before and after, and a second backward through the same graph.",
+        root=True,
     ),
     Cause(
         "aliases-input",
-        "A result shares memory with an argument, and nothing says so.",
+        "A result shares memory with an argument without declaring it.",
         "The addresses of the storages.",
+        root=True,
     ),
     Cause(
         "nondeterministic",
         "Two runs on the same bits differ, beyond the order of a sum.",
         "Two runs, from the same random state; whether it draws from a state that it does not declare.",
+        unsteady=True,
+        root=True,
     ),
     Cause(
         "stale-state",
         "What it gives depends on earlier calls, or on other threads.",
         "The same call alone, and after or between calls with other arguments; the memory of two results.",
+        unsteady=True,
+        root=True,
     ),
     Cause(
         "side-effect",
         "It changes something else: `.grad` of a tensor, a global, a default.",
         "The state outside before and after the call and the backward.",
+        root=True,
     ),
     Cause(
         "gradient-count",
         "The backward returns another number of gradients than there are inputs.",
-        "What it returned, counted, or what torch's engine says of it.",
+        "The number of gradients that it returned, or an error of torch's engine.",
+        root=True,
     ),
-    Cause("shape", "A result or gradient has the wrong shape.", "Its shape beside the right one."),
-    Cause("dtype", "A result or gradient has the wrong dtype.", "Its dtype beside the right one."),
+    Cause(
+        "shape",
+        "A result or gradient has the wrong shape.",
+        "Its shape beside the right one.",
+        root=True,
+        broad=True,
+    ),
+    Cause("dtype", "A result or gradient has the wrong dtype.", "Its dtype beside the right one.", root=True),
     Cause(
         "missing-gradient",
         "There is no gradient, or zeros, where there is one.",
         "None or zeros, and finite differences that are not zero.",
+        numeric=True,
     ),
-    Cause("nan", "It is nan or infinite where the right one is finite.", "The places of such elements."),
+    Cause(
+        "nan",
+        "It is nan or infinite where the right one is finite.",
+        "The places of such elements.",
+        numeric=True,
+    ),
     Cause(
         "empty",
         "It is right but for tensors without elements.",
@@ -101,15 +141,16 @@ _TABLE = (
         "layout",
         "It is right for contiguous tensors and wrong for the same numbers in another layout.",
         "The same numbers, contiguous and in that layout.",
+        root=True,
     ),
     Cause(
         "ignores-grad-output",
-        "The gradient does not depend on the one that comes in.",
-        "It stays as it is for other incoming gradients, and is right for ones.",
+        "The gradient does not depend on grad_output.",
+        "It is the same for other grad_outputs, and right for ones.",
     ),
     Cause(
         "nonlinear-grad",
-        "The gradient is not linear in the one that comes in.",
+        "The gradient is not linear in grad_output.",
         "That of a u + b v beside a times that of u plus b times that of v.",
     ),
     Cause(
@@ -121,46 +162,55 @@ _TABLE = (
         "precision",
         "It is computed in a narrower dtype than its arguments have.",
         "Its error beside that dtype's rounding, on inputs that need more digits.",
+        numeric=True,
     ),
     Cause(
         "sign",
         "It is the right one with the other sign.",
         "Minus what came is the right one, on every fresh input.",
+        numeric=True,
     ),
     Cause(
         "scale",
         "It is the right one times a factor.",
         "The same factor, or the same function of the sizes, on every fresh input.",
+        numeric=True,
     ),
     Cause(
         "unreduced-broadcast",
         "A gradient is not summed over what was broadcast.",
         "Summing it over the broadcast dimensions gives the right one; or it is one part of that sum.",
+        numeric=True,
     ),
     Cause(
         "swapped-inputs",
         "It is the gradient of another input.",
         "What came for each is the right one of the other, on every fresh input.",
+        numeric=True,
     ),
     Cause(
         "transposed",
         "Two of its dimensions are swapped.",
         "With two dimensions swapped back it is the right one, on every fresh input.",
+        numeric=True,
     ),
     Cause(
         "shifted",
         "Its elements stand some places further.",
         "Rolled or padded back by that many places it is the right one, on every fresh input.",
+        numeric=True,
     ),
     Cause(
         "region",
         "It is right but for some indices, or where a condition holds.",
         "The wrong elements of every fresh input are those of the condition.",
+        numeric=True,
     ),
     Cause(
         "missing-term",
         "A term of it is missing.",
         "It is what autograd gives if one path through the reference is cut, on every fresh input.",
+        numeric=True,
     ),
     Cause(
         "second-order",
@@ -174,13 +224,16 @@ _TABLE = (
     ),
     Cause(
         "fake-mismatch",
-        "The fake kernel tells another form than the results have.",
+        "The fake kernel gives other shapes, dtypes or strides than the results have.",
         "Shapes, dtypes, strides and devices of both.",
+        root=True,
+        broad=True,
     ),
     Cause(
         "kernel-mismatch",
         "A kernel, or a rule for batches, gives other numbers than the reference, if only in some mode.",
         "Its results beside the reference's in float64, in rounding units.",
+        broad=True,
     ),
     Cause(
         "not-refused",
@@ -195,14 +248,20 @@ _TABLE = (
     Cause(
         "resources",
         "A kernel takes more of a GPU than its author allows, or than there is.",
-        "Registers, spills and shared memory, as the assembler says, beside the limits.",
+        "Registers, spills and shared memory, as the assembler reports them, beside the limits.",
     ),
     Cause(
         "not-exercised",
         "A formula, kernel or claim was never run: no sample reaches it.",
         "None of the samples does.",
     ),
-    Cause(UNKNOWN, "It is wrong, and no word above is borne out.", "None of the evidence above."),
+    Cause(
+        UNKNOWN,
+        "It is wrong, and no word above is borne out.",
+        "None of the evidence above.",
+        numeric=True,
+        broad=True,
+    ),
 )
 
 CAUSES = MappingProxyType({each.name: each for each in _TABLE})
@@ -210,78 +269,10 @@ CAUSES = MappingProxyType({each.name: each for each in _TABLE})
 
 
 def first_of(names: set[str]) -> str:
-    """The cause that names a failure, where the evidence bears out several.
+    """Cause of the highest precedence among several that the evidence supports.
 
     Example:
         >>> first_of({"region", "layout"})
         'layout'
     """
     return next(name for name in CAUSES if name in names)
-
-
-TRACED = frozenset(
-    {"fake", "vmap", "batched_gradients", "autocast", "serialization", "compile", "export", "opcheck"}
-)
-"""Properties whose failures may follow from those of any that stands before them."""
-
-DIFFERENTIATED = frozenset({"gradient", "linearity", "layouts", "values", "second_order", "backward_again"})
-"""Properties that hand a gradient of the right shape to every result."""
-
-BROAD = frozenset({"raises", "unknown", "fake-mismatch", "shape", "kernel-mismatch"})
-"""Causes under which they report what they do not know the reason of."""
-
-ROOTS = frozenset(
-    {
-        "raises",
-        "mutates-input",
-        "mutates-grad-output",
-        "mutates-saved",
-        "aliases-input",
-        "nondeterministic",
-        "stale-state",
-        "side-effect",
-        "gradient-count",
-        "shape",
-        "dtype",
-        "layout",
-        "fake-mismatch",
-    }
-)
-"""Causes that leave nothing right of what traces, maps or copies an operator."""
-
-
-def explained_by(failure: Failure, before: Sequence[Failure]) -> str | None:
-    """The property whose failure explains one of another property; None where none does.
-
-    One of tracing, mapping or copying is explained by the first that has the same cause, then by the first
-    that is about the same argument or result, then by the first that leaves nothing right. One of
-    differentiating is explained by wrong results alone: where the gradient that is right for right results
-    does not fit them, or where differences of wrong results contradict forward and reverse mode alike. That a
-    second backward gives another gradient says nothing where each run gives another.
-
-    Args:
-        failure: The failure.
-        before: Those of the properties that stand before it.
-    """
-    if failure.property not in TRACED:
-        about = (failure.property, failure.cause) == (
-            "effects",
-            "mutates-saved",
-        ) and failure.input is not None
-        if about and any((each.cause, each.input) == ("nondeterministic", failure.input) for each in before):
-            return "determinism"
-        wrong = {each.cause for each in before if each.property == "forward" and each.follows is None}
-        misfit = failure.cause == "raises" and "shape" in wrong
-        contradicted = failure.evidence.get("reverse mode") == "wrong as well" and "kernel-mismatch" in wrong
-        explained = (misfit and failure.property in DIFFERENTIATED) or contradicted
-        return "forward" if explained else None
-    others = [each for each in before if each.property != failure.property and each.follows is None]
-    for each in others:
-        if each.cause == failure.cause and each.cause != "unknown":
-            return each.property
-    for each in others:
-        if failure.input is not None and each.input == failure.input:
-            return each.property
-    if failure.cause in BROAD:
-        return next((each.property for each in others if each.cause in ROOTS), None)
-    return None

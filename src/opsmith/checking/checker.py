@@ -11,24 +11,25 @@ from typing import Any
 import torch
 
 from opsmith import errors
+from opsmith.checking.causes import CAUSES
 from opsmith.checking.effort import Effort, Level, effort_named
 from opsmith.checking.exceptions import UncheckableError
-from opsmith.checking.output.script import replayed
-from opsmith.checking.processes.fork import isolated, limit_of, refuse_isolation
-from opsmith.checking.properties import ASKED, EVERY, GROUPS, PROPERTIES
+from opsmith.checking.output.cause_replays import with_replays
+from opsmith.checking.processes.fork import limit_of, refuse_isolation, run_isolated
+from opsmith.checking.properties import GROUPS, PROPERTIES, USUAL
 from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
 from opsmith.checking.properties.torch.compiled_calls import load_compiler
 from opsmith.checking.property import raised
 from opsmith.checking.report import Failure, Outcome, Report
-from opsmith.checking.run_property import few_threads, referred, run
-from opsmith.checking.samples.empty_inputs import failure_of
-from opsmith.checking.samples.perturb import DERIVATIVES, among_symmetric, remark
-from opsmith.checking.samples.selection import BRIEF, briefly, remarks
-from opsmith.checking.samples.variations import Variations, variations
-from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.root_causes import name_roots
+from opsmith.checking.run_property import few_threads, run
+from opsmith.checking.samples.selection import remarks, sample_subset
+from opsmith.checking.samples.symmetric import among_symmetric, remark
+from opsmith.checking.samples.variations import Variations, failure_of, variations
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
-from opsmith.core.calls import shown
+from opsmith.core.call_arguments import shown
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 
@@ -55,24 +56,24 @@ def check(
         operator: The operator; or an `autograd.Function` class, or an operator of torch.library, which are
             checked as they are, through `apply` or `torch.ops`.
         samples: Tuples of arguments, or a function that returns them; the operator's own samples by default.
-            From those of a class the types of its arguments are told, too.
-        only: Names of the properties to check, or `integration` for all that ask what torch makes of it; all
-            by default.
+            Those of a class determine the types of its arguments, too.
+        only: Names of the properties to check, or `integration` for those that use torch's tools; all by
+            default.
         skip: Names of properties to leave out.
         seed: Seed of samples and probes: the same seed gives the same report.
-        effort: How much to look at: `quick`, `default` or `thorough`; or an `Effort` of one's own.
+        effort: Level of effort: `quick`, `default` or `thorough`; or an `Effort` of your own.
         progress: Called with a property's name before it runs, how many are done, and how many there are.
-        isolate: Whether each property runs in a forked child process, so that the death of one is a failure
-            and not the end; a number is how many seconds each may take.
-        sanitize: Whether kernels in C++ are run under the compiler's sanitizers too, which is the property
-            `sanitized`; without it, it is checked where `only` names it.
+        isolate: Run each property in a forked child process, so that the death of one is a failure and not
+            the end; a number is the limit of each in seconds.
+        sanitize: Run kernels in C++ under the compiler's sanitizers too, which is the property `sanitized`;
+            otherwise it runs where `only` names it.
 
     Raises:
         MissingSamplesError: If there are no samples.
         SampleError: If a sample does not fit the arguments, or holds or gives what cannot be compared.
-        UsageError: If `operator` is none, a name in `only` or `skip` is no property, they leave nothing to
-            check, `effort` is no level, `seed` no whole number that torch takes, or hooks on saved tensors
-            are set.
+        UsageError: If `operator` is not an operator, a name in `only` or `skip` is not a property, they leave
+            nothing to check, `effort` is not a level, `seed` is not an integer that torch takes, or hooks on
+            saved tensors are set.
         ToolchainError: If kernels are to be sanitised, and there are no sanitizers here.
 
     Example:
@@ -80,8 +81,8 @@ def check(
         >>> opsmith.check(opsmith.ops.exp, only=["forward", "gradient"]).passed
         True
     """
-    wanted = selected(only, skip, ASKED if sanitize else ())
-    names = [name for name in EVERY if name in PROPERTIES or name in wanted]
+    wanted = selected(only, skip, ("sanitized",) if sanitize else ())
+    names = [name for name in PROPERTIES if name in USUAL or name in wanted]
     level = effort if isinstance(effort, Effort) else effort_named(effort)
     limit_s = limit_of(isolate)
     _refuse_seed(seed)
@@ -98,15 +99,15 @@ def check(
     if limit_s and subject.devices:  # looking at the devices is what wakes an accelerator up
         refuse_isolation()
     found: dict[str, Outcome] = {}
-    for name in (each for each in ASKED if each in names):  # before anything runs its kernels here
+    for name in (each for each in names if each not in USUAL):  # before anything runs its kernels here
         if progress is not None:
             progress(name, len(found), len(names))
         try:
-            found[name] = run(ASKED[name], replace(subject, limit_s=limit_s or subject.limit_s), 0.0)
+            found[name] = run(PROPERTIES[name], replace(subject, limit_s=limit_s or subject.limit_s), 0.0)
         except UncheckableError as error:
             raise error.reason from None
     if not limit_s and _damaging(found):
-        found |= {name: Outcome(name, "skipped", DAMAGED) for name in PROPERTIES if name in wanted}
+        found |= {name: Outcome(name, "skipped", DAMAGED) for name in USUAL if name in wanted}
         derived, deaths, smooth = Variations((), ()), NONE, subject
     else:
         safe = subject.by_reference() if limit_s else subject
@@ -114,19 +115,19 @@ def check(
             derived, deaths = _derived(safe, limit_s)
             smooth = safe if deaths else among_symmetric(safe)
     every = replace(subject, samples=(*subject.samples, *derived.samples))
-    for name in sorted(names, key=lambda name: name not in FIRST):
+    for name in sorted(names, key=lambda name: not PROPERTIES[name].first):
+        known = PROPERTIES[name]
         if name in found:
             continue
         if progress is not None:
             progress(name, len(found), len(names))
         if name not in wanted:
             found[name] = Outcome(name, "skipped", "left out, as asked", left_out=True)
-        elif (unsteady := _unsteady(found)) and (name not in FIRST or name == "state"):
+        elif known.compares_runs and (unsteady := _unsteady(found)):
             found[name] = Outcome(name, "skipped", unsteady)
         else:
-            known = EVERY[name]
-            some = every if known.varied else briefly(subject) if name in BRIEF else subject
-            moved = smooth.symmetric if name in DERIVATIVES else frozenset()
+            some = every if known.varied else sample_subset(subject) if known.subset else subject
+            moved = smooth.symmetric if known.differences else frozenset()
             found[name] = run(known, replace(some, symmetric=moved) if moved else some, limit_s)
     if progress is not None:
         progress("", len(found), len(names))
@@ -137,14 +138,14 @@ def check(
     if more and not before.left_out:
         found["forward"] = replace(before, status="failed", failures=(*before.failures, *more))
     replaying = not limit_s and not _leaves(found)
-    with quiet(), few_threads(level):
-        outcomes = tuple(replayed(referred([found[name] for name in names]), every, run=replaying))
+    with without_warnings(), few_threads(level):
+        outcomes = tuple(with_replays(name_roots([found[name] for name in names]), every, run=replaying))
     inputs = tuple(map(str, every.samples))
     ran = [name for name in names if found[name].status != "skipped"]
     about = {
         "inputs": inputs,
         "rejected": derived.rejected,
-        "remarks": remarks(subject, ran) + remark(smooth),
+        "remarks": remarks(subject, [name for name in ran if PROPERTIES[name].subset]) + remark(smooth),
     }
     return Report(subject.name, outcomes, seed, environment(), level.name, **about, loading=loading)
 
@@ -152,11 +153,11 @@ def check(
 NONE: tuple[Failure, ...] = ()
 
 SEEDS = range(-(2**32), 2**32)
-"""What torch takes, with room for the streams that are drawn apart from a seed."""
+"""Seeds that torch takes, with room for the separate streams of a seed."""
 
 
 def _refuse_seed(seed: Any) -> None:
-    """Refuse what no generator can be seeded with."""
+    """Refuse a seed that no generator takes."""
     if not isinstance(seed, int) or isinstance(seed, bool) or seed not in SEEDS:
         raise errors.UsageError(
             "this is no seed",
@@ -167,40 +168,33 @@ def _refuse_seed(seed: Any) -> None:
         )
 
 
-FIRST = ("randomness", "determinism", "effects", "state")
-"""What these find can make every comparison meaningless, so they run first."""
-
-
 DAMAGED = "not run: a kernel would damage this process (see `sanitized`); with `isolate` it runs all the same"
 
 
 def _damaging(found: Mapping[str, Outcome]) -> bool:
-    """Whether a kernel was seen to use memory that is not its own, or to end a process."""
-    causes = {failure.cause for outcome in found.values() for failure in outcome.failures}
-    return not causes.isdisjoint(("out-of-bounds", "raises"))
-
-
-UNSTEADYING = ("nondeterministic", "mutates-input", "mutates-grad-output", "stale-state")
+    """True if a kernel used memory that is not its own, or ended a process."""
+    return any(CAUSES[failure.cause].damaging for outcome in found.values() for failure in outcome.failures)
 
 
 def _leaves(found: Mapping[str, Outcome]) -> bool:
-    """Whether it calls `sys.exit`, so that no replay can be run here."""
+    """True if the operator calls `sys.exit`, so that no replay can run here."""
     failures = [failure for outcome in found.values() for failure in outcome.failures]
     return any(failure.evidence.get("exception") == SystemExit.__name__ for failure in failures)
 
 
 def _unsteady(found: Mapping[str, Outcome]) -> str | None:
-    """Why two runs may differ, so that comparing them says nothing; None where they are the same."""
+    """The reason why two runs may differ, so that comparing them is meaningless; None where there is none."""
     for name, outcome in found.items():
         for failure in outcome.failures:
-            # Results that lie in the same memory, as `effects` tells, need not be others: `state` looks.
-            if failure.cause in UNSTEADYING and (name, failure.cause) != ("effects", "stale-state"):
+            # Results that share memory, which `effects` reports, need not differ: `state` compares them.
+            shared = name == "effects" and failure.cause == "stale-state"
+            if CAUSES[failure.cause].unsteady and not shared:
                 return f"not compared: two runs give different numbers (see `{name}`)"
     return None
 
 
 def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failure, ...]]:
-    """More inputs; none where trying them kills the child process that does it first, and how it dies."""
+    """Derive more inputs; none where this ends the child process that tries it first, with the failures."""
     if limit_s:
 
         def begin() -> Outcome:
@@ -208,7 +202,7 @@ def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failur
             return Outcome("forward", "passed")
 
         place = subject.specification.where
-        deaths = isolated(
+        deaths = run_isolated(
             "forward", begin, where=place, limit_s=limit_s, kernels=kernels_in_cpp(subject.specification)
         ).failures
         if deaths:
@@ -220,7 +214,7 @@ def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failur
 
 
 def _fallen(operator: Any, samples: GivenSamples, seed: int, level: Effort, limit_s: float) -> Report | None:
-    """The report on what kills the process before any property runs; None where nothing does.
+    """The report on an operator that ends the process before any property runs; None where it does not.
 
     A class may, since a run of it tells its types.
     """
@@ -234,16 +228,16 @@ def _fallen(operator: Any, samples: GivenSamples, seed: int, level: Effort, limi
 
     forward = getattr(operator, "forward", None)
     place = operator.specification.where if isinstance(operator, Operator) else where(forward or operator)
-    first = isolated("forward", begin, where=place, limit_s=limit_s)
+    first = run_isolated("forward", begin, where=place, limit_s=limit_s)
     return None if first.status == "passed" else _unrun(operator, first, seed, level)
 
 
 def _unrun(operator: Any, first: Outcome, seed: int, level: Effort) -> Report:
-    """The report on what could not be run at all, as one property found."""
-    others = (Outcome(name, "skipped", FALLEN) for name in PROPERTIES if name != first.property)
+    """The report on an operator that cannot run at all, as one property found."""
+    others = (Outcome(name, "skipped", FALLEN) for name in USUAL if name != first.property)
     name = operator.name if isinstance(operator, Operator) else getattr(operator, "__qualname__", operator)
     found = {each.property: each for each in (first, *others)}
-    return Report(str(name), tuple(found[name] for name in PROPERTIES), seed, environment(), level.name)
+    return Report(str(name), tuple(found[name] for name in USUAL), seed, environment(), level.name)
 
 
 FALLEN = "it could not be run at all: see `forward`"
@@ -252,7 +246,7 @@ FALLEN = "it could not be run at all: see `forward`"
 def selected(
     only: Iterable[str] | None, skip: Iterable[str] | None, also: Iterable[str] = ()
 ) -> frozenset[str]:
-    """The properties that are to be checked.
+    """Names of the properties to check.
 
     Args:
         only: As of `check`.
@@ -267,7 +261,7 @@ def selected(
         ['autocast', 'forward', 'serialization']
     """
     chosen, unwanted = _known(only), _known(skip) or frozenset()
-    wanted = ((frozenset(PROPERTIES) if chosen is None else chosen) | frozenset(also)) - unwanted
+    wanted = ((frozenset(USUAL) if chosen is None else chosen) | frozenset(also)) - unwanted
     if not wanted:
         raise errors.UsageError(
             "nothing is left to check",
@@ -283,9 +277,9 @@ def _known(names: Iterable[str] | None) -> frozenset[str] | None:
         return None
     given = _names(names)
     found = frozenset(each for name in given for each in GROUPS.get(name, (name,)))
-    unknown = sorted(found - set(EVERY))
+    unknown = sorted(found - set(PROPERTIES))
     if unknown:
-        every = [*EVERY, *GROUPS]
+        every = [*PROPERTIES, *GROUPS]
         close = difflib.get_close_matches(unknown[0], every, n=1)
         raise errors.UsageError(
             f"there is no property `{unknown[0]}`",
@@ -296,7 +290,7 @@ def _known(names: Iterable[str] | None) -> frozenset[str] | None:
 
 
 def _names(given: Any) -> list[str]:
-    """The names that a caller gives, in a list or alone."""
+    """Names that a caller gives, in a list or alone."""
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else None
     if names is None or not all(isinstance(name, str) for name in names):
         raise errors.UsageError(
@@ -309,7 +303,7 @@ def _names(given: Any) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """What a check runs with: versions, platform, devices."""
+    """Versions, platform and devices of a check."""
     import opsmith
 
     devices = ["cpu"]

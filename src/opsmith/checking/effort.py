@@ -1,8 +1,10 @@
-"""How much a check looks at."""
+"""Levels of effort: the limits that a check keeps to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -11,26 +13,50 @@ from opsmith import errors
 Level = Literal["quick", "default", "thorough"]
 
 LARGE = 40_000
-"""How many elements a sample has at most for as many to be moved as the effort says."""
+"""Most elements of a sample for `Effort.elements` of them to be moved."""
 
 LEAST = 16
-"""So many elements are moved however large a sample is."""
+"""Fewest elements to move, however large a sample is."""
+
+ALL = sys.maxsize
+"""No limit."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Effort:
-    """What a level of effort comes to.
+    """Limits of a check: how many inputs, layouts and runs each property goes through.
+
+    A limit is a number; `ALL` stands for no limit.
 
     Args:
-        name: `quick`, `default` or `thorough`; of an effort of one's own, that by which the properties choose
-            what is not said here.
-        variations: How many inputs to derive from the author's samples, at most.
-        layouts: How many layouts of inputs and incoming gradients to try, each alone; None for all.
-        elements: How many elements of a sample finite differences move one at a time; beyond, some of them
-            and random directions stand for all.
-        fresh: On how many fresh inputs a hypothesis about a cause is tested.
+        name: `quick`, `default` or `thorough`; of an effort of your own, the level that it is made from.
+        variations: Inputs to derive from the author's samples.
+        samples: Samples for the properties that make many runs of each.
+        subset: Samples for the properties with `Property.subset`.
+        layouts: Layouts of inputs and grad_outputs to try, each alone.
+        layout_samples: Samples that are tried in several layouts.
+        layout_combinations: Trials of a sample in which several tensors have an odd layout at once.
+        sanitized_samples: Samples on which kernels run under sanitizers in every layout.
+        special_samples: Samples that special values are put into.
+        transform_samples: Samples on which `vmap` and symbolic sizes are tried in full.
+        batched_samples: Samples that are differentiated by several grad_outputs at once.
+        elements: Elements of a sample that finite differences move one at a time; beyond, some of them and
+            random directions stand for all.
+        glanced_after: Samples of which every element is moved; a few elements and random directions stand for
+            the others, as long as these agree with autograd.
+        tangent_weights: Random weights of the results by which tangents are held to finite differences.
+        fresh: Fresh inputs on which a hypothesis about a cause is tested.
+        repeats: Runs of what should be the same each time.
+        neighbours: Samples of other shapes whose calls come before and between.
+        programs: Programs of Triton that are interpreted in all.
+        call_programs: Programs of Triton that are interpreted in one call.
         compiled: Whether the operator is compiled and exported.
-        repeats: How often what should be the same each time is run.
+        exhaustive: Whether each sample is traced by every means: opcheck, each backend of `torch.compile`,
+            each dtype of autocast, fake tensors of each dtype. Kernels run in several threads, too.
+        fake_dtypes: Whether fake tensors of every dtype are tried, and not of two.
+        input_choices: Whether gradients are taken by several inputs at once, and not only by one and by all.
+        sliced: Whether side effects are looked for in tensors that are slices as well.
+        architectures: Whether CUDA kernels are compiled for every architecture, and not for the latest alone.
 
     Raises:
         UsageError: If the name is that of no level.
@@ -43,18 +69,36 @@ class Effort:
 
     name: Level
     variations: int
-    layouts: int | None
+    samples: int
+    subset: int
+    layouts: int
+    layout_samples: int
+    layout_combinations: int
+    sanitized_samples: int
+    special_samples: int
+    transform_samples: int
+    batched_samples: int
     elements: int
+    glanced_after: int
+    tangent_weights: int
     fresh: int
-    compiled: bool
     repeats: int
+    neighbours: int
+    programs: int
+    call_programs: int
+    compiled: bool
+    exhaustive: bool
+    fake_dtypes: bool
+    input_choices: bool
+    sliced: bool
+    architectures: bool
 
     def __post_init__(self) -> None:
         if self.name not in get_args(Level):
             raise no_such_level(self.name)
 
     def moved(self, size: int) -> int:
-        """How many elements of a large sample to move: fewer, for each move costs a run over all of it.
+        """Number of elements of a sample to move: fewer in a large one, since each move costs a whole run.
 
         Args:
             size: How many elements the sample has.
@@ -66,13 +110,81 @@ class Effort:
         return max(min(self.elements, LEAST), min(self.elements, self.elements * LARGE // max(size, 1)))
 
 
-EFFORTS = MappingProxyType(
-    {
-        "quick": Effort("quick", 3, 7, 64, 2, False, 2),
-        "default": Effort("default", 12, None, 2048, 3, True, 3),
-        "thorough": Effort("thorough", 60, None, 16384, 6, True, 10),
-    }
+_DEFAULT = Effort(
+    name="default",
+    variations=12,
+    samples=3,
+    subset=ALL,
+    layouts=ALL,
+    layout_samples=6,
+    layout_combinations=3,
+    sanitized_samples=8,
+    special_samples=2,
+    transform_samples=1,
+    batched_samples=ALL,
+    elements=2048,
+    glanced_after=ALL,
+    tangent_weights=2,
+    fresh=3,
+    repeats=3,
+    neighbours=2,
+    programs=10_000,
+    call_programs=2_000,
+    compiled=True,
+    exhaustive=False,
+    fake_dtypes=True,
+    input_choices=True,
+    sliced=True,
+    architectures=True,
 )
+
+_QUICK = replace(
+    _DEFAULT,
+    name="quick",
+    variations=3,
+    samples=1,
+    subset=4,
+    layouts=7,
+    layout_samples=2,
+    layout_combinations=1,
+    sanitized_samples=2,
+    special_samples=1,
+    transform_samples=0,
+    batched_samples=1,
+    elements=64,
+    glanced_after=1,
+    tangent_weights=1,
+    fresh=2,
+    repeats=2,
+    neighbours=0,
+    programs=2_000,
+    call_programs=500,
+    compiled=False,
+    fake_dtypes=False,
+    input_choices=False,
+    sliced=False,
+    architectures=False,
+)
+
+_THOROUGH = replace(
+    _DEFAULT,
+    name="thorough",
+    variations=60,
+    samples=ALL,
+    layout_samples=ALL,
+    layout_combinations=12,
+    sanitized_samples=ALL,
+    special_samples=ALL,
+    transform_samples=ALL,
+    elements=16384,
+    fresh=6,
+    repeats=10,
+    programs=200_000,
+    call_programs=20_000,
+    exhaustive=True,
+)
+
+EFFORTS: Mapping[str, Effort] = MappingProxyType({each.name: each for each in (_QUICK, _DEFAULT, _THOROUGH)})
 
 
 def effort_named(name: str) -> Effort:
@@ -87,7 +199,7 @@ def effort_named(name: str) -> Effort:
 
 
 def no_such_level(name: str) -> errors.UsageError:
-    """The error for a name that is none of a level."""
+    """The error for an unknown level."""
     return errors.UsageError(
         "there is no such level of effort",
         argument="effort",

@@ -16,17 +16,17 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
-from opsmith.adopting.registered import is_operator
+from opsmith.adopting.library_operator import is_operator
 from opsmith.checking.processes.fork import in_child
 
 
 @dataclass(frozen=True)
-class Named:
-    """The fault that an exception names.
+class NamedFault:
+    """Fault that an exception names.
 
     Args:
         cause: The word for it.
-        reason: It in a sentence; empty where the exception's own words say it.
+        reason: The fault in a sentence; empty where the exception's own message names it.
         position: Position of the input whose gradient it is about, among those that autograd sees.
     """
 
@@ -35,7 +35,7 @@ class Named:
     position: int | None = None
 
 
-def named_by(error: BaseException) -> Named:
+def named_by(error: BaseException) -> NamedFault:
     """The fault that an exception names; `raises` where it names none.
 
     Example:
@@ -45,18 +45,18 @@ def named_by(error: BaseException) -> Named:
     """
     for kind, cause in _OURS.items():
         if isinstance(error, kind):
-            return Named(cause)
+            return NamedFault(cause)
     if isinstance(error, errors.MutationError):
         written = error.argument or ""
-        return Named("mutates-grad-output" if written.startswith("grad") else "mutates-input")
+        return NamedFault("mutates-grad-output" if written.startswith("grad") else "mutates-input")
     if isinstance(error, errors.GradientShapeError):
-        return Named(_shape_cause(str(error.got or ""), str(error.expected or "")))
+        return NamedFault(_shape_cause(str(error.got or ""), str(error.expected or "")))
     text = str(error)
     for pattern, name in _TORCHS.items():
         found = re.search(pattern, text)
         if found is not None:
             return name(found)
-    return Named("raises")
+    return NamedFault("raises")
 
 
 _OURS: dict[type[errors.OpsmithError], str] = {
@@ -70,51 +70,51 @@ _OURS: dict[type[errors.OpsmithError], str] = {
 """Errors of ours that each stand for one fault."""
 
 
-def _count(found: re.Match[str]) -> Named:
+def _count(found: re.Match[str]) -> NamedFault:
     expected, got = int(found["expected"]), int(found["got"])
     reason = (
         f"the backward returns {got} gradient{'s' * (got != 1)}, and the forward takes {expected} "
         f"argument{'s' * (expected != 1)}: return one for each, in their order, and None for what has none"
     )
-    return Named("gradient-count", reason)
+    return NamedFault("gradient-count", reason)
 
 
-def _invalid(found: re.Match[str]) -> Named:
+def _invalid(found: re.Match[str]) -> NamedFault:
     got, expected, position = found["got"], found["expected"], int(found["index"])
     cause = _shape_cause(got, expected)
     reason = f"the gradient has the shape {got}, and the input {expected}"
     if cause == "unreduced-broadcast":
         reason += ": sum it over the dimensions along which the input was repeated"
-    return Named(cause, reason, position)
+    return NamedFault(cause, reason, position)
 
 
-def _invalid_dtype(found: re.Match[str]) -> Named:
-    return Named(
+def _invalid_dtype(found: re.Match[str]) -> NamedFault:
+    return NamedFault(
         "dtype", f"the gradient is {found['got']}, and the input {found['expected']}", int(found["index"])
     )
 
 
-_TORCHS: dict[str, Callable[[re.Match[str]], Named]] = {
+_TORCHS: dict[str, Callable[[re.Match[str]], NamedFault]] = {
     r"returned an incorrect number of gradients \(expected (?P<expected>\d+), got (?P<got>\d+)\)": _count,
     r"returned an invalid gradient at index (?P<index>\d+) - got (?P<got>\[[^\]]*\]) but expected shape "
     r"compatible with (?P<expected>\[[^\]]*\])": _invalid,
     r"returned an invalid gradient at index (?P<index>\d+) - expected (?:type|dtype) (?P<expected>\S+) but "
     r"got (?P<got>\S+)": _invalid_dtype,
-    r"modified by an inplace operation": lambda found: Named(
+    r"modified by an inplace operation": lambda found: NamedFault(
         "mutates-saved", "something that was saved for the backward was written into after it was saved"
     ),
-    r"a leaf Variable that requires grad is being used in an in-place operation": lambda found: Named(
+    r"a leaf Variable that requires grad is being used in an in-place operation": lambda found: NamedFault(
         "mutates-input", "it writes into an argument"
     ),
-    r"view size is not compatible|use \.reshape\(\.\.\.\) instead": lambda found: Named(
+    r"view size is not compatible|use \.reshape\(\.\.\.\) instead": lambda found: NamedFault(
         "layout", "it takes a view of a tensor that is not contiguous"
     ),
 }
-"""What torch's engine says of a fault, and the fault."""
+"""Messages of torch's engine, and the fault that each names."""
 
 
 def _shape_cause(got: str, expected: str) -> str:
-    """Whether a gradient of a wrong shape is one that was not summed over what was broadcast."""
+    """Decide whether a gradient of a wrong shape was not summed over what was broadcast."""
     mine, right = _sizes(got), _sizes(expected.partition(",  ")[0].partition(", or")[0])
     if len(mine) < len(right) or mine == right:
         return "shape"
@@ -137,14 +137,14 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 class AboutOperatorError(Exception):
-    """What the check itself raises, on purpose, about what an operator did."""
+    """Exception that the checker raises on purpose, about what an operator did."""
 
 
 class UncheckableError(Exception):
-    """What keeps a property from being looked at here, whatever the operator is: it ends the check.
+    """Exception that ends the check: the property cannot run here, whatever the operator is.
 
     Args:
-        reason: What the caller is told.
+        reason: The error for the caller.
     """
 
     def __init__(self, reason: errors.OpsmithError) -> None:
@@ -153,7 +153,7 @@ class UncheckableError(Exception):
 
 
 def calls_operator(function: Call) -> Call:
-    """Mark a function that calls the operator, or copies it: what it raises, compiled code has raised in it.
+    """Mark a function that calls the operator: exceptions of compiled code in it are the operator's.
 
     Example:
         >>> @calls_operator
@@ -167,7 +167,7 @@ def calls_operator(function: Call) -> Call:
 
 
 def refuse_own(error: BaseException) -> None:
-    """Raise an exception again that comes out of the check itself: the operator is not to blame for it.
+    """Raise an exception of the checker itself again: it is a bug of ours, and no finding.
 
     An operator that calls `sys.exit` raises SystemExit. Ctrl-C is not its doing, but in a child process,
     which no Ctrl-C reaches.
@@ -184,7 +184,7 @@ def refuse_own(error: BaseException) -> None:
 
 
 class Overlooking:
-    """A region that what the operator raises ends in silence, since it is told elsewhere, or is the answer.
+    """A region that ignores exceptions of the operator, which are reported elsewhere, or are the answer.
 
     Example:
         >>> with Overlooking():
@@ -210,7 +210,7 @@ def _is_own(error: BaseException) -> bool:
 
 
 def _innermost(traceback: TracebackType | None) -> CodeType | None:
-    """The code that raised; None of what has come here without its traceback, as from another process."""
+    """The code that raised; None for an exception without its traceback, as from another process."""
     code = None
     while traceback is not None:
         code, traceback = traceback.tb_frame.f_code, traceback.tb_next
@@ -218,16 +218,16 @@ def _innermost(traceback: TracebackType | None) -> CodeType | None:
 
 
 _CALLS: list[CodeType] = []
-"""Compared by identity: codes of two files may be equal."""
+"""Codes of the marked functions, compared by identity: codes of two files may be equal."""
 
 _HERE = Path(__file__).parent
 
 
 CHECKS = ("_check", "_assert")
-"""How the functions of torch begin by which an operator checks its arguments."""
+"""Prefixes of the functions of torch that check arguments."""
 
 RAISE = "RAISE_VARARGS"
-"""What Python compiles `raise` and `assert` to."""
+"""Opcode of `raise` and `assert`."""
 
 TORCHS = ("aten", "prims", "prim")
 """Namespaces of torch's own operators; others hold those of authors."""
@@ -236,8 +236,8 @@ _LIBRARY = Path(torch.__file__).parent
 _OPSMITH = Path(opsmith.__file__).parent
 
 
-def own_words(error: Exception, again: Callable[[], Any]) -> bool:
-    """Whether an exception is the operator's own word; where nothing tells, it is held to be.
+def attribute_exception(error: Exception, again: Callable[[], Any]) -> bool:
+    """True if the operator raises an exception on purpose; in doubt, it does.
 
     Args:
         error: What was raised.
@@ -271,19 +271,19 @@ def own_words(error: Exception, again: Callable[[], Any]) -> bool:
 
 
 def raised_within(error: BaseException) -> bool:
-    """Whether it is raised by a line of the operator's own code, be it by compiled code that this calls."""
+    """True if a line of the operator's own code raises it, or compiled code that this calls."""
     stack = [*_stack(error.__traceback__)]
     return bool(stack) and _is_operators(stack[-1][0])
 
 
 def by_statement(error: BaseException) -> bool:
-    """Whether a statement raises it, a `raise` or an `assert`, be it the operator's or torch's."""
+    """True if a statement raises it, a `raise` or an `assert`, of the operator or of torch."""
     stack = [*_stack(error.__traceback__)]
     return bool(stack) and _opcode(*stack[-1]) == RAISE
 
 
 def stated(error: BaseException) -> bool:
-    """Whether a statement of the operator's own code raises it.
+    """True if a statement of the operator's own code raises it.
 
     Example:
         >>> try:
@@ -311,7 +311,7 @@ def _is_operators(frame: FrameType) -> bool:
 
 
 def _calls_other_operator(frame: FrameType) -> bool:
-    """Whether a frame of torch calls an operator that is none of torch's, and may check its arguments."""
+    """True if a frame of torch calls an operator of somebody else, which may check its arguments."""
     called = frame.f_locals.get("self")
     return is_operator(called) and str(called).partition(".")[0] not in TORCHS
 
@@ -335,7 +335,7 @@ def _raising(again: Callable[[], Any], frame: FrameType, instruction: int) -> An
 
 
 def _profile_on(before: Any) -> None:
-    """Put back what profiled before; that of cProfile, no function in Python 3.11, has to start anew."""
+    """Restore the profiler; that of cProfile, which is no function in Python 3.11, must start anew."""
     if before is None or callable(before):
         sys.setprofile(before)
     else:
@@ -343,7 +343,7 @@ def _profile_on(before: Any) -> None:
 
 
 def _is_known(called: Any) -> bool:
-    """Whether a function is one of torch, NumPy or Python, and no compiled code of an author."""
+    """True if a function belongs to torch, NumPy or Python, and not to an author's compiled code."""
     owner = getattr(called, "__self__", None)
     kind = getattr(called, "__objclass__", None) if owner is None else type(owner)
     home = getattr(called, "__module__", None) or getattr(kind, "__module__", None)
@@ -352,7 +352,7 @@ def _is_known(called: Any) -> bool:
 
 
 class WrongCountError(AboutOperatorError):
-    """A list of another length than the reference's came back: there is nothing to compare its tensors with.
+    """A list has another length than the reference's, so that its tensors cannot be compared.
 
     Args:
         result: Name of the result.
@@ -368,7 +368,7 @@ class WrongCountError(AboutOperatorError):
 
 
 class WrongFormError(AboutOperatorError):
-    """What a class returned has another structure than that of the run that told its results.
+    """A class returned another structure than in the run that determined its results.
 
     Args:
         result: Name of its first result.
@@ -382,11 +382,11 @@ class WrongFormError(AboutOperatorError):
         self.result, self.where = result, where
 
 
-def in_words(value: Any) -> str:
-    """What a part of what is returned is; of a tuple or list, how many parts it has.
+def structure_of(value: Any) -> str:
+    """Describe a returned value: its type, or the number of values in a tuple or list.
 
     Example:
-        >>> in_words((1, 2)), in_words(0.5)
+        >>> structure_of((1, 2)), structure_of(0.5)
         ('2 values', 'a float')
     """
     if isinstance(value, tuple | list):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from opsmith import errors
@@ -17,14 +17,14 @@ from opsmith.checking.subject import Subject
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The property could not be looked at."""
+    """The property was not checked."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A part of the property could not be looked at; the rest was."""
+    """A part of the property was not checked; the rest was."""
 
     text: str
 
@@ -35,62 +35,91 @@ Findings = Iterator[Finding]
 
 @dataclass(frozen=True)
 class Property:
-    """One thing that holds of a right operator.
+    """A property of a right operator.
 
     Args:
         name: One word, as in `only=["forward"]`.
         title: What is promised, in one sentence.
         run: Yields what is wrong, what was left out, or that nothing could be looked at; nothing is a pass.
-        apart: Whether its time is told apart, since it compiles.
-        varied: Whether it looks at the inputs that were derived from the author's samples as well.
+        varied: Runs on the inputs that were derived from the author's samples as well.
+        subset: Runs on a subset of the samples where `Effort.subset` limits them: it makes many runs of each,
+            and a fault seldom shows on one sample alone.
+        first: Runs before the others: its failures can make every comparison meaningless.
+        compares_runs: Compares runs with each other, and is skipped where two runs give different numbers.
+        differences: Holds derivatives to finite differences, so that inputs of which one triangle is read
+            must be made symmetric.
+        compiles: Compiles, so that its time is reported apart.
+        on_request: Runs only where it is named: it takes long, or needs more than torch.
+        group: Name that stands for it and others in `only` and `skip`.
+        about_gradients: A wrong gradient explains its failures about the same input.
+        explains_gradients: Its failure for an input explains what others find of the gradient by that input.
+        sends_gradients: Passes a gradient of the right shape to every result.
+        transforms: Traces, maps, copies or compiles the operator, so that any earlier failure may explain
+            one of its own.
+        gradcheck: Call of torch that shows a wrong derivative, for replays; `{names}` stands for the inputs,
+            `{call}` for the call.
     """
 
     name: str
     title: str
     run: Callable[[Subject], Findings]
-    apart: bool = False
+    _: KW_ONLY
     varied: bool = False
+    subset: bool = False
+    first: bool = False
+    compares_runs: bool = True
+    differences: bool = False
+    compiles: bool = False
+    on_request: bool = False
+    group: str = ""
+    about_gradients: bool = True
+    explains_gradients: bool = False
+    sends_gradients: bool = False
+    transforms: bool = False
+    gradcheck: str = ""
 
 
-def each_sample(check: str, subject: Subject, look: Callable[[Subject, Sample], Findings]) -> Findings:
-    """Look at every sample; what the operator raises is a finding, and not the end of the check."""
+def each_sample(property: str, subject: Subject, look: Callable[[Subject, Sample], Findings]) -> Findings:
+    """Run a function on every sample; an exception of the operator is a finding, and ends nothing."""
     for sample in subject.samples:
         try:
             yield from look(subject, sample)
         except BaseException as error:
             refuse_own(error)
-            yield raised(check, subject, error, str(sample))
+            yield raised(property, subject, error, str(sample))
 
 
 def raised(
-    check: str, subject: Subject, error: BaseException, when: str, input: str | None = None
+    property: str, subject: Subject, error: BaseException, when: str, input: str | None = None
 ) -> Failure:
     """The failure for an exception inside the operator.
 
     Args:
-        check: Name of the property.
+        property: Name of the property.
         subject: What is under check.
         error: What was raised.
         when: What was being done, for the message.
         input: Argument that was being looked at.
     """
-    found = raised_at(check, subject.specification.where, error, when, input)
+    found = raised_at(property, subject.specification.where, error, when, input)
     # A class has a name of the check's own, which nobody knows.
     return replace(found, message=found.message.replace(subject.specification.name, subject.name))
 
 
-def raised_at(check: str, place: str, error: BaseException, when: str, input: str | None = None) -> Failure:
-    """The same, where all that is known of the operator is its place.
+def raised_at(
+    property: str, place: str, error: BaseException, when: str, input: str | None = None
+) -> Failure:
+    """The failure for an exception, where only the location of the operator is known.
 
     Args:
-        check: Name of the property.
+        property: Name of the property.
         place: `file:line` of the operator.
         error: What was raised.
         when: What was being done, for the message.
         input: Argument that was being looked at.
     """
     if isinstance(error, WrongCountError | WrongFormError):
-        return Failure(check, error.result, "shape", str(error), error.where, {"sample": when})
+        return Failure(property, error.result, "shape", str(error), error.where, {"sample": when})
     where = error.where if isinstance(error, errors.OpsmithError) else None
     if isinstance(error, errors.OpsmithError):
         input = error.argument or input
@@ -100,7 +129,7 @@ def raised_at(check: str, place: str, error: BaseException, when: str, input: st
     if notes:
         evidence["notes"] = " ".join(notes)
     return Failure(
-        property=check,
+        property=property,
         input=input,
         cause=named.cause,
         message="; ".join(
@@ -115,7 +144,7 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says first, without the lines that help to fix it, and without addresses.
+    """First line of an exception's message, without addresses.
 
     Example:
         >>> first_line(ValueError(f"no room in {object()}\\nbuy more"))
@@ -126,14 +155,14 @@ def first_line(error: BaseException) -> str:
 
 
 def _end(error: BaseException) -> str:
-    """What an exception is about that is no error."""
+    """Words for an exception that is no error."""
     return (
         "" if isinstance(error, Exception) else "it ends the process instead of returning or raising an error"
     )
 
 
 def _text(error: BaseException) -> str:
-    """What an exception says, without the place, which stands elsewhere."""
+    """Message of an exception, without its location, which is reported apart."""
     lines = [line for line in str(error).splitlines() if not line.startswith("  where: ")]
     return "\n".join(lines) or "without a message"
 

@@ -1,4 +1,4 @@
-"""What a check found: one outcome for each property, and everything that is known about each failure."""
+"""Report of a check: one outcome for each property, with its failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from opsmith.checking.output.text import folded, rows
-from opsmith.core.calls import tensors_in
+from opsmith.core.call_arguments import tensors_in
 
 SCHEMA = 3
 """Version of what `Report.to_json` writes; it changes when a key changes its meaning or goes."""
@@ -21,7 +21,7 @@ WIDTH = 80
 """Columns of the report in text."""
 
 WIDEST = frozenset({"float64", "complex128"})
-"""The dtypes in which faults are told; in narrower ones a result is held to that in these."""
+"""Widest dtypes: a result in a narrower one is held to that in these."""
 
 Status = Literal["passed", "failed", "skipped"]
 
@@ -31,18 +31,18 @@ REQUIRED = (("forward",), ("gradient", "surrogate"))
 
 @dataclass(frozen=True)
 class Failure:
-    """One thing that is wrong.
+    """One failure of a property.
 
     Args:
         property: Name of the property that failed.
         input: Name of the argument or result at fault, where it is one.
-        cause: A word for what is wrong, decided by evidence (`sign`, `transposed`, `layout`); else `unknown`.
-        message: What is wrong, in sentences.
+        cause: The cause, decided by evidence (`sign`, `transposed`, `layout`); else `unknown`.
+        message: Description of the failure, in sentences.
         where: `file:line` of the formula, kernel or reference at fault.
-        evidence: What was measured.
+        evidence: Measurements by name.
         replay: A few lines of Python that show the failure again, where that is possible.
         follows: Name of the property whose failure explains this one, so that fixing that may fix this.
-        dtypes: The dtypes in which it was seen; empty where it is told of none.
+        dtypes: The dtypes in which it was seen; empty where it is bound to none.
     """
 
     property: str
@@ -56,7 +56,7 @@ class Failure:
     dtypes: tuple[str, ...] = ()
 
     def heading(self) -> str:
-        """What fails, in a line."""
+        """One line: the property, the input and the cause."""
         subject = f" of `{self.input}`" if self.input else ""
         after = f", which follows from `{self.follows}`" if self.follows else ""
         return f"{self.property}{subject}: {self.cause}{after}"
@@ -76,18 +76,18 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one property.
+    """Outcome of one property.
 
     Args:
         property: Its name.
         status: `passed`, `failed` or `skipped`; skipped is never success.
-        reason: Why it was skipped.
-        seconds: How long it took.
-        failures: What is wrong.
+        reason: The reason for skipping it.
+        seconds: Seconds that it took.
+        failures: Everything that is wrong.
         notes: Parts of it that did not run, each with its reason.
         left_out: Whether the caller asked for it not to run.
-        apart: Whether its time is told apart: it compiles, and what the first compilation of a process takes
-            is shared by all that follow.
+        compiles: Whether it compiles: its time is reported apart, since all later checks of a process share
+            what the first compilation takes.
         dtypes: The floating and complex dtypes in which the operator was run for it.
     """
 
@@ -98,11 +98,11 @@ class Outcome:
     failures: tuple[Failure, ...] = ()
     notes: tuple[str, ...] = ()
     left_out: bool = False
-    apart: bool = False
+    compiles: bool = False
     dtypes: tuple[str, ...] = ()
 
     def in_dtype(self, dtype: str) -> Literal["passed", "failed", "unclear", ""]:
-        """What became of it in a dtype.
+        """Status of the property in a dtype.
 
         Args:
             dtype: As torch calls it, without `torch.`.
@@ -125,18 +125,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Report:
-    """The answer of `opsmith.check`; printing it shows it.
+    """Report of `opsmith.check`; printing it shows it.
 
     Args:
         operator: The operator's name.
         outcomes: One for each property, in the order in which they ran.
         seed: Seed of samples and probes: the same seed gives the same report.
         environment: Versions and devices that the check ran with.
-        effort: How much it looked at: `quick`, `default` or `thorough`.
-        remarks: What a reader has to know of all of it: that the samples were guessed, for example.
-        inputs: Every input that it was run on: the author's samples, and what was derived from them.
+        effort: Level of effort: `quick`, `default` or `thorough`.
+        remarks: Notes on the whole report: that the samples were guessed, for example.
+        inputs: Every input that it was run on: the author's samples, and those that were derived from them.
         rejected: Inputs that were derived and that it rejects by an error of its own, which is no fault.
-        loading: How many seconds torch took to load its compiler, which it does once in a process.
+        loading: Seconds that torch took to load its compiler, which it does once in a process.
 
     Example:
         >>> Report("demo::twice", (Outcome("forward", "passed"),), seed=0).passed  # no gradient was run
@@ -155,18 +155,18 @@ class Report:
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """Everything that is wrong; what follows from another failure comes last."""
+        """Every failure; those that another one explains come last."""
         every = [failure for outcome in self.outcomes for failure in outcome.failures]
         return tuple(sorted(every, key=lambda failure: failure.follows is not None))
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed, and results and gradients were really checked."""
+        """True if nothing failed, and results and gradients were really checked."""
         return not self._any("failed", self._names) and all(self._any("passed", group) for group in REQUIRED)
 
     @property
     def passed_as_asked(self) -> bool:
-        """The same, but results or gradients that the caller left out by `only` or `skip` are not missed."""
+        """True as `passed` is, but not missing results or gradients that the caller left out."""
         left_out = {outcome.property for outcome in self.outcomes if outcome.left_out}
         return (
             not self._any("failed", self._names)
@@ -185,13 +185,13 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """How long it took, but for what compiles."""
-        return sum(outcome.seconds for outcome in self.outcomes if not outcome.apart)
+        """Seconds that the check took, without what compiles."""
+        return sum(outcome.seconds for outcome in self.outcomes if not outcome.compiles)
 
     @property
-    def seconds_apart(self) -> float:
-        """How long loading torch's compiler and compiling took, which later checks in a process share."""
-        return self.loading + sum(outcome.seconds for outcome in self.outcomes if outcome.apart)
+    def compile_seconds(self) -> float:
+        """Seconds that loading torch's compiler and compiling took, which later checks in a process share."""
+        return self.loading + sum(outcome.seconds for outcome in self.outcomes if outcome.compiles)
 
     def _any(self, status: Status, names: Iterable[str]) -> bool:
         return any(outcome.status == status and outcome.property in names for outcome in self.outcomes)
@@ -205,7 +205,7 @@ class Report:
             "seed": self.seed,
             "effort": self.effort,
             "seconds": round(self.seconds, 6),
-            "seconds_apart": round(self.seconds_apart, 6),
+            "compile_seconds": round(self.compile_seconds, 6),
             "remarks": list(self.remarks),
             "inputs": list(self.inputs),
             "rejected": list(self.rejected),
@@ -218,27 +218,27 @@ class Report:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def times(self) -> str:
-        """How long it took, in a line."""
-        apart = [outcome for outcome in self.outcomes if outcome.apart and not outcome.left_out]
-        compiled = f"; compile checks (apart): {self.seconds_apart:.2f} s" if apart else ""
+        """One line: the times, the seed and the effort."""
+        apart = [outcome for outcome in self.outcomes if outcome.compiles and not outcome.left_out]
+        compiled = f"; compile checks (apart): {self.compile_seconds:.2f} s" if apart else ""
         return f"{self.seconds:.2f} s{compiled}; seed {self.seed}, {self.effort} effort"
 
     def looked_at(self) -> list[Outcome]:
         """The outcomes that were asked for, those that compile last."""
         asked = [outcome for outcome in self.outcomes if not outcome.left_out]
-        return sorted(asked, key=lambda outcome: outcome.apart)
+        return sorted(asked, key=lambda outcome: outcome.compiles)
 
     def omissions(self) -> str:
-        """Which properties were left out, as asked, in a line; empty where none was."""
+        """One line: the properties that were left out, as asked; empty where none was."""
         names = ", ".join(outcome.property for outcome in self.outcomes if outcome.left_out)
         return f"left out, as asked: {names}" if names else ""
 
     def rejections(self) -> str:
-        """Which derived inputs it rejects, in a line; empty where there is none."""
+        """One line: the derived inputs that the operator rejects; empty where there is none."""
         return f"not used as inputs: {'; '.join(self.rejected)}" if self.rejected else ""
 
     def verdict(self) -> str:
-        """One line: what the whole check says, and why it is no success where nothing failed."""
+        """One line: passed or failed, and the reason where it is neither."""
         failed = [outcome.property for outcome in self.outcomes if outcome.status == "failed"]
         if failed:
             return f"{self.operator}: FAILED: {', '.join(failed)}"
@@ -269,7 +269,7 @@ def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
         "seconds": round(outcome.seconds, 6),
         "notes": list(outcome.notes),
         "left_out": outcome.left_out,
-        "apart": outcome.apart,
+        "compiles": outcome.compiles,
         "dtypes": list(outcome.dtypes),
         "failures": [
             {
@@ -309,22 +309,22 @@ ORDER = ("float64", "float32", "bfloat16", "float16", "complex128", "complex64")
 """The order in which reports name dtypes; others follow."""
 
 _NAMED = re.compile(r" in (\w+) on \w+$")
-"""How evidence names a sample with its dtype: see `case.named`."""
+"""Pattern of a sample with its dtype in evidence."""
 
 
 @dataclass
-class Ran:
+class SeenDtypes:
     """The floating and complex dtypes of the tensors that an operator, or a kernel of it, was called with."""
 
     seen: set[torch.dtype] = field(default_factory=set)
 
     def note(self, values: Iterable[Any]) -> None:
-        """Take down the dtypes of a call; what is compiled must not see this."""
+        """Record the dtypes of a call, outside of compiled code."""
         if not torch.compiler.is_compiling():
             self.seen.update(each.dtype for each in tensors_in(list(values)))
 
     def names(self) -> tuple[str, ...]:
-        """The names of those that were taken down, in order."""
+        """The names of the recorded dtypes, in order."""
         inexact = (each for each in self.seen if each.is_floating_point or each.is_complex)
         return ordered(str(each).removeprefix("torch.") for each in inexact)
 
@@ -341,13 +341,13 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def with_dtypes(failure: Failure) -> Failure:
-    """The failure with the dtype that its evidence names, if it does not say itself in which it was seen."""
+    """The failure with the dtype that its evidence names, if it names none itself."""
     named = _NAMED.search(str(failure.evidence.get("sample", "")))
     return failure if failure.dtypes or named is None else replace(failure, dtypes=(named[1],))
 
 
 def all_dtypes(failures: Sequence[Failure]) -> tuple[str, ...]:
-    """The dtypes in which any of several failures was seen; none where one of them does not say."""
+    """The dtypes in which any of several failures was seen; none where one of them names none."""
     if not all(failure.dtypes for failure in failures):
         return ()
     return ordered(name for failure in failures for name in failure.dtypes)

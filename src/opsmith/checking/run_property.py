@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from opsmith.checking.causes import UNKNOWN, explained_by, first_of
+from opsmith.checking.causes import CAUSES, UNKNOWN, first_of
 from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.processes.fork import isolated
+from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
 from opsmith.checking.property import Note, Property, Skipped, raised
 from opsmith.checking.report import Failure, Outcome, Status, all_dtypes, with_dtypes
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
-from opsmith.core.calls import tensors_in
+from opsmith.core.call_arguments import tensors_in
 
 
 def run(known: Property, subject: Subject, limit_s: float) -> Outcome:
@@ -35,10 +35,10 @@ def run(known: Property, subject: Subject, limit_s: float) -> Outcome:
         return _outcome(known, subject)
     place = subject.specification.where
     kernels = kernels_in_cpp(subject.specification)
-    found = isolated(
+    found = run_isolated(
         known.name, lambda: _outcome(known, subject), where=place, limit_s=limit_s, kernels=kernels
     )
-    return replace(found, apart=known.apart)
+    return replace(found, compiles=known.compiles)
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def few_threads(effort: Effort) -> Iterator[None]:
     A thorough check leaves them as they are, since a kernel may be wrong with several alone.
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(before if effort.name == "thorough" else 1)
+    torch.set_num_threads(before if effort.exhaustive else 1)
     try:
         yield
     finally:
@@ -56,7 +56,7 @@ def few_threads(effort: Effort) -> Iterator[None]:
 
 
 def _outcome(known: Property, subject: Subject) -> Outcome:
-    """Run one property, and sort what it finds."""
+    """Run one property here, and sort its findings."""
     failures: list[Failure] = []
     notes: dict[str, None] = {}
     reasons: list[str] = []
@@ -64,7 +64,7 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
     subject.ran.seen.clear()
     try:
         # What an operator warns of, it would warn of hundreds of times.
-        with quiet(), few_threads(subject.effort):
+        with without_warnings(), few_threads(subject.effort):
             for finding in known.run(subject):
                 if isinstance(finding, Failure):
                     failures.append(with_dtypes(finding))
@@ -84,31 +84,13 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
         seconds,
         merged(failures, subject.samples),
         tuple(notes),
-        apart=known.apart,
+        compiles=known.compiles,
         dtypes=subject.ran.names(),
     )
 
 
-READ_OFF = frozenset(
-    {
-        "missing-gradient",
-        "missing-term",
-        "nan",
-        "precision",
-        "region",
-        "scale",
-        "shifted",
-        "sign",
-        "swapped-inputs",
-        "transposed",
-        "unreduced-broadcast",
-        UNKNOWN,
-    }
-)
-"""Causes that are read off the numbers. Where samples disagree, it is what all of them fit."""
-
 FEW = 4
-"""A tensor of fewer elements fits too many words: another sample may know better."""
+"""Fewest elements that decide between causes."""
 
 
 def merged(failures: Sequence[Failure], samples: Sequence[Sample] = ()) -> tuple[Failure, ...]:
@@ -120,9 +102,8 @@ def merged(failures: Sequence[Failure], samples: Sequence[Sample] = ()) -> tuple
     """
     groups: dict[tuple[Any, ...], list[Failure]] = {}
     for failure in failures:
-        read_off = failure.cause in READ_OFF
-        key = (failure.property, failure.input, "read off" if read_off else failure.cause, failure.where)
-        groups.setdefault(key, []).append(failure)
+        cause = "numeric" if CAUSES[failure.cause].numeric else failure.cause
+        groups.setdefault((failure.property, failure.input, cause, failure.where), []).append(failure)
     return tuple(_of_nothing(_one(group), group, samples) for group in groups.values())
 
 
@@ -143,7 +124,7 @@ def _one(group: list[Failure]) -> Failure:
 
 
 def _of_nothing(failure: Failure, group: Sequence[Failure], samples: Sequence[Sample]) -> Failure:
-    """The failure, which is about tensors without elements if it was seen on no other."""
+    """The failure, with the cause `empty` if it was seen on tensors without elements alone."""
     empty = {
         str(sample): not all(value.numel() for value in tensors_in(list(sample.flat))) for sample in samples
     }
@@ -155,12 +136,12 @@ def _of_nothing(failure: Failure, group: Sequence[Failure], samples: Sequence[Sa
 
 
 def _fitting(failure: Failure) -> set[str]:
-    """Every cause that a failure's evidence bears out."""
+    """Every cause that a failure's evidence supports."""
     return {failure.cause, *failure.evidence.get("also fits", ())}
 
 
 def _elements(failure: Failure) -> int:
-    """How many elements the wrong tensor has; none where nothing says it."""
+    """Number of elements of the wrong tensor; 0 where the evidence does not name it."""
     return int(str(failure.evidence.get("wrong elements", "0 of 0")).rpartition(" ")[2])
 
 
@@ -169,69 +150,3 @@ def _seen(failure: Failure, group: Sequence[Failure]) -> Failure:
         return failure
     evidence = {**failure.evidence, "seen": f"in {len(group)} runs; one is shown"}
     return replace(failure, evidence=evidence, dtypes=all_dtypes(group))
-
-
-def referred(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The outcomes, where each failure that another one explains names the property of that one.
-
-    A failure of the same input in a property that looks at what a backward gives follows from the failure of
-    `linearity` or `gradient`, in this order. One in the same words follows from the first that says them, and
-    one of tracing, mapping or copying from what is wrong with the operator itself.
-
-    Args:
-        outcomes: In the order in which a reader sees them.
-    """
-    every = [failure for outcome in outcomes for failure in outcome.failures]
-    by_input = {root: {failure.input for failure in every if failure.property == root} for root in ROOTS}
-    said: dict[tuple[str, str], str] = {}
-    answers: list[Outcome] = []
-    before: list[Failure] = []
-    for outcome in outcomes:
-        failures = [_referred(failure, by_input, said, before) for failure in outcome.failures]
-        before += failures
-        answers.append(replace(outcome, failures=tuple(failures)))
-        for failure in outcome.failures:
-            said.setdefault((failure.cause, _words(failure)), failure.property)
-    return answers
-
-
-ROOTS = ("linearity", "gradient")
-"""Properties whose failure for an input explains what others find of its gradient, the first one first."""
-
-NOT_ABOUT_GRADIENTS = frozenset({"forward", "fake", "randomness", "linearity"})
-"""Properties whose failures no wrong gradient explains."""
-
-
-def _referred(
-    failure: Failure,
-    by_input: dict[str, set[str | None]],
-    said: dict[tuple[str, str], str],
-    before: Sequence[Failure],
-) -> Failure:
-    earlier = said.get((failure.cause, _words(failure)))
-    if earlier is None and failure.input and failure.property not in NOT_ABOUT_GRADIENTS:
-        mine = _inputs(failure.input)
-        roots = [root for root in ROOTS if root != failure.property and mine & _all_inputs(by_input[root])]
-        earlier = roots[0] if roots else None
-    earlier = earlier or explained_by(failure, before)
-    return replace(failure, follows=earlier if earlier != failure.property else None)
-
-
-def _words(failure: Failure) -> str:
-    """What a failure says, as far as another property would say the same of the same fault.
-
-    Of an exception that is what was raised, and not for which inputs; of a death its signal, and the line.
-    """
-    if "signal" in failure.evidence:
-        return f"{failure.evidence['signal']} at {failure.where}"
-    reason = failure.evidence.get("also fits", {}).get("input-needs-grad")
-    return failure.message.removesuffix(f"; {reason}") if failure.cause == "raises" else failure.message
-
-
-def _inputs(text: str | None) -> set[str]:
-    """The inputs that a failure names: `x, weight` are two."""
-    return set(text.split(", ")) if text else set()
-
-
-def _all_inputs(texts: Iterable[str | None]) -> set[str]:
-    return {each for text in texts for each in _inputs(text)}

@@ -1,4 +1,4 @@
-"""What is under check: an operator with its samples, run so that every run is the same."""
+"""Subject of a check: an operator with its samples, run so that every run is the same."""
 
 from __future__ import annotations
 
@@ -6,32 +6,74 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.effort import EFFORTS, Effort
-from opsmith.checking.exceptions import Overlooking, WrongCountError, WrongFormError, calls_operator, in_words
-from opsmith.checking.report import Ran
+from opsmith.checking.exceptions import (
+    Overlooking,
+    WrongCountError,
+    WrongFormError,
+    calls_operator,
+    structure_of,
+)
+from opsmith.checking.report import SeenDtypes
 from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.core.adopted import Outputs, StructureMismatchError, leaves
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
-from opsmith.core.outputs import MisfitError, Outputs, leaves
 from opsmith.core.results import Result
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.effects import run_pure
-from opsmith.torch_library.result_flattening import ResultFlattening
+from opsmith.torch_library.flattening import ResultFlattening
+from opsmith.torch_library.validation import run_validated
 
 CPU = torch.device("cpu")
 
 APART = 0x51ED270B
 """Keeps the numbers of probes apart from those of samples, which are drawn from the same seed."""
 
-NUDGES = 3
-"""The stream (see `Subject.generator`) by which inputs are moved a little to see whether an answer stays."""
+PERTURBATIONS = 3
+"""The stream (see `Subject.generator`) for perturbing inputs."""
+
+
+@dataclass(frozen=True)
+class SubjectKind:
+    """Kind of a subject, with its truth policy: what results and gradients are held to.
+
+    Args:
+        name: In words.
+        truth: `reference`: the author's reference, and autograd through it where finite differences agree.
+            `forward`: the class's own forward, which nobody wrote for autograd. `itself`: the operator alone,
+            and finite differences of it.
+        applied: Called through the class's own `apply`.
+        in_library: Called through `torch.ops`; rules for it are registered with torch.library.
+    """
+
+    name: str
+    truth: Literal["reference", "forward", "itself"]
+    applied: bool = False
+    in_library: bool = False
+
+    @property
+    def has_reference(self) -> bool:
+        """True if an author's reference stands apart from what runs."""
+        return self.truth == "reference"
+
+    @property
+    def own_forward(self) -> bool:
+        """True if the class's own forward stands in for a reference."""
+        return self.truth == "forward"
+
+
+OPERATOR = SubjectKind("operator", "reference")
+ADOPTED = SubjectKind("adopted operator", "reference")
+ADOPTED_CLASS = SubjectKind("adopted class without a reference", "forward")
+FUNCTION_CLASS = SubjectKind("autograd.Function class", "forward", applied=True)
+LIBRARY_OPERATOR = SubjectKind("operator of torch.library", "itself", in_library=True)
 
 
 @dataclass(frozen=True)
@@ -43,6 +85,7 @@ class Subject:
         samples: What it is run on.
         seed: Seed of everything random.
         effort: How much to look at.
+        kind: What it is, and what it is held to.
         operator: The operator; None for one of torch.library.
         apply: What is called in the operator's place, with the same arguments: a class's own `apply`, or the
             operator of torch.library.
@@ -56,21 +99,22 @@ class Subject:
     samples: tuple[Sample, ...]
     seed: int
     effort: Effort = EFFORTS["default"]
+    kind: SubjectKind = OPERATOR
     operator: Operator[..., Any] | None = None
     apply: Callable[..., Any] | None = None
     shown_as: str | None = None
     symmetric: frozenset[str] = frozenset()
     limit_s: float = 60.0
-    ran: Ran = field(default_factory=Ran, compare=False, repr=False)
+    ran: SeenDtypes = field(default_factory=SeenDtypes, compare=False, repr=False)
 
     @property
     def name(self) -> str:
-        """How the report calls it."""
+        """Name of the subject in the report."""
         return self.shown_as or self.specification.name
 
     @calls_operator
     def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What a call of it returns, as users make it."""
+        """Call it as users do."""
         call = self.apply or self.operator
         assert call is not None
         self.ran.note((*args, *kwargs.values()))
@@ -78,39 +122,34 @@ class Subject:
 
     @calls_operator
     def referred(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What the reference returns, called as it is."""
+        """Call the reference as it is."""
         return self.specification.reference(*args, **kwargs)
 
     def by_reference(self) -> Subject:
-        """The same with the reference in the operator's place: no kernel runs, which may end the process."""
-        return replace(self, apply=self.specification.reference) if self._ours else self
+        """The subject with the reference in the operator's place: no kernel runs that may end the process."""
+        return replace(self, apply=self.specification.reference) if self.apply is None else self
 
-    @property
-    def _ours(self) -> bool:
-        """Whether it is called as an operator, and is no class that stands for itself."""
-        return self.operator is not None and self.apply is None
-
-    @property
-    def foreign(self) -> bool:
-        """Whether it is an operator of torch.library, which nothing but itself says anything about."""
-        return self.operator is None
+    def lacks(self, rule: Literal["autograd", "fake", "vmap"]) -> bool:
+        """True if it is an operator of torch.library for which nobody registered a rule."""
+        own = self.specification.library_operator
+        return self.kind.in_library and (own is None or not getattr(own, rule))
 
     @property
     def torch_operator(self) -> Any:
-        """The operator as torch knows it; None for a class, which torch knows no operator of."""
-        if self.foreign:
-            assert self.specification.own is not None
-            return self.specification.own.overload
+        """The operator as torch registers it; None for a class."""
+        if self.kind.in_library:
+            assert self.specification.library_operator is not None
+            return self.specification.library_operator.overload
         return self.operator.torch_operator if self.operator is not None and self.apply is None else None
 
     @cached_property
     def has_truth(self) -> bool:
-        """Whether a run in a higher precision is a better answer.
+        """True if a run in a higher precision is closer to the truth.
 
         It is not for an opaque operator, whose function is all there is, nor for a random one, which draws
         other numbers in another dtype.
         """
-        opaque = self.specification.opaque and not self.foreign
+        opaque = self.specification.opaque and not self.kind.in_library
         return not (opaque or self.specification.random or self._reference_draws)
 
     def every(self, sample: Sample) -> tuple[Result, ...]:
@@ -126,11 +165,11 @@ class Subject:
         return tuple(result for result in self.every(sample) if not result.hidden)
 
     def places(self, sample: Sample) -> list[int]:
-        """Where the results that callers see lie among all flat ones."""
+        """Positions of the results that callers see among all flat ones."""
         return [place for place, result in enumerate(self.every(sample)) if not result.hidden]
 
     def _lying(self, sample: Sample) -> ResultFlattening:
-        """How the reference's results for a sample lie in flat form: run once for each."""
+        """Flattening of the reference's results for a sample, which is run once for each."""
         if sample.position not in self._lies:
             schema = self.specification.schema
             with self.seeded(), torch.no_grad():
@@ -185,7 +224,7 @@ class Subject:
         values = sample.flattening.pack(_own_generators(flat))
         self.ran.note(values)
         with self.seeded(), torch.no_grad():
-            returned = run_pure(self.specification, function, values)
+            returned = run_validated(self.specification, function, values)
         every = range(len(self.specification.schema.results))
         self._hold_count(sample, returned, every, lambda: where(function))
         return self._listed(returned, packed=True)
@@ -193,7 +232,7 @@ class Subject:
     def _hold_count(
         self, sample: Sample, returned: Any, positions: Sequence[int], place: Callable[[], str]
     ) -> None:
-        """Hold the lengths of the lists that came back to those of the reference's."""
+        """Compare the lengths of returned lists with the reference's."""
         described = [self.specification.schema.results[position] for position in positions]
         if not any(result.sequence for result in described):
             return
@@ -209,12 +248,12 @@ class Subject:
         name = self.specification.schema.results[0].name
         try:
             parts = [each for position, each in leaves(outputs, returned) if position is not None]
-        except MisfitError as error:
-            words = in_words(error.value), in_words(error.outputs)
+        except StructureMismatchError as error:
+            words = structure_of(error.value), structure_of(error.outputs)
             raise WrongFormError(name, *words, self.runs_at(flat)) from error
         for each in parts:
             if each is not None and not isinstance(each, Tensor):
-                raise WrongFormError(name, in_words(each), "a tensor", self.runs_at(flat))
+                raise WrongFormError(name, structure_of(each), "a tensor", self.runs_at(flat))
         return parts
 
     def _listed(self, returned: Any, *, packed: bool = False) -> list[Any]:
@@ -244,7 +283,7 @@ class Subject:
 
     @cached_property
     def single_precision(self) -> bool:
-        """Whether it computes in float32, whatever comes in.
+        """True if it computes in float32, whatever the dtype of its arguments.
 
         An adopted class may be declared so. Of what is checked as it is, its results tell.
         """
@@ -253,7 +292,7 @@ class Subject:
         return declared or (self.apply is not None and any(map(self._rounds_in, self.samples)))
 
     def _rounds_in(self, sample: Sample) -> bool:
-        """Whether a sample's results in float64 are float32 numbers that do not see what float32 does not.
+        """True if results in float64 are float32 numbers, and blind to changes of the inputs below float32.
 
         Whoever rounds on purpose, as to whole numbers, does not see large steps either.
         """
@@ -275,20 +314,14 @@ class Subject:
         return False
 
     @property
-    def own_code(self) -> bool:
-        """Whether its reference is the forward of a Function class, which nobody meant for autograd."""
-        adopted = self.specification.adopted
-        return adopted is not None and adopted.reference is None
-
-    @property
     def linear(self) -> bool:
-        """Whether its backward is linear in what comes in: an adopted class may be declared not to be."""
+        """True if its backward is linear in grad_output: an adopted class may be declared not to be."""
         adopted = self.specification.adopted
         return adopted is None or "nonlinear" not in adopted.kinds
 
     @contextmanager
     def seeded(self) -> Iterator[None]:
-        """A region in which every run draws the same numbers; the state outside stays as it was."""
+        """A region in which every run draws the same numbers; the state outside is restored."""
         if not self.draws:  # setting the state takes longer than most operators
             yield
             return
@@ -298,12 +331,12 @@ class Subject:
 
     @cached_property
     def draws(self) -> bool:
-        """Whether the operator draws from torch's random state, declared or not, in any sample."""
+        """True if the operator draws from torch's random state, declared or not, in any sample."""
         return self.specification.random or any(self._draws_in(sample) for sample in self.samples)
 
     @cached_property
     def _reference_draws(self) -> bool:
-        """Whether the reference draws, be it from a generator that it is given, or makes from a seed."""
+        """True if the reference draws random numbers, from a given generator or one that it seeds."""
         return any(drawing_operations(self, sample) for sample in self.samples)
 
     def _draws_in(self, sample: Sample) -> bool:
@@ -316,9 +349,9 @@ class Subject:
             return not torch.equal(before, torch.get_rng_state())
 
     def generator(self, stream: int = 0) -> torch.Generator:
-        """A generator for probes, at its start; samples drawn from the same seed are not what it gives.
+        """A generator for probes, at its start; its numbers differ from samples of the same seed.
 
-        An incoming gradient that is the input itself hides faults: much of the right gradient may vanish.
+        A grad_output that is the input itself hides faults: much of the right gradient may vanish.
 
         Args:
             stream: Which of several; each gives other numbers.
@@ -327,8 +360,8 @@ class Subject:
 
     @cached_property
     def devices(self) -> tuple[torch.device, ...]:
-        """Where the operator is checked: the CPU, and where it has kernels that can run here."""
-        own = self.specification.own
+        """Devices to check on: the CPU, and those for which it has kernels that can run here."""
+        own = self.specification.library_operator
         adopted = own.devices if own is not None else ()
         types = dict.fromkeys((*(kernel.device for kernel in self.specification.kernels), *adopted))
         others = [torch.device(kind) for kind in types if kind != "cpu" and missing_device(kind) is None]
@@ -350,7 +383,7 @@ def _through_float32(value: Any) -> Any:
 
 
 def _equal(first: list[Tensor], *others: list[Tensor]) -> bool:
-    """Whether lists of tensors hold the same numbers, whatever their dtypes."""
+    """True if lists of tensors hold the same numbers, whatever their dtypes."""
     return all(
         len(first) == len(other)
         and all(torch.equal(one.to(two.dtype), two) for one, two in zip(first, other, strict=True))
@@ -368,13 +401,13 @@ def drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool
 
     args, kwargs = sample.arguments(sample.at())
     # Suppressed, since the properties report what the reference raises; what it drew before that counts.
-    with torch.random.fork_rng(), torch.no_grad(), capabilities.watching(see), Overlooking():
+    with torch.random.fork_rng(), torch.no_grad(), capabilities.observe_operators(see), Overlooking():
         subject.referred(args, kwargs)
     return draws
 
 
 def missing_device(kind: str) -> str | None:
-    """Why nothing can run on a type of device here; None where it can."""
+    """The reason why nothing can run on a type of device here; None where it can."""
     try:
         torch.empty(1, device=kind).fill_(0)
     except (RuntimeError, AssertionError, ImportError) as error:

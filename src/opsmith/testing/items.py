@@ -1,4 +1,4 @@
-"""The tests that `pytest --opsmith` makes: one for each property of an operator, from one check of it."""
+"""Items of `pytest --opsmith`: one test for each property of an operator, all from one check of it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from opsmith.targets import Target
 
 
 class PropertyFailedError(AssertionError):
-    """A property of an operator does not hold; the text is what the report says of it."""
+    """A property of an operator does not hold; the text is that of the report."""
 
 
 def items_of(session: pytest.Session, targets: Sequence[str]) -> list[pytest.Item]:
-    """The items for what stands behind `--opsmith`, collected as pytest collects all others.
+    """Collect the items for the values of `--opsmith`, as pytest collects all others.
 
     Args:
         session: pytest's session.
@@ -42,8 +42,8 @@ def items_of(session: pytest.Session, targets: Sequence[str]) -> list[pytest.Ite
     return list({item.nodeid: item for item in found}.values())
 
 
-def module_of(session: pytest.Session, text: str) -> OperatorModule:
-    """The collector for one target, whose file or module is imported.
+def module_of(session: pytest.Session, text: str) -> OperatorsCollector:
+    """Import the file or module of a target, and return its collector.
 
     Args:
         session: pytest's session.
@@ -56,14 +56,14 @@ def module_of(session: pytest.Session, text: str) -> OperatorModule:
     operators = Target(place, name).operators()
     asked = ["sanitized"] if getattr(session.config.option, "opsmith_sanitize", False) else []
     names = [wanted] if wanted else [*USUAL, *asked]
-    return OperatorModule.from_parent(session, name=place, nodeid=place, operators=operators, names=names)
+    return OperatorsCollector.from_parent(session, name=place, nodeid=place, operators=operators, names=names)
 
 
 def _parts(text: str) -> tuple[str, str | None, str | None]:
-    """Place, operator and property, from what the command line takes or from an item's id."""
+    """Split a target of the command line, or an item's id, into module, operator and property."""
     target = Target.of(text)
     if target.name is None or not target.name.startswith(":"):
-        return target.place, target.name, None
+        return target.source, target.name, None
     operator, _, known = target.name.removeprefix(":").partition("::")
     if known and known not in PROPERTIES:
         raise errors.UsageError(
@@ -72,26 +72,26 @@ def _parts(text: str) -> tuple[str, str | None, str | None]:
             got=text,
             hint="take an id as pytest shows it, or FILE_OR_MODULE[:NAME]",
         )
-    return target.place, operator.replace(".", "::"), known or None
+    return target.source, operator.replace(".", "::"), known or None
 
 
-class OperatorModule(pytest.Collector):
+class OperatorsCollector(pytest.Collector):
     """A file or module whose operators are tested."""
 
     def __init__(self, *, operators: Sequence[Operator[..., Any]], names: Sequence[str], **rest: Any) -> None:
         super().__init__(**rest)
         self.operators, self.names = operators, names
 
-    def collect(self) -> Iterator[OperatorNode]:
-        """Its operators, by their short names where these tell them apart."""
+    def collect(self) -> Iterator[OperatorCollector]:
+        """Yield its operators, by their short names if these are unique."""
         short = Counter(each.specification.short_name for each in self.operators)
         for each in self.operators:
             known = each.specification.short_name
             name = known if short[known] == 1 else each.name.replace("::", ".")
-            yield OperatorNode.from_parent(self, name=name, operator=each, names=self.names)
+            yield OperatorCollector.from_parent(self, name=name, operator=each, names=self.names)
 
 
-class OperatorNode(pytest.Collector):
+class OperatorCollector(pytest.Collector):
     """An operator, which is checked once for all of its items that run here."""
 
     def __init__(self, *, operator: Operator[..., Any], names: Sequence[str], **rest: Any) -> None:
@@ -100,12 +100,12 @@ class OperatorNode(pytest.Collector):
         self._reports: dict[frozenset[str], Report] = {}
 
     def collect(self) -> Iterator[PropertyItem]:
-        """An item for each property."""
+        """Yield an item for each property."""
         for name in self.names:
             yield PropertyItem.from_parent(self, name=name)
 
     def outcome(self, name: str) -> tuple[Report, Outcome]:
-        """What became of a property, and the report that says so."""
+        """Return the report that has a property, and its outcome."""
         for wanted, report in self._reports.items():
             if name in wanted:
                 return report, _of(report, name)
@@ -121,10 +121,10 @@ class OperatorNode(pytest.Collector):
         return report, _of(report, name)
 
     def _together(self, name: str) -> set[str]:
-        """The properties to check at once: those of all items that were chosen, and what decides for them."""
+        """Return the properties to check at once: those of all chosen items, and the required ones."""
         chosen = {item.name for item in self.session.items if item.parent is self}
         if hasattr(self.config, "workerinput"):
-            chosen = {name}  # with pytest-xdist the others may run elsewhere
+            chosen = {name}  # with pytest-xdist the others may run in other processes
         groups = (group for group in REQUIRED if chosen & {*group})
         return chosen | {name} | {each for group in groups for each in group}
 
@@ -135,9 +135,9 @@ def _of(report: Report, name: str) -> Outcome:
 
 @contextmanager
 def _without_traces() -> Iterator[None]:
-    """A region in which pytest does not capture what torch's compiler logs for its own tools.
+    """Keep pytest from capturing the log of torch's compiler for its own tools, in a region.
 
-    pytest hangs its handler on that logger, too, and shows an empty line for each of hundreds of records.
+    pytest adds its handler to that logger, too, and shows an empty line for each of hundreds of records.
     """
     logger = logging.getLogger("torch.__trace")
     handlers = [each for each in logger.handlers if type(each).__module__.startswith("_pytest.")]
@@ -153,14 +153,14 @@ def _without_traces() -> Iterator[None]:
 class PropertyItem(pytest.Item):
     """One property of one operator."""
 
-    parent: OperatorNode
+    parent: OperatorCollector
 
     def __init__(self, **rest: Any) -> None:
         super().__init__(**rest)
         self.add_marker("opsmith")
 
     def runtest(self) -> None:
-        """Fail with what the report says, or skip with its reason."""
+        """Fail with the text of the report, or skip with its reason."""
         with _without_traces():
             report, outcome = self.parent.outcome(self.name)
         self.user_properties.append(("seconds", round(outcome.seconds, 3)))
@@ -174,19 +174,19 @@ class PropertyItem(pytest.Item):
             pytest.skip(outcome.reason)
 
     def _is_missed(self, report: Report) -> bool:
-        """Whether a check without this property is no success, and nothing else stands for it."""
+        """Return True if this property is required, and no other of its group passed."""
         passed = {outcome.property for outcome in report.outcomes if outcome.status == "passed"}
         return any(self.name == group[0] and not passed & {*group} for group in REQUIRED)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """What is wrong, without the lines of ours that found out."""
+        """Return the failure without the traceback of opsmith's own code."""
         error = excinfo.value
         if isinstance(error, PropertyFailedError | errors.OpsmithError):
             return str(error)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
-        """Where the operator is declared."""
+        """Return the location of the operator's declaration."""
         file, _, line = self.parent.operator.specification.where.rpartition(":")
         number = int(line) - 1 if line.isdigit() else None
         return Path(file) if file else self.path, number, f"{self.parent.name} {self.name}"

@@ -188,7 +188,7 @@ def h_gate_that_is_open() -> Any:
 
 @planted("space_to_depth", "layout", input="x", also=("raises",))
 def h_space_to_depth_by_view() -> Any:
-    """The incoming gradient is viewed, which one that is transposed or expanded does not allow."""
+    """The grad_output is viewed, which one that is transposed or expanded does not allow."""
 
     class SpaceToDepth(Function):
         @staticmethod

@@ -140,7 +140,7 @@ def h_library_quantise_to_all_bits() -> Any:
 
 @planted("huber_loss", "ignores-grad-output", input="prediction")
 def h_library_loss_that_is_always_last() -> Any:
-    """A loss is where a backward begins, thinks its author: so the incoming gradient is taken to be 1."""
+    """A loss is where a backward begins, thinks its author: so the grad_output is taken to be 1."""
 
     @torch.library.custom_op(named("loss_that_is_always_last"), mutates_args=())
     def log_cosh(prediction: Tensor, target: Tensor) -> Tensor:

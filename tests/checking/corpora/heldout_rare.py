@@ -107,7 +107,7 @@ def h_relu_that_guides() -> Any:
 
 @planted("pairwise_energy", "ignores-grad-output", input="x", also=("unknown",))
 def h_energy_of_a_uniform_gradient() -> Any:
-    """It takes the incoming gradient to be the same for all results, as `.sum()` makes it."""
+    """It takes the grad_output to be the same for all results, as `.sum()` makes it."""
 
     class Energy(Function):
         @staticmethod

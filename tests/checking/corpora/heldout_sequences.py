@@ -193,7 +193,7 @@ def h_dropout_with_two_masks() -> Any:
 
 @planted("running_product", "mutates-grad-output")
 def h_running_product_that_scales_its_gradient() -> Any:
-    """The incoming gradient serves as a buffer, and may be somebody else's as well."""
+    """The grad_output serves as a buffer, and may be somebody else's as well."""
 
     class Decay(Function):
         @staticmethod

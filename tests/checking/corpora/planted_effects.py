@@ -345,7 +345,7 @@ def square_that_keeps_its_input_on_ctx() -> Any:
 
 @planted("monitor", "leak", input="x")
 def monitor_that_keeps_gradients() -> Any:
-    """Each incoming gradient is kept "for the histogram", and never let go."""
+    """Each grad_output is kept "for the histogram", and never let go."""
     history: list[torch.Tensor] = []
 
     class Monitored(Function):

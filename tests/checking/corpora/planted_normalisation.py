@@ -197,7 +197,7 @@ def logsumexp_whose_backward_overflows() -> Any:
 
 @planted("logsumexp", "raises", input="x", also=("shape",))
 def logsumexp_for_the_last_dimension_alone() -> Any:
-    """The incoming gradient is put back at the end, wherever it was taken from."""
+    """The grad_output is put back at the end, wherever it was taken from."""
 
     class LogSumExp(right.LogSumExp):
         @staticmethod

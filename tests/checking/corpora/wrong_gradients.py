@@ -45,7 +45,7 @@ def first_row_for_the_batch() -> Any:
     return linear("first_row_for_the_batch").gradients(bias=lambda grad: grad[0])
 
 
-@wrong("linearity", "ignores-grad-output", "x", "the same, to the bit, for two incoming gradients")
+@wrong("linearity", "ignores-grad-output", "x", "the same, to the bit, for two grad_outputs")
 def ignores_grad() -> Any:
     return square("ignores_grad").gradients(x=lambda grad, x: 2 * x + 0 * grad)
 

@@ -102,7 +102,7 @@ def remembers_the_last_input() -> Any:
     return Remembers, matrix()
 
 
-@mutant("memory", "leak", None, "an incoming gradient")
+@mutant("memory", "leak", None, "a grad_output")
 def remembers_gradients() -> Any:
     seen: list[Tensor] = []
 

@@ -23,7 +23,7 @@ def not_linear() -> Any:
     return spike("not_linear").surrogate_gradients(x=lambda grad, x: grad.sign())
 
 
-@wrong("surrogate", "nonlinear-grad", "x", "for 1024 times an incoming gradient")
+@wrong("surrogate", "nonlinear-grad", "x", "for 1024 times a grad_output")
 def clipped_far_out() -> Any:
     return spike("clipped_far_out").surrogate_gradients(x=lambda grad, x: grad.clamp(-50, 50))
 
@@ -35,7 +35,7 @@ def not_the_stand_in() -> Any:
     )
 
 
-@wrong("layouts", "layout", "x", "is right for a contiguous incoming gradient and wrong for one that is")
+@wrong("layouts", "layout", "x", "is right for a contiguous grad_output and wrong for one that is")
 def surrogate_layout() -> Any:
     return spike("surrogate_layout").surrogate_gradients(
         x=lambda grad, x: torch.as_strided(grad, x.shape, (x.shape[1], 1)) * (x.abs() < 1)

@@ -159,8 +159,8 @@ def test_what_special_values_are_held_to_is_moved_in_float64_as_well() -> None:
     sample = subject.samples[0]
     flat = sample.at(torch.float64)
     trial = SpecialCall(subject, sample, 0, flat, {}, ORDINARY_VALUES, torch.float64)
-    one, other = trial.nudged()
+    one, other = trial.perturbed_copies()
     assert not torch.equal(one[0], flat[0])
     assert not torch.equal(one[0], other[0])
     again = SpecialCall(replace(subject, seed=1), sample, 0, flat, {}, ORDINARY_VALUES, torch.float64)
-    assert not torch.equal(next(again.nudged())[0], one[0])
+    assert not torch.equal(next(again.perturbed_copies())[0], one[0])

@@ -1,4 +1,4 @@
-"""The property `batched_gradients`: several incoming gradients at once, beside one after the other."""
+"""The property `batched_gradients`: several grad_outputs at once, beside one after the other."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_backward_that_is_wrong_for_a_batch_is_found() -> None:
     (failure,) = batched(KnowsBatches, (X,)).failures
     assert (failure.cause, failure.input) == ("kernel-mismatch", "x")
     assert failure.message.startswith(
-        "with `vmap` over a backward, the gradient of `x` is not what each incoming gradient gives alone: at"
+        "with `vmap` over a backward, the gradient of `x` is not what each grad_output gives alone: at"
     )
 
 

@@ -75,7 +75,7 @@ def test_a_program_that_gives_something_else_is_found() -> None:
 def test_a_program_for_one_size_alone_is_noted() -> None:
     found = exported(KnowsItsSize, (X,), (torch.rand(5, 4),))
     assert found.status == "passed", found
-    assert any("exported with dynamic sizes, it takes no others" in note for note in found.notes)
+    assert any("the export is fixed to this size, because of" in note for note in found.notes)
 
 
 def test_an_operator_that_is_missing_from_the_program_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,7 +304,7 @@ def test_what_numpy_does_not_know_is_listed() -> None:
 
     outcome = found(Sine, [(torch.randn(3, 4),)])
     assert outcome.failures == ()
-    assert any("does not take an incoming gradient a negated view" in note for note in outcome.notes)
+    assert any("does not take a grad_output a negated view" in note for note in outcome.notes)
 
 
 def test_quick_tries_a_few_of_each_tensor() -> None:

@@ -266,7 +266,7 @@ def test_a_sample_with_a_generator_is_noted() -> None:
 
     found = vmap(declare(noisy), (X, torch.Generator()))
     assert found.status == "skipped"
-    assert found.notes == ("a sample with a generator was left out: nothing says how it serves a batch",)
+    assert found.notes == ("a sample with a generator was left out: it is undefined how it serves a batch",)
 
 
 def test_without_tensors_there_is_nothing_to_map() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from opsmith import errors
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.output.text import folded, shown
-from opsmith.checking.properties import EVERY
+from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.report import Failure, Outcome, Report
 from opsmith.extras import install
 
@@ -66,7 +66,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 SIGNS = {"passed": "✓", "failed": "✗", "skipped": "–", "unclear": "?"}
-"""Beside the word, so that no colour has to tell it."""
+"""Signs beside each status, so that it does not depend on colour."""
 
 
 def templates(*packages: str) -> Environment:
@@ -95,7 +95,7 @@ def templates(*packages: str) -> Environment:
     made.globals |= {
         "signs": SIGNS,
         "causes": CAUSES,
-        "titles": {name: known.title for name, known in EVERY.items()},
+        "titles": {name: known.title for name, known in PROPERTIES.items()},
         "verdict": verdict,
         "failures": failures,
         "digest": digest,
@@ -109,7 +109,7 @@ def verdict(report: Report) -> str:
 
 
 def state(report: Report) -> str:
-    """Which of `SIGNS` stands for a whole report."""
+    """Key of `SIGNS` for a whole report."""
     return "passed" if report.passed_as_asked else "failed" if report.failures else "skipped"
 
 
@@ -137,7 +137,7 @@ def failures(report: Report) -> list[tuple[Outcome, list[Failure], list[Failure]
 
 
 def _kind(value: Any) -> str:
-    """How a piece of evidence is shown: by its parts, as a block of text, or in the line."""
+    """Form of a piece of evidence: its parts, a block of text, or in the line."""
     if isinstance(value, Mapping):
         return "parts"
     return "block" if "\n" in shown(value) else "line"
@@ -159,5 +159,5 @@ def source(made: Environment, name: str) -> str:
 
 
 def digest(text: str) -> str:
-    """What the page's own policy calls the one script, or the one style sheet, that it lets through."""
+    """Hash by which the page's content policy admits its script and its style sheet."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,311 +1,202 @@
-"""A few lines of Python that show a failure again, run once before they are shown, so that they do."""
+"""Replays: a few lines of Python that show a failure again, run once before they are shown.
+
+Each has the same four parts: it imports or finds what is checked, sets the inputs up, calls, and asserts.
+Short inputs are written as code. For longer ones numbers in the same range are drawn, where these fail too;
+where nothing of this shows the failure, the replay runs the property again with the same seed.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.output.calling import Calling, calling
-from opsmith.checking.output.writing import MOST_ELEMENTS, drawn, imports, writable, written
+from opsmith.checking.output.literals import MOST_ELEMENTS, drawn, imports, writable, written
 from opsmith.checking.samples.layouts import Layout
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
-from opsmith.core.calls import tensors_in
+from opsmith.core.call_arguments import tensors_in
+from opsmith.torch_library import capabilities
+
+Shows = Callable[[Exception], bool]
+
+TEMPORARY = ("checked", "surveyed")
+"""Namespaces of operators that a Function class is adopted as for a check alone."""
+
+MOST_GIVEN = 256
+"""Samples with more numbers than this are not written out."""
+
+HELD = "torch.testing.assert_close(got, expected)"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Target of a replay: the lines that find it, and the expressions that call it.
+
+    Args:
+        subject: The operator under check.
+        found: Lines that import or find it.
+        callee: Expression that is called.
+        checked: Expression that `opsmith.check` takes.
+        reference: Expression of the reference; None where there is none.
+        by_position: Pass arguments by position.
+        bound: Value of each name that these lines may not find.
+    """
+
+    subject: Subject
+    found: tuple[str, ...]
+    callee: str
+    checked: str
+    reference: str | None
+    by_position: bool
+    bound: Mapping[str, Any]
+
+    def call(self, sample: Sample) -> str:
+        """A call, with every argument by its own name."""
+        given: list[str] = []
+        for argument in sample.flattening.schema.arguments:
+            by_name = not self.by_position or argument.keyword_only
+            given.append(f"{argument.name}={argument.name}" if by_name else argument.name)
+        adopted = self.subject.specification.adopted
+        if self.by_position and adopted is not None and adopted.variadic:
+            given[-1] = f"*{given[-1]}"
+        return f"{self.callee}({', '.join(given)})"
+
+    def reference_call(self, sample: Sample) -> str:
+        """A call of the reference."""
+        given = ", ".join(f"{name}={name}" for name in sample.flattening.schema.names)
+        return f"{self.reference}({given})"
+
+    def parts(self, sample: Sample) -> list[tuple[str, str]] | None:
+        """The index behind a call that picks each visible result: for the operator, and for the reference.
+
+        None where an index cannot pick them.
+        """
+        subject, schema = self.subject, self.subject.specification.schema
+        with subject.seeded(), torch.no_grad():
+            args, kwargs = sample.arguments(sample.at())
+            returned = subject.called(args, kwargs)
+        bare = len(schema.visible) == 1 and subject.specification.adopted is None
+        found: list[tuple[str, str]] = []
+        for at, one in enumerate([returned] if bare or not isinstance(returned, tuple | list) else returned):
+            mine = "" if bare or one is returned else f"[{at}]"
+            whole = "" if schema.single else f"[{schema.visible[at] if at < len(schema.visible) else at}]"
+            if isinstance(one, list | tuple):
+                if not all(isinstance(each, Tensor) or each is None for each in one):
+                    return None
+                found += [(f"{mine}[{k}]", f"{whole}[{k}]") for k in range(len(one))]
+            elif isinstance(one, Tensor) or one is None:
+                found.append((mine, whole))
+        return found if len(found) == len(subject.results(sample)) else None
+
+
+def target_of(subject: Subject) -> Target | None:
+    """The target of a replay; None for a class of the oldest kind, whose `apply` does not run."""
+    specification = subject.specification
+    if subject.kind.in_library:
+        name = f"torch.ops.{specification.name.replace('::', '.')}"
+        module = _registering(subject)
+        found = f"# {specification.name}: {specification.where}"
+        found = found if module is None else f"import {module}  {found}"
+        return Target(subject, (found, ""), name, name, None, True, {})
+    adopted = specification.adopted
+    if adopted is None or specification.namespace not in TEMPORARY:
+        line = f"operator = {_finder(subject)}"
+        reference = None if specification.opaque else "operator.reference"
+        bound = {"operator": subject.operator}
+        return Target(subject, ("", line), "operator", "operator", reference, False, bound)
+    if adopted.takes_self:
+        return None
+    kind = adopted.function_class
+    outer, *inner = kind.__qualname__.split(".")
+    if "<locals>" in inner or not _importable(kind):
+        lines = [f"# with {kind.__name__} as it is at {specification.where}", ""]
+    else:
+        lines = [f"from {kind.__module__} import {outer}", ""]
+        lines += [f"{inner[-1]} = {kind.__qualname__}", ""] if inner else []
+    name = kind.__name__
+    return Target(subject, tuple(lines), f"{name}.apply", name, None, True, {name: kind})
+
+
+def _registering(subject: Subject) -> str | None:
+    """The module whose import registers a `torch.library.custom_op`, where that is known."""
+    own = subject.specification.library_operator
+    parts = capabilities.custom_parts(own.overload) if own is not None else None
+    if parts is None or "<locals>" in parts.function.__qualname__:
+        return None
+    module = parts.function.__module__
+    return module if module in sys.modules and module != "__main__" else None
+
+
+def _importable(kind: type) -> bool:
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return kind.__module__ != "__main__" and found is kind
+
+
+def _finder(subject: Subject) -> str:
+    specification = subject.specification
+    if specification.module == "__main__" or "<locals>" in specification.qualname:
+        return f'opsmith.find_operator("{specification.name}")  # declared at {specification.where}'
+    return f'opsmith.find_operator("{specification.name}", "{specification.module}")'
+
+
+def script(target: Target | None, *parts: Sequence[str]) -> str:
+    """The template of every replay.
+
+    Args:
+        target: What is called; None where it cannot be imported or found.
+        parts: Lines that set the inputs up, call and assert.
+    """
+    head = ["import torch, opsmith", *target.found] if target is not None else ["import opsmith", ""]
+    return "\n".join([*head, *(line for part in parts for line in part)])
 
 
 def replay(
     subject: Subject,
     sample: Sample,
     flat: Sequence[Any],
-    ending: Sequence[str],
+    lines: Sequence[str],
     more: Mapping[str, Any] | None = None,
     *,
-    check: str | None = None,
+    property: str | None = None,
     fresh: bool = False,
-    shows: Callable[[Exception], bool] = lambda error: True,
+    shows: Shows = lambda error: True,
 ) -> str | None:
-    """A script that sets up a call and ends in lines that fail.
+    """A replay that calls the operator and fails.
 
     Args:
-        subject: What is under check.
+        subject: The operator under check.
         sample: The sample that failed.
         flat: Its arguments, as they were when it failed.
-        ending: Lines that fail, with the call as `Calling.call` writes it and every argument by its name.
-        more: Other values that the ending names.
-        check: Name of the property, which is run again where no such lines fail.
-        fresh: Whether the lines fail for other numbers too, so that these may be rounded or drawn.
-        shows: Whether what the lines raise shows the failure.
+        lines: Lines that fail, with the call as `Target.call` writes it and every argument by its name.
+        more: Other values that the lines name.
+        property: Name of the property, which is run again where the lines do not fail.
+        fresh: The lines fail for other numbers too, so that these may be rounded or drawn.
+        shows: Whether an exception of the lines shows the failure.
 
     Returns:
-        The script; None where there is none, and `check` is not given.
+        The replay; None where no lines fail and `property` is not given.
     """
-    values = {**_arguments(sample, flat), **(more or {})}
-    called = calling(subject)
-    if called is not None and all(map(writable, values.values())):
-        for lines in _settings(values, fresh=fresh):
-            if _fails(called, values, [*lines, *ending], shows):
-                return "\n".join([*called.lines, *imports(list(values.values())), *lines, *ending])
-    return None if check is None else check_again(subject, check)
+    schema = sample.flattening.schema
+    values = dict(zip(schema.names, sample.flattening.pack(flat), strict=True)) | dict(more or {})
+    target = target_of(subject)
+    if target is not None and all(map(writable, values.values())):
+        for inputs in _inputs(values, fresh=fresh):
+            if _fails(target, values, [*inputs, *lines], shows):
+                return script(target, imports(list(values.values())), inputs, lines)
+    return None if property is None else check_again(subject, property)
 
 
-def result_replay(
-    subject: Subject, sample: Sample, flat: Sequence[Any], position: int, expected: Tensor | None, check: str
-) -> str | None:
-    """The script for a wrong result.
-
-    Args:
-        subject: What is under check.
-        sample: The sample.
-        flat: Its arguments.
-        position: Which of the visible results is wrong.
-        expected: What is right.
-        check: Name of the property.
-    """
-    called = calling(subject)
-    parts = called.parts(sample) if called is not None else None
-    if called is None or parts is None:
-        return check_again(subject, check)
-    got = f"{called.call(sample)}{parts[position][0]}"
-    seed = _seed(subject)
-    if called.reference is not None:
-        right = f"{called.reference}({_named(sample)}){parts[position][1]}"
-        ending = [*seed, f"got = {got}", *seed, f"expected = {right}"]
-        ending.append("torch.testing.assert_close(got, expected)")
-        if not seed:
-            ending = [f"torch.testing.assert_close({got}, {right})"]
-        script = replay(subject, sample, flat, ending, fresh=True)
-        if script is not None:
-            return script
-    if expected is None:
-        return check_again(subject, check)
-    ending = [*seed, f"torch.testing.assert_close({got}, expected)"]
-    like = {"expected": _as_called(subject, sample, flat, position, expected)}
-    return replay(subject, sample, flat, ending, like, check=check)
-
-
-def gradient_replay(
-    subject: Subject,
-    sample: Sample,
-    flat: Sequence[Any],
-    place: int,
-    grads: Sequence[Tensor | None],
-    expected: Tensor | None,
-    *,
-    subset: Sequence[int] = (),
-    check: str = "gradient",
-) -> str | None:
-    """The script for a wrong gradient.
-
-    Args:
-        subject: What is under check.
-        sample: The sample.
-        flat: Its arguments.
-        place: The input whose gradient is wrong.
-        grads: What comes in for each visible result.
-        expected: What is right.
-        subset: The inputs that require a gradient; `place` alone by default.
-        check: Name of the property.
-    """
-    called = calling(subject)
-    parts = called.parts(sample) if called is not None else None
-    if called is None or parts is None:
-        return check_again(subject, check)
-    subset = tuple(subset) or (place,)
-    flat = [
-        value.detach().requires_grad_(at in subset) if is_inexact(value) else value
-        for at, value in enumerate(flat)
-    ]
-    more, names = _incoming(grads)
-    inputs = [sample.labels[at] for at in subset]
-    picked = _Backward(inputs, inputs.index(sample.labels[place]), names, [parts[at] for at in names])
-    seed = _seed(subject)
-    got = picked.lines("got", called.call(sample), 0)
-    if expected is None:  # it raises
-        script = replay(subject, sample, flat, [*seed, *got], more)
-        if script is not None:
-            return script
-    if called.reference is not None:
-        right = picked.lines("expected", f"{called.reference}({_named(sample)})", 1)
-        ending = [*seed, *got, *seed, *right, "torch.testing.assert_close(got, expected)"]
-        script = replay(subject, sample, flat, ending, more, fresh=True)
-        if script is not None:
-            return script
-    if expected is None:
-        return check_again(subject, check)
-    more["expected"] = expected.to(flat[place].device, flat[place].dtype)
-    ending = [*seed, *got, "torch.testing.assert_close(got, expected)"]
-    return replay(subject, sample, flat, ending, more, check=check)
-
-
-class _Backward:
-    """Lines that take one gradient."""
-
-    def __init__(
-        self, inputs: Sequence[str], picked: int, names: Mapping[int, str], parts: Sequence[tuple[str, str]]
-    ) -> None:
-        self.inputs, self.picked, self.names, self.parts = list(inputs), picked, list(names.values()), parts
-
-    def lines(self, name: str, call: str, side: int) -> list[str]:
-        """The gradient under this name, of a call; 0 for the operator's, 1 for the reference's."""
-        before: list[str] = []
-        parts = [each[side] for each in self.parts]
-        if len(parts) > 1:
-            before, call = [f"results = {call}"], "results"
-        outputs = _one_or_several([f"{call}{part}" for part in parts])
-        taken = (
-            f"torch.autograd.grad({outputs}, {_one_or_several(self.inputs)}, {_one_or_several(self.names)}"
-        )
-        if len(self.inputs) == 1 and len(parts) == 1:
-            return [f"({name},) = {taken}, allow_unused=True)"]
-        return [*before, f"{name} = {taken}, allow_unused=True)[{self.picked}]"]
-
-
-def _one_or_several(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"[{', '.join(names)}]"
-
-
-def _incoming(grads: Sequence[Tensor | None]) -> tuple[dict[str, Any], dict[int, str]]:
-    """Incoming gradients by the name that a script gives each, and these names by position."""
-    given = {at: grad for at, grad in enumerate(grads) if grad is not None}
-    names = {at: "grad" if len(given) == 1 else f"grad_{at}" for at in given}
-    return {names[at]: grad.detach() for at, grad in given.items()}, names
-
-
-def layout_replay(
-    subject: Subject,
-    sample: Sample,
-    flat: Sequence[Any],
-    grads: Sequence[Tensor | None],
-    places: Sequence[int],
-    odd: Sequence[tuple[int, bool, Layout]],
-    output: int,
-    check: str,
-) -> str | None:
-    """The script for an output that depends on where numbers lie in memory.
-
-    Args:
-        subject: What is under check.
-        sample: The sample.
-        flat: Its arguments, contiguous.
-        grads: Incoming gradients, contiguous.
-        places: The inputs that are differentiated by.
-        odd: What is not contiguous: its place, whether it is an incoming gradient, and its layout.
-        output: Which of the results and gradients differs.
-        check: Name of the property.
-    """
-    called = calling(subject)
-    parts = called.parts(sample) if called is not None else None
-    if called is None or parts is None:
-        return check_again(subject, check)
-    more, names = _incoming(grads)
-    if any("[" in sample.labels[place] for place, backward, _ in odd if not backward):
-        return check_again(subject, check)  # an item of a list cannot be handed over by a name of its own
-    before: list[str] = []
-    laid, undone = {}, {}
-    for place, backward, layout in odd:
-        label = names[place] if backward else sample.labels[place]
-        name = laid[label] = f"odd_{label}"
-        undone[label] = f"{name}{layout.undone}"
-        shown = re.sub(r"\bx\b", label, layout.code)
-        before.append(f"{name} = {shown}")
-    call, seed = called.call(sample), _seed(subject)
-    more = more if output >= len(parts) else {}
-    given = [*sample.flattening.schema.names, *more]
-    body = [f"def run({', '.join(given)}):"]
-    if output < len(parts):
-        body.append(f"    return {call}{parts[output][0]}")
-    else:
-        label = sample.labels[places[output - len(parts)]]
-        outputs = _one_or_several([f"results{parts[at][0]}" for at in names])
-        incoming = _one_or_several(list(names.values()))
-        body.append(f"    {label} = {label}.detach().requires_grad_()")
-        body.append(f"    results = {call}")
-        body.append(f"    return torch.autograd.grad({outputs}, {label}, {incoming})[0]")
-    odd_call = f"run({', '.join(laid.get(name, name) for name in given)})"
-    plain_call = f"run({', '.join(undone.get(name, name) for name in given)})"
-    ending = [*before, "", *body, "", *seed, f"got = {odd_call}", *seed, f"expected = {plain_call}"]
-    ending.append("torch.testing.assert_close(got, expected)")
-    return replay(subject, sample, flat, ending, more, check=check, fresh=True)
-
-
-def check_again(subject: Subject, check: str, *, isolate: bool = False) -> str:
-    """A script that runs the property again, where its inputs cannot be written in a few lines.
-
-    Args:
-        subject: What was checked.
-        check: The property.
-        isolate: Whether it ends the process that runs it.
-    """
-    called = calling(subject)
-    lines = ["import opsmith", ""] if called is None else list(called.lines)
-    name = "operator" if called is None or called.reference is not None else called.checked
-    options = f'only=["{check}"], seed={subject.seed}, effort="{subject.effort.name}"'
-    options += ", isolate=True" * isolate
-    if subject.specification.samples is None or (called is not None and called.temporary):
-        options = f"samples=samples, {options}"
-        lines += _given(subject)
-    return "\n".join([*lines, f"report = opsmith.check({name}, {options})", _HOLDS])
-
-
-def _given(subject: Subject) -> list[str]:
-    """The author's samples as lines of code: only with these does a class fail again."""
-    values: list[Any] = []
-    lines: list[str] = []
-    for sample in subject.samples:
-        if sample.origin:
-            continue
-        args, named = sample.arguments(sample.at())
-        adopted = subject.specification.adopted
-        if adopted is not None and adopted.variadic:
-            args = [*args[:-1], *args[-1]]
-        every = [*args, *named.values()]
-        values += every
-        if all(map(writable, every)):
-            words = [*map(written, args), *(f"{name}={written(value)}" for name, value in named.items())]
-            sole = "," * (len(words) == 1)
-            call = f"opsmith.Make().call({', '.join(words)})" if named else f"({', '.join(words)}{sole})"
-            lines.append(f"    {call},")
-    if not all(map(writable, values)) or sum(each.numel() for each in tensors_in(values)) > MOST_GIVEN:
-        return ["samples = ...  # put in the samples that were given: they are too long to write here"]
-    return [*imports(values), "samples = [", *lines, "]"]
-
-
-MOST_GIVEN = 256
-"""Samples with more numbers than this are not written out."""
-
-_HOLDS = "assert report.passed_as_asked, report"
-
-
-def _named(sample: Sample) -> str:
-    """The arguments of a call of the reference, as code: every one by its name."""
-    return ", ".join(f"{name}={name}" for name in sample.flattening.schema.names)
-
-
-def _seed(subject: Subject) -> list[str]:
-    return [f"torch.manual_seed({subject.seed})"] if subject.draws else []
-
-
-def _arguments(sample: Sample, flat: Sequence[Any]) -> dict[str, Any]:
-    return dict(zip(sample.flattening.schema.names, sample.flattening.pack(flat), strict=True))
-
-
-def _as_called(
-    subject: Subject, sample: Sample, flat: Sequence[Any], position: int, expected: Tensor
-) -> Tensor:
-    """The right result in the dtype in which the reference gives it."""
-    with torch.no_grad():
-        every = subject.visible(sample, subject.reference(sample, flat))
-    like = every[position]
-    return expected.to(like.device, like.dtype)
-
-
-def _settings(values: Mapping[str, Any], *, fresh: bool) -> Iterator[list[str]]:
-    """Lines that set the values up, the shortest first."""
+def _inputs(values: Mapping[str, Any], *, fresh: bool) -> Iterator[list[str]]:
+    """Lines that set values up, the shortest first."""
     elements = sum(value.numel() for value in tensors_in(list(values.values())))
     if elements <= MOST_ELEMENTS:
         if fresh:
@@ -322,23 +213,233 @@ def _short(value: Any) -> str:
     return (None if few else drawn(value)) or written(value, rounded=True)
 
 
-def _fails(
-    called: Calling,
-    values: Mapping[str, Any],
-    lines: Sequence[str],
-    shows: Callable[[Exception], bool],
-) -> bool:
-    """Whether lines fail, run as a reader would run them."""
-    space: dict[str, Any] = {"torch": torch, **called.bound}
+def _fails(target: Target, values: Mapping[str, Any], lines: Sequence[str], shows: Shows) -> bool:
+    """Run lines as a reader would, and see whether they fail."""
+    space: dict[str, Any] = {"torch": torch, **target.bound}
     space.update({type(each).__qualname__: type(each) for each in values.values()})
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             exec("\n".join(lines), space)
-        except (SyntaxError, NameError):  # what has no form in code, such as an infinite complex number
-            return False
-        except SystemExit:  # a script that leaves shows nothing
+        except (SyntaxError, NameError, SystemExit):  # a value has no form in code, or the operator exits
             return False
         except Exception as error:
             return shows(error)
     return False
+
+
+def check_again(subject: Subject, property: str, *, isolate: bool = False) -> str:
+    """A replay that runs a property again.
+
+    Args:
+        subject: The operator under check.
+        property: Name of the property.
+        isolate: It ends the process that runs it.
+    """
+    target = target_of(subject)
+    options = f'only=["{property}"], seed={subject.seed}, effort="{subject.effort.name}"'
+    options += ", isolate=True" * isolate
+    samples: list[str] = []
+    if subject.specification.samples is None or subject.specification.namespace in TEMPORARY:
+        options, samples = f"samples=samples, {options}", _given(subject)
+    name = "operator" if target is None else target.checked
+    checked = [f"report = opsmith.check({name}, {options})", "assert report.passed_as_asked, report"]
+    return script(target, samples, checked)
+
+
+def _given(subject: Subject) -> list[str]:
+    """The author's samples as lines of code: a class fails again only on these."""
+    values: list[Any] = []
+    lines: list[str] = []
+    for sample in (each for each in subject.samples if not each.origin):
+        args, named = sample.arguments(sample.at())
+        adopted = subject.specification.adopted
+        if adopted is not None and adopted.variadic:
+            args = [*args[:-1], *args[-1]]
+        every = [*args, *named.values()]
+        values += every
+        if all(map(writable, every)):
+            words = [*map(written, args), *(f"{name}={written(value)}" for name, value in named.items())]
+            sole = "," * (len(words) == 1)
+            call = f"opsmith.Make().call({', '.join(words)})" if named else f"({', '.join(words)}{sole})"
+            lines.append(f"    {call},")
+    if not all(map(writable, values)) or sum(each.numel() for each in tensors_in(values)) > MOST_GIVEN:
+        return ["samples = ...  # put in the samples that were given: they are too long to write here"]
+    return [*imports(values), "samples = [", *lines, "]"]
+
+
+Lines = Callable[[str, str, int], list[str]]
+"""Lines that assign to a name what a call gives: of the operator (0), or of the reference (1)."""
+
+
+def result_replay(
+    subject: Subject,
+    sample: Sample,
+    flat: Sequence[Any],
+    position: int,
+    expected: Tensor | None,
+    property: str,
+) -> str | None:
+    """The replay of a wrong result.
+
+    Args:
+        subject: The operator under check.
+        sample: The sample.
+        flat: Its arguments.
+        position: Which of the visible results is wrong.
+        expected: The right one.
+        property: Name of the property.
+    """
+    target = target_of(subject)
+    parts = target.parts(sample) if target is not None else None
+    if parts is None:
+        return check_again(subject, property)
+    if expected is not None:
+        with torch.no_grad():
+            like = subject.visible(sample, subject.reference(sample, flat))[position]
+        expected = expected.to(like.device, like.dtype)
+
+    def lines(name: str, call: str, side: int) -> list[str]:
+        return [f"{name} = {call}{parts[position][side]}"]
+
+    return _against_truth(subject, sample, flat, lines, expected, {}, property)
+
+
+def gradient_replay(
+    subject: Subject,
+    sample: Sample,
+    flat: Sequence[Any],
+    place: int,
+    grads: Sequence[Tensor | None],
+    expected: Tensor | None,
+    *,
+    subset: Sequence[int] = (),
+    property: str = "gradient",
+) -> str | None:
+    """The replay of a wrong gradient.
+
+    Args:
+        subject: The operator under check.
+        sample: The sample.
+        flat: Its arguments.
+        place: The input whose gradient is wrong.
+        grads: The grad_output of each visible result.
+        expected: The right one; None where the backward raises.
+        subset: The inputs that require a gradient; `place` alone by default.
+        property: Name of the property.
+    """
+    target = target_of(subject)
+    parts = target.parts(sample) if target is not None else None
+    if parts is None:
+        return check_again(subject, property)
+    subset = tuple(subset) or (place,)
+    flat = [
+        value.detach().requires_grad_(at in subset) if is_inexact(value) else value
+        for at, value in enumerate(flat)
+    ]
+    more, names = _incoming(grads)
+    inputs = [sample.labels[at] for at in subset]
+
+    def lines(name: str, call: str, side: int) -> list[str]:
+        taken = _taken(call, [parts[at][side] for at in names], inputs, list(names.values()))
+        return [*taken[:-1], f"{name} = {taken[-1]}[{subset.index(place)}]"]
+
+    if expected is not None:
+        expected = expected.to(flat[place].device, flat[place].dtype)
+    return _against_truth(subject, sample, flat, lines, expected, more, property)
+
+
+def _incoming(grads: Sequence[Tensor | None]) -> tuple[dict[str, Any], dict[int, str]]:
+    """Gradients of results by the name that a replay gives each, and these names by position."""
+    given = {at: grad for at, grad in enumerate(grads) if grad is not None}
+    names = {at: "grad" if len(given) == 1 else f"grad_{at}" for at in given}
+    return {names[at]: grad.detach() for at, grad in given.items()}, names
+
+
+def _taken(call: str, parts: Sequence[str], inputs: Sequence[str], grads: Sequence[str]) -> list[str]:
+    """Lines whose last one takes gradients of the results at some parts."""
+    before = [f"results = {call}"] if len(parts) > 1 else []
+    outputs = [f"results{part}" for part in parts] if before else [f"{call}{parts[0]}"]
+    given = ", ".join(map(_one_or_several, (outputs, inputs, grads)))
+    return [*before, f"torch.autograd.grad({given}, allow_unused=True)"]
+
+
+def _one_or_several(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"[{', '.join(names)}]"
+
+
+def _against_truth(
+    subject: Subject,
+    sample: Sample,
+    flat: Sequence[Any],
+    lines: Lines,
+    expected: Tensor | None,
+    more: dict[str, Any],
+    property: str,
+) -> str | None:
+    """Compare the operator with its reference; else with the right value, written as code."""
+    target, seed = target_of(subject), _seed(subject)
+    assert target is not None
+    got = [*seed, *lines("got", target.call(sample), 0)]
+    found = replay(subject, sample, flat, got, more) if expected is None else None
+    if found is None and target.reference is not None:
+        right = [*seed, *lines("expected", target.reference_call(sample), 1)]
+        found = replay(subject, sample, flat, [*got, *right, HELD], more, fresh=True)
+    if found is None and expected is not None:
+        found = replay(subject, sample, flat, [*got, HELD], {**more, "expected": expected})
+    return found or check_again(subject, property)
+
+
+def _seed(subject: Subject) -> list[str]:
+    return [f"torch.manual_seed({subject.seed})"] if subject.draws else []
+
+
+def layout_replay(
+    subject: Subject,
+    sample: Sample,
+    flat: Sequence[Any],
+    grads: Sequence[Tensor | None],
+    places: Sequence[int],
+    odd: Sequence[tuple[int, bool, Layout]],
+    output: int,
+    property: str,
+) -> str | None:
+    """The replay of an output that depends on the layout of a tensor.
+
+    Args:
+        subject: The operator under check.
+        sample: The sample.
+        flat: Its arguments, contiguous.
+        grads: Gradients of results, contiguous.
+        places: The inputs that are differentiated by.
+        odd: The tensors that are not contiguous: position, whether it is a grad_output, and layout.
+        output: Which of the results and gradients differs.
+        property: Name of the property.
+    """
+    target = target_of(subject)
+    parts = target.parts(sample) if target is not None else None
+    # An item of a list cannot be passed by a name of its own.
+    items = any("[" in sample.labels[place] for place, backward, _ in odd if not backward)
+    if target is None or parts is None or items:
+        return check_again(subject, property)
+    more, names = _incoming(grads)
+    call, seed = target.call(sample), _seed(subject)
+    if output < len(parts):
+        more, body = {}, [f"return {call}{parts[output][0]}"]
+    else:
+        label = sample.labels[places[output - len(parts)]]
+        taken = _taken(call, [parts[at][0] for at in names], [label], list(names.values()))
+        taken = [f"{label} = {label}.detach().requires_grad_()", *taken]
+        body = [*taken[:-1], f"return {taken[-1]}[0]"]
+    given = [*sample.flattening.schema.names, *more]
+    lines: list[str] = []
+    laid, undone = {}, {}
+    for place, backward, layout in odd:
+        label = names[place] if backward else sample.labels[place]
+        laid[label], undone[label] = f"odd_{label}", f"odd_{label}{layout.undone}"
+        code = re.sub(r"\bx\b", label, layout.code)
+        lines.append(f"odd_{label} = {code}")
+    lines += ["", f"def run({', '.join(given)}):", *(f"    {line}" for line in body), ""]
+    for name, values in (("got", laid), ("expected", undone)):
+        lines += [*seed, f"{name} = run({', '.join(values.get(each, each) for each in given)})"]
+    return replay(subject, sample, flat, [*lines, HELD], more, property=property, fresh=True)

@@ -1,4 +1,4 @@
-"""How evidence and code are told in text, in a terminal or on a page."""
+"""Evidence and code as text, for a terminal or a page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shown(value: Any) -> str:
 
 
 def rows(evidence: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[int, str, str]]:
-    """What was measured, row by row: how deep it lies, its name, and its value in text.
+    """Rows of evidence: depth, name, and value as text.
 
     Args:
         evidence: By name; a mapping in it, such as the other causes that fit, lies deeper.

@@ -1,4 +1,4 @@
-"""The properties that a right operator has, one to a file, in the order in which they are checked."""
+"""Properties that a right operator has, one to a module."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from opsmith.checking.properties.torch.opcheck import OPCHECK
 from opsmith.checking.properties.torch.vmap import VMAP
 from opsmith.checking.property import Property
 
-__all__ = ["ASKED", "EVERY", "GROUPS", "PROPERTIES"]
+__all__ = ["GROUPS", "PROPERTIES", "USUAL"]
 
 PROPERTIES: dict[str, Property] = {
     known.name: known
@@ -60,13 +60,16 @@ PROPERTIES: dict[str, Property] = {
         EXPORT,
         OPCHECK,
         RESOURCES,
+        SANITIZED,
     )
 }
+"""Every property by its name, in the order of reports."""
 
-ASKED: dict[str, Property] = {SANITIZED.name: SANITIZED}
-"""Those that are checked only where they are asked for: they take long, or need more than torch."""
+GROUPS: dict[str, tuple[str, ...]] = {
+    group: tuple(name for name, known in PROPERTIES.items() if known.group == group)
+    for group in dict.fromkeys(known.group for known in PROPERTIES.values() if known.group)
+}
+"""Names that stand for several properties in `only` and `skip`."""
 
-EVERY = {**PROPERTIES, **ASKED}
-
-GROUPS = {"integration": ("autocast", "serialization", "compile", "export", "opcheck")}
-"""Names that stand for several properties in `only` and `skip`: all that ask what torch makes of it."""
+USUAL = tuple(name for name, known in PROPERTIES.items() if not known.on_request)
+"""Names of the properties that run where none is named."""

@@ -1,4 +1,4 @@
-"""Every way to ask for the gradients gives the same ones: `.backward()`, hooks, graphs that are kept."""
+"""Repeated backwards: `.backward()`, hooks and kept graphs give the same gradients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import Alive, alive, copies
+from opsmith.checking.calls import LiveCall, copies, live_call
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.compare import differ, what_differs
+from opsmith.checking.numerics.compare import describe_difference, differ_beyond_rounding
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
 from opsmith.checking.report import Failure
@@ -31,7 +31,7 @@ def run(subject: Subject) -> Findings:
         nonlocal looked
         places = differentiated(subject, sample).places
         for device in subject.devices if places else ():
-            ask = Ask(subject, sample, places, device)
+            ask = GradientRequest(subject, sample, places, device)
             if ask.call().open:
                 looked = True
                 yield from _ways(ask)
@@ -45,7 +45,7 @@ def run(subject: Subject) -> Findings:
 
 
 @dataclass(frozen=True)
-class Ask:
+class GradientRequest:
     """A sample whose gradients are asked for in several ways.
 
     Args:
@@ -60,30 +60,32 @@ class Ask:
     places: tuple[int, ...]
     device: torch.device
 
-    def call(self, *, leaf: bool = True) -> Alive:
+    def call(self, *, leaf: bool = True) -> LiveCall:
         """A new call with its graph."""
-        return alive(self.subject, self.sample, self.sample.at(device=self.device), self.places, leaf=leaf)
+        return live_call(
+            self.subject, self.sample, self.sample.at(device=self.device), self.places, leaf=leaf
+        )
 
 
-def _once(ask: Ask) -> Gradients:
-    """What `torch.autograd.grad` gives."""
+def _once(ask: GradientRequest) -> Gradients:
+    """The gradients that `torch.autograd.grad` gives."""
     call = ask.call()
     return copies(call.backward(call.grads(ask.subject)))
 
 
-def _twice(ask: Ask) -> Gradients:
-    """Twice that: what two of them add up to."""
+def _twice(ask: GradientRequest) -> Gradients:
+    """Twice these gradients: the sum of two backwards."""
     return tuple(None if each is None else 2 * each for each in _once(ask))
 
 
-def _of_doubled(ask: Ask) -> Gradients:
-    """What it gives where twice as much comes in."""
+def _of_doubled(ask: GradientRequest) -> Gradients:
+    """The gradients for grad_outputs that are twice as large."""
     call = ask.call()
     return copies(call.backward([2 * each for each in call.grads(ask.subject)]))
 
 
-def _ways(ask: Ask) -> Findings:
-    expected: dict[Callable[[Ask], Gradients], Gradients] = {}
+def _ways(ask: GradientRequest) -> Findings:
+    expected: dict[Callable[[GradientRequest], Gradients], Gradients] = {}
     for way, (cause, give, right) in WAYS.items():
         if right not in expected:
             expected[right] = right(ask)
@@ -101,73 +103,73 @@ def _ways(ask: Ask) -> Findings:
             yield Failure(NAME, None, "raises", message, _where(ask, 0), {"sample": str(ask.sample)})
             return
         for at, (one, other) in enumerate(zip(expected[right], given, strict=True)):
-            if differ(one, other):
+            if differ_beyond_rounding(one, other):
                 label = ask.sample.labels[ask.places[at]]
                 message = (
-                    f"the gradient of `{label}` is another one than `torch.autograd.grad` says, {way}: "
-                    f"{what_differs(one, other)}"
+                    f"the gradient of `{label}` differs from that of `torch.autograd.grad`, {way}: "
+                    f"{describe_difference(one, other)}"
                 )
                 evidence = {"sample": str(ask.sample), "way": way}
                 yield Failure(NAME, label, cause, message, _where(ask, at), evidence)
                 return
 
 
-def _where(ask: Ask, at: int) -> str:
+def _where(ask: GradientRequest, at: int) -> str:
     return rule_place(ask.subject, ask.sample.names[ask.places[at]])
 
 
-def _results(ask: Ask, call: Alive) -> tuple[list[Tensor], list[Tensor]]:
+def _results(ask: GradientRequest, call: LiveCall) -> tuple[list[Tensor], list[Tensor]]:
     return [call.results[at] for at in call.open], call.grads(ask.subject)
 
 
-def _accumulated(call: Alive) -> Gradients:
+def _accumulated(call: LiveCall) -> Gradients:
     return copies([call.leaves[place].grad for place in call.places])
 
 
-def _backward(ask: Ask) -> Gradients:
+def _backward(ask: GradientRequest) -> Gradients:
     call = ask.call()
     torch.autograd.backward(*_results(ask, call))
     return _accumulated(call)
 
 
-def _backward_twice(ask: Ask) -> Gradients:
+def _backward_twice(ask: GradientRequest) -> Gradients:
     """Two calls into the same leaves, as losses of two batches are added up."""
     call = ask.call()
     torch.autograd.backward(*_results(ask, call))
     with torch.enable_grad():
-        given = call.leaves if call.given is call.leaves else [_followed(each) for each in call.leaves]
-        again = Alive(call.sample, call.places, call.leaves, given, ask.subject.call(call.sample, given))
+        given = call.leaves if call.given is call.leaves else [_recorded_copy(each) for each in call.leaves]
+        again = LiveCall(call.sample, call.places, call.leaves, given, ask.subject.call(call.sample, given))
     torch.autograd.backward(*_results(ask, again))
     return _accumulated(call)
 
 
-def _followed(value: Any) -> Any:
+def _recorded_copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) and value.requires_grad else value
 
 
-def _creating(ask: Ask) -> Gradients:
+def _creating(ask: GradientRequest) -> Gradients:
     call = ask.call()
     return copies(
         call.backward([each.requires_grad_() for each in call.grads(ask.subject)], create_graph=True)
     )
 
 
-def _through_copies(ask: Ask) -> Gradients:
+def _through_copies(ask: GradientRequest) -> Gradients:
     """Arguments that autograd has computed, as in the middle of a model."""
     call = ask.call(leaf=False)
     return copies(call.backward(call.grads(ask.subject)))
 
 
-def _used_twice(ask: Ask) -> Gradients:
-    """Each result goes into two sums: what comes in is put together by torch."""
+def _used_twice(ask: GradientRequest) -> Gradients:
+    """Each result goes into two sums: torch adds up their grad_outputs."""
     call = ask.call()
     results, grads = _results(ask, call)
     leaves = [call.leaves[place] for place in ask.places]
     return copies(torch.autograd.grad([*results, *results], leaves, [*grads, *grads], allow_unused=True))
 
 
-def _seen_by_hooks(ask: Ask) -> Gradients:
-    """What hooks on the arguments are told."""
+def _seen_by_hooks(ask: GradientRequest) -> Gradients:
+    """The gradients that hooks on the arguments see."""
     call = ask.call()
     seen: dict[int, Tensor] = {}
     handles = [
@@ -181,8 +183,8 @@ def _seen_by_hooks(ask: Ask) -> Gradients:
     return copies([seen.get(place) for place in ask.places])
 
 
-def _changed_by_hooks(ask: Ask) -> Gradients:
-    """Hooks on the results that double what comes in."""
+def _changed_by_hooks(ask: GradientRequest) -> Gradients:
+    """Hooks on the results that double grad_output."""
     call = ask.call()
     results, grads = _results(ask, call)
     for result in {id(each): each for each in results}.values():  # a class may return one tensor twice
@@ -197,7 +199,7 @@ def _doubled(grad: Tensor) -> Tensor:
 
 KEEPING = "of a backward with `create_graph=True`"
 
-Way = tuple[str, Callable[[Ask], Gradients], Callable[[Ask], Gradients]]
+Way = tuple[str, Callable[[GradientRequest], Gradients], Callable[[GradientRequest], Gradients]]
 WAYS: dict[str, Way] = {
     "by `.backward()`": ("side-effect", _backward, _once),
     "by two `.backward()`s into the same `.grad`": ("side-effect", _backward_twice, _twice),
@@ -205,9 +207,11 @@ WAYS: dict[str, Way] = {
     "where the arguments are no leaves": ("unknown", _through_copies, _once),
     "as a hook on the argument sees it": ("side-effect", _seen_by_hooks, _once),
     "where each result is used twice": ("unknown", _used_twice, _of_doubled),
-    "where hooks on the results double what comes in": ("unknown", _changed_by_hooks, _of_doubled),
+    "where hooks on the results double grad_output": ("unknown", _changed_by_hooks, _of_doubled),
 }
-"""Each way with the cause that it shows, what it gives, and what is right."""
+"""For each way its cause, the gradients that it gives, and the right ones."""
 
 
-BACKWARD_AGAIN = Property(NAME, "every way to ask for the gradients gives the same", run)
+BACKWARD_AGAIN = Property(
+    NAME, "every way to ask for the gradients gives the same", run, subset=True, sends_gradients=True
+)

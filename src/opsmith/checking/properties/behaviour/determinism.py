@@ -1,4 +1,4 @@
-"""Running it twice gives the same: bit for bit, whatever the memory held before."""
+"""Determinism: two runs give the same bits, whatever memory held before."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import Answer, answer, copies
-from opsmith.checking.numerics.compare import by_rounding, differ, same_bits, unequal, what_differs
+from opsmith.checking.calls import CallValues, call_values, copies
+from opsmith.checking.numerics.compare import (
+    describe_difference,
+    differ_beyond_rounding,
+    exact_difference,
+    same_bits,
+    within_rounding,
+)
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
 from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample, is_inexact
-from opsmith.checking.side_effects.canaries import dirty, poisoned
+from opsmith.checking.side_effects.canaries import fill_freed_memory, poison_new_memory
 from opsmith.checking.subject import Subject
 
 NAME = "determinism"
 BYTES = (0xFF, 0x41)
-"""What is left in used memory: nan in every floating dtype, and a number."""
+"""Bytes left in used memory: nan in every floating dtype, and a number."""
 
 
 def run(subject: Subject) -> Findings:
@@ -37,9 +43,9 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
             runs.append(_run(subject, sample, places, device))
         dirtied, filled = [], []
         for byte in BYTES:
-            dirty([*runs[0].results, *runs[0].gradients, *sample.flat], byte)
+            fill_freed_memory([*runs[0].results, *runs[0].gradients, *sample.flat], byte)
             dirtied.append(_run(subject, sample, places, device))
-            with poisoned():
+            with poison_new_memory():
                 filled.append(_run(subject, sample, places, device))
         named = _named(subject, sample, places, runs[0])
         for at, name in enumerate(named):
@@ -47,26 +53,26 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
             yield from _look(subject, sample, name, *columns)
 
 
-def _run(subject: Subject, sample: Sample, places: Sequence[int], device: torch.device) -> Answer:
-    """A run with gradients where there are any, and else, or as well, one without."""
+def _run(subject: Subject, sample: Sample, places: Sequence[int], device: torch.device) -> CallValues:
+    """Results without gradients enabled, and, where there are gradients, results and gradients with them."""
     flat = sample.at(device=device)
     with torch.no_grad():
         alone = copies(subject.call(sample, flat))
     if not places:
-        return Answer(alone)
-    found = answer(subject, sample, sample.at(device=device), places)
-    return Answer((*alone, *found.results), found.gradients)
+        return CallValues(alone)
+    found = call_values(subject, sample, sample.at(device=device), places)
+    return CallValues((*alone, *found.results), found.gradients)
 
 
-def _tensors(given: Answer) -> tuple[Tensor | None, ...]:
+def _tensors(given: CallValues) -> tuple[Tensor | None, ...]:
     return (*given.results, *given.gradients)
 
 
 Named = tuple[str, str, str, str]
-"""What a tensor is called, what two of them are, what computes it, and `file:line` of that."""
+"""Name of a tensor, words for two that differ, words for what computes it, and its `file:line`."""
 
 
-def _named(subject: Subject, sample: Sample, places: Sequence[int], first: Answer) -> list[Named]:
+def _named(subject: Subject, sample: Sample, places: Sequence[int], first: CallValues) -> list[Named]:
     where = subject.runs_at(sample.flat)
     results: list[Named] = [
         (each.name, f"two calls give different `{each.name}`", "call", where)
@@ -107,16 +113,16 @@ def _look(
     for other in others:
         if one is None or other is None:
             if one is not other:
-                lost = f"{what}: {what_differs(one, other)}"
+                lost = f"{what}: {describe_difference(one, other)}"
                 yield Failure(NAME, name, "nondeterministic", lost, where, evidence)
                 return
             continue
         if same_bits(one, other):
             continue
-        difference = unequal(other, one)
+        difference = exact_difference(other, one)
         if difference is None:
             continue
-        if by_rounding(one, other):
+        if within_rounding(one, other):
             yield Note(f"{what}, by rounding alone: a sum whose order changes from run to run does this")
             return
         seeded = " though both drew from the same random state" if subject.draws else ""
@@ -131,20 +137,20 @@ def _look(
 def _reads_unwritten(
     plain: Sequence[Tensor | None], dirtied: Sequence[Tensor | None], filled: Sequence[Tensor | None]
 ) -> str | None:
-    """Evidence that what memory held before comes out; None where there is none.
+    """Evidence that earlier contents of memory come out; None where there is none.
 
     A run that differs from run to run anyway is none: filling the memory must make it hold still, or nan.
     """
     one, full = plain[0], filled[0]
     if one is None or full is None or one.shape != full.shape:
         return None
-    steady = not any(other is not None and differ(one, other) for other in plain[1:])
-    apart = all(each is not None and differ(one, each) for each in filled)
+    steady = not any(other is not None and differ_beyond_rounding(one, other) for other in plain[1:])
+    apart = all(each is not None and differ_beyond_rounding(one, each) for each in filled)
     if apart and (steady or _alike_each_other(filled) or _more_nan(full, one)):
-        return f"where torch fills new memory with {_filling(full)}, {unequal(full, one)}"
+        return f"where torch fills new memory with {_filling(full)}, {exact_difference(full, one)}"
     for other in dirtied:
-        if steady and other is not None and differ(one, other):
-            return f"where the memory was used for something else before, {unequal(other, one)}"
+        if steady and other is not None and differ_beyond_rounding(one, other):
+            return f"where the memory was used for something else before, {exact_difference(other, one)}"
     return None
 
 
@@ -158,7 +164,16 @@ def _filling(full: Tensor) -> str:
 
 def _alike_each_other(tensors: Sequence[Tensor | None]) -> bool:
     first = tensors[0]
-    return all(first is not None and each is not None and not differ(first, each) for each in tensors)
+    return all(
+        first is not None and each is not None and not differ_beyond_rounding(first, each) for each in tensors
+    )
 
 
-DETERMINISM = Property(NAME, "running it twice gives the same, whatever memory held before", run)
+DETERMINISM = Property(
+    NAME,
+    "running it twice gives the same, whatever memory held before",
+    run,
+    subset=True,
+    first=True,
+    compares_runs=False,
+)

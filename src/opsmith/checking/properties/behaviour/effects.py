@@ -1,4 +1,4 @@
-"""No side effects: nothing that comes in, is saved, or lies outside is changed, and no memory is shared."""
+"""Side effects: no argument, saved tensor or setting is changed, and no memory is shared."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import Alive, alive, copies
-from opsmith.checking.exceptions import Overlooking, by_statement, named_by, own_words, refuse_own
-from opsmith.checking.numerics.compare import Kept, differ
+from opsmith.checking.calls import LiveCall, copies, live_call
+from opsmith.checking.exceptions import Overlooking, attribute_exception, by_statement, named_by, refuse_own
+from opsmith.checking.numerics.compare import SavedBits, differ_beyond_rounding
 from opsmith.checking.properties.behaviour.randomness import seeds
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.aliasing import shared_memory
-from opsmith.checking.side_effects.canaries import Guarded, guarded
+from opsmith.checking.side_effects.canaries import GuardedTensor, guarded
 from opsmith.checking.side_effects.global_settings import other_settings
-from opsmith.checking.side_effects.liveness import attribute_tensors, saving
-from opsmith.checking.side_effects.snapshot import footprints, left_behind, shown_shortly
+from opsmith.checking.side_effects.liveness import attribute_tensors, record_saved_tensors
+from opsmith.checking.side_effects.snapshot import changes_since, short_repr, take_snapshot
 from opsmith.checking.subject import Subject
 
 NAME = "effects"
@@ -33,8 +33,8 @@ def run(subject: Subject) -> Findings:
 
 
 @dataclass(frozen=True)
-class Look:
-    """One look at a sample.
+class EffectsRun:
+    """A sample on a device, run for side effects.
 
     Args:
         subject: What is under check.
@@ -68,7 +68,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
         yield from _parts(subject, sample)
     except Exception as error:
         refuse_own(error)
-        if not sample.origin:  # what it raises for derived inputs is told by the properties of its results
+        if not sample.origin:  # the properties of results report what it raises for derived inputs
             raise
 
 
@@ -77,20 +77,20 @@ def _parts(subject: Subject, sample: Sample) -> Findings:
         return  # there is no memory to write into
     places = differentiated(subject, sample).places
     for device in subject.devices:
-        look = Look(subject, sample, places, device)
+        look = EffectsRun(subject, sample, places, device)
         failed = False
         # What lies outside of a call is the same for inputs that are derived.
         for part in (_forward, _watched) if sample.origin else (_forward, _watched, _outside, _in_slices):
             for finding in part(look):
                 failed = failed or isinstance(finding, Failure)
                 yield finding
-            if failed:  # a later part runs what an earlier one did, and would only say so again
+            if failed:  # a later part runs the same again, and would report the same
                 break
 
 
-def _in_slices(look: Look) -> Findings:
+def _in_slices(look: EffectsRun) -> Findings:
     """The same with tensors that are slices: a write through a pointer hits what lies between."""
-    if look.subject.effort.name == "quick":
+    if not look.subject.effort.sliced:
         return
     sliced = replace(look, sliced=True)
     try:
@@ -103,7 +103,7 @@ def _in_slices(look: Look) -> Findings:
         )
 
 
-def _forward(look: Look) -> Findings:
+def _forward(look: EffectsRun) -> Findings:
     subject, sample = look.subject, look.sample
     flat, guards = guarded(sample.at(device=look.device), sliced=look.sliced)
     where = subject.runs_at(flat)
@@ -128,9 +128,9 @@ def _form(value: Any) -> Any:
 
 
 def _reformed(
-    look: Look, flat: Sequence[Any], forms: Sequence[Any], declared: set[int], where: str
+    look: EffectsRun, flat: Sequence[Any], forms: Sequence[Any], declared: set[int], where: str
 ) -> Findings:
-    """Arguments that are other tensors than before, though nobody wrote into their memory."""
+    """Report arguments whose memory, shape or flags were replaced, though nobody wrote into their memory."""
     for at, (value, form) in enumerate(zip(flat, forms, strict=True)):
         if at in declared or form is None or _form(value) == form:
             continue
@@ -145,9 +145,9 @@ def _reformed(
 
 
 def _written(
-    look: Look,
+    look: EffectsRun,
     names: dict[int, str],
-    guards: Sequence[Guarded | None],
+    guards: Sequence[GuardedTensor | None],
     what: str,
     cause: str,
     where: str,
@@ -167,19 +167,19 @@ def _written(
         yield look.failure(names[at], cause, message, where)
 
 
-def _watched(look: Look) -> Findings:
+def _watched(look: EffectsRun) -> Findings:
     """Backward, again through the same graph, and second order, each tensor watched."""
     if not look.places:
         return
     subject, sample = look.subject, look.sample
     flat, guards = guarded(sample.at(device=look.device), sliced=look.sliced)
-    with saving() as saved:
-        call = alive(subject, sample, flat, look.places)
+    with record_saved_tensors() as saved:
+        call = live_call(subject, sample, flat, look.places)
     if not call.open:
         return
     labels = _labels(look, call)
-    kept = [Kept.of(tensor) for tensor in (*saved, *(r.detach() for r in call.results if r is not None))]
-    on_context = [(name, Kept.of(tensor.detach())) for name, tensor in attribute_tensors(call.results)]
+    kept = [SavedBits.of(tensor) for tensor in (*saved, *(r.detach() for r in call.results if r is not None))]
+    on_context = [(name, SavedBits.of(tensor.detach())) for name, tensor in attribute_tensors(call.results)]
     grads, grad_guards = guarded(call.grads(subject), sliced=look.sliced)
     names = [subject.results(sample)[at].gradient_name() for at in call.open]
     first = copies(call.backward(grads, retain_graph=True))
@@ -196,12 +196,12 @@ def _watched(look: Look) -> Findings:
     yield from found
 
 
-def _triples(guards: Sequence[Guarded | None], call: Alive) -> Any:
+def _triples(guards: Sequence[GuardedTensor | None], call: LiveCall) -> Any:
     return zip(guards, call.given, call.leaves, strict=True)
 
 
-def _labels(look: Look, call: Alive) -> dict[int, str]:
-    """Whose memory lies where, for messages."""
+def _labels(look: EffectsRun, call: LiveCall) -> dict[int, str]:
+    """Names of arguments and results by the address of their memory, for messages."""
     labels: dict[int, str] = {}
     for result, described in zip(call.results, look.subject.results(look.sample), strict=True):
         if isinstance(result, Tensor):
@@ -212,7 +212,9 @@ def _labels(look: Look, call: Alive) -> dict[int, str]:
     return labels
 
 
-def _kept(look: Look, kept: Sequence[Kept], labels: dict[int, str], what: str = "a backward") -> Findings:
+def _kept(
+    look: EffectsRun, kept: Sequence[SavedBits], labels: dict[int, str], what: str = "a backward"
+) -> Findings:
     for each in kept:
         words = each.written()
         if words is None:
@@ -228,9 +230,12 @@ def _kept(look: Look, kept: Sequence[Kept], labels: dict[int, str], what: str = 
 
 
 def _again(
-    look: Look, call: Alive, first: Sequence[Tensor | None], on_context: Sequence[tuple[str, Kept]]
+    look: EffectsRun,
+    call: LiveCall,
+    first: Sequence[Tensor | None],
+    on_context: Sequence[tuple[str, SavedBits]],
 ) -> Findings:
-    """A second backward through the same graph, with the same gradients coming in."""
+    """A second backward through the same graph, with the same grad_outputs."""
     subject, sample = look.subject, look.sample
     try:
         second = copies(call.backward(call.grads(subject), retain_graph=True))
@@ -245,12 +250,16 @@ def _again(
         )
         yield look.failure(None, "mutates-saved", message, look.by_backward)
         return
-    fresh = alive(subject, sample, sample.at(device=look.device), look.places)
+    fresh = live_call(subject, sample, sample.at(device=look.device), look.places)
     anew = [copies(fresh.backward(fresh.grads(subject), retain_graph=True)) for _ in range(2)]
     for place, one, again, *others in zip(look.places, first, second, *anew, strict=True):
         # Of a new call the first must be the first again, and the second the second: else it is no matter of
         # the graph, but of what differs from run to run.
-        if not differ(one, again) or differ(one, others[0]) or differ(again, others[1]):
+        if (
+            not differ_beyond_rounding(one, again)
+            or differ_beyond_rounding(one, others[0])
+            or differ_beyond_rounding(again, others[1])
+        ):
             continue
         label = sample.labels[place]
         changed = [f"`ctx.{name}`" for name, kept in on_context if kept.written() is not None]
@@ -263,18 +272,24 @@ def _again(
 
 
 def _refused(error: Exception, again: Callable[[], Any]) -> bool:
-    """Whether an exception is raised by a statement, and not by an operation that went wrong.
+    """True if a statement raises an exception, and not an operation that failed.
 
     What torch raises by a statement is a refusal only where the operator has not handed it something wrong,
     such as the None that it has put in the place of what was kept.
     """
-    return by_statement(error) and named_by(error).cause != "mutates-saved" and own_words(error, again)
+    return (
+        by_statement(error) and named_by(error).cause != "mutates-saved" and attribute_exception(error, again)
+    )
 
 
 def _second_order(
-    look: Look, call: Alive, kept: Sequence[Kept], labels: dict[int, str], guards: Sequence[Guarded | None]
+    look: EffectsRun,
+    call: LiveCall,
+    kept: Sequence[SavedBits],
+    labels: dict[int, str],
+    guards: Sequence[GuardedTensor | None],
 ) -> Findings:
-    """A backward of the backward; whether its numbers are right is another property's matter."""
+    """Run a backward of the backward; the property `second_order` compares its numbers."""
     grads = [grad.requires_grad_() for grad in call.grads(look.subject)]
     try:
         found = call.backward(grads, create_graph=True)
@@ -294,11 +309,11 @@ def _second_order(
     yield from found_there or _kept(look, kept, labels, what)
 
 
-def _outside(look: Look) -> Findings:
-    """What else is touched; without hooks on what is saved, so that torch itself watches over that, too."""
+def _outside(look: EffectsRun) -> Findings:
+    """Look for changes outside of a call, without hooks on saved tensors: torch watches these itself."""
     subject, sample = look.subject, look.sample
-    before = footprints(subject)
-    call = alive(subject, sample, sample.at(device=look.device), look.places)
+    before = take_snapshot(subject)
+    call = live_call(subject, sample, sample.at(device=look.device), look.places)
     places = look.places if call.open else ()
     marks = {place: torch.full_like(call.leaves[place], 3) for place in places[1:] or places}
     for place, mark in marks.items():
@@ -306,7 +321,7 @@ def _outside(look: Look) -> Findings:
     flags = [_form(value) for value in call.given]
     if places:
         call.backward(call.grads(subject), retain_graph=True)
-        with Overlooking():  # what it refuses has been told
+        with Overlooking():  # what it refuses is reported already
             call.backward(call.grads(subject))
     for place in places:
         grad: Tensor | None = call.leaves[place].grad
@@ -319,18 +334,18 @@ def _outside(look: Look) -> Findings:
             yield look.failure(label, "side-effect", message, look.by_backward)
     where = look.by_backward if places else subject.specification.where
     yield from _reformed(look, call.given, flags, set(), where)
-    for name, what in left_behind(before):
+    for name, what in changes_since(before):
         message = f"a call and its backward change {name}: {what}; take what it needs as an argument"
         yield look.failure(None, "side-effect", message, where, changed=name)
     yield from _settings(look)
 
 
-def _settings(look: Look) -> Findings:
-    """What a call and its backward set for the whole process."""
+def _settings(look: EffectsRun) -> Findings:
+    """Look for settings of the process that a call and its backward change."""
     subject, sample = look.subject, look.sample
     # Suppressed, since how it does under other settings is not looked at.
     with other_settings() as changed, Overlooking():
-        call = alive(subject, sample, sample.at(device=look.device), look.places)
+        call = live_call(subject, sample, sample.at(device=look.device), look.places)
         if call.open:
             call.backward(call.grads(subject))
     if seeds(subject, sample):
@@ -341,20 +356,22 @@ def _settings(look: Look) -> Findings:
         yield look.failure(None, "side-effect", message, subject.specification.where)
     for name, (was, now) in changed.items():
         message = (
-            f"a call or its backward sets {name} for the whole process, to {shown_shortly(now)} where it was "
-            f"{shown_shortly(was)}: take it as an argument, or put it back"
+            f"a call or its backward sets {name} for the whole process, to {short_repr(now)} where it was "
+            f"{short_repr(was)}: take it as an argument, or put it back"
         )
         yield look.failure(None, "side-effect", message, subject.specification.where, changed=name)
 
 
 def _untouched(grad: Tensor | None, mark: Tensor | None) -> bool:
-    """Whether a `.grad` is what was laid there before: nothing, or threes."""
+    """True if a `.grad` is what was put there before: nothing, or threes."""
     return grad is None if mark is None else grad is mark and bool((mark == 3).all())
 
 
 EFFECTS = Property(
     NAME,
-    "nothing that comes in, is saved or lies outside is changed, and no memory is shared",
+    "no argument, saved tensor or setting is changed, and no memory is shared",
     run,
     varied=True,
+    first=True,
+    compares_runs=False,
 )

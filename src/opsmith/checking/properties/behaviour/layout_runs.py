@@ -1,4 +1,4 @@
-"""One call and its backward in some layout, and whether it gave what it gives for contiguous memory."""
+"""Runs in a layout: a call and its backward, compared with those on contiguous memory."""
 
 from __future__ import annotations
 
@@ -11,30 +11,35 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.autodiff import dense, with_gradient
-from opsmith.checking.numerics.compare import Difference, alike, form_fault, unequal
+from opsmith.checking.numerics.autodiff import dense, has_gradient
+from opsmith.checking.numerics.compare import (
+    Difference,
+    agree_to_share,
+    exact_difference,
+    metadata_difference,
+)
 from opsmith.checking.numerics.rounding import LIBRARY, unit_roundoff
-from opsmith.checking.numerics.truth import Measure, Truth
+from opsmith.checking.numerics.truth import MeasuredFunction, Truth
 from opsmith.checking.properties.numeric.differentiable import rule_place
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.layouts import Layout
-from opsmith.checking.samples.perturb import nudged
+from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
-from opsmith.checking.side_effects.global_settings import quiet
-from opsmith.checking.subject import NUDGES, Subject
+from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.subject import PERTURBATIONS, Subject
 from opsmith.core.kernels import Kernel
 
-NUDGE = 2.0**-30
-"""By how much inputs are moved to see whether the answer stays: more than rounding does."""
+PERTURBATION = 2.0**-30
+"""Relative perturbation of inputs: more than rounding."""
 
 AGAIN = 2
-"""How often what is held to be right is run again, before anything is held to it."""
+"""Repeated runs of the contiguous call, before anything is compared with it."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """What came of a call and its backward.
+class LayoutRun:
+    """Outputs of a call and its backward, or the exception.
 
     Args:
         outputs: The visible results, then the gradient of each differentiated input; None for none.
@@ -48,8 +53,8 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Runner:
-    """Runs a sample with arguments and incoming gradients as they are, whatever their layout.
+class LayoutRunner:
+    """Runs a sample with arguments and grad_outputs in the layout that they have.
 
     Args:
         subject: What is under check.
@@ -63,24 +68,24 @@ class Runner:
     places: tuple[int, ...]
     dtype: torch.dtype
 
-    def run(self, flat: Sequence[Any], grads: Sequence[Tensor | None]) -> Run:
-        """One call and one backward; what is raised is told, not raised."""
+    def run(self, flat: Sequence[Any], grads: Sequence[Tensor | None]) -> LayoutRun:
+        """One call and one backward; an exception is returned, not raised."""
         call = False
         try:
-            with quiet(), torch.enable_grad():
+            with without_warnings(), torch.enable_grad():
                 leaves = [
                     value.detach().requires_grad_(place in self.places) if is_inexact(value) else value
                     for place, value in enumerate(flat)
                 ]
                 results = self.subject.call(self.sample, leaves)
             call = True
-            with quiet():
-                return Run(
+            with without_warnings():
+                return LayoutRun(
                     tuple(_bare(each) for each in [*results, *self._gradients(leaves, results, grads)])
                 )
         except Exception as error:
             refuse_own(error)
-            return Run(error=error, in_backward=call)
+            return LayoutRun(error=error, in_backward=call)
 
     def _gradients(
         self, leaves: Sequence[Any], results: Sequence[Tensor | None], grads: Sequence[Tensor | None]
@@ -88,7 +93,7 @@ class Runner:
         pairs = [
             (result, grad)
             for result, grad in zip(results, grads, strict=True)
-            if grad is not None and result is not None and with_gradient(result)
+            if grad is not None and result is not None and has_gradient(result)
         ]
         if not pairs or not self.places:
             return [None] * len(self.places)
@@ -105,35 +110,35 @@ def _bare(output: Tensor | None) -> Tensor | None:
 
 
 @dataclass
-class Twin:
-    """What a call and its backward give for contiguous memory: all that a layout is held to.
+class ContiguousRun:
+    """A call and its backward on contiguous memory, which other layouts are held to.
 
     Args:
         runner: What runs them.
         flat: The arguments, contiguous.
-        grads: The incoming gradients, contiguous.
+        grads: The grad_outputs, contiguous.
     """
 
-    runner: Runner
+    runner: LayoutRunner
     flat: list[Any]
     grads: list[Tensor | None]
     _truth: list[Truth | None] = field(default_factory=list)
 
     @cached_property
-    def right(self) -> Run:
+    def right(self) -> LayoutRun:
         """The run on contiguous memory."""
         return self.runner.run(replicas(self.flat), replicas(self.grads))
 
     def fault(self, position: int, got: Tensor | None) -> tuple[str, Difference | None] | None:
-        """What is wrong with an output: in words, and its worst element; None where it is right."""
+        """Describe what is wrong with an output, with its worst element; None where it is right."""
         expected = self.right.outputs[position]
         if got is None or expected is None:
             return self._beside_none(position, got, expected)
-        form = form_fault(got, expected, strides=False)
+        form = metadata_difference(got, expected, strides=False)
         if form is not None:
             aspect, mine, theirs = form
             return f"its {aspect} is {mine} and not {theirs}", None
-        difference = unequal(got, expected)
+        difference = exact_difference(got, expected)
         if difference is None or (is_inexact(expected) and _last_places(got, expected)):
             return None
         if is_inexact(expected):
@@ -145,7 +150,7 @@ class Twin:
     def _beside_none(
         self, position: int, got: Tensor | None, expected: Tensor | None
     ) -> tuple[str, Difference | None] | None:
-        """No gradient is as good as zeros; no result is none."""
+        """Compare outputs of which one is None: no gradient equals zeros, no result equals nothing."""
         there = got if got is not None else expected
         if there is None:
             return None
@@ -160,17 +165,17 @@ class Twin:
         bound = truth.bounds[position] if truth is not None else None
         if bound is None or bound.truth.shape != got.shape:
             eps = torch.finfo(expected.dtype).eps
-            return None if alike(got, expected, eps**0.75) else unequal(got, expected)
-        # The twin stands for the truth: whether that is right is for other properties to say.
+            return None if agree_to_share(got, expected, eps**0.75) else exact_difference(got, expected)
+        # The contiguous run stands for the truth: other properties decide whether it is right.
         mine = bound.truth + (got.to(bound.truth) - expected.to(bound.truth))
         same = (got == expected) | (got.isnan() & expected.isnan())
         mine = torch.where(same.to(mine.device), bound.truth, mine)
         if bound.judge(mine) is None:
             return None
-        return unequal(torch.where(same, expected, got), expected)
+        return exact_difference(torch.where(same, expected, got), expected)
 
     def _measured(self) -> Truth | None:
-        """How far rounding may lead, from the operator's own run in float64; None where it has none."""
+        """Bound rounding by the operator's own run in float64; None where it does not run there."""
         if not self._truth:
             self._truth.append(self._measure())
         return self._truth[0]
@@ -188,17 +193,19 @@ class Twin:
 
         subject = self.runner.subject
         try:
-            measure = Measure.of(function, [*wide, *grads], subject.generator(), has_truth=subject.has_truth)
+            measure = MeasuredFunction.of(
+                function, [*wide, *grads], subject.generator(), has_truth=subject.has_truth
+            )
             return measure.truth([*self.flat, *self.grads], self.runner.dtype)
         except (RuntimeError, TypeError) as error:  # as of a class that takes one dtype alone
             refuse_own(error)
             return None
 
     def _settled(self, position: int, expected: Tensor) -> bool:
-        """Whether the answer stays where the inputs move a little: at a tie, each of several is right."""
-        generator = self.runner.subject.generator(NUDGES)
-        nudge = NUDGE if self.runner.dtype == torch.float64 else 2.0**-14
-        moved = [nudged(value, nudge, generator) for value in replicas(self.flat)]
+        """True if the output stays under perturbed inputs: at a tie, each of several outputs is right."""
+        generator = self.runner.subject.generator(PERTURBATIONS)
+        step = PERTURBATION if self.runner.dtype == torch.float64 else 2.0**-14
+        moved = [perturbed(value, step, generator) for value in replicas(self.flat)]
         run = self.runner.run(moved, replicas(self.grads))
         other = run.outputs[position] if run.error is None else None
         if other is None or other.shape != expected.shape:
@@ -206,19 +213,19 @@ class Twin:
         if not is_inexact(expected):
             return torch.equal(other, expected)
         finite = expected.isfinite() & other.isfinite()
-        return alike(
-            torch.where(finite, other, 0), torch.where(finite, expected, 0), nudge**0.5
+        return agree_to_share(
+            torch.where(finite, other, 0), torch.where(finite, expected, 0), step**0.5
         ) and torch.equal(expected.isfinite(), other.isfinite())
 
     def _steady(self, position: int) -> bool:
-        """Whether it gives the same again: where it does not, the layout is not the reason."""
+        """True if runs agree with each other: where they do not, the layout is not the reason."""
         expected = self.right.outputs[position]
         for _ in range(AGAIN):
             run = self.runner.run(replicas(self.flat), replicas(self.grads))
             other = run.outputs[position] if run.error is None else None
             if other is None or expected is None or other.shape != expected.shape:
                 return False
-            if unequal(other, expected) is not None and not (
+            if exact_difference(other, expected) is not None and not (
                 is_inexact(expected) and _last_places(other, expected)
             ):
                 return False
@@ -226,7 +233,7 @@ class Twin:
 
     @cached_property
     def written(self) -> str | None:
-        """The word for it, if a call or its backward writes into the arguments, or into what comes in."""
+        """The cause, if a call or its backward writes into the arguments or the grad_outputs."""
         flat, grads = replicas(self.flat), replicas(self.grads)
         self.runner.run(flat, grads)
         if _differ(flat, self.flat):
@@ -236,23 +243,23 @@ class Twin:
 
 def _differ(after: Sequence[Any], before: Sequence[Any]) -> bool:
     pairs = zip(after, before, strict=True)
-    return any(unequal(new, old) is not None for new, old in pairs if isinstance(old, Tensor))
+    return any(exact_difference(new, old) is not None for new, old in pairs if isinstance(old, Tensor))
 
 
 def _last_places(got: Tensor, expected: Tensor) -> bool:
-    """Whether every element is right but for the last places, which every library function may get wrong."""
+    """True if elements differ by no more than the last digits, which any library function may get wrong."""
     allowed = LIBRARY * unit_roundoff(expected.dtype) * expected.abs()
     near = ((got - expected).abs() <= allowed) | (got == expected) | (got.isnan() & expected.isnan())
     return bool(near.all())
 
 
 @dataclass(frozen=True)
-class Odd:
+class OddTensor:
     """A tensor that is not contiguous.
 
     Args:
-        place: Which of the flat arguments, or of the visible results whose gradient comes in.
-        backward: Whether it is an incoming gradient.
+        place: Position among the flat arguments, or among the visible results for a grad_output.
+        backward: Whether it is a grad_output.
         layout: Its layout.
     """
 
@@ -262,7 +269,7 @@ class Odd:
 
 
 @dataclass(frozen=True)
-class Wrong:
+class LayoutFault:
     """One output that is wrong for a layout.
 
     Args:
@@ -276,7 +283,7 @@ class Wrong:
         kernel: What computed it, if it is a result and a kernel did.
     """
 
-    odd: Odd
+    odd: OddTensor
     output: int
     what: str
     case: str
@@ -287,29 +294,31 @@ class Wrong:
 
 
 @dataclass
-class Seen:
-    """What a run has found so far.
+class LayoutFindings:
+    """Findings of one run of the property so far.
 
     Args:
         wrong: What is wrong, by the tensor that was not contiguous and by what was wrong then.
         right: The layouts in which nothing was wrong, by that tensor.
-        refused: The layouts of an input that a call refuses, each with what it says, by that input.
+        refused: The layouts that a call refuses, each with its error, by the input.
     """
 
-    wrong: dict[tuple[str, bool, str], list[Wrong]] = field(default_factory=dict)
+    wrong: dict[tuple[str, bool, str], list[LayoutFault]] = field(default_factory=dict)
     right: dict[tuple[str, bool], set[str]] = field(default_factory=dict)
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 Key = tuple[str, bool, str]
-"""Of a tensor that was not contiguous its label and whether it came in backward; and what was wrong then."""
+"""Label of the tensor that is not contiguous, whether it is a grad_output, and the output that is wrong."""
 
 
-def failure_of(check: str, subject: Subject, key: Key, group: Sequence[Wrong], seen: Seen) -> Failure:
+def failure_of(
+    property: str, subject: Subject, key: Key, group: Sequence[LayoutFault], seen: LayoutFindings
+) -> Failure:
     """One failure for all layouts of a tensor in which the same output is wrong.
 
     Args:
-        check: Name of the property.
+        property: Name of the property.
         subject: What is under check.
         key: What the group is about.
         group: What is wrong, in each of the layouts.
@@ -324,11 +333,11 @@ def failure_of(check: str, subject: Subject, key: Key, group: Sequence[Wrong], s
     if shown.kernel is not None:
         subject_words += f" by the kernel for {shown.kernel.device}"
     if shown.cause != "layout":
-        written = "what comes in" if shown.cause == "mutates-grad-output" else f"`{odd_label}`"
+        written = "grad_output" if shown.cause == "mutates-grad-output" else f"`{odd_label}`"
         message = f"it writes into {written}: {shown.what}; work on a copy, `.clone()`"
     elif backward:
         message = (
-            f"{subject_words} is right for a contiguous incoming gradient and wrong for one that is "
+            f"{subject_words} is right for a contiguous grad_output and wrong for one that is "
             f"{layout.name}, as {layout.handed_back_by} hands it back: {shown.what}; read it by its strides, "
             "or take `grad.contiguous()`"
         )
@@ -340,7 +349,7 @@ def failure_of(check: str, subject: Subject, key: Key, group: Sequence[Wrong], s
         )
     evidence: dict[str, Any] = {
         "sample": shown.case,
-        "incoming gradient" if backward else f"`{odd_label}`": layout.name,
+        "grad_output" if backward else f"`{odd_label}`": layout.name,
         **(shown.difference.evidence() if shown.difference else {}),
         "wrong for": ", ".join(names),
     }
@@ -350,9 +359,9 @@ def failure_of(check: str, subject: Subject, key: Key, group: Sequence[Wrong], s
     where = rule_place(subject, _bare_layout(label)) if gradient else subject.specification.where
     if shown.kernel is not None:
         where = shown.kernel.where
-    # A result that is wrong for a layout of an input is told under that input, which is what to fix.
+    # A result that is wrong for a layout of an input is reported under that input, which is what to fix.
     input = label if gradient or backward else odd_label
-    return Failure(check, input, shown.cause, message, where, evidence, shown.replay())
+    return Failure(property, input, shown.cause, message, where, evidence, shown.replay())
 
 
 def _bare_layout(label: str) -> str:

@@ -1,4 +1,4 @@
-"""Results and gradients are the same wherever the numbers lie: in inputs, and in what comes in backward."""
+"""Layouts: results and gradients are the same wherever inputs and grad_outputs lie in memory."""
 
 from __future__ import annotations
 
@@ -11,33 +11,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.effort import ALL
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.output.replay import layout_replay
-from opsmith.checking.properties.behaviour.layout_runs import Odd, Run, Runner, Seen, Twin, Wrong, failure_of
+from opsmith.checking.properties.behaviour.layout_runs import (
+    ContiguousRun,
+    LayoutFault,
+    LayoutFindings,
+    LayoutRun,
+    LayoutRunner,
+    OddTensor,
+    failure_of,
+)
 from opsmith.checking.properties.numeric.differentiable import differentiated, results_with_gradient
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
-from opsmith.checking.samples.cases import WIDE, named, short
-from opsmith.checking.samples.layouts import CHUNK, incoming, layouts_for, plain
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, case_name, dtype_name
+from opsmith.checking.samples.layouts import CHUNK, layouts_for, plain, random_grad_output
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.core.kernels import choose
+from opsmith.torch_library.torch_messages import LAYOUT_REFUSED, LAZY_BIT, has_message
 
 NAME = "layouts"
 
-SAMPLES = {"quick": 2, "default": 6, "thorough": 1000}
 IN_FLOAT32 = 2
-"""So many samples are tried in float32 as well, where no kernel makes it another thing than float64."""
+"""Samples that are tried in float32 as well, where no kernel distinguishes it from float64."""
 
 FIRST = 3
-"""So many layouts of each incoming gradient come before any of an input, where not all are tried."""
-
-TOGETHER = {"quick": 1, "default": 3, "thorough": 12}
-"""How often several tensors of a sample get a layout at once."""
+"""Layouts of each grad_output that come before any of an input, where not all are tried."""
 
 
 def run(subject: Subject) -> Findings:
-    """Try every layout of every input and of every incoming gradient alone, and some of them together."""
-    seen = Seen()
+    """Try every layout of every input and of every grad_output alone, and some of them together."""
+    seen = LayoutFindings()
     some = False
     chosen = _chosen(subject)
 
@@ -70,7 +76,7 @@ def _chosen(subject: Subject) -> tuple[Sample, ...]:
             rest.append(sample)
     first = [sample for (_, empty), sample in forms.items() if not empty]
     last = [sample for (_, empty), sample in forms.items() if empty]
-    return tuple([*first, *last, *rest][: SAMPLES[subject.effort.name]])
+    return tuple([*first, *last, *rest][: subject.effort.layout_samples])
 
 
 def _empty(sample: Sample) -> bool:
@@ -78,78 +84,78 @@ def _empty(sample: Sample) -> bool:
 
 
 @dataclass
-class Looked:
-    """A sample in a dtype on a device, looked at in every layout.
+class LayoutCase:
+    """A sample in a dtype on a device, run in every layout.
 
     Args:
         runner: Runs the sample.
         device: Where it lies.
         flat: Its arguments, contiguous.
-        grads: What comes in for each visible result, contiguous; None where nothing does.
-        inputs_too: Whether inputs get layouts, and not incoming gradients alone.
+        grads: The grad_output of each visible result, contiguous; None where there is none.
+        inputs_too: Whether inputs get layouts, and not grad_outputs alone.
     """
 
-    runner: Runner
+    runner: LayoutRunner
     device: torch.device
     flat: list[Any]
     grads: list[Tensor | None]
     inputs_too: bool
 
     def __post_init__(self) -> None:
-        self.twin = Twin(self.runner, self.flat, self.grads)
+        self.twin = ContiguousRun(self.runner, self.flat, self.grads)
 
     @property
     def name(self) -> str:
         """Sample, dtype and device in words."""
-        return named(self.runner.sample, self.runner.dtype, self.device)
+        return case_name(self.runner.sample, self.runner.dtype, self.device)
 
-    def look(self, seen: Seen) -> None:
+    def look(self, seen: LayoutFindings) -> None:
         """Try each layout alone, then several at once."""
         singles = list(self._singles())
         limit = self.runner.subject.effort.layouts
-        for odd in singles if limit is None else _spread(singles, limit):
+        for odd in singles if limit == ALL else _spread(singles, limit):
             self._try(seen, [odd])
         draw = random.Random(self.runner.subject.seed)
-        by_place: dict[tuple[int, bool], list[Odd]] = {}
+        by_place: dict[tuple[int, bool], list[OddTensor]] = {}
         for odd in singles:
             if not odd.layout.repeats or odd.backward:
                 by_place.setdefault((odd.place, odd.backward), []).append(odd)
-        for _ in range(TOGETHER[self.runner.subject.effort.name] if len(by_place) > 1 else 0):
+        for _ in range(self.runner.subject.effort.layout_combinations if len(by_place) > 1 else 0):
             several = [draw.choice(odds) for odds in by_place.values()]
             if not any(self._known(seen, odd) for odd in several):
                 self._try(seen, self._least(several))
 
-    def _singles(self) -> Iterator[Odd]:
-        """Every layout of every tensor, the gradients first: their layout is nobody's choice."""
+    def _singles(self) -> Iterator[OddTensor]:
+        """Every layout of every tensor, grad_outputs first: nobody chooses their layout."""
         for place, grad in enumerate(self.grads):
             if grad is not None:
-                yield from (Odd(place, True, layout) for layout in layouts_for(grad))
+                yield from (OddTensor(place, True, layout) for layout in layouts_for(grad))
         for place, value in enumerate(self.flat if self.inputs_too else ()):
             if isinstance(value, Tensor):
                 known = sorted(layouts_for(value), key=lambda layout: layout.repeats)
-                yield from (Odd(place, False, layout) for layout in known)
+                yield from (OddTensor(place, False, layout) for layout in known)
 
-    def _known(self, seen: Seen, odd: Odd) -> bool:
+    def _known(self, seen: LayoutFindings, odd: OddTensor) -> bool:
         label = self._label(odd)
         return any(key[:2] == (label, odd.backward) for key in seen.wrong)
 
-    def _label(self, odd: Odd) -> str:
+    def _label(self, odd: OddTensor) -> str:
         subject, sample = self.runner.subject, self.runner.sample
         return subject.results(sample)[odd.place].name if odd.backward else sample.labels[odd.place]
 
-    def laid(self, odds: Sequence[Odd]) -> tuple[Run, Twin, list[Any]]:
-        """A run with some tensors in their layouts, what it is held to, and its arguments."""
+    def laid(self, odds: Sequence[OddTensor]) -> tuple[LayoutRun, ContiguousRun, list[Any]]:
+        """A run with some tensors in odd layouts, the contiguous run to compare with, and the arguments."""
         flat, grads = [*map(replica, self.flat)], [*map(replica, self.grads)]
         for odd in odds:
             values: list[Any] = grads if odd.backward else flat
             values[odd.place] = odd.layout.of(values[odd.place])
         twin = self.twin
         if any(odd.layout.repeats for odd in odds):
-            twin = Twin(self.runner, [*map(_plain, flat)], [*map(_plain, grads)])
+            twin = ContiguousRun(self.runner, [*map(_plain, flat)], [*map(_plain, grads)])
         return self.runner.run(flat, grads), twin, flat
 
-    def _least(self, several: list[Odd]) -> list[Odd]:
-        """Of layouts that go wrong together, those that it takes."""
+    def _least(self, several: list[OddTensor]) -> list[OddTensor]:
+        """The smallest part of several layouts that still fails together."""
         for odd in several:
             fewer = [each for each in several if each is not odd]
             run, twin, _ = self.laid(fewer)
@@ -160,7 +166,7 @@ class Looked:
                 return self._least(fewer)
         return several
 
-    def _try(self, seen: Seen, odds: Sequence[Odd]) -> None:
+    def _try(self, seen: LayoutFindings, odds: Sequence[OddTensor]) -> None:
         got, twin, flat = self.laid(odds)
         if twin.right.error is not None:
             return  # its numbers, repeated, are none that it takes
@@ -171,7 +177,7 @@ class Looked:
         results = len(got.outputs) - len(self.runner.places)
         unseen = results if all(odd.backward for odd in odds) else 0
         for position, output in enumerate(got.outputs):
-            # The call does not see what comes in: where its results differ, that is another fault.
+            # The call does not see grad_output: where its results differ, that is another fault.
             fault = twin.fault(position, output) if position >= unseen else None
             if fault is None:
                 continue
@@ -180,56 +186,58 @@ class Looked:
             first = odds[0]
             replay = self._replay(odds, position)
             what += self._together(odds)
-            self._enter(seen, Wrong(first, position, what, self.name, difference, replay), flat)
+            self._enter(seen, LayoutFault(first, position, what, self.name, difference, replay), flat)
             if position < results:
-                return  # a gradient of a wrong result would only say so again
+                return  # a gradient of a wrong result would report the same
         if fine and len(odds) == 1:
             seen.right.setdefault((self._label(odds[0]), odds[0].backward), set()).add(odds[0].layout.name)
 
-    def _together(self, odds: Sequence[Odd]) -> str:
+    def _together(self, odds: Sequence[OddTensor]) -> str:
         others = [
             f"that of `{self._label(odd)}`" if odd.backward else f"`{self._label(odd)}`" for odd in odds[1:]
         ]
         words = [f"{other} {odd.layout.name}" for other, odd in zip(others, odds[1:], strict=True)]
         return f" (with {', '.join(words)})" if words else ""
 
-    def _raised(self, seen: Seen, odds: Sequence[Odd], got: Run, flat: Sequence[Any]) -> None:
-        """An error in the call may be an answer; one in the backward comes too late to be one."""
+    def _raised(
+        self, seen: LayoutFindings, odds: Sequence[OddTensor], got: LayoutRun, flat: Sequence[Any]
+    ) -> None:
+        """Report an exception: in the call it may be a refusal, in the backward it is a failure."""
         assert got.error is not None
         first, error = odds[0], got.error
         text = f"{type(error).__name__}: {first_line(error)}"
         if self._is_answer(error, got, flat):
-            what = "an incoming gradient" if first.backward else f"`{self._label(first)}`"
+            what = "a grad_output" if first.backward else f"`{self._label(first)}`"
             seen.refused.setdefault(what, {}).setdefault(first.layout.name, text)
             return
         position = len(self.grads) + self._raising(odds) if got.in_backward else 0
         replay, what = self._replay(odds, position), text + self._together(odds)
-        self._enter(seen, Wrong(first, position, what, self.name, replay=replay), flat)
+        self._enter(seen, LayoutFault(first, position, what, self.name, replay=replay), flat)
 
-    def _is_answer(self, error: Exception, got: Run, flat: Sequence[Any]) -> bool:
-        """Whether an error says clearly, and in time, that a layout is not taken."""
-        if any(words in str(error) for words in BITS):
+    def _is_answer(self, error: Exception, got: LayoutRun, flat: Sequence[Any]) -> bool:
+        """True if an error is a clear refusal of a layout, raised before the backward."""
+        if has_message(error, LAZY_BIT):
             return True
         if got.in_backward:
             return False
         subject, sample = self.runner.subject, self.runner.sample
-        itself = subject.foreign or subject.own_code  # then the reference raises whatever it raises
+        itself = not subject.kind.has_reference  # then the reference raises whatever it raises
         return _says_so(error) or (not itself and _raises(lambda: subject.reference(sample, flat)))
 
-    def _raising(self, odds: Sequence[Odd]) -> int:
+    def _raising(self, odds: Sequence[OddTensor]) -> int:
         """The input, by its position among those that are differentiated by, whose gradient raises."""
         places = self.runner.places
         alone = [replace(self, runner=replace(self.runner, places=(place,))) for place in places]
         return next((at for at, each in enumerate(alone) if each.laid(odds)[0].error is not None), 0)
 
-    def _replay(self, odds: Sequence[Odd], output: int) -> Callable[[], str | None]:
+    def _replay(self, odds: Sequence[OddTensor], output: int) -> Callable[[], str | None]:
         runner = self.runner
         laid = [(odd.place, odd.backward, odd.layout) for odd in odds]
         return lambda: layout_replay(
             runner.subject, runner.sample, self.flat, self.grads, runner.places, laid, output, NAME
         )
 
-    def _enter(self, seen: Seen, wrong: Wrong, flat: Sequence[Any]) -> None:
+    def _enter(self, seen: LayoutFindings, wrong: LayoutFault, flat: Sequence[Any]) -> None:
         subject, sample = self.runner.subject, self.runner.sample
         results = subject.results(sample)
         if wrong.output < len(results):
@@ -247,14 +255,14 @@ def _plain(value: Any) -> Any:
     return plain(value) if isinstance(value, Tensor) else value
 
 
-def _spread(singles: Sequence[Odd], limit: int) -> list[Odd]:
-    """The most telling layouts: the first few of what comes in, then those of every tensor in turn."""
-    by_place: dict[tuple[int, bool], list[Odd]] = {}
+def _spread(singles: Sequence[OddTensor], limit: int) -> list[OddTensor]:
+    """Select layouts: the first few of each grad_output, then those of every tensor in turn."""
+    by_place: dict[tuple[int, bool], list[OddTensor]] = {}
     for odd in singles:
         by_place.setdefault((odd.place, odd.backward), []).append(odd)
     longest = max(map(len, by_place.values()), default=0)
     turns = [odds[at] for at in range(longest) for odds in by_place.values() if at < len(odds)]
-    first: list[Odd] = []
+    first: list[OddTensor] = []
     for odds in (odds for (_, backward), odds in by_place.items() if backward):
         # A chunk's rows are whole and far from each other: what reads by one stride is wrong there alone.
         first += [*odds[: FIRST - 1], *(odd for odd in odds[FIRST - 1 :] if odd.layout.name == CHUNK)]
@@ -262,7 +270,7 @@ def _spread(singles: Sequence[Odd], limit: int) -> list[Odd]:
     return [*first, *(odd for odd in turns if odd not in first)][:limit]
 
 
-def _cases(subject: Subject, sample: Sample) -> Iterator[Looked | Note]:
+def _cases(subject: Subject, sample: Sample) -> Iterator[LayoutCase | Note]:
     if not any(isinstance(value, Tensor) for value in sample.flat):
         return
     places = differentiated(subject, sample).places
@@ -271,8 +279,10 @@ def _cases(subject: Subject, sample: Sample) -> Iterator[Looked | Note]:
         yield Note(
             "layouts of inputs were left out: it draws, and what is drawn for a tensor follows its layout"
         )
-    dtypes = (torch.float32,) if subject.single_precision else WIDE
-    if not (subject.specification.kernels or subject.foreign or sample in subject.samples[:IN_FLOAT32]):
+    dtypes = (torch.float32,) if subject.single_precision else ALWAYS_CHECKED
+    if not (
+        subject.specification.kernels or subject.kind.in_library or sample in subject.samples[:IN_FLOAT32]
+    ):
         dtypes = dtypes[:1]
     for dtype in dtypes if sample.inexact else dtypes[:1]:
         for device in subject.devices_with(dtype):
@@ -281,11 +291,15 @@ def _cases(subject: Subject, sample: Sample) -> Iterator[Looked | Note]:
                 results = subject.call(sample, sample.at(dtype, device))
             open_ = results_with_gradient(subject, sample, results) if places else [False] * len(results)
             generator = subject.generator()
-            grads = [incoming(r, generator) if o else None for r, o in zip(results, open_, strict=True)]
-            looked = Looked(Runner(subject, sample, places, dtype), device, flat, grads, not draws)
+            grads = [
+                random_grad_output(r, generator) if o else None for r, o in zip(results, open_, strict=True)
+            ]
+            looked = LayoutCase(LayoutRunner(subject, sample, places, dtype), device, flat, grads, not draws)
             error = looked.twin.right.error
             if error is not None:
-                yield Note(f"{short(dtype)} was left out on {device.type}: it raises: {first_line(error)}")
+                yield Note(
+                    f"{dtype_name(dtype)} was left out on {device.type}: it raises: {first_line(error)}"
+                )
             else:
                 yield looked
 
@@ -296,23 +310,22 @@ def _raises(call: Callable[[], Any]) -> bool:
             call()
     except Exception as error:
         refuse_own(error)
-        return True  # what it raises is told with the operator's own error
+        return True  # its error is reported with the operator's own
     return False
 
 
 OWN_WORDS = re.compile(r"contiguous|stride|layout|memory.format|channels.last|aligned", re.IGNORECASE)
-BITS = ("negative bit", "conjugate bit")
-"""What torch says where NumPy is given a view that NumPy does not know: loudly, and with the hint."""
-
-TORCHS = ("view size is not compatible", "setStorage", "use .reshape(", "refers to a single memory location")
 
 
 def _says_so(error: Exception) -> bool:
-    """Whether an error names the layout in the operator's own words, not in those of some operation."""
-    text = str(error)
-    return bool(OWN_WORDS.search(text)) and not any(words in text for words in TORCHS)
+    """True if an error of the operator names the layout, and not an error of some operation."""
+    return bool(OWN_WORDS.search(str(error))) and not has_message(error, LAYOUT_REFUSED)
 
 
 LAYOUTS = Property(
-    NAME, "results and gradients are the same, wherever inputs and gradients lie in memory", run, varied=True
+    NAME,
+    "results and gradients are the same, wherever inputs and gradients lie in memory",
+    run,
+    varied=True,
+    sends_gradients=True,
 )

@@ -1,4 +1,4 @@
-"""Nothing is kept alive that nobody needs: neither after the backward, nor for it."""
+"""Memory: no tensor stays alive that nobody needs, after the backward or for it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import alive
+from opsmith.checking.calls import live_call
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
 from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.liveness import (
-    Watched,
+    WatchedMemory,
     attribute_tensors,
-    collected,
     holders,
     nodes,
-    saving,
-    still_there,
-    uncollected,
+    not_freed,
+    not_freed_after_collection,
+    record_saved_tensors,
+    without_garbage_collection,
 )
 from opsmith.checking.subject import Subject
 from opsmith.core.formula import Formula
 
 NAME = "memory"
 CALLS = 3
-"""Calls that are made: what stays from one alone is a constant that was made once."""
+"""Calls to make: memory that stays from one alone is a constant."""
 
 
 def run(subject: Subject) -> Findings:
@@ -48,13 +48,13 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
 
 
 def _leaks(subject: Subject, sample: Sample, places: Sequence[int], device: torch.device) -> Findings:
-    """What stays of several calls, once nothing of them is in anybody's hands."""
-    with uncollected():
+    """Look for memory that several calls leave behind when all of their tensors are dropped."""
+    with without_garbage_collection():
         calls = [each for _ in range(CALLS) for each in _watched(subject, sample, places, device)]
-        left = still_there(calls)
+        left = not_freed(calls)
         if not left:
             return
-        kept = collected(left)
+        kept = not_freed_after_collection(left)
         stays = [each for each in kept if each.label]
         constants = {each.address: each for each in kept if not each.label}
         circle = [each for each in left if each.freed]
@@ -65,14 +65,16 @@ def _leaks(subject: Subject, sample: Sample, places: Sequence[int], device: torc
             yield _in_a_circle(subject, sample, places, device, circle, where)
 
 
-def _watched(subject: Subject, sample: Sample, places: Sequence[int], device: torch.device) -> list[Watched]:
+def _watched(
+    subject: Subject, sample: Sample, places: Sequence[int], device: torch.device
+) -> list[WatchedMemory]:
     """Make a call and its backward, and drop both: what lay in memory is watched alone.
 
     What was saved and is no argument, result or gradient has an empty label: it may be a constant.
     """
     flat = sample.at(device=device)
-    with saving() as saved:
-        call = alive(subject, sample, flat, places)
+    with record_saved_tensors() as saved:
+        call = live_call(subject, sample, flat, places)
     grads: list[Tensor] = call.grads(subject) if call.open else []
     found = call.backward(grads) if call.open else []
     results = [each.name for each in subject.results(sample)]
@@ -80,19 +82,19 @@ def _watched(subject: Subject, sample: Sample, places: Sequence[int], device: to
     named = [
         *((f"`{label}`", value) for label, value in zip(sample.labels, call.given, strict=True)),
         *((f"the result `{name}`", value) for name, value in zip(results, call.results, strict=True)),
-        *(("an incoming gradient", value) for value in grads),
+        *(("a grad_output", value) for value in grads),
         *zip(gradients, found, strict=False),
         *(("", value) for value in saved),
         *(("", value) for _, value in attribute_tensors(call.results)),
     ]
-    watched: dict[int, Watched] = {}
+    watched: dict[int, WatchedMemory] = {}
     for label, value in named:
         if isinstance(value, Tensor):
-            watched.setdefault(value.untyped_storage().data_ptr(), Watched.of(label, value))
+            watched.setdefault(value.untyped_storage().data_ptr(), WatchedMemory.of(label, value))
     return list(watched.values())
 
 
-def _kept_for_ever(subject: Subject, sample: Sample, stays: Sequence[Watched], where: str) -> Failure:
+def _kept_for_ever(subject: Subject, sample: Sample, stays: Sequence[WatchedMemory], where: str) -> Failure:
     who = holders(subject, stays[0])
     by = f" by {', '.join(who)}" if who else ", and Python does not know by whom: C++ holds it"
     what = _what(stays)
@@ -105,11 +107,11 @@ def _kept_for_ever(subject: Subject, sample: Sample, stays: Sequence[Watched], w
     return Failure(NAME, _name(stays[0]), "leak", message, where, evidence)
 
 
-def _what(stays: Sequence[Watched]) -> str:
+def _what(stays: Sequence[WatchedMemory]) -> str:
     return " and ".join(dict.fromkeys(each.label or "what is saved" for each in stays))
 
 
-def _name(watched: Watched) -> str | None:
+def _name(watched: WatchedMemory) -> str | None:
     """The argument or result that a label names."""
     parts = watched.label.split("`")
     return parts[1] if len(parts) == 3 else None
@@ -120,7 +122,7 @@ def _in_a_circle(
     sample: Sample,
     places: Sequence[int],
     device: torch.device,
-    circle: Sequence[Watched],
+    circle: Sequence[WatchedMemory],
     where: str,
 ) -> Failure:
     attributes = _circular(subject, sample, places, device)
@@ -144,7 +146,7 @@ def _in_a_circle(
 
 def _circular(subject: Subject, sample: Sample, places: Sequence[int], device: torch.device) -> list[str]:
     """The attributes of a context that lead back to it."""
-    call = alive(subject, sample, sample.at(device=device), places)
+    call = live_call(subject, sample, sample.at(device=device), places)
     own = set(nodes(call.results))
     found = [name for name, tensor in attribute_tensors(call.results) if tensor.grad_fn in own]
     return list(dict.fromkeys(found))
@@ -152,7 +154,7 @@ def _circular(subject: Subject, sample: Sample, places: Sequence[int], device: t
 
 def _on_context(subject: Subject, sample: Sample, places: tuple[int, ...], device: torch.device) -> Findings:
     """Arguments and results that a context keeps after the backward, when what is saved is let go of."""
-    call = alive(subject, sample, sample.at(device=device), places, leaf=False)
+    call = live_call(subject, sample, sample.at(device=device), places, leaf=False)
     if not call.open:
         return
     labels: dict[int, str] = {}
@@ -180,9 +182,9 @@ def _on_context(subject: Subject, sample: Sample, places: tuple[int, ...], devic
 
 
 def _saved(subject: Subject, sample: Sample, places: Sequence[int], device: torch.device) -> Findings:
-    """What is kept for the backward, in bytes, beside what its formulas name."""
-    with saving() as saved:
-        call = alive(subject, sample, sample.at(device=device), places)
+    """Compare the tensors that are saved for the backward with those that its formulas name."""
+    with record_saved_tensors() as saved:
+        call = live_call(subject, sample, sample.at(device=device), places)
     if not call.open:
         return
     names = {
@@ -193,7 +195,7 @@ def _saved(subject: Subject, sample: Sample, places: Sequence[int], device: torc
     addresses = [tensor.untyped_storage().data_ptr() for tensor in saved]
     twice = {address for address in addresses if addresses.count(address) > 1}
     needed = _named_by_formulas(subject)
-    if subject.specification.adopted is not None and subject.apply is not None:
+    if subject.kind.applied:
         kept = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
             for tensor in (*saved, *(tensor for _, tensor in attribute_tensors(call.results)))
@@ -225,4 +227,4 @@ def _bytes(count: int) -> str:
     return f"{count} bytes" if count < 10_000 else f"{count / 1e6:.3g} MB"
 
 
-MEMORY = Property(NAME, "nothing is kept alive that nobody needs", run)
+MEMORY = Property(NAME, "nothing is kept alive that nobody needs", run, subset=True)

@@ -1,4 +1,4 @@
-"""Randomness is declared: whoever draws says so, and whoever says so draws."""
+"""Randomness: an operator that draws declares it, and one that declares it draws."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.grad_outputs import plain_probe
+from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject, drawing_operations
 
 NAME = "randomness"
@@ -31,10 +31,10 @@ def run(subject: Subject) -> Findings:
         draws = [name for name, own_generator in drawing_operations(subject, sample) if not own_generator]
         moved = _states_moved(subject, sample)
         drew = drew or bool(draws) or "torch" in moved
-        # Who sets the random state moves it, too; that is told by `effects`, and is worse.
+        # An operator that sets the random state changes it, too: `effects` reports that, which is worse.
         if not subject.specification.random and (draws or "torch" in moved) and not seeds(subject, sample):
-            plain = subject.apply is not None and subject.own_code
-            yield _of_a_class(subject, sample) if plain else _undeclared(subject, sample, draws)
+            applied = subject.kind.applied
+            yield _of_a_class(subject, sample) if applied else _undeclared(subject, sample, draws)
         for name in moved:
             if name != "torch":
                 yield _foreign(subject, sample, name)
@@ -55,7 +55,7 @@ def run(subject: Subject) -> Findings:
 
 
 def _states_moved(subject: Subject, sample: Sample) -> list[str]:
-    """Which global random states a call of the operator moves; they are put back."""
+    """Names of the global random states that a call of the operator changes; they are restored."""
     before = {name: get() for name, (get, _) in _states().items()}
     try:
         with torch.no_grad():
@@ -116,11 +116,11 @@ def _undeclared(subject: Subject, sample: Sample, draws: list[str]) -> Failure:
 
 
 def _of_a_class(subject: Subject, sample: Sample) -> Failure | Note:
-    """A class has nowhere to say that it draws, and may; its backward is to use what was drawn."""
+    """A class cannot declare that it draws, and may; its backward must use the numbers that were drawn."""
     places = differentiated(subject, sample).places
-    with torch.random.fork_rng(), quiet():
+    with torch.random.fork_rng(), without_warnings():
         with torch.no_grad():
-            grads = plain_probe(subject, sample, subject.call(sample, sample.at())).grads
+            grads = contiguous_grad_outputs(subject, sample, subject.call(sample, sample.at())).grads
         drawn: list[torch.Tensor] = []
 
         def function(flat: Sequence[Any]) -> Sequence[torch.Tensor]:
@@ -160,14 +160,21 @@ def _foreign(subject: Subject, sample: Sample, name: str) -> Failure:
     )
 
 
-RANDOMNESS = Property(NAME, "randomness is declared, and what is declared random draws", run)
+RANDOMNESS = Property(
+    NAME,
+    "randomness is declared, and what is declared random draws",
+    run,
+    first=True,
+    compares_runs=False,
+    about_gradients=False,
+)
 
 
 SEEDS = (11, 12)
 
 
 def seeds(subject: Subject, sample: Sample) -> bool:
-    """Whether torch's random state after a call is the same, whatever it was before.
+    """True if torch's random state after a call does not depend on the state before.
 
     Args:
         subject: What is under check.
@@ -178,7 +185,7 @@ def seeds(subject: Subject, sample: Sample) -> bool:
         for seed in SEEDS:
             torch.manual_seed(seed)
             args, kwargs = sample.arguments(sample.at())
-            with Overlooking():  # the properties tell what it raises
+            with Overlooking():  # the properties report what it raises
                 subject.called(args, kwargs)
             after.append(torch.get_rng_state())
     return torch.equal(*after)

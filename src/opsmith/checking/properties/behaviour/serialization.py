@@ -1,4 +1,4 @@
-"""It can be copied and stored: alone, inside of a module or a partial, and its results."""
+"""Serialization: the operator, a module that holds it, and its results can be copied and stored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking, calls_operator, refuse_own
-from opsmith.checking.numerics.compare import form_fault, unequal
+from opsmith.checking.numerics.compare import exact_difference, metadata_difference
 from opsmith.checking.property import (
     Finding,
     Findings,
@@ -27,7 +27,7 @@ from opsmith.checking.property import (
 )
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 
 NAME = "serialization"
@@ -58,7 +58,7 @@ def run(subject: Subject) -> Findings:
 def _unreachable(subject: Subject) -> str | None:
     """Why a class is not found again by its name, which is all that pickle keeps; None where it is."""
     adopted = subject.specification.adopted
-    if adopted is None or subject.apply is None:
+    if adopted is None or not subject.kind.applied:
         return None
     found: Any = sys.modules.get(adopted.function_class.__module__)
     for name in adopted.function_class.__qualname__.split("."):
@@ -74,20 +74,20 @@ def _unreachable(subject: Subject) -> str | None:
 def _copies(subject: Subject) -> Iterator[Finding]:
     """Copies of what is under check, each of which must give what it gives."""
     adopted = subject.specification.adopted
-    if subject.apply is not None and adopted is not None:
+    if subject.kind.applied and adopted is not None:
         kept: Any = adopted.function_class
     else:
-        kept = subject.torch_operator if subject.foreign else subject.operator
+        kept = subject.torch_operator if subject.kind.in_library else subject.operator
     unkept: dict[str, list[str]] = {}
     for what, made, taken in _forms(kept):
         for how, copied in WAYS.items():
             try:
-                with quiet():
+                with without_warnings():
                     again = taken(copied(made))
             except Exception as error:
                 refuse_own(error)
                 said = f"{type(error).__name__}: {first_line(error)}"
-                if subject.foreign:  # torch's own object: whether it can be stored is torch's affair
+                if subject.kind.in_library:  # torch's own object: whether it can be stored is torch's affair
                     unkept.setdefault(said, []).append(f"{how} of {what}")
                 else:
                     yield _failure(subject, f"{how} of {what} raises {said}", "raises", {})
@@ -99,7 +99,7 @@ def _copies(subject: Subject) -> Iterator[Finding]:
 
 
 def _forms(kept: Any) -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
-    """What holds the operator: its words, the thing itself, and how the operator is taken out of it."""
+    """Objects that hold the operator: a name, the object, and a function that takes the operator out."""
     yield "it", kept, lambda copied: copied
     yield "a module that holds it", Holder(kept), lambda copied: copied.held
     if callable(kept) and not isinstance(kept, type):
@@ -135,7 +135,7 @@ def _same(subject: Subject, again: Any, what: str) -> Findings:
         for result, got, right in zip(subject.results(sample), found, expected, strict=True):
             if not isinstance(got, Tensor) or not isinstance(right, Tensor):
                 continue
-            if form_fault(got, right, strides=True) or unequal(got, right):
+            if metadata_difference(got, right, strides=True) or exact_difference(got, right):
                 yield _failure(
                     subject,
                     f"what comes back from {what} gives another `{result.name}`",
@@ -155,7 +155,7 @@ def _results(subject: Subject, sample: Sample) -> Findings:
             continue
         for how, copied in WAYS.items():
             try:
-                with quiet():
+                with without_warnings():
                     again = copied(value.detach())
             except Exception as error:
                 refuse_own(error)
@@ -166,8 +166,8 @@ def _results(subject: Subject, sample: Sample) -> Findings:
                     yield _failure(subject, words, "raises", {"sample": str(sample)}, result.name)
                 continue
             lazy = value.is_neg() or value.is_conj()  # torch resolves these while it copies
-            fault = form_fault(again, value, strides=not lazy)
-            difference = None if fault else unequal(again, value)
+            fault = metadata_difference(again, value, strides=not lazy)
+            difference = None if fault else exact_difference(again, value)
             if fault is None and difference is None:
                 continue
             reason = f"the {fault[0]} {fault[1]}, not {fault[2]}" if fault else f"other values: {difference}"
@@ -176,8 +176,8 @@ def _results(subject: Subject, sample: Sample) -> Findings:
 
 
 def _lacks(copied: Callable[[Any], Any], dtype: torch.dtype) -> bool:
-    """Whether torch itself cannot copy a tensor of a dtype in some way."""
-    with Overlooking(), quiet():
+    """True if torch itself cannot copy a tensor of a dtype in this way."""
+    with Overlooking(), without_warnings():
         copied(torch.zeros(2, dtype=dtype))
         return False
     return True
@@ -189,4 +189,6 @@ def _failure(
     return Failure(NAME, input, cause, words, subject.specification.where, evidence)
 
 
-SERIALIZATION = Property(NAME, "it and its results can be copied, pickled and saved", run)
+SERIALIZATION = Property(
+    NAME, "it and its results can be copied, pickled and saved", run, transforms=True, group="integration"
+)

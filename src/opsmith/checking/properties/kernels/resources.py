@@ -1,4 +1,4 @@
-"""The CUDA kernels compile, with or without a GPU, and take no more of one than their author allows."""
+"""Resources of CUDA kernels: they compile, and take no more of a GPU than their author allows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from opsmith.checking.subject import Subject
 from opsmith.core.kernels import BuiltKernel
 
 if TYPE_CHECKING:
-    from opsmith.kernels.cuda_report import Usage
+    from opsmith.kernels.common.gpu_resources import KernelUsage
 
 NAME = "resources"
 SHOWN = 4
-"""So many instances are told of."""
+"""Most instances to list in a message."""
 
 
 def run(subject: Subject) -> Findings:
@@ -29,14 +29,15 @@ def run(subject: Subject) -> Findings:
     ):
         yield Skipped("it has no kernel in CUDA C++")
         return
-    from opsmith.kernels.cuda_report import ARCHITECTURES, cuda_kernels, usage_of  # which few need
+    from opsmith.kernels.common.gpu_resources import ARCHITECTURES
+    from opsmith.kernels.cuda.ahead import cuda_kernels, cuda_usage  # which few need
 
     operator = subject.operator
     kernels = [] if operator is None else cuda_kernels(operator)
     if operator is None or not kernels:
         yield Skipped("it has no kernel in CUDA C++")
         return
-    architectures = ARCHITECTURES[-1:] if subject.effort.name == "quick" else ARCHITECTURES
+    architectures = ARCHITECTURES if subject.effort.architectures else ARCHITECTURES[-1:]
 
     def calls(dtype: torch.dtype) -> Iterator[list[Any]]:
         for sample in subject.samples:
@@ -44,7 +45,7 @@ def run(subject: Subject) -> Findings:
 
     for kernel in kernels:
         try:
-            beyond = [each for each in usage_of(operator, kernel, architectures, calls) if each.faults]
+            beyond = [each for each in cuda_usage(operator, kernel, architectures, calls) if each.faults]
             if beyond:
                 yield _failure(beyond)
         except errors.ToolchainError as error:
@@ -56,7 +57,7 @@ def run(subject: Subject) -> Findings:
             yield raised(NAME, subject, error, f"compiled for {' and '.join(architectures)}")
 
 
-def _failure(beyond: Sequence[Usage]) -> Failure:
+def _failure(beyond: Sequence[KernelUsage]) -> Failure:
     """One failure for a kernel, with the instances that take too much."""
     told = [
         f"for {', '.join(filter(None, [each.instance, each.architecture]))} {' and '.join(each.faults)}"

@@ -1,4 +1,4 @@
-"""Kernels in C++ keep to their memory, and to what C++ defines, as the compiler's sanitizers see it."""
+"""Sanitized kernels in C++: they keep to their memory, and to what C++ defines."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.build.form import Form
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.output.replay import check_again
-from opsmith.checking.processes.sanitizer_parent import Job, Trial, Values, done
-from opsmith.checking.processes.sanitizer_report import KernelFindings, apart
+from opsmith.checking.processes.sanitizer_parent import SampleArguments, SanitizedCall, SanitizerJob, run_job
+from opsmith.checking.processes.sanitizer_report import KernelFindings, without_duplicates
 from opsmith.checking.properties.kernels.sizes import kernel_sizes
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import NARROW, WIDE, short
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_name
 from opsmith.checking.samples.layouts import Layout, layouts_for
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import CPU, Subject
 from opsmith.core.kernels import Kernel, Rejected
-from opsmith.kernels.cpp import CppKernel
+from opsmith.kernels.common.result_layout import ResultLayout
+from opsmith.kernels.cpp.kernel import CppKernel
 
 NAME = "sanitized"
 
-SAMPLES = {"quick": 2, "default": 8, "thorough": 1000}
-"""So many samples are run in every layout."""
 MOST_ELEMENTS = 20_000
 """Samples of more are run in the layout that they have alone."""
 BITS = ("a negated view", "a conjugate view")
@@ -56,15 +54,15 @@ def _kernel(subject: Subject, kernel: Kernel) -> Findings:
     built = kernel.function
     assert isinstance(built, CppKernel)
     job = _job(subject, kernel, built)
-    if not job.trials:
+    if not job.calls:
         yield Skipped(f"the kernel at {kernel.where} takes none of the samples")
         return
-    answer = done(job, subject.limit_s)
+    answer = run_job(job, subject.limit_s)
     findings = KernelFindings(NAME, job, built.source, subject.limit_s)
-    failures = apart([failure for each in answer.runs for failure in findings.of(each)])
+    failures = without_duplicates([failure for each in answer.runs for failure in findings.of(each)])
     yield from failures
     raised = [each.raised for each in answer.runs if each.raised is not None]
-    what = f"of the {len(job.trials)} calls of the kernel at {kernel.where}"
+    what = f"of the {len(job.calls)} calls of the kernel at {kernel.where}"
     if answer.left and failures:
         yield Note(f"{answer.left} {what} were left out, after so many deaths")
     elif answer.left:
@@ -74,14 +72,14 @@ def _kernel(subject: Subject, kernel: Kernel) -> Findings:
         yield Note(words) if len(raised) < len(answer.runs) else Skipped(words)
 
 
-def _job(subject: Subject, kernel: Kernel, built: CppKernel) -> Job:
+def _job(subject: Subject, kernel: Kernel, built: CppKernel) -> SanitizerJob:
     schema = subject.specification.schema
     samples, trials = [], []
     for sample in subject.samples:
         packing = tuple(sample.flattening.pack(list(range(len(sample.flat)))))
-        samples.append(Values(sample.flat, sample.labels, packing))
+        samples.append(SampleArguments(sample.flat, sample.labels, packing))
         trials += list(_trials(subject, kernel, sample, len(samples) - 1))
-    return Job(
+    return SanitizerJob(
         subject.specification.name,
         tuple((each.name, each.kind.annotation()) for each in schema.arguments),
         tuple(each.name for each in schema.results),
@@ -94,10 +92,10 @@ def _job(subject: Subject, kernel: Kernel, built: CppKernel) -> Job:
     )
 
 
-def _trials(subject: Subject, kernel: Kernel, sample: Sample, at: int) -> Iterator[Trial]:
+def _trials(subject: Subject, kernel: Kernel, sample: Sample, at: int) -> Iterator[SanitizedCall]:
     """The calls that a sample makes: as it is, in every dtype, and then every layout of every tensor."""
     seen: set[Any] = set()
-    for dtype in (None, *WIDE, *NARROW):
+    for dtype in (None, *ALWAYS_CHECKED, *LOW_PRECISION):
         if dtype is not None and not sample.takes(dtype):
             continue
         flat = sample.at(dtype)
@@ -105,14 +103,14 @@ def _trials(subject: Subject, kernel: Kernel, sample: Sample, at: int) -> Iterat
         if form in seen:
             continue
         seen.add(form)
-        words = f"{sample}" if dtype is None else f"{sample} in {short(dtype)}"
-        yield from _trial(subject, kernel, sample, flat, Trial(at, dtype, (), (), words))
-        if at < SAMPLES[subject.effort.name] and sample.elements <= MOST_ELEMENTS:
+        words = f"{sample}" if dtype is None else f"{sample} in {dtype_name(dtype)}"
+        yield from _trial(subject, kernel, sample, flat, SanitizedCall(at, dtype, (), (), words))
+        if at < subject.effort.sanitized_samples and sample.elements <= MOST_ELEMENTS:
             for place, layout in _layouts(flat):
                 laid = list(flat)
                 laid[place] = layout.of(flat[place].contiguous())
                 odd = f"`{sample.labels[place]}` {layout.name}"
-                trial = Trial(at, dtype, ((place, layout),), (), words, odd)
+                trial = SanitizedCall(at, dtype, ((place, layout),), (), words, odd)
                 yield from _trial(subject, kernel, sample, laid, trial)
 
 
@@ -123,8 +121,8 @@ def _layouts(flat: Sequence[Any]) -> Iterator[tuple[int, Layout]]:
 
 
 def _trial(
-    subject: Subject, kernel: Kernel, sample: Sample, flat: list[Any], trial: Trial
-) -> Iterator[Trial]:
+    subject: Subject, kernel: Kernel, sample: Sample, flat: list[Any], trial: SanitizedCall
+) -> Iterator[SanitizedCall]:
     """The call with the forms of its results; nothing where the kernel or the reference does not take it."""
     if isinstance(kernel.consider(sample.flattening.pack(flat)), Rejected):
         return
@@ -133,9 +131,11 @@ def _trial(
             results = subject.reference(sample, flat)
     except Exception as error:
         refuse_own(error)
-        return  # what the reference does not take is no input; other properties tell
-    forms = tuple(Form(tuple(each.shape), each.stride(), each.dtype) for each in results)
+        return  # what the reference does not take is no input; other properties report it
+    forms = tuple(ResultLayout(tuple(each.shape), each.stride(), each.dtype) for each in results)
     yield replace(trial, forms=forms)
 
 
-SANITIZED = Property(NAME, "kernels in C++ keep to their memory, and to what C++ defines", run)
+SANITIZED = Property(
+    NAME, "kernels in C++ keep to their memory, and to what C++ defines", run, on_request=True
+)

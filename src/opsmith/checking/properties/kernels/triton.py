@@ -1,4 +1,4 @@
-"""Kernels in Triton are right: Triton's interpreter runs them on the CPU, in every dtype and layout."""
+"""Kernels in Triton, run by Triton's interpreter on the CPU, in every dtype and layout."""
 
 from __future__ import annotations
 
@@ -10,35 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.build.triton.bounds import outside
-from opsmith.build.triton.interpreter import missing_interpreter
-from opsmith.checking.compare_results import compared
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.compare import Kept
-from opsmith.checking.numerics.truth import Measure
+from opsmith.checking.numerics.compare import SavedBits
+from opsmith.checking.numerics.truth import MeasuredFunction
 from opsmith.checking.properties.kernels.sizes import kernel_sizes
+from opsmith.checking.properties.numeric.forward import compare_results
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import NARROW, WIDE, Case, cases, short
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name
 from opsmith.checking.samples.layouts import Layout, layouts_for, plain
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import CPU, Subject
 from opsmith.core.kernels import Kernel
-from opsmith.kernels.triton import TritonKernel
+from opsmith.kernels.triton.interpreter import missing_interpreter, out_of_bounds
+from opsmith.kernels.triton.kernel import TritonKernel
 
 NAME = "triton"
-
-PROGRAMS = {"quick": 2_000, "default": 10_000, "thorough": 200_000}
-"""How many programs are interpreted in all, at a millisecond or two each."""
-MOST_PROGRAMS = {"quick": 500, "default": 2_000, "thorough": 20_000}
-"""And how many in one call."""
-IN_LAYOUTS = {"quick": 1, "default": 3, "thorough": 1000}
-"""In so many samples, of different dimensions, each tensor gets every layout."""
 
 
 @dataclass
 class Interpreted:
-    """A kernel in Triton, run in the interpreter as often as the effort says.
+    """A kernel in Triton, run in the interpreter within the limits of the effort.
 
     Args:
         kernel: The kernel.
@@ -60,14 +52,14 @@ class Interpreted:
         """Run one call, and hold it to the truth."""
         subject, sample = case.subject, case.sample
         values = [_undone(value) for value in sample.flattening.pack(flat)]
-        misfit = self.kernel.misfit(values)
+        misfit = self.kernel.value_refusal(values)
         if misfit is not None:
             self.unfit[misfit] = None
             return
-        before = [(label, Kept.of(each)) for label, each in _tensors(sample, values)]
+        before = [(label, SavedBits.of(each)) for label, each in _tensors(sample, values)]
         try:
             programs = self.kernel.programs(values)
-            if programs > min(self.left, MOST_PROGRAMS[subject.effort.name]):
+            if programs > min(self.left, subject.effort.call_programs):
                 self.unrun += 1
                 return
             self.left -= programs
@@ -76,7 +68,7 @@ class Interpreted:
         except Exception as error:
             refuse_own(error)
             failure = raised(NAME, subject, error, str(case))
-            yield failure if outside(error) is None else replace(failure, cause="out-of-bounds")
+            yield failure if out_of_bounds(error) is None else replace(failure, cause="out-of-bounds")
             return
         for label, kept in before:
             written = kept.written()
@@ -85,7 +77,7 @@ class Interpreted:
                 yield Failure(NAME, label, "mutates-input", message, self.kernel.where, {"sample": str(case)})
         every = range(len(subject.every(sample)))
         what = "the kernel in Triton, interpreted,"
-        yield from compared(NAME, case, results, every, what, self.kernel.where, lambda position: None)
+        yield from compare_results(NAME, case, results, every, what, self.kernel.where, lambda position: None)
 
     def _function(self) -> Any:
         @functools.wraps(self.kernel.source.function)  # whose place messages name
@@ -95,7 +87,7 @@ class Interpreted:
         return run
 
     def told(self) -> Findings:
-        """What was run, and what was not."""
+        """Notes on what was run, and a failure where nothing was."""
         if not self.ran:
             yield Failure(
                 NAME,
@@ -106,7 +98,7 @@ class Interpreted:
                 self.kernel.where,
             )
             return
-        dtypes = ", ".join(short(dtype) for dtype in self.ran)
+        dtypes = ", ".join(dtype_name(dtype) for dtype in self.ran)
         calls = sum(self.ran.values())
         wider = ", bfloat16 computed in float32" if torch.bfloat16 in self.ran else ""
         yield Note(f"interpreted on the CPU, not on a GPU: {calls} calls in {dtypes}{wider}")
@@ -136,7 +128,7 @@ def run(subject: Subject) -> Findings:
     laid = _of_different_forms(subject)
     for kernel in kernels:
         assert isinstance(kernel.function, TritonKernel)
-        looked = Interpreted(kernel.function, PROGRAMS[subject.effort.name])
+        looked = Interpreted(kernel.function, subject.effort.programs)
 
         def look(subject: Subject, sample: Sample, looked: Interpreted = looked) -> Findings:
             yield from _sample(subject, sample, looked, in_layouts=sample in laid)
@@ -171,19 +163,23 @@ def _sample(subject: Subject, sample: Sample, looked: Interpreted, *, in_layouts
             yield from looked.look(case, laid(case.dtype, case.device))
 
 
-def _measure(subject: Subject, sample: Sample, flat: Sequence[Any]) -> Measure:
+def _measure(subject: Subject, sample: Sample, flat: Sequence[Any]) -> MeasuredFunction:
     reference = functools.partial(subject.reference, sample)
-    return Measure.of(reference, flat, subject.generator(), has_truth=subject.has_truth)
+    return MeasuredFunction.of(reference, flat, subject.generator(), has_truth=subject.has_truth)
 
 
 def _cases(
-    subject: Subject, sample: Sample, measure: Measure, looked: Interpreted, arguments: Any
+    subject: Subject, sample: Sample, measure: MeasuredFunction, looked: Interpreted, arguments: Any
 ) -> Iterator[Case]:
     """The sample in each dtype that the kernel takes, on the CPU."""
     taken = looked.kernel.dtypes
-    dtypes = tuple(dtype for dtype in (*WIDE, *NARROW) if dtype in taken) if sample.inexact else WIDE
+    dtypes = (
+        tuple(dtype for dtype in (*ALWAYS_CHECKED, *LOW_PRECISION) if dtype in taken)
+        if sample.inexact
+        else ALWAYS_CHECKED
+    )
     if not dtypes:
-        looked.unfit[f"it takes {', '.join(sorted(map(short, taken)))}"] = None
+        looked.unfit[f"it takes {', '.join(sorted(map(dtype_name, taken)))}"] = None
         return
     alone = replace(subject, specification=replace(subject.specification, kernels=()))
     for case in cases(alone, sample, measure, dtypes, arguments):
@@ -191,7 +187,7 @@ def _cases(
             yield case
 
 
-def _layouts(sample: Sample, most: int | None) -> Iterator[tuple[int, Layout]]:
+def _layouts(sample: Sample, most: int) -> Iterator[tuple[int, Layout]]:
     found = [
         (place, layout)
         for place, value in enumerate(sample.flat)
@@ -207,11 +203,11 @@ def _of_different_forms(subject: Subject) -> list[Sample]:
         if sample.elements:
             form = tuple(value.dim() if isinstance(value, Tensor) else None for value in sample.flat)
             forms.setdefault(form, sample)
-    return [*forms.values()][: IN_LAYOUTS[subject.effort.name]]
+    return [*forms.values()][: subject.effort.samples]
 
 
 def _undone(value: Any) -> Any:
-    """What the dispatcher makes of a conjugate or negated view before a kernel sees it."""
+    """Resolve conjugate and negated views, as the dispatcher does before a kernel sees them."""
     if isinstance(value, list | tuple):
         return [_undone(item) for item in value]
     return value.resolve_conj().resolve_neg() if isinstance(value, Tensor) else value

@@ -1,4 +1,4 @@
-"""Which inputs of a sample have a gradient to check, and why others have none."""
+"""Inputs of a sample that have a gradient to check, and the reasons why others have none."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import raised_within
-from opsmith.checking.numerics.autodiff import with_gradient
+from opsmith.checking.numerics.autodiff import has_gradient
 from opsmith.checking.property import Findings, Note, Skipped, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
-from opsmith.core.answers import NonDifferentiable, NotImplementedGradient
-from opsmith.core.calls import tensors_in
-from opsmith.core.formula import Formula
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
 from opsmith.core.location import where
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.torch_messages import NO_DERIVATIVE, has_message
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Differentiated:
             yield (place,)
         if len(self.places) > 1:
             yield self.places
-        if effort is None or effort.name == "quick" or len(self.places) < 3:
+        if effort is None or not effort.input_choices or len(self.places) < 3:
             return
         few = len(self.places) <= 4
         sizes = range(2, len(self.places)) if few else sorted({2, len(self.places) - 1})
@@ -55,7 +55,7 @@ class Differentiated:
 
 
 def differentiated(subject: Subject, sample: Sample) -> Differentiated:
-    """Which inputs of a sample are differentiated: floating tensors with a gradient, derived or given.
+    """Select the inputs of a sample to differentiate by: floating tensors with a gradient, derived or given.
 
     There are none where no result has a dtype that has gradients. A floating result of which autograd knows
     nothing is no such case: finite differences have to bear out that it is constant.
@@ -70,8 +70,8 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
         rule = rules.rules.get(name)
         if isinstance(rule, NotImplementedGradient):
             refused[name] = f"the gradient of `{name}` is not implemented: {rule.reason}"
-        elif subject.foreign:
-            if _differentiates_itself(subject):
+        elif subject.kind.in_library:
+            if not subject.lacks("autograd"):
                 places.append(place)
             else:
                 refused[name] = "it has no gradient: `torch.library.register_autograd` gives it one"
@@ -86,7 +86,7 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
 
 
 def _differentiates_itself(subject: Subject) -> bool:
-    own = subject.specification.own
+    own = subject.specification.library_operator
     return own is not None and bool(own.autograd)
 
 
@@ -103,29 +103,29 @@ def given_instead(subject: Subject, sample: Sample) -> dict[str, str]:
 
 
 def adopted_takes(subject: Subject, given: str) -> bool:
-    """Whether a class was adopted whose author calls every tensor a tensor, and this one has no gradient."""
+    """True if an adopted class annotates every tensor alike, and this one is not floating."""
     whole = given.startswith("torch.") and "float" not in given and "complex" not in given
     return subject.specification.adopted is not None and whole
 
 
 def nothing_to_differentiate(subject: Subject) -> bool:
-    """Whether no result asks for a gradient in any sample, though every floating input does."""
+    """True if no result requires a gradient in any sample, though every floating input does."""
     for sample in subject.samples:
         flat = [value.requires_grad_() if is_inexact(value) else value for value in sample.at(torch.float64)]
         with torch.enable_grad():
-            if any(map(with_gradient, tensors_in(subject.call(sample, flat)))):
+            if any(map(has_gradient, tensors_in(subject.call(sample, flat)))):
                 return False
     return True
 
 
 def promises_gradients(subject: Subject) -> bool:
-    """Whether somebody wrote a gradient for it: a class's backward, or what is registered with torch."""
+    """True if somebody wrote a gradient: the backward of a class, or one that is registered with torch."""
     adopted = subject.specification.adopted
     return (adopted is not None and adopted.backward is not None) or _differentiates_itself(subject)
 
 
 def lacks_floats(subject: Subject) -> bool:
-    """Whether no sample has a floating tensor with elements, so that no gradient has any either."""
+    """True if no sample has a floating tensor with elements, so that no gradient has any."""
     return not any(sample.flat[place].numel() for sample in subject.samples for place in sample.inexact)
 
 
@@ -135,15 +135,15 @@ def rule_place(subject: Subject, name: str) -> str:
     rule = specification.gradients.rules.get(name)
     if isinstance(rule, Formula):
         return rule.where
-    if specification.own is not None and subject.foreign:
-        parts = capabilities.custom_parts(specification.own.overload)
+    if specification.library_operator is not None and subject.kind.in_library:
+        parts = capabilities.custom_parts(specification.library_operator.overload)
         return specification.where if parts is None or parts.backward is None else where(parts.backward)
     stand_in = specification.gradients.stand_in
     return where(stand_in) if stand_in is not None and rule is None else specification.where
 
 
 def results_with_gradient(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[bool]:
-    """Which of the visible results a gradient can come in for."""
+    """For each visible result, whether it takes a grad_output."""
     return [
         described.differentiable and is_inexact(result)
         for described, result in zip(subject.results(sample), results, strict=True)
@@ -151,10 +151,6 @@ def results_with_gradient(subject: Subject, sample: Sample, results: Sequence[Te
 
 
 Look = Callable[[Subject, Sample, tuple[int, ...], tuple[int, ...]], Findings]
-
-REFUSALS = ("marked with @once_differentiable", "more than one element of the written-to tensor")
-"""Parts of what torch says when a backward that is marked so is differentiated, and of results in forward
-mode whose elements share memory. Where the operator's own code writes into such a tensor, it is its fault."""
 
 
 def each_subset(name: str, subject: Subject, look: Look) -> Findings:
@@ -167,7 +163,7 @@ def each_subset(name: str, subject: Subject, look: Look) -> Findings:
     Args:
         name: Name of the property.
         subject: What is under check.
-        look: Looks at a sample by some of its inputs; it is told which others have been found right together.
+        look: Takes the subject, a sample, the inputs to differentiate by, and those found right together.
             Where it compares nothing, it says why by `Skipped`: that is no pass.
     """
     if subject.specification.gradients.surrogate:
@@ -194,7 +190,7 @@ def each_subset(name: str, subject: Subject, look: Look) -> Findings:
             looked = looked or not (reasons or right)  # one of its own is no truth to hold it to
             yield from (finding for finding in found if not isinstance(finding, Skipped))
             if any(isinstance(finding, Failure) for finding in found):
-                return  # the other subsets of this sample would say the same again
+                return  # the other subsets of this sample would report the same
             right = right or subset
 
     failed = False
@@ -208,6 +204,6 @@ def each_subset(name: str, subject: Subject, look: Look) -> Findings:
 
 
 def refuses(error: Exception) -> bool:
-    """Whether an exception says that there is no such derivative, on purpose."""
-    said = isinstance(error, RuntimeError) and any(words in str(error) for words in REFUSALS)
+    """True if an exception refuses a derivative on purpose."""
+    said = isinstance(error, RuntimeError) and has_message(error, NO_DERIVATIVE)
     return (said and not raised_within(error)) or isinstance(error, NotImplementedError)

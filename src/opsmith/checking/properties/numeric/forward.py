@@ -1,8 +1,8 @@
-"""The results are right: every kernel and the call itself, against the reference, in every dtype."""
+"""Results: every kernel and the call itself, against the reference, in every dtype."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,21 +10,79 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.compare_results import compared
+from opsmith.checking.causes import CAUSES, UNKNOWN
+from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.truth import Measure
+from opsmith.checking.numerics.compare import metadata_difference
+from opsmith.checking.numerics.truth import MeasuredFunction
 from opsmith.checking.output.replay import result_replay
 from opsmith.checking.properties.kernels.sizes import kernel_sizes, taken_though_refused
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import NARROW, WIDE, Case, cases, short
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name
+from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.core.kernels import Kernel, Rejected, choose
+from opsmith.torch_library.torch_messages import NO_DTYPE_KERNEL, has_message
+
+
+def compare_results(
+    property: str,
+    case: Case,
+    results: Sequence[Tensor | None],
+    positions: Sequence[int],
+    what: str,
+    where: str,
+    replay: Callable[[int], str | None],
+) -> Findings:
+    """Hold results to the truth.
+
+    Args:
+        property: Name of the property.
+        case: The sample, its dtype and what is right.
+        results: What came.
+        positions: Which of all results they are.
+        what: What they are from, in messages.
+        where: `file:line` of that.
+        replay: A script that shows that the result at a position is wrong.
+    """
+    for got, position in zip(results, positions, strict=True):
+        name = case.subject.every(case.sample)[position].name
+        expected, right = case.truth.ordinary[position], case.truth.right[position]
+        if got is None and expected is None:
+            continue
+        if got is None or expected is None:
+            mine, theirs = ("no" if value is None else "a" for value in (got, expected))
+            message = f"{what} returns {mine} tensor for `{name}`, and the reference returns {theirs} tensor"
+            yield Failure(property, name, "kernel-mismatch", message, where, {"sample": str(case)})
+            continue
+        assert right is not None
+        fault = metadata_difference(got, expected, strides=False)
+        if fault is not None:
+            aspect, mine, theirs = fault
+            message = f"{what} returns `{name}` with the {aspect} {mine}, and the reference with {theirs}"
+            evidence = {"sample": str(case), "got": mine, "expected": theirs}
+            cause = aspect if aspect in CAUSES else "kernel-mismatch"
+            yield Failure(property, name, cause, message, where, evidence)
+            continue
+        difference = case.truth.judge(position, got)
+        if difference is None:
+            continue
+        looks, reason = explain_difference(got.cpu(), right) if is_inexact(got) else (UNKNOWN, "")
+        cause = looks if looks in ("nan", "precision") else "kernel-mismatch"
+        like = {"looks like": looks} if looks not in (cause, UNKNOWN) else {}
+        yield Failure(
+            property,
+            name,
+            cause,
+            f"`{name}` from {what} is wrong: {difference}" + (f"; {reason}" if reason else ""),
+            where,
+            {"sample": str(case), **difference.evidence(), **like},
+            replay(position),
+        )
+
 
 NAME = "forward"
-NO_DTYPE = ("not implemented for", "unsupported ScalarType")
-"""What torch says where a kernel has no code for a dtype, and where NumPy has no such dtype."""
 
 
 def run(subject: Subject) -> Findings:
@@ -33,7 +91,7 @@ def run(subject: Subject) -> Findings:
         reason = missing_device(kernel.device)
         if reason is not None:
             yield Note(f"the kernel for {kernel.device}, {kernel.where}, did not run: {reason}")
-    yield from _narrowed(subject)
+    yield from _lost_precision(subject)
     ran: set[Kernel] = set()
     more = replace(subject, samples=(*subject.samples, *kernel_sizes(subject)))
     yield from each_sample(NAME, more, partial(_sample, ran=ran))
@@ -43,14 +101,14 @@ def run(subject: Subject) -> Findings:
 
 def _sample(subject: Subject, sample: Sample, ran: set[Kernel]) -> Findings:
     reference = partial(subject.reference, sample)
-    measure = Measure.of(reference, sample.at(), subject.generator(), has_truth=subject.has_truth)
-    for case in cases(subject, sample, measure, (*WIDE, *NARROW)):
+    measure = MeasuredFunction.of(reference, sample.at(), subject.generator(), has_truth=subject.has_truth)
+    for case in cases(subject, sample, measure, (*ALWAYS_CHECKED, *LOW_PRECISION)):
         if isinstance(case, Note):
             yield case
             continue
         if any(bound and bound.truth.numel() and not bound.judged.any() for bound in case.truth.bounds):
             words = "the reference itself loses more than half of its digits"
-            yield Note(f"{sample} says nothing in {short(case.dtype)}, in which {words}")
+            yield Note(f"{sample} says nothing in {dtype_name(case.dtype)}, in which {words}")
         wrong: set[Kernel] = set()
         for kernel in subject.kernels_on(case.device):
             if isinstance(kernel.consider(case.sample.flattening.pack(case.flat())), Rejected):
@@ -75,7 +133,7 @@ def _kernel(case: Case, kernel: Kernel) -> Findings:
 
 
 def _call(case: Case, wrong: set[Kernel]) -> Findings:
-    """The call as users make it; if it runs a kernel that is wrong, it would only say so again."""
+    """The call as users make it, unless it runs a kernel that is known to be wrong."""
     subject, flat = case.subject, case.flat()
     chosen = choose(subject.specification.kernels, case.sample.flattening.pack(flat))[0]
     if chosen is not None and chosen.kernel in wrong:
@@ -85,25 +143,25 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
     except (RuntimeError, TypeError) as error:
         refuse_own(error)
         specification = subject.specification
-        ours = specification.own is None and specification.adopted is None
-        if ours or case.dtype in WIDE or not _lacks_dtype(error):
+        ours = specification.library_operator is None and specification.adopted is None
+        if ours or case.dtype in ALWAYS_CHECKED or not _lacks_dtype(error):
             yield raised(NAME, subject, error, str(case))
             return
         what = "the operator's own kernel" if specification.adopted is None else "the class's forward"
         words = f"{what} does not run in it: {first_line(error)}"
-        yield Note(f"{short(case.dtype)} was left out on {case.device.type}: {words}")
+        yield Note(f"{dtype_name(case.dtype)} was left out on {case.device.type}: {words}")
         return
     visible = subject.places(case.sample)
     yield from _compare(case, results, visible, "the operator", subject.specification.where)
 
 
-def _narrowed(subject: Subject) -> Findings:
-    """Results in another dtype than all that came in: half of the digits of float64, silently.
+def _lost_precision(subject: Subject) -> Findings:
+    """Results in a lower precision than all inputs: half of the digits of float64, silently.
 
     A reference says which dtype is meant, and so does a class that was declared to compute in float32.
     """
     adopted = subject.specification.adopted
-    if not (subject.own_code or subject.foreign) or (adopted is not None and "float32" in adopted.kinds):
+    if subject.kind.has_reference or (adopted is not None and "float32" in adopted.kinds):
         return
     for sample in subject.samples:
         if not sample.inexact:
@@ -113,9 +171,9 @@ def _narrowed(subject: Subject) -> Findings:
                 results: Sequence[Tensor | None] = subject.call(sample, sample.at(torch.float64))
         except Exception as error:
             refuse_own(error)
-            continue  # it may take one dtype alone, and what it raises is told
+            continue  # it may take one dtype alone, and what it raises is reported
         for got, position in zip(results, subject.places(sample), strict=True):
-            if got is None or got.dtype not in (torch.float32, torch.complex64, *NARROW):
+            if got is None or got.dtype not in (torch.float32, torch.complex64, *LOW_PRECISION):
                 continue
             name, mine = subject.every(sample)[position].name, str(got.dtype)
             message = (
@@ -127,17 +185,17 @@ def _narrowed(subject: Subject) -> Findings:
 
 
 def _lacks_dtype(error: Exception) -> bool:
-    """Whether torch says that a kernel has no code for a dtype, rather than that its code fails in it."""
+    """True if an error of torch means that a kernel has no code for a dtype, not that its code fails."""
     if isinstance(error, errors.OpsmithError):
         return False
-    return isinstance(error, NotImplementedError) or any(words in str(error) for words in NO_DTYPE)
+    return isinstance(error, NotImplementedError) or has_message(error, NO_DTYPE_KERNEL)
 
 
 def _compare(
     case: Case, results: Sequence[Tensor | None], positions: Sequence[int], what: str, where: str
 ) -> Findings:
     """Hold results to the truth, with a script that shows where they are wrong."""
-    yield from compared(NAME, case, results, positions, what, where, partial(_replay, case))
+    yield from compare_results(NAME, case, results, positions, what, where, partial(_replay, case))
 
 
 def _replay(case: Case, position: int) -> str | None:
@@ -169,5 +227,9 @@ def _idle(subject: Subject, ran: set[Kernel]) -> Findings:
 
 
 FORWARD = Property(
-    NAME, "the results are those of the reference, in every dtype, from every kernel", run, varied=True
+    NAME,
+    "the results are those of the reference, in every dtype, from every kernel",
+    run,
+    varied=True,
+    about_gradients=False,
 )

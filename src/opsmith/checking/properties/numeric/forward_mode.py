@@ -1,4 +1,4 @@
-"""Forward mode is right: tangents against finite differences, and against the gradients."""
+"""Forward mode: tangents against finite differences, and against the gradients."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from torch.autograd import forward_ad
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.diagnosis import Observation, diagnose
 from opsmith.checking.numerics.autodiff import vjp
-from opsmith.checking.numerics.compare import alike
-from opsmith.checking.numerics.directional import Line, Packed, coordinates
-from opsmith.checking.numerics.finite_differences import Along, derivative_along, numerical_gradient
+from opsmith.checking.numerics.compare import agree_to_share
+from opsmith.checking.numerics.directional import DirectionalFunction, PackedTensors, coordinates
+from opsmith.checking.numerics.finite_differences import (
+    DirectionalDerivative,
+    derivative_along,
+    numerical_gradient,
+)
 from opsmith.checking.numerics.noise import Noise, noise_of
 from opsmith.checking.properties.numeric.differentiable import each_subset, results_with_gradient, rule_place
-from opsmith.checking.properties.numeric.second_order import DIRECTIONS, SHARE, Numbers
+from opsmith.checking.properties.numeric.second_order import DIRECTIONS, SHARE, NumericalDerivatives
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import named
-from opsmith.checking.samples.layouts import incoming
+from opsmith.checking.samples.cases import case_name
+from opsmith.checking.samples.layouts import random_grad_output
 from opsmith.checking.samples.sample import Sample, is_inexact
-from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.formula import Formula
 
@@ -67,7 +71,7 @@ def _against_all(tangents: Tangents, together: Tangents) -> Findings:
         if like is None:
             continue
         got, other = (torch.zeros_like(like) if each is None else each for each in (mine, right))
-        if alike(got, other, AGREE):
+        if agree_to_share(got, other, AGREE):
             continue
         label = sample.labels[place]
         message = (
@@ -75,7 +79,7 @@ def _against_all(tangents: Tangents, together: Tangents) -> Findings:
             f"than where every input has one: they differ by {float((got - other).abs().max()):.3g}"
         )
         where = _rule(subject) or rule_place(subject, sample.names[place])
-        evidence = {"sample": named(sample, torch.float64, tangents.device)}
+        evidence = {"sample": case_name(sample, torch.float64, tangents.device)}
         yield Failure(NAME, label, "forward-mode", message, where, evidence)
         return
 
@@ -104,7 +108,7 @@ def _against_differences(tangents: Tangents, got: Sequence[Tensor | None]) -> Fi
             return
     if untold:
         words = (
-            f"finite differences cannot tell the tangents of {tangents.sample.brief}, where forward and "
+            f"finite differences cannot decide the tangents of {tangents.sample.brief}, where forward and "
             "reverse mode differ, as they may at a kink"
         )
         yield Note(words) if untold < len(tangents.weights) else Skipped(words)
@@ -119,7 +123,7 @@ def _complex(tangents: Tangents, name: str, tangent: Tensor, value: Tensor) -> F
     )
     where = _rule(subject) or rule_place(subject, sample.names[tangents.places[0]])
     return Failure(
-        NAME, names, "dtype", message, where, {"sample": named(sample, torch.float64, tangents.device)}
+        NAME, names, "dtype", message, where, {"sample": case_name(sample, torch.float64, tangents.device)}
     )
 
 
@@ -132,25 +136,27 @@ ROUNDED = (
 def _is_rounding(
     tangents: Tangents, got: Sequence[Tensor | None], weights: Sequence[Tensor | None], off: float
 ) -> bool:
-    """Whether tangents and a forward that its author never meant for autograd differ by such rounding.
+    """True if tangents and a forward that nobody wrote for autograd differ by rounding to float32.
 
     Tangents that are numbers of float32 are another matter: they were computed in it.
     """
     pairs = [(t, w) for t, w in zip(got, weights, strict=True) if t is not None and w is not None]
     rounded = all(
-        torch.equal(t.to(NARROWER[t.dtype]).to(t.dtype), t) for t, _ in pairs if t.dtype in NARROWER
+        torch.equal(t.to(LOWER_PRECISION[t.dtype]).to(t.dtype), t)
+        for t, _ in pairs
+        if t.dtype in LOWER_PRECISION
     )
-    if not tangents.subject.own_code or rounded:
+    if not tangents.subject.kind.own_forward or rounded:
         return False
     terms = sum(float((coordinates(t).double() * coordinates(w).double()).abs().sum()) for t, w in pairs)
     return off <= 2 * torch.finfo(torch.float32).eps * terms
 
 
-NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+LOWER_PRECISION = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
 def _alone(tangents: Tangents) -> list[Failure]:
-    """The failures of each input alone, which say more than that of all together."""
+    """The failures of each input alone, which are more precise than that of all together."""
     if len(tangents.places) == 1:
         return []
     ones = [replace(tangents, places=(place,)) for place in tangents.places]
@@ -159,7 +165,7 @@ def _alone(tangents: Tangents) -> list[Failure]:
 
 
 def _as_reverse(tangents: Tangents, got: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> bool:
-    """Whether the weighed tangents are what the gradients give: u (J v) is (u J) v."""
+    """True if the weighed tangents agree with the gradients: u (J v) is (u J) v."""
     subject, sample = tangents.subject, tangents.sample
     flat = list(tangents.packed.values)
     found = vjp(lambda values: subject.call(sample, values), flat, tangents.places, weights)
@@ -177,7 +183,7 @@ AGREE = 1e-6
 def _failure(tangents: Tangents, got: Sequence[Tensor | None], mine: float, right: float) -> Failure:
     subject, sample = tangents.subject, tangents.sample
     names = ", ".join(sample.labels[place] for place in tangents.places)
-    evidence: dict[str, Any] = {"sample": named(sample, torch.float64, tangents.device)}
+    evidence: dict[str, Any] = {"sample": case_name(sample, torch.float64, tangents.device)}
     reverse = all(_reverse_is(tangents, weights) for weights in tangents.weights)
     evidence["reverse mode"] = "right" if reverse else "wrong as well"
     shown = f"the weighed sum of all is {mine:.6g} where {right:.6g} is right"
@@ -193,7 +199,7 @@ def _failure(tangents: Tangents, got: Sequence[Tensor | None], mine: float, righ
             continue
         place = off.argmax()
         index = [int(i) for i in torch.unravel_index(place, off.shape)] if off.dim() else []
-        looks = diagnose(Observation(tangent, expected, what="it"))
+        looks = diagnose(Observation(tangent, expected))
         name, cause = f" of `{result.name}`", looks.cause
         at = f"at {index} " if index else ""
         value, truth = found.reshape(-1)[place].item(), expected.reshape(-1)[place].item()
@@ -212,7 +218,7 @@ ROUGH = 1e-4
 
 
 def _reverse_is(tangents: Tangents, weights: Sequence[Tensor | None]) -> bool:
-    """Whether the gradients are what finite differences say, along the same direction."""
+    """True if the gradients agree with finite differences along the same direction."""
     numbers = tangents.numerically(weights, tangents.direction)
     if numbers is None:
         return False
@@ -265,7 +271,7 @@ def _second_order(tangents: Tangents) -> Findings:
         directions=DIRECTIONS,
         generator=subject.generator(),
     )
-    worst = Numbers(packed, numbers).judge(dict(zip(tangents.places, got, strict=True)))
+    worst = NumericalDerivatives(packed, numbers).judge(dict(zip(tangents.places, got, strict=True)))
     if worst is None:
         return
     place, difference = worst
@@ -274,14 +280,22 @@ def _second_order(tangents: Tangents) -> Findings:
         NAME,
         label,
         "forward-mode",
-        f"the derivative of the tangent by `{label}` is not what finite differences of the tangent say: "
+        f"the derivative of the tangent by `{label}` differs from finite differences of the tangent: "
         f"{difference}; something that the tangent formula uses is hidden from autograd",
         _rule(subject) or subject.specification.where,
-        {"sample": named(sample, torch.float64, tangents.device), **difference.evidence()},
+        {"sample": case_name(sample, torch.float64, tangents.device), **difference.evidence()},
     )
 
 
-FORWARD_MODE = Property(NAME, "forward-mode derivatives are right", run)
+FORWARD_MODE = Property(
+    NAME,
+    "forward-mode derivatives are right",
+    run,
+    subset=True,
+    differences=True,
+    gradcheck="torch.autograd.gradcheck(lambda {names}: {call}, ({names},), check_forward_ad=True, "
+    "check_backward_ad=False, check_undefined_grad=False, check_batched_grad=False)",
+)
 
 
 @dataclass(frozen=True)
@@ -301,13 +315,13 @@ class Tangents:
     device: torch.device
 
     @cached_property
-    def packed(self) -> Packed:
+    def packed(self) -> PackedTensors:
         """The inputs, those with tangents in a row."""
-        return Packed(self.sample.at(torch.float64, self.device), self.places)
+        return PackedTensors(self.sample.at(torch.float64, self.device), self.places)
 
     @cached_property
     def results(self) -> list[Any]:
-        """What the operator returns."""
+        """Results of the operator."""
         with torch.no_grad():
             return self.subject.call(self.sample, self.sample.at(torch.float64, self.device))
 
@@ -317,8 +331,11 @@ class Tangents:
         generator = self.subject.generator(2)
         open_ = results_with_gradient(self.subject, self.sample, self.results)
         return [
-            [incoming(r, generator) if o else None for r, o in zip(self.results, open_, strict=True)]
-            for _ in range(1 if self.subject.effort.name == "quick" else 2)
+            [
+                random_grad_output(r, generator) if o else None
+                for r, o in zip(self.results, open_, strict=True)
+            ]
+            for _ in range(self.subject.effort.tangent_weights)
         ]
 
     @cached_property
@@ -328,9 +345,9 @@ class Tangents:
         part = torch.rand(self.packed.row.shape, generator=generator, dtype=torch.float64) + 0.5
         return line.direction(generator) * part
 
-    def line(self, weights: Sequence[Tensor | None]) -> Line:
+    def line(self, weights: Sequence[Tensor | None]) -> DirectionalFunction:
         """The results as they move with the inputs."""
-        return Line(
+        return DirectionalFunction(
             lambda flat: self.subject.call(self.sample, self.packed.unpacked(flat[0])),
             [self.packed.row],
             0,
@@ -346,9 +363,9 @@ class Tangents:
         """
         steps = self.packed.unpacked(direction)
         flat = list(self.packed.values if values is None else values)
-        # torch's own operators without forward mode say so of inputs that require a gradient, and of others
+        # torch's own operators without forward mode raise for inputs that require a gradient, and for others
         # they silently return zeros.
-        with torch.enable_grad(), quiet(), forward_ad.dual_level():
+        with torch.enable_grad(), without_warnings(), forward_ad.dual_level():
             for place in self.places:
                 value = flat[place] if values is not None else flat[place].detach().requires_grad_().clone()
                 flat[place] = forward_ad.make_dual(value, steps[place].to(value.device).contiguous())
@@ -356,12 +373,14 @@ class Tangents:
             found = [forward_ad.unpack_dual(r).tangent if is_inexact(r) else None for r in results]
         return found if values is not None else [None if each is None else each.detach() for each in found]
 
-    def numerically(self, weights: Sequence[Tensor | None], direction: Tensor) -> Along | None:
-        """The derivative of the weighed results along a direction, by differences; None if it is not told."""
+    def numerically(
+        self, weights: Sequence[Tensor | None], direction: Tensor
+    ) -> DirectionalDerivative | None:
+        """The derivative of the weighed results along a direction, by differences; None where unknown."""
         line = self.line(weights)
         return derivative_along(line, self.noise(line), direction)
 
-    def noise(self, line: Line) -> Noise:
+    def noise(self, line: DirectionalFunction) -> Noise:
         """The noise of the weighed results."""
         return noise_of(line, self.subject.generator())
 

@@ -1,4 +1,4 @@
-"""The gradients are right: against autograd through the reference, and against finite differences."""
+"""Gradients against autograd through the reference, and against finite differences."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
-from opsmith.checking.numerics.cancellation import only_rounding
+from opsmith.checking.numerics.cancellation import is_only_rounding
 from opsmith.checking.numerics.finite_differences import NumericalGradient
-from opsmith.checking.numerics.truth import Measure
+from opsmith.checking.numerics.truth import MeasuredFunction
 from opsmith.checking.properties.numeric.differentiable import (
     Differentiated,
     adopted_takes,
@@ -29,32 +29,29 @@ from opsmith.checking.properties.numeric.gradient_truth import RightGradient
 from opsmith.checking.properties.numeric.gradient_verdict import Attempt, conclude, reference_failure
 from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import WIDE, Case, cases
-from opsmith.checking.samples.grad_outputs import Probe, probes
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, Case, cases
+from opsmith.checking.samples.grad_outputs import GradOutputs, grad_outputs_to_try
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.formula import Formula
 
 NAME = "gradient"
 
-CLOSELY = 1
-"""On how many samples a quick check moves every element, where random directions do for the others."""
-
 
 @dataclass
-class Seen:
-    """What one run has looked at so far.
+class GradientCoverage:
+    """Progress of one run of the property.
 
     Args:
         differentiated: Inputs that were differentiated by.
         refused: Inputs that have no gradient to check, and why.
         instead: Inputs with a formula, and what a sample gave instead of floating numbers.
         failed: Whether anything was wrong.
-        wrong: Inputs whose gradient is wrong on a sample of the author's: one of derived ones says no more.
+        wrong: Inputs whose gradient is wrong on a sample of the author's: derived samples add nothing.
         right: For each input the author's samples on which its gradient is right.
         borne_out: Whether finite differences bear out autograd through the reference on every sample so far.
         looked: How many samples were looked at.
-        told: Whether anything said what the gradient is, in one element of one sample at least.
+        told: The right gradient was known in one element of one sample at least.
     """
 
     differentiated: set[str] = field(default_factory=set)
@@ -77,7 +74,7 @@ def run(subject: Subject) -> Findings:
     if subject.specification.gradients.surrogate:
         yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
         return
-    seen = Seen()
+    seen = GradientCoverage()
     for finding in [*each_sample(NAME, subject, partial(_sample, seen=seen))]:
         seen.failed = seen.failed or isinstance(finding, Failure)
         yield _told_apart(finding, seen)
@@ -108,19 +105,19 @@ def run(subject: Subject) -> Findings:
 WITHOUT_ELEMENTS = "no sample has a floating tensor with elements: its gradient was looked at nowhere"
 
 UNTOLD = (
-    "finite differences tell no element of a gradient in any sample, and nothing else says what it is: give "
+    "finite differences decide no element of a gradient in any sample, and nothing else does: give "
     "samples at which the results move smoothly"
 )
 
 
-def _told_apart(finding: Finding, seen: Seen) -> Finding:
+def _told_apart(finding: Finding, seen: GradientCoverage) -> Finding:
     """A failure with the samples on which there is none: what they have in common may be the reason."""
     if not isinstance(finding, Failure) or finding.input not in seen.right:
         return finding
     return replace(finding, evidence={**finding.evidence, "right on": ", ".join(seen.right[finding.input])})
 
 
-def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
+def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Findings:
     inputs = differentiated(subject, sample)
     if sample.origin:
         inputs = replace(inputs, places=tuple(p for p in inputs.places if sample.labels[p] not in seen.wrong))
@@ -137,12 +134,12 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
         sample,
         inputs.places,
         borne_out=bool(sample.origin) and seen.borne_out,
-        glanced=subject.effort.name == "quick" and seen.looked >= CLOSELY,
+        glanced=seen.looked >= subject.effort.glanced_after,
     )
     seen.looked += 1
     with torch.no_grad():
         results = subject.call(sample, sample.at(torch.float64))
-    tried = probes(subject, sample, results)
+    tried = grad_outputs_to_try(subject, sample, results)
     if not sample.origin:
         yield from _about_reference(right, tried[-1])
         seen.borne_out &= all(right.trusted(place, tried[-1]) for place in right.places)
@@ -167,47 +164,47 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
         seen.right.setdefault(label, []).append(str(sample))
 
 
-def _about_reference(right: RightGradient, probe: Probe) -> Findings:
+def _about_reference(right: RightGradient, probe: GradOutputs) -> Findings:
     """Say where finite differences alone decide, and where the reference of an operator is what is wrong."""
     subject, sample = right.subject, right.sample
     specification = subject.specification
     if specification.opaque:
         return
-    if not right.followed:
-        yield Note(FORWARD_NOT_FOLLOWED if subject.own_code else NOT_FOLLOWED)
+    if not right.recorded:
+        yield Note(FORWARD_NOT_RECORDED if subject.kind.own_forward else NOT_RECORDED)
         return
     for place in right.places:
         if right.trusted(place, probe):
             continue
-        if subject.own_code:
+        if subject.kind.own_forward:
             yield Note(FORWARD_IS_NO_TRUTH)
         elif isinstance(specification.gradients.rules.get(sample.names[place]), Formula):
             yield reference_failure(NAME, right, place, probe)
 
 
-NOT_FOLLOWED = (
+NOT_RECORDED = (
     "the reference was left out: autograd does not follow it, so finite differences alone decide; if it is "
     "not made of torch operations, declare it with `opaque=True`"
 )
 
-FORWARD_NOT_FOLLOWED = (
+FORWARD_NOT_RECORDED = (
     "autograd through the forward was left out, since it does not go through it: finite differences decide"
 )
 
 FORWARD_IS_NO_TRUTH = (
-    "autograd through the forward was left out: finite differences of it say otherwise; a forward that "
+    "autograd through the forward was left out: finite differences of it contradict it; a forward that "
     "rounds to float32 on the way, or detaches something, does this"
 )
 
 
-def _with_probe(right: RightGradient, inputs: Differentiated, probe: Probe) -> Iterator[Attempt | Note]:
-    """Differentiate by every choice of inputs, in every dtype, on every device, for one incoming gradient."""
+def _with_probe(right: RightGradient, inputs: Differentiated, probe: GradOutputs) -> Iterator[Attempt | Note]:
+    """Differentiate by every choice of inputs, in every dtype, on every device, for one grad_output."""
     subject = right.subject
     believed = {place: right.trusted(place, probe) for place in inputs.places}
     known: dict[tuple[torch.dtype, torch.device], dict[bool, Case]] = {}
     for by_reference in sorted(set(believed.values())):
         if not by_reference and not subject.has_truth:
-            continue  # in other dtypes it computes something else, and nothing says what
+            continue  # in other dtypes it computes something else, and the right result is unknown
         for case in _cases(right, probe, by_reference=by_reference):
             if isinstance(case, Note):
                 yield case
@@ -231,12 +228,12 @@ def _with_probe(right: RightGradient, inputs: Differentiated, probe: Probe) -> I
                 yield _judged(right, attempt, judged_by, believed[place])
 
 
-def _cases(right: RightGradient, probe: Probe, *, by_reference: bool) -> list[Case | Note]:
+def _cases(right: RightGradient, probe: GradOutputs, *, by_reference: bool) -> list[Case | Note]:
     subject, sample = right.subject, right.sample
     count = len(sample.flat)
     function = right.by_reference if by_reference else right.by_itself
     values = [*sample.at(torch.float64), *probe.grads]
-    measure = Measure.of(
+    measure = MeasuredFunction.of(
         lambda given: function(given[:count], given[count:]),
         values,
         subject.generator(),
@@ -246,7 +243,7 @@ def _cases(right: RightGradient, probe: Probe, *, by_reference: bool) -> list[Ca
     def arguments(dtype: torch.dtype, device: torch.device) -> list[Any]:
         return [*sample.at(dtype, device), *probe.at(dtype, device)]
 
-    return cases(subject, sample, measure, WIDE, arguments)
+    return cases(subject, sample, measure, ALWAYS_CHECKED, arguments)
 
 
 def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed: bool) -> Attempt:
@@ -270,7 +267,7 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     bound = case.truth.bounds[position]
     if difference is not None and believed and bound is not None:
         given = (attempt.subset, attempt.probe, mine, bound, difference)
-        difference = None if only_rounding(right, place, *given) else difference
+        difference = None if is_only_rounding(right, place, *given) else difference
     return replace(attempt, difference=difference, expected=expected)
 
 
@@ -283,5 +280,11 @@ def _between(numerical: NumericalGradient, mine: Tensor, expected: Tensor) -> Te
 
 
 GRADIENT = Property(
-    NAME, "the gradient of every input is right, whatever inputs require one", run, varied=True
+    NAME,
+    "the gradient of every input is right, whatever inputs require one",
+    run,
+    varied=True,
+    differences=True,
+    explains_gradients=True,
+    sends_gradients=True,
 )

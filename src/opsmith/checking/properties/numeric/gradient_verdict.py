@@ -1,4 +1,4 @@
-"""Backwards that were run, and what they say together of each input: one failure, with its cause."""
+"""Verdict on the backwards of a sample: one failure for each input, with its cause."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from opsmith.checking.causes import first_of
+from opsmith.checking.causes import CAUSES, first_of
 from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
-from opsmith.checking.diagnosis.observer import Observer
+from opsmith.checking.diagnosis.observation import Observer
 from opsmith.checking.exceptions import named_by
-from opsmith.checking.numerics.cancellation import only_in_backward
-from opsmith.checking.numerics.compare import Difference, peak
+from opsmith.checking.numerics.cancellation import low_precision_in_backward
+from opsmith.checking.numerics.compare import Difference, is_close, share_of_largest
 from opsmith.checking.output.replay import gradient_replay
 from opsmith.checking.properties.behaviour.state import result_by_need
 from opsmith.checking.properties.numeric.differentiable import rule_place
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient, by_differences
 from opsmith.checking.property import Findings, Note, innermost, raised
 from opsmith.checking.report import Failure, ordered
-from opsmith.checking.samples.cases import named, short
-from opsmith.checking.samples.grad_outputs import Probe
+from opsmith.checking.samples.cases import case_name, dtype_name
+from opsmith.checking.samples.grad_outputs import GradOutputs
 from opsmith.core.formula import Formula
 
 
@@ -44,7 +44,7 @@ class Attempt:
 
     place: int
     subset: tuple[int, ...]
-    probe: Probe
+    probe: GradOutputs
     dtype: torch.dtype
     device: torch.device
     got: Tensor | None = None
@@ -54,15 +54,15 @@ class Attempt:
 
     @property
     def wrong(self) -> bool:
-        """Whether it is not what it should be."""
+        """True if the gradient is wrong, or the backward raised."""
         return self.difference is not None or self.error is not None
 
 
-def conclude(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Findings:
+def conclude(property: str, right: RightGradient, attempts: Sequence[Attempt]) -> Findings:
     """One failure for each input whose gradient is wrong in any attempt.
 
     Args:
-        check: Name of the property.
+        property: Name of the property.
         right: The right gradients.
         attempts: Every backward that was run on the sample.
     """
@@ -73,11 +73,11 @@ def conclude(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> F
             key = (type(attempt.error).__name__, str(attempt.error), said)
             errors.setdefault(key, []).append(attempt)
     for group in errors.values():
-        yield _raised(check, right, group, attempts)
+        yield _raised(property, right, group, attempts)
     for place in right.places:
         mine = [each for each in attempts if each.place == place and each.error is None]
         if any(each.wrong for each in mine):
-            failure = _wrong(check, right, mine)
+            failure = _wrong(property, right, mine)
             yield _rounding(right, mine, failure) if _is_rounding(right, mine, failure.cause) else failure
         elif not right.borne_out and any(right.glance(place, probe).kinks.any() for probe in _probes(mine)):
             label = right.sample.labels[place]
@@ -89,11 +89,11 @@ def conclude(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> F
             yield from _untold(right, place, _probes(mine))
 
 
-def _untold(right: RightGradient, place: int, probes: Sequence[Probe]) -> Findings:
-    """What finite differences do not tell of a gradient, where nothing else decides whether it is right."""
+def _untold(right: RightGradient, place: int, probes: Sequence[GradOutputs]) -> Findings:
+    """Note the elements of a gradient that finite differences leave open, where nothing else decides them."""
     for probe in probes:
         if not right.trusted(place, probe):
-            words = right.numerical(place, probe).untold(right.sample.labels[place])
+            words = right.numerical(place, probe).describe_unknown(right.sample.labels[place])
             if words is not None:
                 yield Note(f"{words}; in {right.sample.brief} nothing looked at them")
                 return
@@ -106,11 +106,11 @@ ROUNDED = (
 
 
 def _is_rounding(right: RightGradient, attempts: Sequence[Attempt], cause: str) -> bool:
-    """Whether a backward and its forward, which its author never meant for autograd, differ by such rounding.
+    """True if a backward and a forward that nobody wrote for autograd differ by rounding to float32.
 
     A backward that computes in float32 returns numbers of float32: that is another cause.
     """
-    if not right.subject.own_code or cause == "precision":
+    if not right.subject.kind.own_forward or cause == "precision":
         return False
     wrong = [each for each in attempts if each.wrong]
     return all(each.dtype == torch.float64 and _near(each) for each in wrong)
@@ -119,7 +119,7 @@ def _is_rounding(right: RightGradient, attempts: Sequence[Attempt], cause: str) 
 def _rounding(right: RightGradient, attempts: Sequence[Attempt], failure: Failure) -> Failure | Note:
     """It is the backward's fault where it alone mixes in fewer digits; else nobody knows whose it is."""
     shown = min((each for each in attempts if each.wrong), key=_plainness)
-    operation = only_in_backward(right.subject, right.sample, shown.subset, shown.probe)
+    operation = low_precision_in_backward(right.subject, right.sample, shown.subset, shown.probe)
     if operation is None:
         return Note(ROUNDED)
     message = (
@@ -133,19 +133,19 @@ def _rounding(right: RightGradient, attempts: Sequence[Attempt], failure: Failur
 def _near(attempt: Attempt) -> bool:
     if attempt.got is None or attempt.expected is None or not attempt.got.isfinite().all():
         return False
-    told = attempt.expected.isfinite()
-    off = (attempt.got.to(attempt.expected) - attempt.expected)[told]
-    return peak(off) <= 2 * torch.finfo(torch.float32).eps * peak(attempt.expected)
+    bound = share_of_largest(2 * torch.finfo(torch.float32).eps, attempt.expected)
+    close = is_close(attempt.got.to(attempt.expected), attempt.expected, bound)
+    return bool(close[attempt.expected.isfinite()].all())
 
 
-def _probes(attempts: Sequence[Attempt]) -> list[Probe]:
+def _probes(attempts: Sequence[Attempt]) -> list[GradOutputs]:
     return list({each.probe.name: each.probe for each in attempts}.values())
 
 
 def _raised(
-    check: str, right: RightGradient, group: Sequence[Attempt], attempts: Sequence[Attempt]
+    property: str, right: RightGradient, group: Sequence[Attempt], attempts: Sequence[Attempt]
 ) -> Failure:
-    """The failure for an exception in the backward, which says for which choice of inputs it comes."""
+    """The failure for an exception in the backward, with the choices of inputs for which it is raised."""
     sample, first = right.sample, group[0]
     assert first.error is not None
     known = named_by(first.error)
@@ -154,8 +154,8 @@ def _raised(
         label = sample.labels[tensors[known.position]]
     else:
         label = ", ".join(sample.labels[place] for place in first.subset)
-    where = named(sample, first.dtype, first.device)
-    failure = raised(check, right.subject, first.error, where, label)
+    where = case_name(sample, first.dtype, first.device)
+    failure = raised(property, right.subject, first.error, where, label)
     failure = replace(failure, dtypes=_dtypes(group))
     alike = _alike(first, attempts)
     fine = [*dict.fromkeys(each.subset for each in alike if not each.wrong)]
@@ -172,16 +172,16 @@ def _raised(
 
 
 def _dtypes(attempts: Iterable[Attempt]) -> tuple[str, ...]:
-    return ordered(short(each.dtype) for each in attempts)
+    return ordered(dtype_name(each.dtype) for each in attempts)
 
 
 def _alike(shown: Attempt, attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The attempts with the same incoming gradient, dtype and device."""
+    """The attempts with the same grad_output, dtype and device."""
     wanted = (shown.probe, shown.dtype, shown.device)
     return [each for each in attempts if (each.probe, each.dtype, each.device) == wanted]
 
 
-def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Failure:
+def _wrong(property: str, right: RightGradient, attempts: Sequence[Attempt]) -> Failure:
     """The failure for a gradient that is not the right one."""
     subject, sample = right.subject, right.sample
     shown = min((each for each in attempts if each.wrong), key=_plainness)
@@ -189,8 +189,8 @@ def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Fai
     label, name = sample.labels[shown.place], sample.names[shown.place]
     found = _diagnosis(right, shown, attempts)
     evidence = {
-        "sample": named(sample, shown.dtype, shown.device),
-        "incoming gradient": shown.probe.name,
+        "sample": case_name(sample, shown.dtype, shown.device),
+        "grad_output": shown.probe.name,
         **shown.difference.evidence(),
         **found.evidence,
     }
@@ -202,7 +202,7 @@ def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Fai
     if derived and not subject.specification.opaque and not right.trusted(shown.place, shown.probe):
         message += f". {HIDES}"
     return Failure(
-        check,
+        property,
         label,
         found.cause,
         message,
@@ -213,11 +213,11 @@ def _wrong(check: str, right: RightGradient, attempts: Sequence[Attempt]) -> Fai
     )
 
 
-def reference_failure(check: str, right: RightGradient, place: int, probe: Probe) -> Failure:
+def reference_failure(property: str, right: RightGradient, place: int, probe: GradOutputs) -> Failure:
     """The failure for a reference whose derivative is not what autograd through it gives.
 
     Args:
-        check: Name of the property.
+        property: Name of the property.
         right: The right gradients.
         place: The input.
         probe: What came in.
@@ -229,13 +229,13 @@ def reference_failure(check: str, right: RightGradient, place: int, probe: Probe
     label = sample.labels[place]
     reason = f": {found.reason}" if found.reason else ""
     return Failure(
-        check,
+        property,
         label,
         found.cause,
         f"autograd through the reference gives another gradient of `{label}` than finite differences of it: "
         f"{difference}{reason}. {HIDES}",
         right.subject.specification.where,
-        {"sample": named(sample, torch.float64, torch.device("cpu")), "incoming gradient": probe.name},
+        {"sample": case_name(sample, torch.float64, torch.device("cpu")), "grad_output": probe.name},
     )
 
 
@@ -243,7 +243,7 @@ HIDES = "The reference hides a dependence from autograd (`.detach()`, `no_grad`,
 
 
 def _plainness(attempt: Attempt) -> tuple[bool, bool, int]:
-    """The order in which wrong attempts are shown: float64, everything coming in, few inputs."""
+    """Order in which wrong attempts are shown: float64, every grad_output, few inputs."""
     alone = " alone" in attempt.probe.name
     return (attempt.dtype != torch.float64, alone, len(attempt.subset))
 
@@ -256,7 +256,7 @@ def _script(right: RightGradient, shown: Attempt, expected: Tensor | None) -> st
 
 
 def _to_show(shown: Attempt) -> Tensor | None:
-    """The right gradient for a replay, in which what nobody can tell is as it came."""
+    """The right gradient for a replay; elements that are unknown are those that came."""
     if shown.expected is None or shown.got is None:
         return shown.expected
     return torch.where(shown.expected.isnan(), shown.got.to(shown.expected), shown.expected)
@@ -274,11 +274,12 @@ def _diagnosis(right: RightGradient, shown: Attempt, attempts: Sequence[Attempt]
     if fine:
         reason = f"it is wrong when {_needing(right, wrong)}, and right when {_needing(right, fine)}"
         also = {found.cause: found.reason, **found.also_fits}
-        cause = first_of({"input-needs-grad", *(name for name in also if name in EARLIER)})
+        # What differs from run to run explains better why one run is right and another wrong.
+        cause = first_of({"input-needs-grad", *(name for name in also if CAUSES[name].unsteady)})
         if cause == "input-needs-grad":
             return Diagnosis(cause, reason, {k: v for k, v in also.items() if k != "unknown"}, found.evidence)
     if shown.dtype != torch.float64:
-        words = f"in float64 it is right, and in {short(shown.dtype)} it is not"
+        words = f"in float64 it is right, and in {dtype_name(shown.dtype)} it is not"
         reason = f"{found.reason}; {words}" if found.reason else words
         return Diagnosis(found.cause, reason, found.also_fits, found.evidence)
     return found
@@ -298,10 +299,6 @@ def _observed(right: RightGradient, shown: Attempt) -> Observation:
         device=shown.device,
     )
     return observer.observe(sample.at(torch.float64), shown.probe.at(torch.float64, torch.device("cpu")))
-
-
-EARLIER = ("nondeterministic", "stale-state")
-"""Causes that explain better than the choice of inputs why one run is right and another wrong."""
 
 
 def _needing(right: RightGradient, subsets: Sequence[tuple[int, ...]]) -> str:

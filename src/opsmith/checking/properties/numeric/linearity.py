@@ -1,4 +1,4 @@
-"""A backward is linear in what comes in: torch adds up gradients before and after an operator."""
+"""Linearity of a backward in grad_output: torch adds up gradients before and after an operator."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
-from opsmith.checking.numerics.compare import Difference, off_linear
+from opsmith.checking.numerics.compare import Difference, linearity_difference
 from opsmith.checking.numerics.directional import coordinates
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
 from opsmith.checking.property import Findings, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.grad_outputs import plain_probe
+from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 
@@ -29,7 +29,7 @@ def run(subject: Subject) -> Findings:
     if subject.specification.gradients.surrogate:
         yield Skipped("the gradients are surrogates; the property `surrogate` holds them to linearity")
     elif not subject.linear:
-        yield Skipped("it is declared not to be linear in the incoming gradient")
+        yield Skipped("it is declared not to be linear in grad_output")
     else:
         compared: list[bool] = []
         yield from each_sample(NAME, subject, partial(_sample, compared=compared))
@@ -37,7 +37,7 @@ def run(subject: Subject) -> Findings:
             yield NOT_COMPARED if compared else Skipped("there is nothing to differentiate")
 
 
-NOT_COMPARED = Skipped("no backward gives numbers to compare: `gradient` says what is wrong, if anything is")
+NOT_COMPARED = Skipped("no backward gives numbers to compare: `gradient` reports what is wrong")
 
 
 def _sample(subject: Subject, sample: Sample, compared: list[bool]) -> Findings:
@@ -47,7 +47,7 @@ def _sample(subject: Subject, sample: Sample, compared: list[bool]) -> Findings:
         return
     with torch.no_grad():
         results = subject.call(sample, sample.at(torch.float64))
-    first = list(plain_probe(subject, sample, results).grads)
+    first = list(contiguous_grad_outputs(subject, sample, results).grads)
     for place in places:
         found = _linear(subject, sample, place, first)
         compared.append(found is not NOT_COMPARED)
@@ -69,7 +69,7 @@ def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failu
         u, v = backward(first), backward(second)
     except Exception as error:
         refuse_own(error)
-        return NOT_COMPARED  # `gradient` says so
+        return NOT_COMPARED  # `gradient` reports it
     if u is None or v is None or not u.numel() or not bool((u.isfinite() & v.isfinite()).all()):
         return NOT_COMPARED  # so it does of what is missing or no number
     label = sample.labels[place]
@@ -77,19 +77,27 @@ def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failu
     evidence: dict[str, Any] = {"sample": f"{sample} in float64"}
     if torch.equal(u, v) and bool(u.any()):
         message = (
-            f"the gradient of `{label}` is the same, to the bit, for two incoming gradients that have "
-            "nothing in common: multiply by what comes in"
+            f"the gradient of `{label}` is the same, to the bit, for two grad_outputs that have "
+            "nothing in common: multiply by `grad`"
         )
         return Failure(NAME, label, "ignores-grad-output", message, where, evidence)
-    found = departure(backward, Known(first, u), Known(second, v))
+    found = departure(backward, KnownBackward(first, u), KnownBackward(second, v))
     if found is None:
         return None
     words, difference = found
-    message = f"the gradient of `{label}` is not linear in the incoming one: for {words}, {difference}; {WHY}"
+    message = f"the gradient of `{label}` is not linear in grad_output: for {words}, {difference}; {WHY}"
     return Failure(NAME, label, "nonlinear-grad", message, where, {**evidence, **difference.evidence()})
 
 
-LINEARITY = Property(NAME, "the gradient is linear in the incoming one, and depends on it", run, varied=True)
+LINEARITY = Property(
+    NAME,
+    "the gradient is linear in grad_output, and depends on it",
+    run,
+    varied=True,
+    about_gradients=False,
+    explains_gradients=True,
+    sends_gradients=True,
+)
 
 
 FACTORS = (0.75, -1.5)
@@ -97,7 +105,7 @@ SCALES = (2.0**-10, 2.0**10)
 """Small and large gradients too: a backward that clips is linear in the middle. Powers of two, since
 rounding to any format is then the same, and the tolerance can be small."""
 
-NARROW = (2.0**-2, 2.0**2)
+FLOAT16_SCALES = (2.0**-2, 2.0**2)
 """Of a backward that computes in float16, whose range ends soon: at 65504, and digits are lost below 6e-5."""
 
 SUMMED = 2.0**-6
@@ -114,11 +122,11 @@ Backward = Callable[[Grads], Tensor | None]
 
 
 @dataclass(frozen=True)
-class Known:
-    """Incoming gradients, and what a backward gives for them.
+class KnownBackward:
+    """Gradients of results, and the gradient that a backward gives for them.
 
     Args:
-        grads: One for each result, in float64; None where none comes in.
+        grads: One for each result, in float64; None where there is none.
         gradient: What it gives, by one input.
     """
 
@@ -126,7 +134,9 @@ class Known:
     gradient: Tensor
 
 
-def departure(backward: Backward, first: Known, second: Known) -> tuple[str, Difference] | None:
+def departure(
+    backward: Backward, first: KnownBackward, second: KnownBackward
+) -> tuple[str, Difference] | None:
     """For what a backward is not linear, in words, and by how much; None where it is.
 
     Args:
@@ -137,21 +147,23 @@ def departure(backward: Backward, first: Known, second: Known) -> tuple[str, Dif
     Example:
         >>> grads = torch.tensor([1.1, -2.0]), torch.tensor([0.5, 4.0])
         >>> clipped = lambda some: some[0].clamp(-9, 9)
-        >>> known = [Known([each], clipped([each])) for each in grads]
+        >>> known = [KnownBackward([each], clipped([each])) for each in grads]
         >>> departure(clipped, *known)[0]
-        '1024 times an incoming gradient'
+        '1024 times a grad_output'
     """
     for words, grads, expected, size, tolerated in _combined(first, second):
         given = backward(grads)
         got = torch.zeros_like(expected) if given is None else given
-        difference = off_linear(got, expected, size, tolerated)
+        difference = linearity_difference(got, expected, size, tolerated)
         if difference is not None:
             return words, difference
     return None
 
 
-def _combined(first: Known, second: Known) -> Sequence[tuple[str, Grads, Tensor, float, float]]:
-    """Incoming gradients made of others; what the gradient must be, its terms' size, what it may be off."""
+def _combined(
+    first: KnownBackward, second: KnownBackward
+) -> Sequence[tuple[str, Grads, Tensor, float, float]]:
+    """Combinations of grad_outputs: words, values, right gradient, size of its terms, tolerance."""
     a, b = FACTORS
     u, v = first.gradient, second.gradient
     largest, other = (float(each.abs().max()) if each.numel() else 0.0 for each in (u, v))
@@ -161,16 +173,16 @@ def _combined(first: Known, second: Known) -> Sequence[tuple[str, Grads, Tensor,
     ]
     words = f"{a} u + ({b}) v, where those of u and of v are known"
     found = [(words, mixed, a * u + b * v, abs(a) * largest + abs(b) * other, SUMMED)]
-    scales, tolerated = (NARROW, SUMMED) if _in_float16(u) else (SCALES, SCALED)
+    scales, tolerated = (FLOAT16_SCALES, SUMMED) if _in_float16(u) else (SCALES, SCALED)
     for scale in scales:
         scaled = [None if each is None else scale * each for each in first.grads]
-        found.append((f"{scale:g} times an incoming gradient", scaled, scale * u, scale * largest, tolerated))
+        found.append((f"{scale:g} times a grad_output", scaled, scale * u, scale * largest, tolerated))
     nothing = [None if each is None else torch.zeros_like(each) for each in first.grads]
-    found.append(("an incoming gradient of zeros", nothing, torch.zeros_like(u), largest, SCALED))
+    found.append(("a grad_output of zeros", nothing, torch.zeros_like(u), largest, SCALED))
     return found
 
 
 def _in_float16(gradient: Tensor) -> bool:
-    """Whether float16 holds each number of a gradient: one of more digits has others, too."""
+    """True if float16 represents every number of a gradient."""
     numbers = coordinates(gradient)
     return torch.equal(numbers.half().to(numbers.dtype), numbers)

@@ -1,4 +1,4 @@
-"""Second order is right: the derivatives of the gradients, against finite differences of the gradients."""
+"""Second order: derivatives of the gradients, against finite differences of the gradients."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.numerics.autodiff import vjp, with_gradient
-from opsmith.checking.numerics.compare import Difference, alike
-from opsmith.checking.numerics.directional import Packed, coordinates
+from opsmith.checking.numerics.autodiff import has_gradient, vjp_or_zeros
+from opsmith.checking.numerics.compare import Difference, agree_to_share
+from opsmith.checking.numerics.directional import PackedTensors, coordinates
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
 from opsmith.checking.properties.numeric.differentiable import each_subset, rule_place
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import named
-from opsmith.checking.samples.grad_outputs import plain_probe
+from opsmith.checking.samples.cases import case_name
+from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 
@@ -29,7 +29,7 @@ NAME = "second_order"
 def run(subject: Subject) -> Findings:
     """Differentiate the gradients of every sample, by all inputs together and by each alone."""
     adopted = subject.specification.adopted
-    if subject.apply is not None and adopted is not None and adopted.once_differentiable:
+    if subject.kind.applied and adopted is not None and adopted.once_differentiable:
         yield Skipped(
             "its backward is marked with `once_differentiable`: torch refuses to differentiate it again"
         )
@@ -39,27 +39,27 @@ def run(subject: Subject) -> Findings:
 
 def _look(subject: Subject, sample: Sample, places: tuple[int, ...], right: tuple[int, ...]) -> Findings:
     for device in subject.devices_with(torch.float64):
-        gradients = Gradients(subject, sample, places, device)
+        gradients = SecondOrderGradients(subject, sample, places, device)
         try:
             if right:
-                yield from _against_all(gradients, Gradients(subject, sample, right, device))
+                yield from _against_all(gradients, SecondOrderGradients(subject, sample, right, device))
             else:
                 yield from _against_differences(gradients)
         except errors.GraphCutError as error:
-            evidence = {"sample": named(sample, torch.float64, device)}
+            evidence = {"sample": case_name(sample, torch.float64, device)}
             yield Failure(NAME, error.argument, "second-order", str(error), error.where, evidence)
             return
 
 
-def _against_differences(gradients: Gradients) -> Findings:
+def _against_differences(gradients: SecondOrderGradients) -> Findings:
     weights = gradients.weights()
     found = gradients.differentiated(weights)
     if not all(bool(each.isfinite().all()) for each in gradients(gradients.values)):
         yield Skipped(f"{gradients.sample.brief} was left out: the gradient itself is infinite or nan there")
         return
     numbers = gradients.numerically(weights)
-    if not numbers.found.tells:
-        yield Skipped(f"finite differences of the gradient tell nothing in {gradients.sample.brief}")
+    if not numbers.found.has_estimate:
+        yield Skipped(f"finite differences of the gradient decide nothing in {gradients.sample.brief}")
     for by in numbers.kinked():
         yield Note(
             f"the gradient has a kink in {gradients.sample.brief}, by `{gradients.label(by)}`: whatever lies "
@@ -79,7 +79,7 @@ RIGHT, MISSING, WRONG = "right", "missing", "wrong"
 
 
 def _verdicts(
-    gradients: Gradients, weights: Sequence[Tensor | None], found: dict[int, Tensor | None]
+    gradients: SecondOrderGradients, weights: Sequence[Tensor | None], found: dict[int, Tensor | None]
 ) -> dict[int, str]:
     """For each place, whether the derivative of one gradient by it is right."""
     verdicts: dict[int, str] = {}
@@ -92,11 +92,11 @@ def _verdicts(
 
 
 def _failure(
-    gradients: Gradients, place: int, verdicts: dict[int, str], by: int, difference: Difference
+    gradients: SecondOrderGradients, place: int, verdicts: dict[int, str], by: int, difference: Difference
 ) -> Failure:
     subject, sample = gradients.subject, gradients.sample
     label = sample.labels[place]
-    evidence: dict[str, Any] = {"sample": named(sample, torch.float64, gradients.device)}
+    evidence: dict[str, Any] = {"sample": case_name(sample, torch.float64, gradients.device)}
     evidence.update({f"by {gradients.label(each)}": verdict for each, verdict in verdicts.items()})
     missing = [gradients.label(each) for each, verdict in verdicts.items() if verdict == MISSING]
     wrong = [gradients.label(each) for each, verdict in verdicts.items() if verdict == WRONG]
@@ -131,7 +131,7 @@ def _listed(labels: Sequence[str]) -> str:
     return " and ".join(f"`{label}`" for label in labels)
 
 
-def _against_all(gradients: Gradients, together: Gradients) -> Findings:
+def _against_all(gradients: SecondOrderGradients, together: SecondOrderGradients) -> Findings:
     """The derivatives of one gradient alone, beside those of it where every input requires one."""
     (place,) = gradients.places
     weights = together.weights()
@@ -144,7 +144,7 @@ def _against_all(gradients: Gradients, together: Gradients) -> Findings:
         mine, right = (torch.zeros_like(like) if each is None else each for each in (mine, right))
         both = mine.isnan() & right.isnan()  # as where a sample has nan
         mine, right = mine.masked_fill(both, 0), right.masked_fill(both, 0)
-        if alike(mine, right, torch.finfo(torch.float64).eps ** 0.5):
+        if agree_to_share(mine, right, torch.finfo(torch.float64).eps ** 0.5):
             continue
         subject, sample = gradients.subject, gradients.sample
         label = sample.labels[place]
@@ -153,14 +153,22 @@ def _against_all(gradients: Gradients, together: Gradients) -> Findings:
             f"where every input does: they differ by {float((mine - right).abs().max()):.3g}, by "
             f"`{gradients.label(by)}`"
         )
-        evidence = {"sample": named(sample, torch.float64, gradients.device)}
+        evidence = {"sample": case_name(sample, torch.float64, gradients.device)}
         yield Failure(
             NAME, label, "second-order", message, rule_place(subject, sample.names[place]), evidence
         )
         return
 
 
-SECOND_ORDER = Property(NAME, "the gradients can be differentiated again, and are right", run)
+SECOND_ORDER = Property(
+    NAME,
+    "the gradients can be differentiated again, and are right",
+    run,
+    subset=True,
+    differences=True,
+    sends_gradients=True,
+    gradcheck="torch.autograd.gradgradcheck(lambda {names}: {call}, ({names},))",
+)
 
 
 SHARE = 64
@@ -170,7 +178,7 @@ elements that `effort` names are moved one at a time, and how many random direct
 
 
 @dataclass(frozen=True)
-class Gradients:
+class SecondOrderGradients:
     """The gradients by some inputs of a sample, to be differentiated again.
 
     Args:
@@ -189,26 +197,29 @@ class Gradients:
 
     @cached_property
     def values(self) -> list[Any]:
-        """The inputs, and after them the incoming gradients, in float64."""
+        """The inputs, and after them the grad_outputs, in float64."""
         flat = self.sample.at(torch.float64, self.device)
         with torch.no_grad():
             results = self.subject.call(self.sample, self.sample.at(torch.float64))
-        return [*flat, *plain_probe(self.subject, self.sample, results).at(torch.float64, self.device)]
+        return [
+            *flat,
+            *contiguous_grad_outputs(self.subject, self.sample, results).at(torch.float64, self.device),
+        ]
 
     @cached_property
     def by(self) -> tuple[int, ...]:
-        """What to differentiate the gradients by: places among `values`, of inputs and incoming gradients."""
+        """Positions in `values` to differentiate the gradients by: inputs and grad_outputs."""
         if self.chosen is not None:
             return (self.chosen,)
         count = len(self.sample.flat)
         return (*self.places, *(p for p in range(count, len(self.values)) if self.values[p] is not None))
 
-    def only(self, by: int) -> Gradients:
+    def only(self, by: int) -> SecondOrderGradients:
         """The same, to be differentiated by one place alone."""
         return replace(self, chosen=by)
 
     def label(self, place: int) -> str:
-        """How messages call what stands at a place of `values`."""
+        """Name of an entry of `values` in messages."""
         count = len(self.sample.flat)
         if place < count:
             return self.sample.labels[place]
@@ -226,11 +237,7 @@ class Gradients:
     def __call__(self, values: Sequence[Any]) -> list[Tensor]:
         """The gradients, as numbers; zeros where there is none."""
         count = len(self.sample.flat)
-        found = vjp(self._call, values[:count], self.places, values[count:]) or [None] * len(self.places)
-        return [
-            torch.zeros_like(values[place]) if gradient is None else gradient.detach()
-            for place, gradient in zip(self.places, found, strict=True)
-        ]
+        return vjp_or_zeros(self._call, values[:count], self.places, values[count:])
 
     def differentiated(self, weights: Sequence[Tensor | None]) -> dict[int, Tensor | None]:
         """The derivatives of the gradients, times their weights, by autograd.
@@ -251,7 +258,7 @@ class Gradients:
             pairs = [
                 (result, grad)
                 for result, grad in zip(self._call(copies[:count]), copies[count:], strict=True)
-                if grad is not None and with_gradient(result)
+                if grad is not None and has_gradient(result)
             ]
             if not pairs:
                 return dict.fromkeys(self.by)
@@ -276,9 +283,9 @@ class Gradients:
             torch.autograd.backward(first, second)
         return dict(zip(self.by, found, strict=True))
 
-    def numerically(self, weights: Sequence[Tensor | None]) -> Numbers:
+    def numerically(self, weights: Sequence[Tensor | None]) -> NumericalDerivatives:
         """The same by finite differences of the gradients."""
-        packed = Packed(self.values, self.by)
+        packed = PackedTensors(self.values, self.by)
         found = numerical_gradient(
             lambda flat: self(packed.unpacked(flat[0])),
             [packed.row],
@@ -288,22 +295,22 @@ class Gradients:
             directions=DIRECTIONS,
             generator=self.subject.generator(),
         )
-        return Numbers(packed, found)
+        return NumericalDerivatives(packed, found)
 
     def _call(self, flat: Sequence[Any]) -> list[Any]:
         return self.subject.call(self.sample, flat)
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """What finite differences say of a function, by several places together.
+class NumericalDerivatives:
+    """Finite differences of a function by several arguments together.
 
     Args:
         packed: The places.
         found: The derivative by all of them in a row.
     """
 
-    packed: Packed
+    packed: PackedTensors
     found: NumericalGradient
 
     def judge(self, got: Mapping[int, Tensor | None]) -> tuple[int, Difference] | None:

@@ -1,4 +1,4 @@
-"""Surrogate gradients keep what can be asked of them: form, linearity, and the stated stand-in."""
+"""Surrogate gradients: form, linearity, and the stated stand-in."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
-from opsmith.checking.numerics.autodiff import vjp
-from opsmith.checking.numerics.compare import form_fault
-from opsmith.checking.numerics.truth import Measure
+from opsmith.checking.numerics.autodiff import vjp, vjp_or_zeros
+from opsmith.checking.numerics.compare import metadata_difference
+from opsmith.checking.numerics.truth import MeasuredFunction
 from opsmith.checking.properties.numeric.differentiable import (
     adopted_takes,
     differentiated,
     given_instead,
     rule_place,
 )
-from opsmith.checking.properties.numeric.linearity import WHY, Known, departure
+from opsmith.checking.properties.numeric.linearity import WHY, KnownBackward, departure
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import WIDE, Case, cases
-from opsmith.checking.samples.grad_outputs import Probe, plain_probe
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, Case, cases
+from opsmith.checking.samples.grad_outputs import GradOutputs, contiguous_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import CPU, Subject
 
@@ -63,14 +63,14 @@ def _sample(subject: Subject, sample: Sample, seen: set[str], instead: dict[str,
     if not places:
         return
     results = subject.call(sample, sample.at(torch.float64))
-    plain = plain_probe(subject, sample, results)
+    plain = contiguous_grad_outputs(subject, sample, results)
     for place in places:
         gradient = partial(_gradient, subject, sample, place)
         yield from _form(subject, sample, place, gradient, plain)
         if subject.linear:
             yield from _linear(subject, sample, place, gradient, plain)
         else:
-            yield Note("linearity in the incoming gradient was left out: it is declared not to be linear")
+            yield Note("linearity in grad_output was left out: it is declared not to be linear")
     if subject.specification.gradients.stand_in is not None:
         yield from _stand_in(subject, sample, places, plain)
 
@@ -87,15 +87,15 @@ def _gradient(
     return found[0] if found else None
 
 
-def _form(subject: Subject, sample: Sample, place: int, gradient: Any, probe: Probe) -> Findings:
-    for dtype in WIDE:
+def _form(subject: Subject, sample: Sample, place: int, gradient: Any, probe: GradOutputs) -> Findings:
+    for dtype in ALWAYS_CHECKED:
         for device in subject.devices_with(dtype):
             got = gradient(probe.at(dtype, device), dtype, device)
             like = sample.at(dtype, device)[place]
             if got is None:
                 yield _failure(subject, sample, place, "missing-gradient", "there is none (None)", {})
                 return
-            fault = form_fault(got, like, strides=False)
+            fault = metadata_difference(got, like, strides=False)
             if fault is not None:
                 aspect, mine, right = fault
                 what = f"it has the {aspect} {mine}, and the input {right}"
@@ -104,39 +104,36 @@ def _form(subject: Subject, sample: Sample, place: int, gradient: Any, probe: Pr
                 return
 
 
-def _linear(subject: Subject, sample: Sample, place: int, gradient: Any, probe: Probe) -> Findings:
-    """Backward is linear in what comes in, or sums of losses and accumulated gradients go wrong."""
+def _linear(subject: Subject, sample: Sample, place: int, gradient: Any, probe: GradOutputs) -> Findings:
+    """Hold the backward to linearity in grad_output: sums of losses and accumulated gradients need it."""
     first = probe.at(torch.float64, CPU)
     second = [None if grad is None else grad.flip(tuple(range(grad.dim()))) + 0.5 for grad in first]
     u, v = gradient(first), gradient(second)
     if u is None or v is None:
         return
-    found = departure(gradient, Known(first, u), Known(second, v))
+    found = departure(gradient, KnownBackward(first, u), KnownBackward(second, v))
     if found is not None:
         words, difference = found
         what = f"for {words}, {difference}; {WHY}"
         yield _failure(subject, sample, place, "nonlinear-grad", what, difference.evidence())
 
 
-def _stand_in(subject: Subject, sample: Sample, places: tuple[int, ...], probe: Probe) -> Findings:
+def _stand_in(subject: Subject, sample: Sample, places: tuple[int, ...], probe: GradOutputs) -> Findings:
     stand_in = subject.specification.gradients.stand_in
     count = len(sample.flat)
 
     def right(values: list[Any]) -> list[Tensor]:
-        flat, grads = values[:count], values[count:]
-        found = vjp(subject.plain(sample, stand_in), flat, places, grads) or [None] * len(places)
-        return [
-            torch.zeros_like(flat[place]) if gradient is None else gradient
-            for place, gradient in zip(places, found, strict=True)
-        ]
+        return vjp_or_zeros(subject.plain(sample, stand_in), values[:count], places, values[count:])
 
     values = [*sample.at(torch.float64), *probe.grads]
-    measure = Measure.of(right, values, subject.generator(), has_truth=not subject.specification.random)
+    measure = MeasuredFunction.of(
+        right, values, subject.generator(), has_truth=not subject.specification.random
+    )
 
     def arguments(dtype: torch.dtype, device: torch.device) -> list[Any]:
         return [*sample.at(dtype, device), *probe.at(dtype, device)]
 
-    for case in cases(subject, sample, measure, WIDE, arguments):
+    for case in cases(subject, sample, measure, ALWAYS_CHECKED, arguments):
         if isinstance(case, Note):
             yield case
             continue
@@ -144,7 +141,7 @@ def _stand_in(subject: Subject, sample: Sample, places: tuple[int, ...], probe: 
             yield from _as_stand_in(case, place, position, probe)
 
 
-def _as_stand_in(case: Case, place: int, position: int, probe: Probe) -> Findings:
+def _as_stand_in(case: Case, place: int, position: int, probe: GradOutputs) -> Findings:
     subject, sample = case.subject, case.sample
     got = _gradient(subject, sample, place, probe.at(case.dtype, case.device), case.dtype, case.device)
     right = case.truth.right[position]

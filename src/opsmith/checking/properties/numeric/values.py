@@ -1,9 +1,10 @@
-"""Results and gradients are right at special values: zeros, infinities, nan, tiny, large, and boundaries.
+"""Special values: results and gradients at zeros, infinities, nan, tiny and large numbers, and boundaries.
 
-Held: results are nan where nan or infinities go in and the reference gives nan, and finite and the same where
-the reference's are; gradients are finite where the reference's are, and the same, or what lies between the
-one-sided derivatives. Not held: gradients where something infinite or nan goes in or comes out, what the
-reference itself gives as infinite or nan for finite numbers, and what the operator rejects by an exception.
+Results must be nan where nan or infinities go in and the reference gives nan; elsewhere they must be finite
+and equal where the reference's are. Gradients must be finite where the reference's are, and equal, or lie
+between the one-sided derivatives. Nothing is required of gradients where something infinite or nan goes in or
+comes out, of what the reference itself gives as infinite or nan for finite numbers, and of what the operator
+rejects by an exception.
 """
 
 from __future__ import annotations
@@ -21,31 +22,128 @@ from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import same_bits
 from opsmith.checking.numerics.finite_differences import numerical_gradient
+from opsmith.checking.numerics.rounding import LIBRARY
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
-from opsmith.checking.properties.numeric.values_trial import Trial, differs, lost
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import named
-from opsmith.checking.samples.grad_outputs import plain_probe
+from opsmith.checking.samples.cases import case_name
+from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
+from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
-from opsmith.checking.samples.special_values import Group, boundaries, groups, placed
-from opsmith.checking.side_effects.global_settings import quiet
-from opsmith.checking.subject import CPU, Subject
+from opsmith.checking.samples.special_values import ValueGroup, boundaries, value_groups, with_values
+from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.subject import CPU, PERTURBATIONS, Subject
+
+COPIES = 2
+"""Perturbed copies of the arguments: what all of them agree on does not depend on rounding."""
+
+
+@dataclass(frozen=True)
+class SpecialCall:
+    """A sample with special values in one of its inputs.
+
+    Args:
+        subject: What is under check.
+        sample: The sample.
+        place: The input.
+        flat: The arguments.
+        where: Which value stands at which position.
+        group: What the values are.
+        dtype: dtype of the arguments.
+    """
+
+    subject: Subject
+    sample: Sample
+    place: int
+    flat: list[Any]
+    where: dict[int, float]
+    group: ValueGroup
+    dtype: torch.dtype
+
+    @property
+    def label(self) -> str:
+        """Name of the input in messages."""
+        return self.sample.labels[self.place]
+
+    @property
+    def listed(self) -> str:
+        """The special values, one after the other."""
+        values = dict.fromkeys(self.where.values()) if self.group.everywhere else self.where.values()
+        return ", ".join(f"{value:g}" for value in values)
+
+    @property
+    def filled(self) -> str:
+        """Part of the input that the special values fill: all or a row."""
+        return "all" if len(self.where) == self.flat[self.place].numel() else "a row"
+
+    def fresh(self) -> list[Any]:
+        """The arguments, which a call may write into."""
+        return [value.clone() if isinstance(value, Tensor) else value for value in self.flat]
+
+    def perturbed_copies(self) -> Iterator[list[Any]]:
+        """The arguments, each number moved by a few rounding units up or down, in several ways."""
+        step = 16 * torch.finfo(self.dtype).eps
+        generator = self.subject.generator(PERTURBATIONS)
+        for _ in range(COPIES):
+            yield [perturbed(value, step, generator) for value in self.fresh()]
+
+
+def differs(mine: Tensor, theirs: Tensor, spread: Tensor, *, hold_nan: bool) -> Tensor:
+    """Elements that are not what they should be, but for rounding.
+
+    Args:
+        mine: What came.
+        theirs: What the reference gives.
+        spread: How far that moves when its input moves by some rounding units.
+        hold_nan: Whether nan must be nan: it comes from what went in, and not from overflow.
+    """
+    mine = mine.to(theirs.dtype)
+    coarse = torch.finfo(theirs.dtype).eps ** 0.5
+    same = (mine == theirs) | (mine.isnan() & theirs.isnan())
+    usual = theirs.abs()[theirs.isfinite() & (theirs != 0)]
+    size = theirs.abs() + (usual.median() if usual.numel() else 0)
+    near = (mine - theirs).abs() <= coarse * size + 4 * spread + torch.finfo(theirs.dtype).tiny / coarse
+    judged = theirs.isfinite() | (theirs.isnan() if hold_nan else torch.zeros_like(same))
+    wrong: Tensor = judged & ~same & ~near
+    return wrong
+
+
+def lost(trial: SpecialCall, place: int, grads: Sequence[Tensor | None]) -> float:
+    """Rounding error of a gradient whose terms cancel, as those of a softmax near a one do.
+
+    Its terms are as large as it is at the sample's own values, where it is known to be right. At special
+    values it may be as small as 1e-40, or as large as 1e100: neither tells how large its terms are.
+
+    Args:
+        trial: The call.
+        place: The input that is differentiated by.
+        grads: The grad_output of each visible result.
+    """
+    subject, sample = trial.subject, trial.sample
+    try:
+        with without_warnings():
+            found = vjp(partial(subject.call, sample), sample.at(trial.dtype), (place,), grads)
+    except Exception as error:
+        refuse_own(error)
+        return 0.0  # what it raises there, other properties report
+    usual = None if found is None else found[0]
+    if usual is None or not bool(usual.isfinite().any()):
+        return 0.0
+    return LIBRARY * torch.finfo(trial.dtype).eps * float(usual[usual.isfinite()].abs().max())
+
 
 NAME = "values"
 ORDINARY = 4
-ORDINARY_VALUES = Group("ordinary values", ())
-SAMPLES = {"quick": 1, "default": 2, "thorough": 1000}
-"""How many of the author's samples are tried, those first that have elements."""
+ORDINARY_VALUES = ValueGroup("ordinary values", ())
 
 
 @dataclass
-class Seen:
-    """What one run has looked at so far.
+class SpecialValueCoverage:
+    """Progress of one run of the property.
 
     Args:
         samples: How many samples.
-        wrong: Inputs with which something is known to be wrong: other values say no more.
+        wrong: Inputs that are known to be wrong with some values: other values add nothing.
     """
 
     samples: int = 0
@@ -57,15 +155,15 @@ def run(subject: Subject) -> Findings:
     if subject.draws:
         yield Skipped("it draws random numbers: what it gives at a value is another thing each time")
         return
-    seen = Seen()
+    seen = SpecialValueCoverage()
     yield from each_sample(NAME, subject, partial(_sample, seen=seen))
     if not seen.samples:
         yield Skipped("no sample has a floating tensor with elements")
 
 
-def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
+def _sample(subject: Subject, sample: Sample, seen: SpecialValueCoverage) -> Findings:
     usable = [place for place in sample.inexact if sample.flat[place].numel()]
-    if sample.origin or not usable or seen.samples >= SAMPLES[subject.effort.name]:
+    if sample.origin or not usable or seen.samples >= subject.effort.special_samples:
         return
     seen.samples += 1
     surrogate = subject.specification.gradients.surrogate
@@ -80,9 +178,7 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
         yield from (failure for failure in failures if failure.cause == "nan")
         wrong = {failure.input for failure in failures}
         for label in sorted(label for label in wrong if label):
-            yield Note(
-                f"`{label}` was left out in {sample.brief}: it is wrong at the sample's own values already"
-            )
+            yield Note(f"special values skipped for `{label}`: it is already wrong on {sample.brief}")
         open_ = tuple(place for place in open_ if sample.labels[place] not in wrong)
     for place in usable:
         try:
@@ -91,28 +187,28 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
             refuse_own(error)
             found = []  # what it rejects, or cannot differentiate, other properties report
         for dtype in dtypes:
-            for group in groups(dtype, found):
+            for group in value_groups(dtype, found):
                 yield from _group(subject, sample, place, open_, group, dtype, seen)
 
 
 def _ordinary(
     subject: Subject, sample: Sample, place: int, open_: Sequence[int], dtype: torch.dtype
 ) -> Iterator[Failure]:
-    """What is wrong at the sample's own values; the digits of gradients are held in float64."""
+    """Failures at the sample's own values; gradients are compared in float64 only."""
     flat = sample.at(dtype)
     place = open_[0] if open_ else place
     some = {at: float(value.real) for at, value in enumerate(flat[place].reshape(-1)[:ORDINARY])}
-    trial = Trial(subject, sample, place, flat, some, ORDINARY_VALUES, dtype)
+    trial = SpecialCall(subject, sample, place, flat, some, ORDINARY_VALUES, dtype)
     held = open_ if dtype == torch.float64 else ()
     yield from (finding for finding in _trial(trial, held) if isinstance(finding, Failure))
 
 
 def _boundaries(subject: Subject, sample: Sample, place: int) -> list[float]:
-    """Where the gradient of one element, or what it adds to the results, jumps."""
+    """Values at which the gradient of one element jumps."""
     flat = sample.at(torch.float64)
     position = flat[place].numel() // 2
     with torch.no_grad():
-        grads = plain_probe(subject, sample, subject.call(sample, flat)).grads
+        grads = contiguous_grad_outputs(subject, sample, subject.call(sample, flat)).grads
 
     def derivative(value: float) -> float:
         moved = flat[place].clone(memory_format=torch.contiguous_format)
@@ -131,38 +227,38 @@ def _group(
     sample: Sample,
     place: int,
     open_: Sequence[int],
-    group: Group,
+    group: ValueGroup,
     dtype: torch.dtype,
-    seen: Seen,
+    seen: SpecialValueCoverage,
 ) -> Findings:
     label = sample.labels[place]
     generator = subject.generator()
-    for other, where in placed(sample.at(dtype)[place], group, generator):
+    for other, where in with_values(sample.at(dtype)[place], group, generator):
         if label in seen.wrong:
             return
         flat = [other if at == place else value for at, value in enumerate(sample.at(dtype))]
-        trial = Trial(subject, sample, place, flat, where, group, dtype)
+        trial = SpecialCall(subject, sample, place, flat, where, group, dtype)
         for finding in _trial(trial, open_):
             if isinstance(finding, Failure):
                 seen.wrong.add(label)
             yield finding
 
 
-def _trial(trial: Trial, open_: Sequence[int]) -> Findings:
+def _trial(trial: SpecialCall, open_: Sequence[int]) -> Findings:
     subject, sample = trial.subject, trial.sample
     given = trial.fresh()
     try:
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), without_warnings():
             got = subject.call(sample, given)
     except errors.MutationError as error:
-        yield raised(NAME, subject, error, named(sample, trial.dtype, CPU), trial.label)
+        yield raised(NAME, subject, error, case_name(sample, trial.dtype, CPU), trial.label)
         return
     except Exception as error:
         refuse_own(error)
         yield Note(f"the operator rejects `{trial.label}` with {trial.group.name} in it ({trial.listed})")
         return
     yield from _written(trial, given)
-    if not subject.foreign and not subject.own_code:
+    if subject.kind.has_reference:
         wrong = [*_results(trial, got)]
         yield from wrong
         if wrong:
@@ -171,14 +267,14 @@ def _trial(trial: Trial, open_: Sequence[int]) -> Findings:
         yield from _gradients(trial, got, open_)
 
 
-def _written(trial: Trial, given: Sequence[Any]) -> Findings:
-    """A write into an argument that only such values bring about; of any other, `effects` tells."""
+def _written(trial: SpecialCall, given: Sequence[Any]) -> Findings:
+    """A write into an argument that only such values bring about; `effects` reports any other."""
     subject, sample = trial.subject, trial.sample
     for place in sample.inexact:
         if same_bits(given[place], trial.flat[place]):
             continue
         ordinary = sample.at(trial.dtype)
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), without_warnings():
             subject.call(sample, ordinary)
         if not same_bits(ordinary[place], sample.at(trial.dtype)[place]):
             return
@@ -187,16 +283,16 @@ def _written(trial: Trial, given: Sequence[Any]) -> Findings:
             f"it writes into `{label}` where `{trial.label}` has {trial.group.name} in it ({values}), and at "
             "ordinary values it does not: write into a clone"
         )
-        evidence = {"sample": named(sample, trial.dtype, CPU), "at": values}
+        evidence = {"sample": case_name(sample, trial.dtype, CPU), "at": values}
         yield Failure(NAME, label, "mutates-input", message, subject.specification.where, evidence)
 
 
-def _results(trial: Trial, got: Sequence[Any]) -> Findings:
+def _results(trial: SpecialCall, got: Sequence[Any]) -> Findings:
     subject, sample = trial.subject, trial.sample
     try:
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), without_warnings():
             right = subject.plain(sample)(trial.fresh())
-            beside = [subject.plain(sample)(values) for values in trial.nudged()]
+            beside = [subject.plain(sample)(values) for values in trial.perturbed_copies()]
     except Exception as error:
         refuse_own(error)
         return  # the reference rejects what the operator takes: there is nothing to hold it to
@@ -216,15 +312,15 @@ def _results(trial: Trial, got: Sequence[Any]) -> Findings:
             return
 
 
-def _gradients(trial: Trial, results: Sequence[Any], open_: Sequence[int]) -> Findings:
+def _gradients(trial: SpecialCall, results: Sequence[Any], open_: Sequence[int]) -> Findings:
     subject, sample = trial.subject, trial.sample
     if not all(bool(each.isfinite().all()) for each in results if is_inexact(each)):
         return
     with torch.no_grad():
-        probe = plain_probe(subject, sample, subject.call(sample, sample.at(torch.float64)))
+        probe = contiguous_grad_outputs(subject, sample, subject.call(sample, sample.at(torch.float64)))
     grads = probe.at(trial.dtype, CPU)
     try:
-        with quiet():
+        with without_warnings():
             found = vjp(partial(subject.call, sample), trial.fresh(), open_, grads)
     except Exception as error:
         refuse_own(error)
@@ -239,17 +335,17 @@ def _gradients(trial: Trial, results: Sequence[Any], open_: Sequence[int]) -> Fi
 
 
 def _by_reference(
-    trial: Trial, open_: Sequence[int], grads: Sequence[Tensor | None]
+    trial: SpecialCall, open_: Sequence[int], grads: Sequence[Tensor | None]
 ) -> list[tuple[Tensor, Tensor] | None]:
     """For each place autograd's gradient through the reference, and how far it moves with its inputs."""
     subject, sample = trial.subject, trial.sample
-    if subject.foreign or subject.specification.opaque:
+    if subject.kind.in_library or subject.specification.opaque:
         return [None] * len(open_)
     try:
-        with quiet():
+        with without_warnings():
             first, above, below = (
                 vjp(subject.plain(sample), values, open_, grads)
-                for values in (trial.fresh(), *trial.nudged())
+                for values in (trial.fresh(), *trial.perturbed_copies())
             )
     except Exception as error:
         refuse_own(error)
@@ -267,7 +363,7 @@ def _by_reference(
 MOST_SUSPECTS = 8
 
 
-def _suspects(trial: Trial, place: int, got: Tensor, right: tuple[Tensor, Tensor] | None) -> list[int]:
+def _suspects(trial: SpecialCall, place: int, got: Tensor, right: tuple[Tensor, Tensor] | None) -> list[int]:
     """Positions of a gradient to judge by differences: where it is not the reference's; at the values."""
     if got.shape != trial.flat[place].shape:
         return []
@@ -276,7 +372,7 @@ def _suspects(trial: Trial, place: int, got: Tensor, right: tuple[Tensor, Tensor
         special = list(trial.where) if place == trial.place and trial.dtype == torch.float64 else []
     else:
         odd = differs(got, *right, hold_nan=False).reshape(-1)
-        if trial.subject.own_code:  # nobody meant its forward for autograd, whose nan says nothing
+        if trial.subject.kind.own_forward:  # nobody wrote its forward for autograd, whose nan proves nothing
             odd |= ~(got.isfinite() | right[0].isfinite()).reshape(-1)
         if trial.dtype != torch.float64:  # digits are held in float64
             odd &= ~got.isfinite().reshape(-1)
@@ -287,7 +383,7 @@ def _suspects(trial: Trial, place: int, got: Tensor, right: tuple[Tensor, Tensor
 
 
 def _judged(
-    trial: Trial,
+    trial: SpecialCall,
     place: int,
     got: Tensor,
     right: tuple[Tensor, Tensor] | None,
@@ -301,7 +397,7 @@ def _judged(
     wide = [replica(grad, torch.float64) for grad in grads]
     double = 2 if got.is_complex() else 1
     function = partial(subject.call, sample) if right is None else subject.plain(sample)
-    with quiet():
+    with without_warnings():
         numbers = numerical_gradient(
             function,
             flat,
@@ -314,7 +410,7 @@ def _judged(
     if right is None:
         wrong[list(suspects)] = numbers.wrong(got).reshape(-1)[list(suspects)]
     else:
-        told = numbers.told.any(-1) if got.is_complex() else numbers.told
+        told = numbers.is_known.any(-1) if got.is_complex() else numbers.is_known
         disagrees = numbers.wrong(got)
         bears_out = told & ~numbers.wrong(right[0])
         for at in suspects:
@@ -344,7 +440,7 @@ def _judged(
 
 
 def _failure(
-    trial: Trial, name: str, got: Tensor, expected: Tensor, wrong: Tensor, what: str, place: int | None
+    trial: SpecialCall, name: str, got: Tensor, expected: Tensor, wrong: Tensor, what: str, place: int | None
 ) -> Failure:
     subject, sample = trial.subject, trial.sample
     places = wrong.reshape(-1).nonzero().flatten().tolist()
@@ -366,7 +462,7 @@ def _failure(
     message = f"{what} where {condition}: {place_words}{numbers}"
     cause = "nan" if nan else "region" if place is not None else "kernel-mismatch"
     evidence = {
-        "sample": named(sample, trial.dtype, CPU),
+        "sample": case_name(sample, trial.dtype, CPU),
         "values": values,
         "index": index,
         "got": got.reshape(-1)[at].item(),
@@ -377,7 +473,7 @@ def _failure(
     return Failure(NAME, name, cause, message, where, evidence)
 
 
-def _value(trial: Trial, place: int, at: int) -> str:
+def _value(trial: SpecialCall, place: int, at: int) -> str:
     return f"`{trial.sample.labels[place]}` = {_number(trial.flat[place], at)}"
 
 
@@ -391,5 +487,9 @@ def _shown(value: complex) -> str:
 
 
 VALUES = Property(
-    NAME, "results and gradients are right at zero, infinities, nan, and other special values", run
+    NAME,
+    "results and gradients are right at zero, infinities, nan, and other special values",
+    run,
+    differences=True,
+    sends_gradients=True,
 )

@@ -1,32 +1,27 @@
-"""Under autocast, results have the dtypes that are promised, and forward and backward fit together."""
+"""Autocast: results have the dtypes that are promised, and forward and backward fit together."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import autocast_mode
 
-from opsmith.checking.calls import called
+from opsmith.checking.calls import record_copies
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import dense, vjp
-from opsmith.checking.numerics.compare import Difference, form_fault
+from opsmith.checking.numerics.compare import Difference, exact_difference, metadata_difference
+from opsmith.checking.numerics.rounding import RoundingBound, unit_roundoff
+from opsmith.checking.numerics.truth import MeasuredFunction, in_double_on_cpu
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
-from opsmith.checking.properties.torch.casting import (
-    WIDE,
-    Casting,
-    Rounded,
-    claims_autocast,
-    equal,
-    floating,
-    representable,
-    state,
-)
+from opsmith.checking.properties.torch.batched_gradients import gradients_of
 from opsmith.checking.property import (
     Findings,
     Note,
@@ -36,20 +31,186 @@ from opsmith.checking.property import (
     first_line,
 )
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import short
-from opsmith.checking.samples.sample import Sample, replica
-from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.samples.cases import dtype_name
+from opsmith.checking.samples.perturb import perturbed
+from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+
+WIDE = torch.float32
+"""dtype of the inputs: autocast leaves float64 alone."""
+
+
+@dataclass(frozen=True)
+class Casting:
+    """A sample in float32, to be run under autocast.
+
+    Args:
+        subject: What is under check.
+        sample: The sample.
+        device: Where it lies.
+        dtype: The dtype that autocast lowers to.
+    """
+
+    subject: Subject
+    sample: Sample
+    device: torch.device
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.sample} under autocast to {dtype_name(self.dtype)} on {self.device.type}"
+
+    def call(self, flat: Sequence[Any]) -> list[Any]:
+        """The results, as users get them."""
+        return self.subject.call(self.sample, flat)
+
+    def region(self) -> torch.autocast:
+        """The region under autocast."""
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    @property
+    def promised(self) -> bool:
+        """True if dtypes of results are promised: a declared operator casts its arguments by its rule.
+
+        A class that was adopted does what the class does, which promises nothing.
+        """
+        specification = self.subject.specification
+        taken = specification.adopted is not None or specification.library_operator is not None
+        return not (taken or self.subject.kind.in_library)
+
+    def cast(self, flat: Sequence[Any]) -> list[Any]:
+        """The arguments as the operator's rule for autocast casts them."""
+        rule = self.subject.specification.autocast
+        dtype = self.dtype if rule == "lower" else WIDE
+        return [_cast_value(value, dtype) for value in flat]
+
+    @cached_property
+    def results(self) -> Rounded:
+        """Bounds of the results."""
+        function = self.call if self.subject.apply is not None else self.subject.plain(self.sample)
+        return Rounded(self.subject, function, self.sample.at(WIDE, self.device), self.dtype)
+
+    def gradients(self, places: Sequence[int], grads: Sequence[Tensor | None]) -> Rounded:
+        """Bounds of the gradients.
+
+        Args:
+            places: The arguments to differentiate by.
+            grads: The gradient of each result.
+        """
+        flat = [*self.sample.at(WIDE, self.device), *grads]
+        function = partial(gradients_of, self.call, places, len(self.sample.flat))
+        return Rounded(self.subject, function, flat, self.dtype)
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Bounds of a function whose arguments and intermediate values are rounded to a dtype.
+
+    Args:
+        subject: What is under check.
+        function: Takes flat arguments.
+        flat: Arguments, in float32.
+        dtype: What is rounded to.
+    """
+
+    subject: Subject
+    function: Callable[[list[Any]], Sequence[Tensor | None]]
+    flat: list[Any]
+    dtype: torch.dtype
+
+    def judge(self, position: int, got: Tensor) -> Difference | None:
+        """The worst element, if rounding to the dtype does not explain it."""
+        bound = self._bounds[position]
+        if bound is None or got.shape != bound.truth.shape:
+            return None
+        return bound.judge(got.detach().cpu())
+
+    @cached_property
+    def _bounds(self) -> list[RoundingBound | None]:
+        generator = self.subject.generator()
+        measure = MeasuredFunction.of(self.function, self.flat, generator, has_truth=self.subject.has_truth)
+        bounds = measure.truth(self.flat, self.dtype).bounds
+        moves = self._moves([None if bound is None else bound.truth for bound in bounds], generator)
+        return [
+            None if bound is None or move is None else replace(bound, unit=bound.unit + move)
+            for bound, move in zip(bounds, moves, strict=True)
+        ]
+
+    def _moves(self, truth: Sequence[Tensor | None], generator: torch.Generator) -> list[Tensor | None]:
+        """Distances that the results move when arguments are rounded to the dtype: far, next to a jump."""
+        farthest: list[Tensor | None] = [
+            None if each is None else torch.zeros_like(each).abs() for each in truth
+        ]
+        step = unit_roundoff(self.dtype)
+        for _ in range(DRAWS):
+            moved = self.function(
+                [perturbed(value, step, generator) for value in in_double_on_cpu(self.flat)]
+            )
+            for position, (right, other) in enumerate(zip(truth, moved, strict=True)):
+                known = farthest[position]
+                if known is None or right is None or other is None:
+                    continue
+                if other.shape != right.shape:
+                    farthest[position] = torch.full_like(known, torch.inf)
+                else:
+                    far = (other.detach() - right).abs().nan_to_num(0.0, 0.0, 0.0)
+                    farthest[position] = torch.maximum(known, far)
+        return farthest
+
+
+DRAWS = 3
+
+
+def _cast_value(value: Any, dtype: torch.dtype) -> Any:
+    fits = isinstance(value, Tensor) and value.is_floating_point() and value.dtype is not torch.float64
+    return value.to(dtype) if fits else value
+
+
+def representable(like: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """A random tensor of the form of another, of numbers that a narrow dtype has."""
+    wide = torch.complex128 if like.is_complex() else torch.float64
+    random = torch.randn(like.shape, generator=generator, dtype=wide)
+    return random.to(dtype if not like.is_complex() else like.dtype).to(like)
+
+
+def claims_autocast(subject: Subject) -> bool:
+    """True if it claims to support autocast, as our operators and classes under `custom_fwd` do."""
+    adopted, own = subject.specification.adopted, subject.specification.library_operator
+    if adopted is None:
+        return own is None or bool(own.autocast)
+    methods = [inspect.getattr_static(adopted.function_class, name, None) for name in ("forward", "backward")]
+    codes = [getattr(getattr(each, "__func__", each), "__code__", None) for each in methods]
+    return any(code is not None and code.co_filename == autocast_mode.__file__ for code in codes)
+
+
+def equal(got: Tensor | None, right: Tensor | None) -> bool:
+    """True if two results are equal in every number: nan equals nan, and 0.0 equals -0.0."""
+    if got is None or right is None:
+        return got is right
+    return got.shape == right.shape and got.dtype == right.dtype and exact_difference(got, right) is None
+
+
+def autocast_state(kind: str) -> tuple[bool, torch.dtype, bool]:
+    """Autocast's own state for a type of device: on or off, its dtype, whether it caches."""
+    return (
+        torch.is_autocast_enabled(kind),
+        torch.get_autocast_dtype(kind),
+        torch.is_autocast_cache_enabled(),
+    )
+
+
+def recorded(results: Sequence[Any]) -> list[bool]:
+    """For each result, whether it is a floating tensor that autograd records."""
+    return [is_inexact(each) and each.requires_grad for each in results]
+
 
 NAME = "autocast"
 DTYPES = (torch.bfloat16, torch.float16)
-MOST = {"quick": 1, "default": 3, "thorough": 60}
-"""How many samples are run, at most."""
 
 
 @dataclass
-class Seen:
-    """What one run has found so far.
+class AutocastCoverage:
+    """Findings of one run of the property so far.
 
     Args:
         ran: Whether anything ran under autocast.
@@ -62,7 +223,7 @@ class Seen:
 
 def run(subject: Subject) -> Findings:
     """Run every sample in float32 under autocast, and its backward outside."""
-    seen = Seen()
+    seen = AutocastCoverage()
     failed = False
     for finding in each_sample(NAME, subject, partial(_sample, seen=seen)):
         failed = failed or isinstance(finding, Failure)
@@ -73,12 +234,12 @@ def run(subject: Subject) -> Findings:
         yield Skipped("; ".join(seen.refused) or "no sample has a floating tensor, which autocast casts")
 
 
-def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
+def _sample(subject: Subject, sample: Sample, seen: AutocastCoverage) -> Findings:
     first = not sample.position
-    if not sample.inexact or sample.position >= MOST[subject.effort.name]:
+    if not sample.inexact or sample.position >= subject.effort.samples:
         return
     for device in subject.devices:
-        for dtype in DTYPES if subject.effort.name == "thorough" else DTYPES[:1]:
+        for dtype in DTYPES if subject.effort.exhaustive else DTYPES[:1]:
             casting = Casting(subject, sample, device, dtype)
             try:
                 subject.call(sample, sample.at(WIDE, device))
@@ -91,16 +252,16 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
                 yield from _mixed(casting, seen)
 
 
-def _cast(casting: Casting, seen: Seen) -> Findings:
+def _cast(casting: Casting, seen: AutocastCoverage) -> Findings:
     """One forward under autocast, and its backward outside of it."""
     subject, sample, kind = casting.subject, casting.sample, casting.device.type
     places = differentiated(subject, sample).places
-    outside = state(kind)
+    outside = autocast_state(kind)
     try:
-        with quiet(), casting.region():
-            inside = state(kind)
-            leaves, results = called(casting.call, sample.at(WIDE, casting.device), places)
-            yield from _leaked(casting, inside, state(kind), "a call")
+        with without_warnings(), casting.region():
+            inside = autocast_state(kind)
+            leaves, results = record_copies(casting.call, sample.at(WIDE, casting.device), places)
+            yield from _leaked(casting, inside, autocast_state(kind), "a call")
     except Exception as error:
         refuse_own(error)
         yield from _restored(casting, outside)
@@ -109,14 +270,14 @@ def _cast(casting: Casting, seen: Seen) -> Findings:
     seen.ran = True
     wrong = [*_results(casting, results, seen)]
     yield from wrong
-    open_ = floating(results)
+    open_ = recorded(results)
     if wrong or not places or not any(open_):
         return
     yield from _backward(casting, leaves, results, open_, places, seen)
     yield from _restored(casting, outside)
 
 
-def _results(casting: Casting, results: Sequence[Any], seen: Seen) -> Findings:
+def _results(casting: Casting, results: Sequence[Any], seen: AutocastCoverage) -> Findings:
     """Hold the results to the dtypes that are promised, and to the rounding of autocast's dtype."""
     subject, sample = casting.subject, casting.sample
     expected = _promised(casting)
@@ -124,7 +285,7 @@ def _results(casting: Casting, results: Sequence[Any], seen: Seen) -> Findings:
         right = expected[position] if expected is not None else None
         if not isinstance(got, Tensor) or (right is not None and equal(got, right)):
             continue
-        fault = None if right is None else form_fault(got, right, strides=False)
+        fault = None if right is None else metadata_difference(got, right, strides=False)
         rule = subject.specification.autocast
         if fault is not None:
             aspect, mine, theirs = fault
@@ -146,15 +307,15 @@ def _results(casting: Casting, results: Sequence[Any], seen: Seen) -> Findings:
                 NAME,
                 described.name,
                 "kernel-mismatch",
-                f"under autocast `{described.name}` is further off than rounding to {short(casting.dtype)} "
-                f"explains: {found}",
+                f"under autocast `{described.name}` is further off than rounding to "
+                f"{dtype_name(casting.dtype)} explains: {found}",
                 subject.specification.where,
                 {"sample": str(casting), **found.evidence()},
             )
 
 
-def _judged(right: Rounded, position: int, got: Tensor, seen: Seen) -> Difference | None:
-    """What is wrong with the numbers; None where nothing is, or where nothing can be told."""
+def _judged(right: Rounded, position: int, got: Tensor, seen: AutocastCoverage) -> Difference | None:
+    """The worst wrong element; None where there is none, or where the right numbers are unknown."""
     try:
         return right.judge(position, got)
     except Exception as error:
@@ -165,14 +326,14 @@ def _judged(right: Rounded, position: int, got: Tensor, seen: Seen) -> Differenc
 
 
 def _promised(casting: Casting) -> list[Any] | None:
-    """What a call gives whose arguments are cast as is promised; None where nothing is."""
+    """Results of a call whose arguments are cast as promised; None where nothing is promised."""
     if not casting.promised:
         return None
     try:
         return casting.call(casting.cast(casting.sample.at(WIDE, casting.device)))
     except Exception as error:
         refuse_own(error)
-        return None  # what it raises is told of the call under autocast
+        return None  # what it raises is reported for the call under autocast
 
 
 def _backward(
@@ -181,7 +342,7 @@ def _backward(
     results: Sequence[Any],
     open_: Sequence[bool],
     places: Sequence[int],
-    seen: Seen,
+    seen: AutocastCoverage,
 ) -> Findings:
     subject, sample = casting.subject, casting.sample
     generator = subject.generator()
@@ -194,11 +355,11 @@ def _backward(
         vjp(casting.call, sample.at(WIDE, casting.device), places, plain)
     except Exception as error:
         refuse_own(error)
-        return  # it is wrong without autocast too, as `gradient` tells
+        return  # it is wrong without autocast too, which `gradient` reports
     pairs = [(each, grad) for each, grad in zip(results, grads, strict=True) if grad is not None]
     labels = ", ".join(sample.labels[place] for place in places)
     try:
-        with quiet():
+        with without_warnings():
             found = dense(
                 torch.autograd.grad(
                     [each for each, _ in pairs],
@@ -213,7 +374,7 @@ def _backward(
     except Exception as error:
         refuse_own(error)
         message = (
-            f"after a forward under autocast to {short(casting.dtype)}, the backward raises "
+            f"after a forward under autocast to {dtype_name(casting.dtype)}, the backward raises "
             f"{type(error).__name__}: {first_line(error)}; in float32 it does not. "
         )
         if not claims_autocast(subject):
@@ -232,7 +393,7 @@ def _backward(
 
 
 _DTYPE = r"dtype|scalar type|BFloat16|Half|data type"
-"""How torch says that dtypes do not fit."""
+"""Words in torch's errors about dtypes that do not fit."""
 
 
 def _gradients(
@@ -240,7 +401,7 @@ def _gradients(
     places: Sequence[int],
     plain: Sequence[Tensor | None],
     found: Sequence[Tensor | None],
-    seen: Seen,
+    seen: AutocastCoverage,
 ) -> Findings:
     """Hold the gradients to the rounding of autocast's dtype."""
     subject, sample = casting.subject, casting.sample
@@ -257,13 +418,13 @@ def _gradients(
             label,
             UNKNOWN,
             f"after a forward under autocast, the gradient of `{label}` is further off than rounding to "
-            f"{short(casting.dtype)} explains: {difference}",
+            f"{dtype_name(casting.dtype)} explains: {difference}",
             rule_place(subject, sample.names[place]),
             {"sample": str(casting), **difference.evidence()},
         )
 
 
-def _mixed(casting: Casting, seen: Seen) -> Findings:
+def _mixed(casting: Casting, seen: AutocastCoverage) -> Findings:
     """Arguments of several dtypes, as layers under autocast hand them on."""
     subject, sample = casting.subject, casting.sample
     if len(sample.inexact) < 2 or any(sample.flat[place].is_complex() for place in sample.inexact):
@@ -272,12 +433,12 @@ def _mixed(casting: Casting, seen: Seen) -> Findings:
         flat = sample.at(WIDE, casting.device)
         flat[place] = replica(flat[place], casting.dtype)
         try:
-            with quiet(), torch.no_grad(), casting.region():
+            with without_warnings(), torch.no_grad(), casting.region():
                 casting.call(flat)
         except Exception as error:
             refuse_own(error)
             label = sample.labels[place]
-            words = f"under autocast, with `{label}` alone in {short(casting.dtype)}, it raises "
+            words = f"under autocast, with `{label}` alone in {dtype_name(casting.dtype)}, it raises "
             message = f"{words}{type(error).__name__}: {first_line(error)}"
             if casting.promised and not isinstance(error, NotImplementedError):
                 evidence = {"sample": str(casting), "exception": type(error).__name__}
@@ -303,7 +464,7 @@ def _leaked(casting: Casting, before: Any, after: Any, what: str) -> Findings:
 def _restored(casting: Casting, before: tuple[bool, torch.dtype, bool]) -> Findings:
     """The same of the state outside, which is set back."""
     kind = casting.device.type
-    after = state(kind)
+    after = autocast_state(kind)
     yield from _leaked(casting, before, after, "a call and its backward")
     if after != before:
         torch.set_autocast_enabled(kind, before[0])
@@ -311,4 +472,11 @@ def _restored(casting: Casting, before: tuple[bool, torch.dtype, bool]) -> Findi
         torch.set_autocast_cache_enabled(before[2])
 
 
-AUTOCAST = Property(NAME, "under autocast, dtypes are as promised, and forward and backward fit", run)
+AUTOCAST = Property(
+    NAME,
+    "under autocast, dtypes are as promised, and forward and backward fit",
+    run,
+    subset=True,
+    transforms=True,
+    group="integration",
+)

@@ -1,4 +1,4 @@
-"""Several incoming gradients at once give what each gives alone: a backward under `vmap`."""
+"""Batched gradients: several grad_outputs at once give what each gives alone, by a backward under `vmap`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import called
+from opsmith.checking.calls import record_copies
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.autodiff import vjp, with_gradient
+from opsmith.checking.numerics.autodiff import has_gradient, vjp_or_zeros
 from opsmith.checking.properties.numeric.differentiable import (
     differentiated,
     results_with_gradient,
     rule_place,
 )
-from opsmith.checking.properties.torch.mapping import SIZE, Loop, OneByOne, map_over
+from opsmith.checking.properties.torch.mapping import SIZE, ExampleLoop, OneByOne, map_over
 from opsmith.checking.property import (
     Findings,
     Note,
@@ -28,24 +28,24 @@ from opsmith.checking.property import (
     first_line,
 )
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.batches import own_dtype, replicas, side_by_side, working_dtype
-from opsmith.checking.samples.layouts import incoming
+from opsmith.checking.samples.batches import batched, own_dtype, replicas, working_dtype
+from opsmith.checking.samples.layouts import random_grad_output
 from opsmith.checking.samples.sample import Sample, is_inexact
-from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
-from opsmith.core.calls import tensors_in
+from opsmith.core.call_arguments import tensors_in
 
 NAME = "batched_gradients"
 
 
 def run(subject: Subject) -> Findings:
-    """Differentiate every sample with a batch of incoming gradients, and with each of them alone."""
+    """Differentiate every sample with a batch of grad_outputs, and with each of them alone."""
     compared: list[str] = []
     refused: dict[str, None] = {}
     failed = False
 
     def look(subject: Subject, sample: Sample) -> Findings:
-        if subject.effort.name == "quick" and sample.position:
+        if sample.position >= subject.effort.batched_samples:
             return
         yield from _sample(subject, sample, compared, refused)
 
@@ -65,11 +65,11 @@ def _sample(subject: Subject, sample: Sample, compared: list[str], refused: dict
     dtype = working_dtype(subject, sample)
     flat = sample.at(dtype)
     call = partial(subject.call, sample)
-    results = called(call, flat, places)[1]
+    results = record_copies(call, flat, places)[1]
     open_ = [is_inexact(each) and each.requires_grad for each in results]
     generator = subject.generator()
     grads = [
-        [incoming(each, generator) if o else None for each, o in zip(results, open_, strict=True)]
+        [random_grad_output(each, generator) if o else None for each, o in zip(results, open_, strict=True)]
         for _ in range(SIZE)
     ]
     if not any(open_):
@@ -77,7 +77,7 @@ def _sample(subject: Subject, sample: Sample, compared: list[str], refused: dict
     count = len(flat)
     rows = [[*flat, *each] for each in grads]
     differing = [count + at for at, o in enumerate(open_) if o]
-    loop = Loop(
+    loop = ExampleLoop(
         partial(gradients_of, call, places, count),
         rows,
         differing,
@@ -89,7 +89,7 @@ def _sample(subject: Subject, sample: Sample, compared: list[str], refused: dict
     wrong: set[str] = set()
     for words, together in _ways(call, flat, places, batch):
         try:
-            with quiet():
+            with without_warnings():
                 found = together()
         except Exception as error:
             refuse_own(error)
@@ -106,20 +106,20 @@ def _sample(subject: Subject, sample: Sample, compared: list[str], refused: dict
                 NAME,
                 label,
                 fault.cause,
-                f"{words}, the gradient of `{label}` is not what each incoming gradient gives alone: {fault}",
+                f"{words}, the gradient of `{label}` is not what each grad_output gives alone: {fault}",
                 rule_place(subject, sample.names[place]),
-                {"sample": str(sample), "incoming gradients": SIZE, **fault.evidence()},
+                {"sample": str(sample), "grad_outputs": SIZE, **fault.evidence()},
             )
 
 
 def _ways(
     call: Callable[..., Any], flat: Sequence[Any], places: Sequence[int], batch: Sequence[Tensor]
 ) -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
-    """What takes several incoming gradients at once: its words, and the gradients that it gives."""
+    """Yield the transforms that take several grad_outputs at once, each with the gradients that it gives."""
 
     def graph() -> tuple[list[Tensor], list[Tensor]]:
-        leaves, results = called(call, flat, places)
-        return [each for each in results if with_gradient(each)], [leaves[at] for at in places]
+        leaves, results = record_copies(call, flat, places)
+        return [each for each in results if has_gradient(each)], [leaves[at] for at in places]
 
     def batched() -> list[Tensor]:
         results, inputs = graph()
@@ -151,12 +151,14 @@ def _without_none(found: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> l
     ]
 
 
-BATCHED_GRADIENTS = Property(NAME, "several incoming gradients at once give what each gives alone", run)
+BATCHED_GRADIENTS = Property(
+    NAME, "several grad_outputs at once give what each gives alone", run, transforms=True
+)
 
 
 @dataclass(frozen=True)
-class Differentiation:
-    """Some examples with incoming gradients, to be differentiated.
+class BatchedDifferentiation:
+    """Some examples with grad_outputs, to be differentiated.
 
     Args:
         subject: What is under check.
@@ -180,28 +182,30 @@ class Differentiation:
         for row in self.rows:
             results = self.subject.call(self.sample, replicas(row))
             open_ = results_with_gradient(self.subject, self.sample, results)
-            grads = [incoming(r, generator) if o else None for r, o in zip(results, open_, strict=True)]
+            grads = [
+                random_grad_output(r, generator) if o else None for r, o in zip(results, open_, strict=True)
+            ]
             answers.append([*row, *grads])
         return answers
 
     @property
     def count(self) -> int:
-        """How many flat arguments there are, before the gradients."""
+        """Number of flat arguments, before the gradients."""
         return len(self.sample.flat)
 
     @cached_property
     def every_dim(self) -> dict[int, int]:
-        """The dimensions of all batches, those of incoming gradients too."""
+        """The dimensions of all batches, those of grad_outputs too."""
         grads = enumerate(self.with_grads[0][self.count :], self.count)
         return {**self.dims, **{place: 0 for place, grad in grads if grad is not None}}
 
     @cached_property
     def batch(self) -> list[Any]:
-        """The flat arguments of the whole batch, and the incoming gradients."""
-        return side_by_side(self.with_grads, self.every_dim)
+        """The flat arguments of the whole batch, and the grad_outputs."""
+        return batched(self.with_grads, self.every_dim)
 
     def one(self, function: Callable[..., Any]) -> OneByOne:
-        """The gradients of one example, from its flat arguments and incoming gradients."""
+        """The gradients of one example, from its flat arguments and grad_outputs."""
         return partial(gradients_of, function, self.places, self.count)
 
     def by_examples(self) -> list[Tensor | None]:
@@ -209,10 +213,12 @@ class Differentiation:
         return map_over(self._pulled, self.batch, self.every_dim)
 
     def _pulled(self, flat: list[Any]) -> list[Tensor]:
-        pull = torch.func.vjp(partial(self._followed, flat), *(flat[place] for place in self.places))[1]
+        pull = torch.func.vjp(
+            partial(self._differentiable_results, flat), *(flat[place] for place in self.places)
+        )[1]
         return list(pull(tuple(grad for grad in flat[self.count :] if grad is not None)))
 
-    def _followed(self, flat: Sequence[Any], *given: Tensor) -> tuple[Tensor, ...]:
+    def _differentiable_results(self, flat: Sequence[Any], *given: Tensor) -> tuple[Tensor, ...]:
         """The results that a gradient can come in for, as a function of some arguments."""
         values = list(flat[: self.count])
         for place, value in zip(self.places, given, strict=True):
@@ -235,7 +241,7 @@ class Differentiation:
 
     @cached_property
     def summed(self) -> frozenset[int]:
-        """Which of the gradients of a whole batch are sums over its examples."""
+        """Positions of the gradients of a whole batch that are sums over its examples."""
         return frozenset(at for at, place in enumerate(self.places) if place not in self.dims)
 
 
@@ -250,9 +256,4 @@ def gradients_of(
         count: How many flat arguments there are.
         values: Flat arguments, and behind them a gradient for each result.
     """
-    flat, grads = values[:count], values[count:]
-    found = vjp(function, flat, places, grads) or [None] * len(places)
-    return [
-        torch.zeros_like(flat[place]) if gradient is None else gradient
-        for place, gradient in zip(places, found, strict=True)
-    ]
+    return vjp_or_zeros(function, values[:count], places, values[count:])

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.causes import CAUSES
-from opsmith.checking.numerics.compare import Difference, form_fault, off_gradcheck, unequal
+from opsmith.checking.numerics.compare import (
+    Difference,
+    exact_difference,
+    gradcheck_difference,
+    metadata_difference,
+)
 from opsmith.checking.properties.torch.mapping import map_over
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
@@ -20,7 +25,7 @@ from opsmith.checking.subject import Subject
 from opsmith.core.batching import ELEMENTWISE, leads
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.whole_batch import whole_batch
+from opsmith.torch_library.autograd.vmap import batched_call
 
 NAME = "batching"
 SIZE = 3
@@ -46,7 +51,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
         dims = [0 if place in columns else None for place in range(len(batch))]
         alone = zip(*(subject.reference(sample, row) for row in rows), strict=True)
         expected = [None if column[0] is None else torch.stack(column) for column in alone]
-        whole = whole_batch(subject.specification, sample.flattening, batch, dims, SIZE, "error")
+        whole = batched_call(subject.specification, sample.flattening, batch, dims, SIZE, "error")
         if whole is not None:
             names = [each.name for each in subject.every(sample)]
             found = whole.restore(subject.reference(sample, whole.flat), names)
@@ -62,7 +67,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
 
 
 def _batched(specification: Specification, sample: Sample) -> Iterator[tuple[int, ...]]:
-    """Which arguments to batch: all that can be, together and each alone."""
+    """Yield the arguments to batch: all that can be, together and each alone."""
     batching, shapes = specification.batching, specification.shapes
     places = tuple(
         place
@@ -94,7 +99,7 @@ def _compare(
         name = subject.every(sample)[position].name
         failed = partial(Failure, NAME, name, where=subject.specification.where)
         evidence: dict[str, Any] = {"sample": f"{sample} in float64", "batched": batched}
-        fault = form_fault(got, right, strides=False)
+        fault = metadata_difference(got, right, strides=False)
         if fault is not None:
             aspect, mine, theirs = fault
             message = (
@@ -119,7 +124,7 @@ def _compare(
 
 
 def _difference(got: Tensor, right: Tensor) -> Difference | None:
-    return off_gradcheck(got, right) if is_inexact(right) else unequal(got, right)
+    return gradcheck_difference(got, right) if is_inexact(right) else exact_difference(got, right)
 
 
 BATCHING = Property(NAME, "one call for a batch gives what each example gives alone", run)

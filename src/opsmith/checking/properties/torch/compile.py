@@ -9,9 +9,9 @@ import torch
 
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.properties.torch.compiled_calls import (
-    FOLLOWED,
+    RECORDED,
     Grads,
-    Ran,
+    StepValues,
     faults,
     grads_for,
     other_sizes,
@@ -20,12 +20,13 @@ from opsmith.checking.properties.torch.compiled_calls import (
     run_step,
     step_of,
 )
-from opsmith.checking.properties.torch.mapping import Fault
+from opsmith.checking.properties.torch.mapping import ResultFault
 from opsmith.checking.property import Findings, Note, Property, Skipped, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.torch_library.torch_messages import CHANCE_GUARD, RECOMPILED, has_message
 
 NAME = "compile"
 
@@ -55,9 +56,9 @@ def run(subject: Subject) -> Findings:
         yield Skipped("no sample can be compiled")
         return
     ran = False
-    for backend in ("aot_eager", "inductor") if subject.effort.name == "thorough" else ("aot_eager",):
+    for backend in ("aot_eager", "inductor") if subject.effort.exhaustive else ("aot_eager",):
         for dynamic in (False, True):
-            trial = Trial(subject, backend, dynamic)
+            trial = Compilation(subject, backend, dynamic)
             yield from trial.compare(_resizable(subject, flats) if dynamic else flats)
             ran = ran or trial.ran
             if trial.failed:
@@ -67,14 +68,14 @@ def run(subject: Subject) -> Findings:
 
 
 def _resizable(subject: Subject, flats: Flats) -> Flats:
-    """What is compiled for any size: one sample that comes in other sizes; all for thorough effort."""
-    if subject.effort.name == "thorough":
+    """Calls to compile for any size: one sample that comes in other sizes; all with exhaustive effort."""
+    if subject.effort.exhaustive:
         return flats
     return [row for row in flats if other_sizes(subject, row[0]) is not None][:1] or flats[:1]
 
 
-class Trial:
-    """One way to compile, and whether it went well.
+class Compilation:
+    """A way to compile, with its status.
 
     Args:
         subject: What is under check.
@@ -91,7 +92,7 @@ class Trial:
         return f"torch.compile(..., {sizes}, backend={self.backend!r})"
 
     def compare(self, flats: Flats) -> Findings:
-        """Compile all samples together; where that does not go, each alone, to tell which it is."""
+        """Compile all samples together; where that fails, each alone, to find the one that fails."""
         try:
             eager, grads = self._eager(flats)
         except Exception as error:
@@ -101,7 +102,7 @@ class Trial:
             return
         step = self._compiled(fullgraph=True)
         try:
-            with quiet():
+            with without_warnings():
                 found = run_step(self.subject, step, flats, grads)
         except Exception as error:
             refuse_own(error)
@@ -116,7 +117,7 @@ class Trial:
         if self.dynamic and not self.failed:
             yield from self._resized(step, flats)
 
-    def _eager(self, flats: Flats) -> tuple[list[Ran], Grads]:
+    def _eager(self, flats: Flats) -> tuple[list[StepValues], Grads]:
         grads = grads_for(self.subject, run_step(self.subject, step_of(self.subject), flats))
         return run_step(self.subject, step_of(self.subject), flats, grads), grads
 
@@ -124,12 +125,12 @@ class Trial:
         step = step_of(self.subject)
         return torch.compile(step, backend=self.backend, dynamic=self.dynamic, fullgraph=fullgraph)
 
-    def _again(self, flats: Flats, eager: Sequence[Ran], grads: Grads, error: Exception) -> Findings:
-        """What does not compile whole: in pieces where it breaks the graph; else a refusal, or a fault."""
+    def _again(self, flats: Flats, eager: Sequence[StepValues], grads: Grads, error: Exception) -> Findings:
+        """Compile in pieces what breaks the graph; report anything else as a refusal or a failure."""
         if _breaks(error):
             yield Note(f"it breaks the graph: {reason_of(error)}")
             try:
-                with quiet():
+                with without_warnings():
                     found = run_step(self.subject, self._compiled(fullgraph=False), flats, grads)
             except Exception as other:
                 refuse_own(other)
@@ -159,14 +160,14 @@ class Trial:
     def _judged(
         self,
         flats: Flats,
-        eager: Sequence[Ran],
-        found: Sequence[Ran],
+        eager: Sequence[StepValues],
+        found: Sequence[StepValues],
         grads: Grads,
     ) -> Findings:
         rows = zip(flats, eager, found, grads, strict=True)
         for (sample, flat), right, got, given in rows:
             for name, what, fault in faults(self.subject, sample, flat, right, got, given):
-                if fault.aspect == "graph" and (fault.got == FOLLOWED or self.subject.torch_operator is None):
+                if fault.aspect == "graph" and (fault.got == RECORDED or self.subject.torch_operator is None):
                     yield Note(f"compiled, {what} {fault.got}; without, it {fault.expected}")
                     continue
                 self.failed = True
@@ -193,18 +194,18 @@ class Trial:
             refuse_own(error)
             return  # `forward` and `gradient` look at these inputs, too
         try:
-            with quiet(), torch.compiler.set_stance("fail_on_recompile"):
+            with without_warnings(), torch.compiler.set_stance("fail_on_recompile"):
                 found = run_step(self.subject, step, others, grads)
         except Exception as error:
             refuse_own(error)
-            if "recompile" not in str(error):
+            if not has_message(error, RECOMPILED):
                 yield from self._refused(others, error)
                 return
             why = _why_anew(error)
             if why is not None:
                 yield Note(f"with dynamic=True it is compiled anew for other sizes: {why}")
             try:
-                with quiet():
+                with without_warnings():
                     found = run_step(self.subject, step, others, grads)
             except Exception as other_error:
                 refuse_own(other_error)
@@ -213,20 +214,20 @@ class Trial:
         yield from self._judged(others, eager, found, grads)
 
 
-def cause_of(fault: Fault) -> str:
-    """The word for what is wrong with a result or gradient of compiled code."""
+def cause_of(fault: ResultFault) -> str:
+    """Cause of a fault of compiled code."""
     return "missing-gradient" if fault.aspect == "graph" else fault.cause
 
 
 def _breaks(error: BaseException) -> bool:
-    """Whether it is dynamo that says that it cannot trace something, and not the operator that raises."""
+    """True if an exception is a refusal of dynamo, and not raised by the operator."""
     return type(error).__name__ in ("Unsupported", "UserError", "ArgsMismatchError")
 
 
 def _why_anew(error: BaseException) -> str | None:
     """The guard that did not hold; None where that is not about sizes."""
     text = str(error)
-    if "duck sizing" in text or "stride mismatch" in text:  # sizes that were equal, or a layout, by chance
+    if has_message(error, CHANCE_GUARD):  # sizes that were equal, or a layout, by chance
         return None
     return next(
         (line.strip(" -") for line in text.splitlines() if line.strip().startswith("- ")), reason_of(error)
@@ -234,5 +235,11 @@ def _why_anew(error: BaseException) -> str | None:
 
 
 COMPILE = Property(
-    NAME, "compiled code gives what the operator gives, forward and backward", run, apart=True, varied=True
+    NAME,
+    "compiled code gives what the operator gives, forward and backward",
+    run,
+    compiles=True,
+    varied=True,
+    transforms=True,
+    group="integration",
 )

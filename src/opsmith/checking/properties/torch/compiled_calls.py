@@ -1,4 +1,4 @@
-"""Calls of an operator as one plain function of tensors, which can be compiled, and one run of it."""
+"""Compiled calls: several calls of an operator as one function to compile or export, and its runs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from opsmith import errors
-from opsmith.checking.calls import called
-from opsmith.checking.numerics.autodiff import dense, with_gradient
+from opsmith.checking.calls import record_copies
+from opsmith.checking.numerics.autodiff import dense, has_gradient
 from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.properties.torch.batched_gradients import gradients_of
-from opsmith.checking.properties.torch.mapping import Fault, Loop, OneByOne
+from opsmith.checking.properties.torch.mapping import ExampleLoop, OneByOne, ResultFault
 from opsmith.checking.samples.batches import own_dtype
-from opsmith.checking.samples.layouts import incoming
+from opsmith.checking.samples.layouts import random_grad_output
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 
 Grads = Sequence[Sequence[Tensor | None]]
@@ -34,22 +34,22 @@ _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What one call gave.
+class StepValues:
+    """Results and gradients of one call of a step.
 
     Args:
         results: Its results, detached.
-        followed: Which of them autograd followed.
+        recorded: Which of them autograd recorded.
         gradients: The gradients by the differentiated arguments, zeros where autograd has none.
     """
 
     results: tuple[Tensor, ...]
-    followed: tuple[bool, ...]
+    recorded: tuple[bool, ...]
     gradients: tuple[Tensor, ...]
 
-    def like(self, results: tuple[Tensor, ...]) -> Ran:
-        """Other results of the same call, of which nothing is known of autograd."""
-        return Ran(results, self.followed, ())
+    def like(self, results: tuple[Tensor, ...]) -> StepValues:
+        """Other results of the same call, without gradients."""
+        return StepValues(results, self.recorded, ())
 
 
 def step_of(subject: Subject) -> Callable[[Any], Any]:
@@ -58,14 +58,14 @@ def step_of(subject: Subject) -> Callable[[Any], Any]:
     Its code is new each time: torch compiles one code a few times only, for whatever it is called with.
     """
     adopted = subject.specification.adopted
-    if subject.apply is not None and adopted is not None:
+    if subject.kind.applied and adopted is not None:
         target: Any = adopted.function_class
 
         def step(calls: Any) -> Any:
             return [target.apply(*args) for args, _ in calls]
 
     else:
-        target = subject.torch_operator if subject.foreign else subject.operator
+        target = subject.torch_operator if subject.kind.in_library else subject.operator
 
         def step(calls: Any) -> Any:
             return [target(*args, **kwargs) for args, kwargs in calls]
@@ -78,9 +78,9 @@ def call_of(subject: Subject, sample: Sample, flat: Sequence[Any]) -> tuple[tupl
     """The arguments of one call, as `step_of` makes it."""
     schema, values = sample.flattening.schema, sample.flattening.pack(flat)
     adopted = subject.specification.adopted
-    if subject.apply is not None and adopted is not None:
+    if subject.kind.applied and adopted is not None:
         return tuple(adopted.spread(values)), {}
-    args, kwargs = schema.dispatched(values) if subject.foreign else schema.split(values)
+    args, kwargs = schema.dispatched(values) if subject.kind.in_library else schema.split(values)
     return tuple(args), dict(kwargs)
 
 
@@ -94,14 +94,14 @@ def run_step(
     step: Callable[[Any], Any],
     flats: Sequence[tuple[Sample, Sequence[Any]]],
     grads: Grads | None = None,
-) -> list[Ran]:
+) -> list[StepValues]:
     """Run a step, and a backward through all that it gives.
 
     Args:
         subject: What is under check.
         step: As of `step_of`, compiled or not.
         flats: Each sample, and the flat arguments to call it with.
-        grads: For each call the gradient of each result, None for one that is not followed; no backward is
+        grads: For each call the gradient of each result, None for one that is not recorded; no backward is
             run by default.
     """
     lengths = [len(flat) for _, flat in flats]
@@ -117,17 +117,17 @@ def run_step(
         return step([call_of(subject, sample, row) for (sample, _), row in zip(flats, rows, strict=True)])
 
     with subject.seeded():
-        found, returned = called(call, every, places)
+        found, returned = record_copies(call, every, places)
     leaves = _apart(found, lengths)
     answers = []
     results = [tuple(tensors_inside(each)) for each in returned]
-    followed = [tuple(map(with_gradient, each)) for each in results]
+    recorded = [tuple(map(has_gradient, each)) for each in results]
     wanted = [
         [flat[place] for place in places_of(subject, s)] for (s, _), flat in zip(flats, leaves, strict=True)
     ]
     gradients = _backward(results, wanted, grads) if grads is not None else [()] * len(results)
-    for each, follows, mine in zip(results, followed, gradients, strict=True):
-        answers.append(Ran(tuple(value.detach() for value in each), follows, tuple(mine)))
+    for each, follows, mine in zip(results, recorded, gradients, strict=True):
+        answers.append(StepValues(tuple(value.detach() for value in each), follows, tuple(mine)))
     return answers
 
 
@@ -140,12 +140,12 @@ def _apart(values: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
 def _backward(
     results: Sequence[Sequence[Tensor]], wanted: Sequence[Sequence[Tensor]], grads: Grads
 ) -> list[list[Tensor]]:
-    """One backward through all calls, whose gradients are given out to each."""
+    """Run one backward through all calls, and return the gradients of each."""
     pairs = [
         (value, grad)
         for each, given in zip(results, grads, strict=True)
         for value, grad in zip(each, given, strict=False)
-        if grad is not None and with_gradient(value)
+        if grad is not None and has_gradient(value)
     ]
     inputs = [value for each in wanted for value in each]
     if not pairs or not inputs:
@@ -160,20 +160,20 @@ def _backward(
     ]
 
 
-def grads_for(subject: Subject, runs: Sequence[Ran]) -> Grads:
-    """Random gradients for the results of each call; None for those that are not followed."""
+def grads_for(subject: Subject, runs: Sequence[StepValues]) -> Grads:
+    """Random gradients for the results of each call; None for those that autograd does not record."""
     generator = subject.generator()
     return [
         [
-            incoming(value, generator) if followed else None
-            for value, followed in zip(ran.results, ran.followed, strict=True)
+            random_grad_output(value, generator) if recorded else None
+            for value, recorded in zip(ran.results, ran.recorded, strict=True)
         ]
         for ran in runs
     ]
 
 
 def tensors_inside(value: Any) -> Iterator[Tensor]:
-    """The tensors in what a call returns, however they lie."""
+    """The tensors in a returned value, nested in any way."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -215,13 +215,18 @@ def _resized(sample: Sample, other: Sample) -> bool:
     return changed
 
 
-FOLLOWED = "is followed by autograd"
+RECORDED = "is recorded by autograd"
 
 
 def faults(
-    subject: Subject, sample: Sample, flat: Sequence[Any], eager: Ran, found: Ran, grads: Sequence[Any]
-) -> Iterator[tuple[str, str, Fault]]:
-    """What is wrong with one call: the name of a result or argument, how messages call it, and the fault.
+    subject: Subject,
+    sample: Sample,
+    flat: Sequence[Any],
+    eager: StepValues,
+    found: StepValues,
+    grads: Sequence[Any],
+) -> Iterator[tuple[str, str, ResultFault]]:
+    """Yield the faults of one call: the name of a result or argument, its words in messages, and the fault.
 
     Args:
         subject: What is under check.
@@ -229,12 +234,12 @@ def faults(
         flat: Its flat arguments.
         eager: What the operator itself gives.
         found: What is to be held to it.
-        grads: The gradient of each result, None for one that is not followed.
+        grads: The gradient of each result, None for one that is not recorded.
     """
     names = names_of(subject, sample, flat)
     if len(found.results) != len(eager.results):
         counts = str(len(found.results)), str(len(eager.results))
-        yield names[0] if names else "result", "the number of results", Fault("count", *counts)
+        yield names[0] if names else "result", "the number of results", ResultFault("count", *counts)
         return
     draws = subject.draws
     ours = subject.apply is None and not subject.specification.opaque
@@ -245,11 +250,11 @@ def faults(
         fault = _form(got, right) if draws else results.fault(position, got.unsqueeze(0))
         if fault is not None:
             yield name, f"`{name}`", fault
-        elif found.followed[position] != eager.followed[position]:
-            words = FOLLOWED, "is not followed by autograd"
-            mine, theirs = words if found.followed[position] else reversed(words)
-            yield name, f"`{name}`", Fault("graph", mine, theirs)
-    if draws or not found.gradients or found.followed != eager.followed:
+        elif found.recorded[position] != eager.recorded[position]:
+            words = RECORDED, "is not recorded by autograd"
+            mine, theirs = words if found.recorded[position] else reversed(words)
+            yield name, f"`{name}`", ResultFault("graph", mine, theirs)
+    if draws or not found.gradients or found.recorded != eager.recorded:
         return
     places = places_of(subject, sample)
     one = partial(gradients_of, call, places, len(flat))
@@ -270,21 +275,21 @@ def _tensors(function: Callable[..., Any], flat: Sequence[Any]) -> list[Any]:
 
 def _loop(
     subject: Subject, sample: Sample, function: OneByOne, flat: Sequence[Any], instead: OneByOne | None
-) -> Loop:
-    """A loop over one example alone: what holds for a batch of one."""
+) -> ExampleLoop:
+    """An `ExampleLoop` over one example."""
     dtype, truth = own_dtype(sample), subject.has_truth
-    return Loop(function, [[*flat]], (), subject.generator(), truth, dtype, instead=instead)
+    return ExampleLoop(function, [[*flat]], (), subject.generator(), truth, dtype, instead=instead)
 
 
-def _form(got: Any, right: Any) -> Fault | None:
+def _form(got: Any, right: Any) -> ResultFault | None:
     for aspect in ("shape", "dtype"):
         if getattr(got, aspect) != getattr(right, aspect):
-            return Fault(aspect, str(getattr(got, aspect)), str(getattr(right, aspect)))
+            return ResultFault(aspect, str(getattr(got, aspect)), str(getattr(right, aspect)))
     return None
 
 
 def refused(subject: Subject, error: BaseException) -> str | None:
-    """Why torch, or opsmith, does not take it; None where it should."""
+    """The reason for a refusal by torch or opsmith; None for a fault."""
     for each in chain(error):
         if isinstance(each, errors.MissingFakeError):
             return f"there is no fake kernel: {each.hint}"
@@ -294,8 +299,7 @@ def refused(subject: Subject, error: BaseException) -> str | None:
             return f"{type(each).__name__}: {reason_of(each)}"
     if _of_symbol(error):  # a whole number that is given may be any, where sizes may
         return f"it does not take a symbol for a whole number: {reason_of(error)}"
-    own = subject.specification.own
-    if subject.foreign and (own is None or not own.fake):
+    if subject.lacks("fake"):
         return f"there is no fake kernel: {reason_of(error)}"
     if subject.torch_operator is None:  # torch promises to compile few of the classes that people write
         return f"{type(error).__name__}: {reason_of(error)}"
@@ -303,7 +307,7 @@ def refused(subject: Subject, error: BaseException) -> str | None:
 
 
 def _of_symbol(error: BaseException) -> bool:
-    """Whether it is about a symbol; a schema names their type too, in an error about anything."""
+    """True if it is about a symbol. A schema names that type too, in an error about anything."""
     return any("SymInt" in line and "::" not in line for line in str(error).splitlines())
 
 
@@ -315,14 +319,14 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def reason_of(error: BaseException) -> str:
-    """The lines of an error of torch that say what it is about."""
+    """The lines of torch's error that give the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if line.startswith("Explanation: ")]
     return " ".join([lines[0], *told[:1]]) if lines else type(error).__name__
 
 
 def load_compiler() -> float:
-    """Have torch load what the properties need of it, and return how many seconds that took.
+    """Load the parts of torch that the properties need, and return the seconds that it took.
 
     Fake tensors, modes and `torch.func.vjp` load torch's compiler, a backward of given gradients what it
     computes sizes with, and forward mode its rules: a second or two for the first operator of a process that
@@ -334,7 +338,7 @@ def load_compiler() -> float:
         True
     """
     start, before = time.perf_counter(), len(sys.modules)
-    with quiet(), forward_ad.dual_level():
+    with without_warnings(), forward_ad.dual_level():
         torch.compiler.disable(_nothing)
         forward_ad.make_dual(torch.zeros(1), torch.ones(1))
     if len(sys.modules) > before:
@@ -343,4 +347,4 @@ def load_compiler() -> float:
 
 
 def _nothing() -> None:
-    """What is never compiled."""
+    """Function that is never compiled."""

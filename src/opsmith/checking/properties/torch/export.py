@@ -1,4 +1,4 @@
-"""An exported program calls the operator, and gives what it gives: for these sizes, and for others."""
+"""Export: a program calls the operator and gives the same results, for these sizes and for others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from opsmith.checking.properties.torch.compiled_calls import (
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 
 NAME = "export"
@@ -31,7 +31,7 @@ Flats = list[tuple[Sample, list[Any]]]
 
 
 class Calls(torch.nn.Module):
-    """A model that calls an operator several times: the tensors are its inputs, the rest it knows.
+    """A model that calls an operator several times: tensors are inputs, other arguments are constants.
 
     Args:
         subject: What is called.
@@ -44,7 +44,7 @@ class Calls(torch.nn.Module):
         self.calls = [call_of(subject, sample, flat) for sample, flat in flats]
 
     def forward(self, *given: Tensor) -> Any:
-        """What each call returns."""
+        """Results of each call."""
         rest = iter(given)
         return self.step([(_filled(args, rest), _filled(kwargs, rest)) for args, kwargs in self.calls])
 
@@ -100,7 +100,7 @@ def run(subject: Subject) -> Findings:
 
 def _static(subject: Subject, flats: Flats, ran: list[str]) -> Findings:
     try:
-        with quiet(), torch.no_grad():
+        with without_warnings(), torch.no_grad():
             program = torch.export.export(Calls(subject, flats), _inputs(subject, flats), strict=False)
     except Exception as error:
         refuse_own(error)
@@ -116,7 +116,7 @@ def _static(subject: Subject, flats: Flats, ran: list[str]) -> Findings:
 
 
 def _dynamic(subject: Subject, flats: Flats, ran: list[str]) -> Findings:
-    """Export a sample whose sizes are seen to vary, and run the program on other sizes."""
+    """Export a sample whose sizes vary among the derived inputs, and run the program on other sizes."""
     pairs = [(row, other_sizes(subject, row[0])) for row in flats]
     for (sample, flat), other in [(row, other) for row, other in pairs if other is not None][:1]:
         assert other is not None
@@ -131,7 +131,7 @@ def _dynamic(subject: Subject, flats: Flats, ran: list[str]) -> Findings:
             for one, two in zip(inputs, resized, strict=True)
         )
         try:
-            with quiet(), torch.no_grad():
+            with without_warnings(), torch.no_grad():
                 program = torch.export.export(
                     Calls(subject, [(sample, flat)]), inputs, dynamic_shapes=(dims,), strict=False
                 )
@@ -144,7 +144,9 @@ def _dynamic(subject: Subject, flats: Flats, ran: list[str]) -> Findings:
             yield from _compared(subject, program, others)
         except Exception as error:
             refuse_own(error)
-            yield Note(f"exported with dynamic sizes, it takes no others: {reason_of(error)}")
+            yield Note(
+                f"the export is fixed to this size, because of {type(error).__name__}: {reason_of(error)}"
+            )
 
 
 def _node(subject: Subject, program: Any, calls: int) -> Findings:
@@ -165,7 +167,7 @@ def _compared(subject: Subject, program: Any, flats: Flats) -> Findings:
     eager = run_step(subject, step_of(subject), flats)
     module = program.module()
     inputs = _inputs(subject, flats)
-    with quiet(), subject.seeded(), torch.no_grad():
+    with without_warnings(), subject.seeded(), torch.no_grad():
         returned = module(*inputs)
     for (sample, flat), right, each in zip(flats, eager, returned, strict=True):
         got = right.like(tuple(tensors_inside(each)))
@@ -197,4 +199,12 @@ def _refused(subject: Subject, flats: Sequence[tuple[Sample, Any]], error: Excep
     )
 
 
-EXPORT = Property(NAME, "an exported program calls it, and gives what it gives", run, apart=True, varied=True)
+EXPORT = Property(
+    NAME,
+    "an exported program calls it, and gives what it gives",
+    run,
+    compiles=True,
+    varied=True,
+    transforms=True,
+    group="integration",
+)

@@ -1,4 +1,4 @@
-"""The fake kernel tells the form of the real results: tracing, compiling and exporting build on it."""
+"""Fake kernel: its shapes, dtypes and strides are those of the real results."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.exceptions import WrongCountError, WrongFormError, refuse_own
-from opsmith.checking.numerics.compare import form_fault
+from opsmith.checking.numerics.compare import metadata_difference
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import NARROW, WIDE, named, short
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, case_name, dtype_name
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.samples.variations import form_of
 from opsmith.checking.subject import Subject
 from opsmith.core.location import where
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.torch_messages import NO_ACCELERATOR, has_message
 
 NAME = "fake"
 
 
 def run(subject: Subject) -> Findings:
-    """Compare the form on fake tensors with the real one: in each dtype, transposed, at symbolic sizes."""
+    """Compare fake results with real ones: in each dtype, transposed, at symbolic sizes."""
     forms: set[tuple[Any, ...]] = set()
 
     def look(subject: Subject, sample: Sample) -> Findings:
@@ -37,10 +38,6 @@ def run(subject: Subject) -> Findings:
         forms.add(form)
 
     yield from each_sample(NAME, subject, look)
-
-
-SYMBOLIC = {"quick": 0, "default": 1, "thorough": 60}
-"""How many samples are run at symbolic sizes."""
 
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
@@ -55,7 +52,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
         yield from found
         if any(isinstance(finding, Failure) for finding in found):
             return  # what is known to be wrong needs no second message
-    if sample.position < SYMBOLIC[subject.effort.name]:
+    if sample.position < subject.effort.transform_samples:
         flat = sample.at()
         try:
             results = subject.call(sample, flat)
@@ -66,15 +63,15 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
 
 
 def _cases(subject: Subject, sample: Sample) -> Iterator[tuple[str, str, list[Any]]]:
-    """Arguments to try: what they are, the whole case in words, and the arguments themselves.
+    """Yield cases: a short name, the whole case in words, and the arguments.
 
     A form depends on dtypes much as in every other sample: all of them are tried in the first one alone.
     """
-    every = subject.effort.name == "thorough" or not sample.position
+    every = subject.effort.exhaustive or not sample.position
     for device in subject.devices:
         for dtype in _dtypes(subject) if sample.inexact and every else ():
             if sample.takes(dtype):
-                yield short(dtype), named(sample, dtype, device), sample.at(dtype, device)
+                yield dtype_name(dtype), case_name(sample, dtype, device), sample.at(dtype, device)
         if not (sample.inexact and every):
             yield str(sample), f"{sample} on {device.type}", sample.at(device=device)
     if sample.origin or (sample.position > 1 and not every):
@@ -86,7 +83,9 @@ def _cases(subject: Subject, sample: Sample) -> Iterator[tuple[str, str, list[An
 def _dtypes(subject: Subject) -> tuple[torch.dtype, ...]:
     if subject.single_precision:
         return (torch.float32,)
-    return (torch.float32, torch.bfloat16) if subject.effort.name == "quick" else (*WIDE, *NARROW)
+    return (
+        (*ALWAYS_CHECKED, *LOW_PRECISION) if subject.effort.fake_dtypes else (torch.float32, torch.bfloat16)
+    )
 
 
 def _turned(value: Any) -> Any:
@@ -96,11 +95,18 @@ def _turned(value: Any) -> Any:
     return value.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-FAKE = Property(NAME, "the fake kernel tells the form of the real results", run, varied=True)
+FAKE = Property(
+    NAME,
+    "the fake kernel gives the shapes, dtypes and strides of the real results",
+    run,
+    varied=True,
+    about_gradients=False,
+    transforms=True,
+)
 
 
 def compare_fake(
-    check: str,
+    property: str,
     subject: Subject,
     sample: Sample,
     flat: Sequence[Any],
@@ -110,7 +116,7 @@ def compare_fake(
     """Run the operator on fake tensors; hold shape, dtype, stride and device to those of the real results.
 
     Args:
-        check: Name of the property that asks.
+        property: Name of the property that asks.
         subject: What is under check.
         sample: The sample.
         flat: Its arguments.
@@ -118,7 +124,7 @@ def compare_fake(
         case: Sample, dtype and device, in words.
     """
     place = fake_place(subject)
-    on_meta = not capabilities.on("fake_tensors")  # there, no device is told
+    on_meta = not capabilities.on("fake_tensors")  # there, devices are unknown
     mode = capabilities.fake_mode()
     faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
     try:
@@ -126,18 +132,18 @@ def compare_fake(
             fakes = subject.call(sample, faked)
     except (WrongCountError, WrongFormError) as error:
         message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
-        yield Failure(check, error.result, "fake-mismatch", message, place, {"sample": case})
+        yield Failure(property, error.result, "fake-mismatch", message, place, {"sample": case})
         return
     except Exception as error:
         refuse_own(error)
-        if on_meta and "not an accelerator" in str(error):  # torch, of a generator for this device
+        if on_meta and has_message(error, NO_ACCELERATOR):  # torch, of a generator for this device
             yield Note("the fake kernel was left out: it makes a generator, and the device `meta` has none")
             return
         reason = _no_fake(subject, error)
         if reason is not None:
             yield Note(reason)
             return
-        failure = raised(check, subject, error, case)
+        failure = raised(property, subject, error, case)
         message = f"on fake tensors, where there is a form and no data, it raises {failure.message}"
         yield replace(failure, cause="fake-mismatch", message=message)
         return
@@ -147,7 +153,7 @@ def compare_fake(
         if real is None or fake is None:
             words = "None" if fake is None else "a tensor"
             yield Failure(
-                check,
+                property,
                 result.name,
                 "fake-mismatch",
                 f"on fake tensors `{result.name}` is {words}, and on real ones it is not",
@@ -155,17 +161,17 @@ def compare_fake(
                 {"sample": case},
             )
             continue
-        fault = form_fault(fake, real.to("meta") if on_meta else real, strides=True)
+        fault = metadata_difference(fake, real.to("meta") if on_meta else real, strides=True)
         if fault is None:
             continue
         aspect, mine, right = fault
         if aspect == "stride" and _by_torch(subject, sample, flat, result.name, real):
             yield Note(
-                f"torch tells other strides of `{result.name}` on fake tensors: {mine}, and {right} really"
+                f"torch gives `{result.name}` other strides on fake tensors: {mine}, and {right} really"
             )
             continue
         yield Failure(
-            check,
+            property,
             result.name,
             "fake-mismatch",
             f"the fake kernel gives `{result.name}` the {aspect} {mine}, and the real one {right}: "
@@ -176,19 +182,23 @@ def compare_fake(
 
 
 def _by_torch(subject: Subject, sample: Sample, flat: Sequence[Any], name: str, real: Tensor) -> bool:
-    """Whether it is torch that tells other strides on fake tensors, of what the operator is made of."""
+    """True if torch itself computes other strides on fake tensors, for operations inside the operator."""
     specification = subject.specification
     if subject.torch_operator is None:
         return True
-    if specification.fake is not None or subject.foreign or specification.own is not None:
+    if (
+        specification.fake is not None
+        or subject.kind.in_library
+        or specification.library_operator is not None
+    ):
         return False
     names = [each.name for each in subject.results(sample)]
     alone = subject.plain(sample)([replica(value) for value in flat])[names.index(name)]
-    return form_fault(alone, real, strides=True) is None
+    return metadata_difference(alone, real, strides=True) is None
 
 
 def compare_symbolic(
-    check: str,
+    property: str,
     subject: Subject,
     sample: Sample,
     flat: Sequence[Any],
@@ -201,7 +211,7 @@ def compare_symbolic(
     note says so.
 
     Args:
-        check: Name of the property that asks.
+        property: Name of the property that asks.
         subject: What is under check.
         sample: The sample.
         flat: Its arguments.
@@ -232,7 +242,7 @@ def compare_symbolic(
         )
         if not known:
             yield Failure(
-                check,
+                property,
                 result.name,
                 "fake-mismatch",
                 f"where sizes are symbols, as in code that is compiled for any size, `{result.name}` has the "
@@ -264,20 +274,19 @@ def _silent() -> Iterator[None]:
 
 
 def fake_place(subject: Subject) -> str:
-    """Where the fake kernel is written; or what it is derived from."""
+    """Location of the fake kernel, or of what it is derived from."""
     specification = subject.specification
-    own = specification.own is not None and specification.own.fake
+    own = specification.library_operator is not None and specification.library_operator.fake
     return "its own fake kernel" if own else where(specification.fake or specification.reference)
 
 
 def _no_fake(subject: Subject, error: Exception) -> str | None:
-    """Why it has no form on fake tensors, where it promises none."""
+    """The reason why it does not run on fake tensors, where it need not; else None."""
     if isinstance(error, errors.MissingFakeError):
         return f"the fake kernel was left out, since there is none: {error.hint}"
     if isinstance(error, errors.TransformError):
         return f"it is refused on fake tensors: {first_line(error)}"
-    own = subject.specification.own
-    if subject.foreign and (own is None or not own.fake):
+    if subject.lacks("fake"):
         return (
             "the fake kernel was left out, since there is none: `torch.library.register_fake` gives it one; "
             f"without, {type(error).__name__}: {first_line(error)}"

@@ -11,20 +11,27 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import stated
-from opsmith.checking.numerics.compare import Difference, form_fault, unequal
-from opsmith.checking.numerics.truth import Measure, Truth
+from opsmith.checking.numerics.compare import (
+    Difference,
+    all_close,
+    exact_difference,
+    metadata_difference,
+    share_of_largest,
+)
+from opsmith.checking.numerics.truth import MeasuredFunction, Truth
 from opsmith.checking.property import first_line
-from opsmith.checking.samples.batches import side_by_side
+from opsmith.checking.samples.batches import batched
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
-from opsmith.core.calls import tensors_in
+from opsmith.core.call_arguments import tensors_in
 from opsmith.core.location import where
+from opsmith.torch_library.torch_messages import NO_BATCHING_RULE, has_message
 
 SIZE = 3
 
 
 @dataclass(frozen=True)
-class Way:
+class BatchDims:
     """One way to batch the arguments of a sample.
 
     Args:
@@ -46,7 +53,7 @@ class Way:
         return f"in_dims=({given}){out}, {count}"
 
 
-def ways(sample: Sample, *, every: bool) -> Iterator[Way]:
+def ways(sample: Sample, *, every: bool) -> Iterator[BatchDims]:
     """The ways in which a sample is batched: all arguments, each alone, in first, last and mixed dimensions.
 
     Args:
@@ -58,17 +65,17 @@ def ways(sample: Sample, *, every: bool) -> Iterator[Way]:
     }
     places = tuple(labels)
     second = {place: min(1, sample.flat[place].dim()) for place in places}
-    yield Way(dict.fromkeys(places, 0), labels)
-    yield Way(dict.fromkeys(places, -1), labels, out_dim=-1)
+    yield BatchDims(dict.fromkeys(places, 0), labels)
+    yield BatchDims(dict.fromkeys(places, -1), labels, out_dim=-1)
     if len(places) > 1:
-        yield from (Way({place: 0}, labels) for place in (places if every else places[-1:]))
+        yield from (BatchDims({place: 0}, labels) for place in (places if every else places[-1:]))
     if not every:
         return
-    yield Way(second, labels)
+    yield BatchDims(second, labels)
     if len(places) > 1:
         mixed = {place: -1 if at % 2 else 0 for at, place in enumerate(places)}
-        yield Way(mixed, labels)
-    yield Way(dict.fromkeys(places, 0), labels, size=1)
+        yield BatchDims(mixed, labels)
+    yield BatchDims(dict.fromkeys(places, 0), labels, size=1)
 
 
 def map_over(
@@ -100,25 +107,25 @@ def map_over(
 
 
 def rule_words(subject: Subject) -> str:
-    """What computes a batch, in words."""
+    """Name of what computes a batch, in words."""
     specification = subject.specification
-    if specification.adopted is not None and subject.apply is not None:
+    if specification.adopted is not None and subject.kind.applied:
         if specification.adopted.vmap is not None:
             return "its own rule for `vmap`"
         return "the rule for `vmap` that torch derives from its forward"
-    if specification.own is not None:
-        return "its own rule for `vmap`" if specification.own.vmap else "`vmap`"
+    if specification.library_operator is not None:
+        return "its own rule for `vmap`" if specification.library_operator.vmap else "`vmap`"
     if specification.batching is not None:
         return f"the rule for `vmap` that batching={specification.batching!r} makes"
     return "the rule for `vmap` that follows from the reference"
 
 
 def own_rule(subject: Subject) -> bool:
-    """Whether its author wrote what computes a batch, or says that one call serves a batch."""
+    """True if its author wrote a rule for batches, or declares that one call serves a batch."""
     specification = subject.specification
     if specification.adopted is not None and specification.adopted.vmap is not None:
         return True
-    own = specification.own
+    own = specification.library_operator
     return specification.batching is not None or (own is not None and own.vmap)
 
 
@@ -131,7 +138,7 @@ def rule_place(subject: Subject) -> str:
 
 
 def refusal(subject: Subject, error: Exception, *, empty: bool) -> str | None:
-    """Why `vmap` is not to be had, where torch or the author says so; None for a fault.
+    """The reason for a refusal of `vmap`, by torch or the author; None for a fault.
 
     Args:
         subject: What is under check.
@@ -140,17 +147,16 @@ def refusal(subject: Subject, error: Exception, *, empty: bool) -> str | None:
     """
     if isinstance(error, NotImplementedError):
         return first_line(error)
-    # The words below are torch's only where torch says them.
+    # The words below are torch's only where torch raises them.
     if _inside_own_rule(subject, error) or stated(error):
         return None
-    text = str(error)
-    if any(words in text for words in _REFUSALS) or (empty and not own_rule(subject)):
+    if has_message(error, NO_BATCHING_RULE) or (empty and not own_rule(subject)):
         return f"{type(error).__name__}: {first_line(error)}"
     return None
 
 
 def _inside_own_rule(subject: Subject, error: Exception) -> bool:
-    """Whether an exception passed through the author's own rule for `vmap`."""
+    """True if an exception passed through the author's own rule for `vmap`."""
     adopted = subject.specification.adopted
     code = getattr(getattr(adopted, "vmap", None), "__code__", None)
     trace = error.__traceback__
@@ -161,34 +167,13 @@ def _inside_own_rule(subject: Subject, error: Exception) -> bool:
     return False
 
 
-_REFUSALS = (
-    "In order to use an autograd.Function with functorch transforms",
-    "does not have vmap support",
-    "Batching rule not implemented",
-    "vmap: It looks like you're",
-    "vmap: inplace",
-    "vmap: aten::",
-    "accessing the data under vmap transform is not allowed",
-    "Cannot access data pointer of Tensor that doesn't have storage",
-    "data-dependent control flow",
-    "not supported with functorch",
-    "not supported under functorch",
-    "We do not support",
-    "not yet support",
-    "in randomness error mode",
-    "does not work with functorch",
-    "not compatible with functorch",
-)
-"""What torch says where it has no rule."""
-
-
 OneByOne = Callable[[list[Any]], Sequence[Tensor | None]]
 """From the flat arguments of one example to its results."""
 
 
 @dataclass(frozen=True)
-class Loop:
-    """What the examples give, one after the other.
+class ExampleLoop:
+    """Results of the examples of a batch, one after the other.
 
     Args:
         function: Takes one example.
@@ -218,7 +203,7 @@ class Loop:
 
     @cached_property
     def _batch(self) -> list[Any]:
-        return side_by_side(self.rows, dict.fromkeys(self.places, 0))
+        return batched(self.rows, dict.fromkeys(self.places, 0))
 
     def _together(self, function: OneByOne, batch: Sequence[Any]) -> list[Tensor | None]:
         each = [
@@ -236,22 +221,22 @@ class Loop:
         stacked = torch.stack(there)
         return stacked.sum(0) if position in self.summed else stacked
 
-    def fault(self, position: int, got: Tensor | None) -> Fault | None:
-        """What is wrong with a result; None where it is right, to rounding."""
+    def fault(self, position: int, got: Tensor | None) -> ResultFault | None:
+        """The fault of a result; None where it is right, to rounding."""
         right = self.expected[position]
         if got is None and right is None:
             return None
         if got is None or right is None:
             mine, theirs = ("None" if each is None else "a tensor" for each in (got, right))
-            return Fault("missing", mine, theirs)
-        form = form_fault(got, right, strides=False)
+            return ResultFault("missing", mine, theirs)
+        form = metadata_difference(got, right, strides=False)
         if form is not None:
-            return Fault(*form)
-        if unequal(got, right) is None or _near(got, right):
+            return ResultFault(*form)
+        if exact_difference(got, right) is None or _near(got, right):
             return None
         found = [truth.judge(position, got.detach()) for truth in self._truths]
         difference = next(iter(found))
-        return None if difference is None or None in found else Fault("value", difference=difference)
+        return None if difference is None or None in found else ResultFault("value", difference=difference)
 
     @cached_property
     def _truths(self) -> list[Truth]:
@@ -261,26 +246,26 @@ class Loop:
             if function is None:
                 continue
             together = partial(self._together, function)
-            measure = Measure.of(together, self._batch, self.generator, has_truth=self.has_truth)
+            measure = MeasuredFunction.of(together, self._batch, self.generator, has_truth=self.has_truth)
             truths.append(measure.truth(self._batch, self.dtype))
         return truths
 
 
 NEAR = 4
-"""Roundings of its largest element that a tensor may be off without its conditioning being measured: the same
-operations on a whole batch add up in another order, and little more."""
+"""Rounding errors of its largest element that a tensor may be off before its conditioning is measured: the
+same operations on a whole batch add up in another order, and little more."""
 
 
 def _near(got: Tensor, right: Tensor) -> bool:
-    """Whether no element is further off than a few roundings of the largest."""
+    """True if no element is off by more than a few rounding errors of the largest."""
     if not is_inexact(right) or not right.numel() or not bool(right.isfinite().all()):
         return False
-    return bool((got - right).abs().max() <= NEAR * torch.finfo(right.dtype).eps * right.abs().max())
+    return all_close(got, right, share_of_largest(NEAR * torch.finfo(right.dtype).eps, right))
 
 
 @dataclass(frozen=True)
-class Fault:
-    """What is wrong with one result of a batch.
+class ResultFault:
+    """Fault of one result of a batch.
 
     Args:
         aspect: `shape`, `dtype`, `device`, `missing` or `value`; of compiled code also `count`, of results,
@@ -297,7 +282,7 @@ class Fault:
 
     @property
     def cause(self) -> str:
-        """The word for it."""
+        """Cause of the fault."""
         return self.aspect if self.aspect in ("shape", "dtype") else "kernel-mismatch"
 
     def __str__(self) -> str:
@@ -308,7 +293,7 @@ class Fault:
         return f"it has the {self.aspect} {self.got}, where {self.expected} is right"
 
     def evidence(self) -> dict[str, Any]:
-        """What a report keeps of it."""
+        """Evidence for a report."""
         if self.difference is not None:
             return self.difference.evidence()
         return {"got": self.got, "expected": self.expected}

@@ -1,4 +1,4 @@
-"""torch takes the operator for one of its own: `torch.library.opcheck`, test by test."""
+"""`torch.library.opcheck`, test by test."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import torch
 from opsmith import errors
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.numerics.autodiff import vjp
-from opsmith.checking.numerics.compare import Kept
+from opsmith.checking.numerics.compare import SavedBits
 from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.properties.torch.compiled_calls import chain
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample, is_inexact
-from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.torch_library.torch_messages import OPCHECK_DIFFERS, has_message
 
 NAME = "opcheck"
 
 TESTS = {
-    "test_schema": "its schema says truly what it writes and returns",
+    "test_schema": "its schema is true to what it writes and returns",
     "test_autograd_registration": "its gradients are registered where torch looks for them",
     "test_faketensor": "its fake kernel agrees with the real one",
     "test_aot_dispatch_dynamic": "results and gradients are the same when traced with dynamic shapes",
@@ -39,7 +40,7 @@ SAID = {
     r"Argument (\w+) is not defined as mutable but was mutated": "mutates-input",
     r"Argument (\w+) is not defined to alias output but was aliasing": "aliases-input",
 }
-"""What test_schema says, and the cause that it then is."""
+"""Errors of test_schema, and the cause that each stands for."""
 
 
 def run(subject: Subject) -> Findings:
@@ -53,15 +54,14 @@ def run(subject: Subject) -> Findings:
 
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
-    own = subject.specification.own
-    thorough = subject.effort.name == "thorough"
+    exhaustive = subject.effort.exhaustive
     for test, promise in TESTS.items():
-        if test in TRACED and (not subject.effort.compiled or (sample.position and not thorough)):
+        if test in TRACED and (not subject.effort.compiled or (sample.position and not exhaustive)):
             continue  # `compile` traces every sample
         if test in TRACED and any(isinstance(value, torch.Generator) for value in sample.flat):
             yield Note(f"{test} was left out for a sample with a generator, which it would draw from twice")
             continue
-        if test in ON_FAKES and subject.foreign and (own is None or not own.fake):
+        if test in ON_FAKES and subject.lacks("fake"):
             yield Note(
                 f"{test} was left out, since there is no fake kernel: write `torch.library.register_fake`"
             )
@@ -80,7 +80,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
             continue
         cause, input = _cause(test, error)
         if cause == "mutates-input" and not _written(subject, sample):
-            # torch 2.13 says so of its own `x * x.conj()`, in the calls that an operator is made of.
+            # torch 2.13 reports its own `x * x.conj()` inside an operator so.
             yield Note(
                 f"{test} takes a call inside for a write into `{input}`; no argument has changed by a bit"
             )
@@ -96,7 +96,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
 
 
 def _cause(test: str, error: BaseException) -> tuple[str, str | None]:
-    """What is wrong, by what opcheck says of it, and of which argument."""
+    """The cause that an error of opcheck names, and the argument."""
     if test == "test_faketensor":
         return "fake-mismatch", None
     for words, cause in SAID.items():
@@ -107,8 +107,8 @@ def _cause(test: str, error: BaseException) -> tuple[str, str | None]:
 
 
 def _compares(error: BaseException) -> bool:
-    """Whether it says that numbers differ, and not that something was raised."""
-    return "are different in eager-mode PyTorch" in str(error)
+    """True if an error of opcheck means that numbers differ, and not that something was raised."""
+    return has_message(error, OPCHECK_DIFFERS)
 
 
 def _has_nan(subject: Subject, sample: Sample) -> bool:
@@ -124,7 +124,7 @@ def _opcheck(subject: Subject, sample: Sample, test: str) -> BaseException | Non
     for place in differentiated(subject, sample).places:
         flat[place].requires_grad_()
     args, kwargs = sample.flattening.schema.dispatched(sample.flattening.pack(flat))
-    with subject.seeded(), quiet():
+    with subject.seeded(), without_warnings():
         found: dict[str, Any] = torch.library.opcheck(
             subject.torch_operator, tuple(args), kwargs, test_utils=test, raise_exception=False
         )
@@ -133,9 +133,9 @@ def _opcheck(subject: Subject, sample: Sample, test: str) -> BaseException | Non
 
 
 def _written(subject: Subject, sample: Sample) -> bool:
-    """Whether a call, or then its backward, changes a bit of an argument."""
+    """True if a call, or its backward, changes a bit of an argument."""
     flat = sample.at()
-    kept = [Kept.of(value) for value in flat if isinstance(value, torch.Tensor)]
+    kept = [SavedBits.of(value) for value in flat if isinstance(value, torch.Tensor)]
     with subject.seeded(), torch.no_grad():
         subject.call(sample, flat)
     if any(each.written() is not None for each in kept):
@@ -154,4 +154,6 @@ def _missing_fake(error: BaseException) -> errors.MissingFakeError | None:
     return next((each for each in chain(error) if isinstance(each, errors.MissingFakeError)), None)
 
 
-OPCHECK = Property(NAME, "torch's own opcheck accepts the operator", run, apart=True)
+OPCHECK = Property(
+    NAME, "torch's own opcheck accepts the operator", run, compiles=True, transforms=True, group="integration"
+)

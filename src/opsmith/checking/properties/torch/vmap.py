@@ -1,4 +1,4 @@
-"""`torch.func.vmap` gives what a loop gives: results and gradients, wherever the batch lies."""
+"""`torch.func.vmap`: results and gradients are those of a loop, in whatever dimension the batch lies."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.properties.numeric.differentiable import differentiated
-from opsmith.checking.properties.torch.batched_gradients import Differentiation
+from opsmith.checking.properties.torch.batched_gradients import BatchedDifferentiation
 from opsmith.checking.properties.torch.mapping import (
     SIZE,
-    Fault,
-    Loop,
+    BatchDims,
+    ExampleLoop,
     OneByOne,
-    Way,
+    ResultFault,
     map_over,
     own_rule,
     refusal,
@@ -39,14 +39,14 @@ from opsmith.checking.property import (
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import (
     batch_of,
+    batched,
+    empty_batch,
     own_dtype,
     replicas,
-    side_by_side,
-    without_examples,
     working_dtype,
 )
 from opsmith.checking.samples.sample import Sample, is_inexact
-from opsmith.checking.side_effects.global_settings import quiet
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject, drawing_operations
 
 NAME = "vmap"
@@ -58,8 +58,8 @@ Mapped = Generator[Finding, None, list[Tensor | None] | None]
 
 
 @dataclass
-class Seen:
-    """What one run has found so far.
+class MappingCoverage:
+    """Findings of one run of the property so far.
 
     Args:
         refused: Why `vmap` is not to be had, each reason once.
@@ -76,13 +76,12 @@ class Seen:
 
 def run(subject: Subject) -> Findings:
     """Map every sample in several ways, and compare with calls for each example."""
-    own = subject.specification.own
-    if subject.foreign and (own is None or not own.vmap):
+    if subject.lacks("vmap"):
         yield Skipped(
             "it has no rule for `vmap`: torch calls it for each example; `register_vmap` gives it one"
         )
         return
-    seen = Seen()
+    seen = MappingCoverage()
     failed = False
 
     def look(subject: Subject, sample: Sample) -> Findings:
@@ -99,14 +98,14 @@ def run(subject: Subject) -> Findings:
         yield Skipped("no sample has a tensor to batch")
 
 
-def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
+def _sample(subject: Subject, sample: Sample, seen: MappingCoverage) -> Findings:
     if not any(isinstance(value, Tensor) for value in sample.flat):
         return
     if any(isinstance(value, torch.Generator) for value in sample.flat):
-        yield Note("a sample with a generator was left out: nothing says how it serves a batch")
+        yield Note("a sample with a generator was left out: it is undefined how it serves a batch")
         return
-    every = subject.effort.name == "thorough" or (subject.effort.name == "default" and not sample.position)
-    trial = Trial(subject, sample, seen)
+    every = sample.position < subject.effort.transform_samples
+    trial = MappedSample(subject, sample, seen)
     chosen = [*ways(sample, every=every)]
     if subject.draws or drawing_operations(subject, sample):
         yield from trial.drawing(chosen[0])
@@ -124,7 +123,7 @@ def _sample(subject: Subject, sample: Sample, seen: Seen) -> Findings:
 
 
 @dataclass(frozen=True)
-class Trial:
+class MappedSample:
     """A sample that is mapped in several ways.
 
     Args:
@@ -135,12 +134,12 @@ class Trial:
 
     subject: Subject
     sample: Sample
-    seen: Seen
-    loops: dict[tuple[Any, ...], Loop] = field(default_factory=dict)
+    seen: MappingCoverage
+    loops: dict[tuple[Any, ...], ExampleLoop] = field(default_factory=dict)
 
     @cached_property
     def dtype(self) -> torch.dtype | None:
-        """The dtype that it is mapped in."""
+        """The dtype in which it is mapped."""
         return working_dtype(self.subject, self.sample)
 
     def call(self, flat: Sequence[Any]) -> list[Any]:
@@ -154,7 +153,7 @@ class Trial:
             return None
         return self.subject.plain(self.sample)
 
-    def loop(self, places: Sequence[int], size: int) -> Loop:
+    def loop(self, places: Sequence[int], size: int) -> ExampleLoop:
         """Examples that differ in some arguments, and what each gives: the same ones each time."""
         key = (*sorted(places), size)
         if key not in self.loops:
@@ -169,17 +168,17 @@ class Trial:
         places: Sequence[int],
         summed: frozenset[int] = frozenset(),
         instead: OneByOne | None = None,
-    ) -> Loop:
+    ) -> ExampleLoop:
         dtype = self.dtype or own_dtype(self.sample)
         subject = self.subject
-        return Loop(
+        return ExampleLoop(
             function, rows, tuple(places), subject.generator(), subject.has_truth, dtype, summed, instead
         )
 
-    def results(self, way: Way) -> Findings:
-        """Map the sample in one way; hold every result to the loop's."""
+    def results(self, way: BatchDims) -> Findings:
+        """Map the sample in one way, and compare every result with the loop's."""
         loop = self.loop(tuple(way.dims), way.size)
-        batch = side_by_side(loop.rows, way.dims)
+        batch = batched(loop.rows, way.dims)
         found = yield from self._tried(way, lambda: map_over(self.call, batch, way.dims, way.out_dim))
         for position, got in enumerate(found or ()):
             name = self.subject.results(self.sample)[position].name
@@ -196,9 +195,9 @@ class Trial:
             self.seen.wrong.add(name)
             yield self._failure(way, name, f"`{name}`", fault)
 
-    def _wrong_for_slices(self, loop: Loop, way: Way, position: int) -> bool:
-        """Whether it is wrong without `vmap` too, for slices of the batch, which are not contiguous."""
-        batch = side_by_side(loop.rows, way.dims)
+    def _wrong_for_slices(self, loop: ExampleLoop, way: BatchDims, position: int) -> bool:
+        """True if it is wrong without `vmap` too, for slices of the batch, which are not contiguous."""
+        batch = batched(loop.rows, way.dims)
         try:
             each = [
                 self.call(
@@ -215,10 +214,10 @@ class Trial:
             refuse_own(error)
             return True  # then it does not even run, and for the same reason
 
-    def gradients(self, way: Way, places: Sequence[int]) -> Findings:
-        """Hold the gradients of every example, and of the whole batch, to the loop's."""
+    def gradients(self, way: BatchDims, places: Sequence[int]) -> Findings:
+        """Compare the gradients of every example, and of the whole batch, with the loop's."""
         rows = self.loop(tuple(way.dims), way.size).rows
-        given = Differentiation(self.subject, self.sample, places, rows, way.dims)
+        given = BatchedDifferentiation(self.subject, self.sample, places, rows, way.dims)
         if not places or given.every_dim == way.dims:
             return
         surrogate = self.subject.specification.gradients.surrogate
@@ -242,12 +241,12 @@ class Trial:
                     self.seen.wrong.add(label)
                     yield self._failure(way, label, f"{words} `{label}`", fault)
 
-    def nested(self, way: Way) -> Findings:
+    def nested(self, way: BatchDims) -> Findings:
         """One `vmap` inside of another, with the batches in different dimensions."""
         loop = self.loop(tuple(way.dims), OUTER * SIZE)
         last = dict.fromkeys(way.dims, -1)
-        inner = [side_by_side(loop.rows[at * SIZE : (at + 1) * SIZE], last) for at in range(OUTER)]
-        batch = side_by_side(inner, way.dims)
+        inner = [batched(loop.rows[at * SIZE : (at + 1) * SIZE], last) for at in range(OUTER)]
+        batch = batched(inner, way.dims)
         found = yield from self._tried(
             way, lambda: map_over(lambda flat: map_over(self.call, flat, last), batch, way.dims)
         )
@@ -257,14 +256,14 @@ class Trial:
             if fault is not None:
                 yield self._failure(way, name, f"under one `vmap` inside of another, `{name}`", fault)
 
-    def without_examples(self, way: Way) -> Findings:
+    def without_examples(self, way: BatchDims) -> Findings:
         """Map a batch of no examples, where that is accepted."""
-        none = Way(way.dims, way.labels, size=0)
+        none = BatchDims(way.dims, way.labels, size=0)
         flat = self.sample.at(self.dtype)
         expected = self.call(replicas(flat))
         try:
-            with quiet():
-                found = map_over(self.call, without_examples(flat, none.dims), none.dims)
+            with without_warnings():
+                found = map_over(self.call, empty_batch(flat, none.dims), none.dims)
         except Exception as error:
             refuse_own(error)
             yield Note(f"a batch of no examples is refused: {type(error).__name__}: {first_line(error)}")
@@ -272,30 +271,30 @@ class Trial:
         for result, got, one in zip(self.subject.results(self.sample), found, expected, strict=True):
             if got is None or one is None or list(got.shape) == [0, *one.shape]:
                 continue
-            fault = Fault("shape", str(list(got.shape)), str([0, *one.shape]))
+            fault = ResultFault("shape", str(list(got.shape)), str([0, *one.shape]))
             if own_rule(self.subject) and not self._torch_loses_form(none, flat):
                 yield self._failure(none, result.name, f"`{result.name}`", fault)
             else:
                 yield Note(f"for a batch of no examples, torch's rules do not keep the form: {fault}")
 
-    def _torch_loses_form(self, way: Way, flat: Sequence[Any]) -> bool:
-        """Whether `vmap` of the reference, as the plain function that it is, gives another form as well."""
+    def _torch_loses_form(self, way: BatchDims, flat: Sequence[Any]) -> bool:
+        """True if `vmap` of the reference, as a plain function, gives another shape as well."""
         if self.reference is None:
             return False
         try:
-            with quiet():
-                found = map_over(self.reference, without_examples(flat, way.dims), way.dims)
+            with without_warnings():
+                found = map_over(self.reference, empty_batch(flat, way.dims), way.dims)
         except Exception as error:
             refuse_own(error)
             return False  # then it is refused, and no form is lost
         pairs = zip(found, self.reference([*flat]), strict=True)
         return any(g is not None and o is not None and list(g.shape) != [0, *o.shape] for g, o in pairs)
 
-    def drawing(self, way: Way) -> Findings:
-        """Hold an operator that draws to the form, and to equal results where `vmap` is told `same`."""
+    def drawing(self, way: BatchDims) -> Findings:
+        """Compare shapes where the operator draws, and results with each other under `randomness="same"`."""
         flat = self.sample.at()
         expected = self.call(replicas(flat))
-        batch = side_by_side([flat] * SIZE, way.dims)
+        batch = batched([flat] * SIZE, way.dims)
         for randomness in ("same", "different"):
             call = partial(map_over, self.call, batch, way.dims, 0, randomness)
             found = yield from self._tried(way, call)
@@ -304,16 +303,16 @@ class Trial:
                 if got is None or one is None:
                     continue
                 if got.shape != (SIZE, *one.shape):
-                    fault = Fault("shape", str(list(got.shape)), str([SIZE, *one.shape]))
+                    fault = ResultFault("shape", str(list(got.shape)), str([SIZE, *one.shape]))
                     yield self._failure(way, result.name, f"`{result.name}`", fault)
                 elif randomness == "same" and not all(_same(got[0], each) for each in got):
-                    fault = Fault("result", "another one for equal examples", "the same one")
+                    fault = ResultFault("result", "another one for equal examples", "the same one")
                     yield self._failure(way, result.name, f"with randomness='same', `{result.name}`", fault)
 
-    def _tried(self, way: Way, call: Callable[[], list[Tensor | None]]) -> Mapped:
-        """What a call under `vmap` gives; None where it is refused, or raises, which is told."""
+    def _tried(self, way: BatchDims, call: Callable[[], list[Tensor | None]]) -> Mapped:
+        """Results of a call under `vmap`; None where it is refused, or raises, which is reported."""
         try:
-            with quiet():
+            with without_warnings():
                 found = call()
         except Exception as error:
             refuse_own(error)
@@ -339,20 +338,20 @@ class Trial:
         self.seen.mapped = True
         return found
 
-    def _reference_refused(self, way: Way) -> bool:
-        """Whether `vmap` of the reference, as the plain function that it is, raises as well."""
+    def _reference_refused(self, way: BatchDims) -> bool:
+        """True if `vmap` of the reference, as a plain function, raises as well."""
         if self.reference is None or own_rule(self.subject):
             return False
         rows = self.loop(tuple(way.dims), way.size).rows
         try:
-            with quiet():
-                map_over(self.reference, side_by_side(rows, way.dims), way.dims)
+            with without_warnings():
+                map_over(self.reference, batched(rows, way.dims), way.dims)
         except Exception as error:
             refuse_own(error)
             return True  # that is the question
         return False
 
-    def _failure(self, way: Way, name: str, what: str, fault: Fault) -> Failure:
+    def _failure(self, way: BatchDims, name: str, what: str, fault: ResultFault) -> Failure:
         dtype = str(self.dtype or own_dtype(self.sample)).removeprefix("torch.")
         return Failure(
             NAME,
@@ -369,4 +368,10 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.nan_to_num(), other.nan_to_num()) if is_inexact(one) else torch.equal(one, other)
 
 
-VMAP = Property(NAME, "a batch under torch.func.vmap gives what a loop gives, wherever it lies", run)
+VMAP = Property(
+    NAME,
+    "a batch under torch.func.vmap gives what a loop gives, wherever it lies",
+    run,
+    subset=True,
+    transforms=True,
+)

@@ -1,4 +1,4 @@
-"""Arguments as code, in the way that a person would write them."""
+"""Values as Python code, as a person would write them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 MOST_ELEMENTS = 64
-"""A script with more numbers than this is no longer a few lines."""
+"""Most numbers of a script of a few lines."""
 
 DIGITS = 4
-"""To so many digits numbers are rounded, where a script need not have those of the check."""
+"""Digits of numbers that need not be those of the check."""
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def writable(value: Any) -> bool:
-    """Whether there is code for a value."""
+    """True if a value can be written as code."""
     if isinstance(value, list | tuple):
         return all(writable(item) for item in value)
     if isinstance(value, Enum):
@@ -28,7 +28,7 @@ def writable(value: Any) -> bool:
 
 
 def imports(values: Sequence[Any]) -> list[str]:
-    """The lines that bring in what values are written with."""
+    """Imports that written values need."""
     kinds = {type(value) for value in values if isinstance(value, Enum)}
     outer = {(kind.__module__, kind.__qualname__.partition(".")[0]) for kind in kinds}
     return [f"from {module} import {name}" for module, name in sorted(outer)]

@@ -1,0 +1,112 @@
+"""Root causes: the earlier failure, of another property, that explains a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from opsmith.checking.causes import CAUSES, UNKNOWN
+from opsmith.checking.properties import PROPERTIES
+from opsmith.checking.report import Failure, Outcome
+
+
+def name_roots(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Name in each failure that another one explains the property of that one.
+
+    Args:
+        outcomes: In the order of reports.
+    """
+    every = [failure for outcome in outcomes for failure in outcome.failures]
+    named: list[Outcome] = []
+    before: list[Failure] = []
+    for outcome in outcomes:
+        failures = [replace(each, follows=explained_by(each, before, every)) for each in outcome.failures]
+        before += failures
+        named.append(replace(outcome, failures=tuple(failures)))
+    return named
+
+
+def explained_by(failure: Failure, before: Sequence[Failure], every: Sequence[Failure] = ()) -> str | None:
+    """Name of the property whose failure explains one of another property; None where none does.
+
+    Args:
+        failure: The failure.
+        before: The failures of the properties before it, in the order of reports.
+        every: The failures of all properties.
+    """
+    others = [each for each in before if each.property != failure.property]
+    for rule in RULES:
+        roots = every if rule is wrong_gradient else others
+        found = next(rule(failure, roots), None)
+        if found is not None:
+            return found.property
+    return None
+
+
+def same_words(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
+    """The failures that report the same fault in the same words."""
+    words = _words(failure)
+    yield from (each for each in before if each.cause == failure.cause and _words(each) == words)
+
+
+def _words(failure: Failure) -> str:
+    """The words of a failure, without those that differ from property to property.
+
+    Of an exception these are the words of the exception, and of a death its signal and the line.
+    """
+    if "signal" in failure.evidence:
+        return f"{failure.evidence['signal']} at {failure.where}"
+    reason = failure.evidence.get("also fits", {}).get("input-needs-grad")
+    return failure.message.removesuffix(f"; {reason}") if failure.cause == "raises" else failure.message
+
+
+def wrong_gradient(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
+    """A wrong gradient explains what other properties find of the gradient by the same input."""
+    if PROPERTIES[failure.property].about_gradients:
+        for name, known in PROPERTIES.items():
+            if known.explains_gradients and name != failure.property:
+                mine = (each for each in every if each.property == name)
+                yield from (each for each in mine if _inputs(each) & _inputs(failure))
+
+
+def _inputs(failure: Failure) -> set[str]:
+    """The inputs that a failure names: `x, weight` are two."""
+    return set(failure.input.split(", ")) if failure.input else set()
+
+
+def unsteady_backward(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
+    """Unsteady gradients explain why a second backward through the same graph gives another one."""
+    if failure.property == "effects" and failure.cause == "mutates-saved" and failure.input is not None:
+        found = (each for each in before if each.property == "determinism")
+        yield from (
+            each for each in found if each.cause == "nondeterministic" and each.input == failure.input
+        )
+
+
+def wrong_results(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
+    """Wrong results explain gradients that do not fit them, and differences that contradict both modes."""
+    known = PROPERTIES[failure.property]
+    for each in () if known.transforms else before:
+        if each.property != "forward" or each.follows is not None:
+            continue
+        misfit = known.sends_gradients and failure.cause == "raises" and each.cause == "shape"
+        contradicted = failure.evidence.get("reverse mode") == "wrong as well"
+        if misfit or (contradicted and each.cause == "kernel-mismatch"):
+            yield each
+
+
+def broken_operator(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
+    """A fault of the operator itself explains what tracing, mapping, copying or compiling finds of it."""
+    if not PROPERTIES[failure.property].transforms:
+        return
+    roots = [each for each in before if each.follows is None]
+    yield from (each for each in roots if each.cause == failure.cause != UNKNOWN)
+    yield from (each for each in roots if failure.input is not None and each.input == failure.input)
+    if CAUSES[failure.cause].broad:
+        yield from (each for each in roots if CAUSES[each.cause].root)
+
+
+Rule = Callable[[Failure, Sequence[Failure]], Iterator[Failure]]
+
+RULES: tuple[Rule, ...] = (same_words, wrong_gradient, unsteady_backward, wrong_results, broken_operator)
+"""The rules in order: the first that finds a failure names the root."""
