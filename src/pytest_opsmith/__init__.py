@@ -1,7 +1,7 @@
 """`pytest --opsmith mypackage.ops`: every property of every operator of a module is a test.
 
-pytest imports this in every run where opsmith is installed, so that it imports nothing, torch least of all,
-until the option is given; which is why it lies beside the package and not inside of it.
+pytest imports this plugin in every run where opsmith is installed. So it imports nothing until the option is
+given; a module inside of the package `opsmith` would import torch.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import pytest
 
 ALONE = "opsmith_alone"
-"""Name of an option that nobody gives: whether nothing but operators is to be collected."""
+"""Name of an internal option: True if only operators are collected."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options, which all begin with `--opsmith`."""
+    """Add the options, which all begin with `--opsmith`."""
     group = parser.getgroup("opsmith", "operators")
     group.addoption(
         "--opsmith",
@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--opsmith-effort",
         choices=("quick", "default", "thorough"),
         default="default",
-        help="How much to look at (default: default).",
+        help="Effort of the checks (default: default).",
     )
     group.addoption(
         "--opsmith-seed", type=int, default=0, metavar="N", help="Seed of the checks (default: 0)."
@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Say what the mark means, and leave everything else out where only operators were asked for."""
+    """Register the mark, and collect only operators if no path is given."""
     config.addinivalue_line("markers", "opsmith: a property of an operator, from `--opsmith`")
     if not config.getoption("opsmith"):
         return
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     named = any(str(each) == "--opsmith" or str(each).startswith("--opsmith=") for each in given)
     paths = config.args_source is pytest.Config.ArgsSource.ARGS
     if getattr(config.option, ALONE, False) or (named and not paths):
-        setattr(config.option, ALONE, True)  # the processes of pytest-xdist are told by the options
+        setattr(config.option, ALONE, True)  # the processes of pytest-xdist get the options
         config.args = []
 
 

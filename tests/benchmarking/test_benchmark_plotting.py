@@ -171,7 +171,7 @@ def test_pictures_are_written_beside_one_another(kind: str, tmp_path: Path) -> N
 
 def test_formats_and_places_that_there_are_not_are_refused(tmp_path: Path) -> None:
     for name in ("op.gif", "op", "svg"):
-        with pytest.raises(errors.UsageError, match="there is no such format of pictures") as raised:
+        with pytest.raises(errors.UsageError, match="the format of the picture is not supported") as raised:
             format_of(Path(name))
         assert raised.value.expected == "`.svg`, `.png`, `.pdf`"
     with pytest.raises(errors.UsageError, match="the picture cannot be written to") as raised:

@@ -246,7 +246,7 @@ def test_a_report_saves_the_check_if_it_is_the_operators_and_nothing_failed(meas
     with pytest.raises(errors.NotPassedError):
         measure(gate, report=failed)
     for other, got in ((passed(native), "a report on `benchmarked::native`"), ("passed", "str 'passed'")):
-        with pytest.raises(errors.UsageError, match="this is no report on the operator") as raised:
+        with pytest.raises(errors.UsageError, match="the report must be one on the operator") as raised:
             measure(gate, report=other)
         assert raised.value.got == got
 
@@ -272,16 +272,16 @@ def test_a_reference_that_raises_at_a_size_is_told(measure: Measure) -> None:
         ({"baselines": {"sum": 3}}, "baselines must be functions by name", "baselines"),
         ({"baselines": {"": len}}, "baselines must be functions by name", "baselines"),
         ({"baselines": {"compiled": len}}, "a baseline must not be named `compiled`", "baselines"),
-        ({"directions": []}, "these are no directions", "directions"),
-        ({"directions": ["sideways"]}, "these are no directions", "directions"),
-        ({"directions": 3}, "these are no directions", "directions"),
-        ({"dtypes": []}, "these are no dtypes of floating inputs", "dtypes"),
-        ({"dtypes": torch.int64}, "these are no dtypes of floating inputs", "dtypes"),
-        ({"dtypes": ["float32"]}, "these are no dtypes of floating inputs", "dtypes"),
-        ({"dtypes": 32}, "these are no dtypes of floating inputs", "dtypes"),
-        ({"threads": 0}, "this is no number of threads", "threads"),
-        ({"threads": 1.5}, "this is no number of threads", "threads"),
-        ({"threads": True}, "this is no number of threads", "threads"),
+        ({"directions": []}, "`directions` must be directions", "directions"),
+        ({"directions": ["sideways"]}, "`directions` must be directions", "directions"),
+        ({"directions": 3}, "`directions` must be directions", "directions"),
+        ({"dtypes": []}, "`dtypes` must be floating dtypes", "dtypes"),
+        ({"dtypes": torch.int64}, "`dtypes` must be floating dtypes", "dtypes"),
+        ({"dtypes": ["float32"]}, "`dtypes` must be floating dtypes", "dtypes"),
+        ({"dtypes": 32}, "`dtypes` must be floating dtypes", "dtypes"),
+        ({"threads": 0}, "the number of threads must be positive", "threads"),
+        ({"threads": 1.5}, "the number of threads must be positive", "threads"),
+        ({"threads": True}, "the number of threads must be positive", "threads"),
         ({"device": "meta"}, "nothing can be timed on the device `meta` here", "device"),
     ],
 )

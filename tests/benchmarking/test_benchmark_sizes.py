@@ -78,7 +78,7 @@ def test_a_sample_that_cannot_be_grown_is_measured_as_it_is() -> None:
     three.samples(lambda make: [(make(3),)])
     every, (remark,) = found(three)
     assert [(each.role, shapes(each)) for each in every] == [("call", [[3]]), ("size", [[3]])]
-    assert remark.startswith("measured on its samples as they are, which are small")
+    assert remark.startswith("measured on its own samples, which are small")
 
 
 def test_lists_of_sizes_go_together() -> None:

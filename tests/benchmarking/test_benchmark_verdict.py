@@ -223,5 +223,5 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
 @pytest.mark.parametrize("tolerance", [-0.1, float("nan"), float("inf"), "a tenth", True])
 def test_a_tolerance_that_is_none_is_refused(tolerance: Any) -> None:
-    with pytest.raises(errors.UsageError, match="this is no tolerance"):
+    with pytest.raises(errors.UsageError, match="the tolerance must be a fraction"):
         planted(1).against(planted(0), tolerance=tolerance)

@@ -211,7 +211,7 @@ def test_tolerance_is_handed_on(run: Run, file: Path, earlier: Path) -> None:
     slowed(earlier, 0.01)
     assert run(f"{file}:twice", "--against", str(earlier), "--tolerance", "1e9").exit_code == 0
     done = run(f"{file}:twice", "--against", str(earlier), "--tolerance", "-1")
-    assert (done.exit_code, "this is no tolerance" in done.stderr) == (2, True)
+    assert (done.exit_code, "the tolerance must be a fraction" in done.stderr) == (2, True)
 
 
 def test_one_from_another_machine_has_status_2_and_says_so(run: Run, file: Path, earlier: Path) -> None:
@@ -285,21 +285,21 @@ def test_samples_that_are_named(run: Run, file: Path) -> None:
         (("--size", "N=²"), "`N=²` names no sizes"),
         (("--size", "N=" + "9" * 5000), "names no sizes"),
         (("--size", "N=3", "--size", "by N=4"), "`by N=4` names a size that was given before"),
-        (("--tolerance", "nan"), "this is no tolerance"),
+        (("--tolerance", "nan"), "the tolerance must be a fraction"),
         (("--size", "Q=3"), "there is no size `Q`"),
         (("--dtype", "int64"), "`int64` must be a floating dtype"),
         (("--dtype", "complex64"), "`complex64` must be a floating dtype"),
         (("--dtype", "float33"), "`float33` must be a floating dtype"),
-        (("--direction", "up"), "these are no directions"),
+        (("--direction", "up"), "`directions` must be directions"),
         (("--device", "gpu"), "a device type that torch does not know"),
         (("--device", "meta"), "nothing can be timed on the device `meta` here"),
-        (("--threads", "0"), "this is no number of threads"),
+        (("--threads", "0"), "the number of threads must be positive"),
         (("--samples", "absent"), "has nothing named `absent`"),
         (("--baseline", "absent"), "has nothing named `absent`"),
         (("--baseline", "SAMPLES"), "baselines must be functions by name"),
         (("-o", "none/out.json"), "the benchmark cannot be written to `none/out.json`"),
         (("--plot", "none/out.svg"), "the picture cannot be written to `none/out.svg`"),
-        (("--plot", "out.gif"), "there is no such format of pictures"),
+        (("--plot", "out.gif"), "the format of the picture is not supported"),
         (("--against", "none.json"), "`none.json` cannot be read"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

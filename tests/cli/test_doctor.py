@@ -144,8 +144,8 @@ def test_the_compiler_is_installed_as_the_system_does(
     ("cuda", "gpu", "nvrtc"),
     [
         (None, "this torch is built for the CPU", "pip install nvidia-cuda-nvrtc"),
-        ("12.8", "nvidia-smi tells whether the driver sees a GPU", "pip install nvidia-cuda-nvrtc-cu12"),
-        ("13.0", "nvidia-smi tells whether the driver sees a GPU", "pip install nvidia-cuda-nvrtc"),
+        ("12.8", "nvidia-smi shows whether the driver sees a GPU", "pip install nvidia-cuda-nvrtc-cu12"),
+        ("13.0", "nvidia-smi shows whether the driver sees a GPU", "pip install nvidia-cuda-nvrtc"),
     ],
 )
 def test_the_gpu_advice_follows_from_the_torch_that_is_here(

@@ -22,10 +22,10 @@ from opsmith.core.operator import Operator
 
 Progress = Callable[[str, int, int], None]
 BUSY = 0.5
-"""Programs beside this one that want to run: from so many on, a benchmark says that the machine was busy."""
+"""Load average from which on a benchmark reports that the machine was busy."""
 
 
-# In a caller's inference mode there would be nothing to differentiate.
+# A caller's inference mode would forbid gradients.
 @torch.inference_mode(mode=False)
 def benchmark(
     operator: Operator[..., Any],
@@ -45,30 +45,30 @@ def benchmark(
     report: Report | None = None,
     progress: Progress | None = None,
 ) -> Benchmark:
-    """Time an operator beside its reference, that compiled, and baselines, against the machine's ceilings.
+    """Time an operator beside its reference, the compiled reference and baselines, and below the ceilings.
 
     Args:
         operator: The operator. It is checked first: one that fails is not benchmarked.
-        samples: Calls to measure, as a list of tuples or a function; without, its own samples are grown.
+        samples: Calls to measure, as a list of tuples or a function; by default its own samples are grown.
         sizes: Letters of `shapes=`, numbers among the arguments, or parameters of `samples`, by name:
             `{"B": 8, "H W": [14, 28]}`. Lists go together.
-        baselines: Functions by name that take what the operator takes.
+        baselines: Functions by name, with the arguments of the operator.
         dtypes: dtypes of floating inputs.
         device: Type of device; by default the CPU.
-        directions: Of `forward`, `backward` and `both`, those to time.
-        threads: How many threads torch has; by default as many as now.
-        compiled: Whether the reference is timed under `torch.compile`, too.
-        memory: Whether saved bytes and peaks are measured.
-        flops: Counts the floating-point operations of a call; by default they are counted of the reference.
-        effort: `quick`, `default` or `thorough`; or an `Effort` of one's own.
+        directions: Directions to time, of `forward`, `backward` and `both`.
+        threads: Number of threads of torch; by default the current one.
+        compiled: Time the reference under `torch.compile`, too.
+        memory: Measure saved bytes and peaks.
+        flops: Formula of the floating-point operations of a call; by default the reference's are counted.
+        effort: `quick`, `default` or `thorough`; or a `BenchmarkEffort`.
         seed: Seed of the numbers.
-        report: What `check` has found already; without, the operator is checked, at quick effort.
-        progress: Called with what is measured next, how many sizes are done, and how many there are.
+        report: Report of an earlier `check`; without, the operator is checked, at quick effort.
+        progress: Called with the current activity, the number of sizes that are done, and their total.
 
     Raises:
         NotPassedError: If the operator fails its check.
         MissingSamplesError, SampleError: If there are no samples, or one does not fit.
-        UsageError: If an argument is none that it takes.
+        UsageError: If another argument is invalid.
 
     Example:
         >>> import opsmith.ops
@@ -78,7 +78,7 @@ def benchmark(
     """
     level = effort if isinstance(effort, BenchmarkEffort) else effort_named(effort)
     if not isinstance(operator, Operator):
-        raise _no_operator(operator)
+        raise _not_an_operator(operator)
     given = dict(baselines) if isinstance(baselines, Mapping) else baselines
     refuse_baselines({} if given is None else given, operator.name)
     wanted = _directions(directions, operator.name)
@@ -90,12 +90,12 @@ def benchmark(
     if not _was_checked(found, ("gradient", "surrogate")) and set(wanted) != {"forward"}:
         wanted = ("forward",)
         remarks.append("its gradients could not be checked: forward alone is timed")
-    asked = Request(operator, given or {}, wanted, compiled, memory, flops, level, seed)
-    return _run(asked, every, types, place, count, remarks, progress)
+    request = Request(operator, given or {}, wanted, compiled, memory, flops, level, seed)
+    return _run(request, every, types, place, count, remarks, progress)
 
 
 def _run(
-    asked: Request,
+    request: Request,
     sizes: list[SizedCall],
     dtypes: list[torch.dtype],
     device: torch.device,
@@ -114,13 +114,13 @@ def _run(
             for at, size in enumerate(sizes):
                 if progress is not None:
                     progress(f"{size.label}, {str(dtype).removeprefix('torch.')}", len(cases), total)
-                done = measure(asked, size, dtype, device)
-                cases.append(done.case)
-                if done.slowest_s > asked.effort.slowest_s and at + 1 < len(sizes):
+                case, slowest_s = measure(request, size, dtype, device)
+                cases.append(case)
+                if slowest_s > request.effort.slowest_s and at + 1 < len(sizes):
                     left = ", ".join(each.label for each in sizes[at + 1 :])
                     remarks.append(
-                        f"left out, since a call took {done.slowest_s:.1f} s at {size.label} and more than "
-                        f"{asked.effort.slowest_s:g} s is too slow at {asked.effort.name} effort: {left}"
+                        f"left out, since a call took {slowest_s:.1f} s at {size.label} and more than "
+                        f"{request.effort.slowest_s:g} s is too slow at {request.effort.name} effort: {left}"
                     )
                     break
         if progress is not None:
@@ -128,9 +128,9 @@ def _run(
         ceilings = machine.higher_ceilings(before, tuple(machine.ceilings(device, dtypes, 4 * largest)))
     _note_load(load, "after", remarks)
     return Benchmark(
-        asked.operator.name,
-        asked.effort.name,
-        asked.seed,
+        request.operator.name,
+        request.effort.name,
+        request.seed,
         count,
         machine.environment_of(device),
         load,
@@ -141,7 +141,7 @@ def _run(
 
 
 def _note_load(load: dict[str, float], when: str, remarks: list[str]) -> None:
-    """Take down how busy the machine is, and say so before the benchmark adds to it."""
+    """Record the load of the machine, and report one that is high before the benchmark adds to it."""
     found = machine.load()
     if found is None:
         return
@@ -152,13 +152,13 @@ def _note_load(load: dict[str, float], when: str, remarks: list[str]) -> None:
         )
 
 
-def _no_operator(given: object) -> errors.UsageError:
+def _not_an_operator(given: object) -> errors.UsageError:
     return errors.UsageError(
         "only an operator of opsmith can be benchmarked",
         expected="an operator",
         got=shown(given),
-        hint='declare it, with `@opsmith.operator("mylib::name")`, or `opsmith.adopt` what there is; what '
-        "it is to be compared with goes into `baselines=`",
+        hint='declare it with `@opsmith.operator("mylib::name")`, or adopt it with `opsmith.adopt`; '
+        "functions to compare it with are `baselines=`",
     )
 
 
@@ -166,7 +166,7 @@ def _directions(given: Any, operator: str) -> tuple[str, ...]:
     wanted = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else []
     if not wanted or any(each not in DIRECTIONS for each in wanted):
         raise errors.UsageError(
-            "these are no directions",
+            "`directions` must be directions",
             operator=operator,
             argument="directions",
             expected=", ".join(f"`{each}`" for each in DIRECTIONS),
@@ -180,7 +180,7 @@ def _dtypes(given: Any, operator: str) -> list[torch.dtype]:
     types = [given] if isinstance(given, torch.dtype) else list(given) if isinstance(given, Iterable) else []
     if not types or not all(isinstance(each, torch.dtype) and each.is_floating_point for each in types):
         raise errors.UsageError(
-            "these are no dtypes of floating inputs",
+            "`dtypes` must be floating dtypes",
             operator=operator,
             argument="dtypes",
             expected="floating dtypes of torch; complex inputs get the complex dtype of the same precision",
@@ -191,11 +191,11 @@ def _dtypes(given: Any, operator: str) -> list[torch.dtype]:
 
 
 def _device(given: Any, operator: str) -> torch.device:
-    """The device, with its index.
+    """Return the device, with its index.
 
     Raises:
-        DeviceNameError: If torch knows no such type.
-        UsageError: If there is none here, or nothing is known of its clock.
+        DeviceNameError: If torch has no such type.
+        UsageError: If there is none here, or it has no clock.
     """
     kind = "cpu" if given is None else given
     if not isinstance(kind, str):
@@ -219,7 +219,7 @@ def _threads(given: Any, operator: str) -> int:
         return torch.get_num_threads()
     if type(given) is not int or given < 1:
         raise errors.UsageError(
-            "this is no number of threads",
+            "the number of threads must be positive",
             operator=operator,
             argument="threads",
             expected="a whole number from 1 on",
@@ -230,7 +230,7 @@ def _threads(given: Any, operator: str) -> int:
 
 
 def _passed(operator: Operator[..., Any], report: Any, smallest: SizedCall, seed: int) -> Report:
-    """The report of a check in which nothing failed.
+    """Return the report of a check without failures.
 
     Raises:
         NotPassedError: If something failed, or the results could not be checked.
@@ -242,17 +242,17 @@ def _passed(operator: Operator[..., Any], report: Any, smallest: SizedCall, seed
         report = check(operator, samples=given, seed=seed, effort="quick")
     elif not isinstance(report, Report) or report.operator != operator.name:
         raise errors.UsageError(
-            "this is no report on the operator",
+            "the report must be one on the operator",
             operator=operator.name,
             argument="report",
-            expected=f"what `check` returned for `{operator.name}`",
+            expected=f"the report of `check` for `{operator.name}`",
             got=f"a report on `{report.operator}`" if isinstance(report, Report) else shown(report),
             hint="leave `report=` out, and it is checked",
         )
     if report.failures or not _was_checked(report, ("forward",)):
         failed = "\n".join(f"    {failure.heading()}" for failure in report.failures)
         raise errors.NotPassedError(
-            "it fails its check, and how fast something is that is wrong says nothing",
+            "it fails its check, and the speed of a wrong result means nothing",
             operator=operator.name,
             got=f"{report.verdict().removeprefix(f'{operator.name}: ')}\n{failed}".rstrip(),
             where=operator.specification.where,

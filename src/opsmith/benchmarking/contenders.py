@@ -43,7 +43,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class CallArguments:
+class ContenderArguments:
     """The same tensors for every contender.
 
     Args:
@@ -57,7 +57,9 @@ class CallArguments:
     leaves: tuple[Any, ...]
 
     @classmethod
-    def of(cls, sample: Sample, flat: Sequence[Any], differentiable: Callable[[str], bool]) -> CallArguments:
+    def of(
+        cls, sample: Sample, flat: Sequence[Any], differentiable: Callable[[str], bool]
+    ) -> ContenderArguments:
         """Make the arguments of a call.
 
         Args:
@@ -110,7 +112,7 @@ def refuse_baselines(baselines: object, operator: str) -> None:
 
 
 def candidates(
-    operator: Operator[..., Any], arguments: CallArguments, baselines: Baselines, *, compiled: bool
+    operator: Operator[..., Any], arguments: ContenderArguments, baselines: Baselines, *, compiled: bool
 ) -> list[Candidate]:
     """Return the contenders of one size: the operator, its reference, the compiled reference, baselines."""
     specification = operator.specification
@@ -230,7 +232,7 @@ class ReferenceAnswer:
 
 
 def reference_answer(
-    reference: Function, arguments: CallArguments, seed: int, *, backward: bool, exact: bool
+    reference: Function, arguments: ContenderArguments, seed: int, *, backward: bool, exact: bool
 ) -> ReferenceAnswer:
     """Run the reference, and bound its rounding errors.
 
@@ -267,7 +269,7 @@ def seed_all(seed: int) -> None:
 
 
 def run_contender(
-    function: Function, arguments: CallArguments, right: ReferenceAnswer, seed: int
+    function: Function, arguments: ContenderArguments, right: ReferenceAnswer, seed: int
 ) -> tuple[list[Tensor], tuple[Tensor | None, ...]]:
     """Return the results of a contender, and its gradients if these are compared."""
     seed_all(seed)
@@ -285,7 +287,7 @@ def run_contender(
 
 
 def _float64_answer(
-    reference: Function, arguments: CallArguments, grad_outputs: Sequence[Tensor], seed: int
+    reference: Function, arguments: ContenderArguments, grad_outputs: Sequence[Tensor], seed: int
 ) -> tuple[Tensor | None, ...] | None:
     """Return results and gradients in float64; None if the reference does not run in it."""
     flat = [replica(value, torch.float64) for value in arguments.flat]
@@ -293,7 +295,7 @@ def _float64_answer(
         value.requires_grad_() if isinstance(leaf, Tensor) and leaf.requires_grad else value
         for value, leaf in zip(flat, arguments.leaves, strict=True)
     )
-    again = CallArguments(arguments.sample, tuple(flat), leaves)
+    again = ContenderArguments(arguments.sample, tuple(flat), leaves)
     seed_all(seed)
     try:
         with torch.set_grad_enabled(bool(grad_outputs)):

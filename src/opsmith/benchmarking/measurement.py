@@ -15,8 +15,8 @@ from opsmith import errors
 from opsmith.benchmarking import machine
 from opsmith.benchmarking.contenders import (
     Baselines,
-    CallArguments,
     Candidate,
+    ContenderArguments,
     ReferenceAnswer,
     candidates,
     first_call,
@@ -66,20 +66,9 @@ class Request:
     seed: int
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A size that was measured.
-
-    Args:
-        case: What came of it.
-        slowest_s: How long the slowest call took.
-    """
-
-    case: BenchmarkCase
-    slowest_s: float
-
-
-def measure(asked: Request, size: SizedCall, dtype: torch.dtype, device: torch.device) -> Measured:
+def measure(
+    request: Request, size: SizedCall, dtype: torch.dtype, device: torch.device
+) -> tuple[BenchmarkCase, float]:
     """Measure one size, in one dtype, on one device.
 
     Returns:
@@ -87,18 +76,20 @@ def measure(asked: Request, size: SizedCall, dtype: torch.dtype, device: torch.d
     """
     gc.collect()  # the collector is off while calls are timed
     with torch.random.fork_rng():
-        return _measured(asked, size, dtype, device)
+        return _measure(request, size, dtype, device)
 
 
-def _measured(asked: Request, size: SizedCall, dtype: torch.dtype, device: torch.device) -> Measured:
-    specification = asked.operator.specification
+def _measure(
+    request: Request, size: SizedCall, dtype: torch.dtype, device: torch.device
+) -> tuple[BenchmarkCase, float]:
+    specification = request.operator.specification
     reference = without_hidden_results(specification.reference, specification.schema)
     exact = not (specification.opaque or specification.random)
     try:
         flat = arguments_on(size.sample, dtype, device)
-        arguments = CallArguments.of(size.sample, flat, specification.gradients.differentiable)
-        backward = any(each != "forward" for each in asked.directions) and bool(arguments.sought)
-        held = reference_answer(reference, arguments, asked.seed, backward=backward, exact=exact)
+        arguments = ContenderArguments.of(size.sample, flat, specification.gradients.differentiable)
+        backward = any(each != "forward" for each in request.directions) and bool(arguments.sought)
+        answer = reference_answer(reference, arguments, request.seed, backward=backward, exact=exact)
     except Exception as error:
         raise errors.SampleError(
             f"its reference raises {type(error).__name__} at {size.label} in {dtype}: {_line(error)}",
@@ -107,17 +98,17 @@ def _measured(asked: Request, size: SizedCall, dtype: torch.dtype, device: torch
             hint="give calls that it takes: `samples=[(x, weight)]`, or other `sizes=` or `dtypes=`",
         ) from error
     notes = []
-    if backward and not held.grad_outputs:
+    if backward and not answer.grad_outputs:
         notes.append("no result of the reference has a gradient: forward alone is timed")
-    directions = tuple(each for each in asked.directions if each == "forward" or held.grad_outputs)
-    every = candidates(asked.operator, arguments, asked.baselines, compiled=asked.compiled)
-    present, contenders = _admitted(every, arguments, held, asked.seed, random=specification.random)
-    flops = _given_flops(asked, arguments)
-    beside = _control_calls(asked, arguments, held, device)
-    timings, slowest = _timings(asked, present, beside, arguments, held, directions, clock_of(device))
+    directions = tuple(each for each in request.directions if each == "forward" or answer.grad_outputs)
+    every = candidates(request.operator, arguments, request.baselines, compiled=request.compiled)
+    present, contenders = _admitted(every, arguments, answer, request.seed, random=specification.random)
+    flops = _given_flops(request, arguments)
+    beside = _control_calls(request, arguments, answer, device)
+    timings, slowest = _timings(request, present, beside, arguments, answer, directions, clock_of(device))
     # The bytes that the operator saves belong to its backward, also if memory is not measured.
-    own = next((_saved(each, arguments, held) for each in present if each.about.kind == "operator"), None)
-    kept = {each.about.name: _saved(each, arguments, held) for each in present} if asked.memory else {}
+    own = next((_saved(each, arguments, answer) for each in present if each.about.kind == "operator"), None)
+    kept = {each.about.name: _saved(each, arguments, answer) for each in present} if request.memory else {}
     case = BenchmarkCase(
         label=size.label,
         sizes=dict(size.sizes),
@@ -128,50 +119,55 @@ def _measured(asked: Request, size: SizedCall, dtype: torch.dtype, device: torch
         role=size.role,
         contenders=contenders,
         timings=timings,
-        work=tuple(_work(asked, arguments, held, directions, own, flops)),
+        work=tuple(_work(request, arguments, answer, directions, own, flops)),
         memory=tuple(
-            _memory(each, arguments, held, kept[each.about.name], device)
-            for each in (present if asked.memory else ())
+            _memory(each, arguments, answer, kept[each.about.name], device)
+            for each in (present if request.memory else ())
         ),
         notes=tuple(notes),
     )
-    return Measured(case, slowest)
+    return case, slowest
 
 
 def _admitted(
-    every: Sequence[Candidate], arguments: CallArguments, held: ReferenceAnswer, seed: int, *, random: bool
+    every: Sequence[Candidate],
+    arguments: ContenderArguments,
+    answer: ReferenceAnswer,
+    seed: int,
+    *,
+    random: bool,
 ) -> tuple[list[Candidate], tuple[Contender, ...]]:
     """Return the candidates that agree with the reference, and the description of all."""
-    present, told = [], []
+    present, descriptions = [], []
     before = [each.clone() for each in arguments.tensors]
     for each in every:
         about = each.about
         try:
             (results, gradients), seconds = first_call(
-                partial(run_contender, each.function, arguments, held, seed)
+                partial(run_contender, each.function, arguments, answer, seed)
             )
         except Exception as error:
             left = f"it raises {type(error).__name__}: {_line(error)}"
-            told.append(replace(about, left_out=WRITES if _restore(arguments, before) else left))
+            descriptions.append(replace(about, left_out=WRITES if _restore(arguments, before) else left))
             continue
         # Random implementations may draw different numbers; `check` covers that.
         unlike = about.kind == "reference" or (random and about.kind != "baseline")
-        fault = None if unlike else held.fault(results, gradients)
+        fault = None if unlike else answer.fault(results, gradients)
         if _restore(arguments, before):
             fault = WRITES
         if about.kind == "compiled":
             about = replace(about, compile_s=round(seconds, 3))
-        told.append(about if fault is None else replace(about, left_out=_other(fault)))
+        descriptions.append(about if fault is None else replace(about, left_out=_other(fault)))
         if fault is None:
             present.append(each)
-    return present, tuple(told)
+    return present, tuple(descriptions)
 
 
 def _other(fault: str) -> str:
     return fault if fault == WRITES else f"it computes something else: {fault}"
 
 
-def _restore(arguments: CallArguments, before: Sequence[torch.Tensor]) -> bool:
+def _restore(arguments: ContenderArguments, before: Sequence[torch.Tensor]) -> bool:
     """Restore the arguments, and return True if they had been changed."""
     written = False
     for now, kept in zip(arguments.tensors, before, strict=True):
@@ -189,10 +185,10 @@ def _line(error: Exception) -> str:
 
 
 def _control_calls(
-    asked: Request, arguments: CallArguments, held: ReferenceAnswer, device: torch.device
+    request: Request, arguments: ContenderArguments, answer: ReferenceAnswer, device: torch.device
 ) -> dict[str, TimedCall]:
     """Return the controls: a copy of as many bytes as the forward moves, and a product of matrices."""
-    moved = bytes_of([*arguments.tensors, *held.results])
+    moved = bytes_of([*arguments.tensors, *answer.results])
     side = CONTROL_SIDES.get(device.type, 128)
     return {
         "copy": TimedCall(machine.copy(device, moved)),
@@ -201,22 +197,22 @@ def _control_calls(
 
 
 def _timings(
-    asked: Request,
+    request: Request,
     present: Sequence[Candidate],
     beside: Mapping[str, TimedCall],
-    arguments: CallArguments,
-    held: ReferenceAnswer,
+    arguments: ContenderArguments,
+    answer: ReferenceAnswer,
     directions: Sequence[str],
     clock: Clock,
 ) -> tuple[tuple[Timing, ...], float]:
     """Time each direction, and return the seconds of the slowest call, too."""
     found, slowest = [], 0.0
     for at, direction in enumerate(directions):
-        racing = {each.about.name: _contestant(each, arguments, held, direction) for each in present}
+        racing = {each.about.name: _contestant(each, arguments, answer, direction) for each in present}
         with _mode(direction), without_warnings():
             for each in racing.values():
                 clock.seconds(each.calls(1))
-            times = time_in_turns({**racing, **beside}, clock, asked.effort, asked.seed + at)
+            times = time_in_turns({**racing, **beside}, clock, request.effort, request.seed + at)
         for name, taken in times.items():
             seconds = tuple(float(f"{one:.{DIGITS}g}") for one in taken.seconds)
             found.append(Timing(name, direction, taken.calls, seconds))
@@ -230,32 +226,34 @@ def _mode(direction: str) -> Any:
 
 
 def _contestant(
-    each: Candidate, arguments: CallArguments, held: ReferenceAnswer, direction: str
+    each: Candidate, arguments: ContenderArguments, answer: ReferenceAnswer, direction: str
 ) -> TimedCall:
     """Return the timed part of a contender; to be called in the direction's `_mode`."""
     if direction == "forward":
         return TimedCall(arguments.call(each.function))
     call = arguments.call(each.function, leaves=True)
-    both = partial(gradients_of, call, arguments.sought, held.grad_outputs)
+    both = partial(gradients_of, call, arguments.sought, answer.grad_outputs)
     if direction == "both":
         return TimedCall(both)
-    return TimedCall(both, partial(_prepared, call, arguments, held), _room(arguments, held))
+    return TimedCall(both, partial(_prepared, call, arguments, answer), _room(arguments, answer))
 
 
-def _prepared(call: Callable[[], Any], arguments: CallArguments, held: ReferenceAnswer) -> Callable[[], Any]:
+def _prepared(
+    call: Callable[[], Any], arguments: ContenderArguments, answer: ReferenceAnswer
+) -> Callable[[], Any]:
     """Return a backward with its graph, which it frees, as in training."""
     results = [each for each in results_of(call()) if each.requires_grad]
-    return partial(torch.autograd.grad, results, arguments.sought, held.grad_outputs, allow_unused=True)
+    return partial(torch.autograd.grad, results, arguments.sought, answer.grad_outputs, allow_unused=True)
 
 
-def _room(arguments: CallArguments, held: ReferenceAnswer) -> int:
+def _room(arguments: ContenderArguments, answer: ReferenceAnswer) -> int:
     """Return how many graphs can be prepared, if each keeps all arguments and results twice."""
-    each = 2 * bytes_of([*arguments.tensors, *held.results])
+    each = 2 * bytes_of([*arguments.tensors, *answer.results])
     return max(1, GRAPH_ROOM // max(each, 1 << 12))
 
 
-def _saved(each: Candidate, arguments: CallArguments, held: ReferenceAnswer) -> tuple[int, int] | None:
-    if not held.grad_outputs:
+def _saved(each: Candidate, arguments: ContenderArguments, answer: ReferenceAnswer) -> tuple[int, int] | None:
+    if not answer.grad_outputs:
         return None
     call = arguments.call(each.function, leaves=True)
     with without_warnings():
@@ -264,13 +262,13 @@ def _saved(each: Candidate, arguments: CallArguments, held: ReferenceAnswer) -> 
 
 def _memory(
     each: Candidate,
-    arguments: CallArguments,
-    held: ReferenceAnswer,
+    arguments: ContenderArguments,
+    answer: ReferenceAnswer,
     kept: tuple[int, int] | None,
     device: torch.device,
 ) -> MemoryUse:
-    direction = "both" if held.grad_outputs else "forward"
-    contestant = _contestant(each, arguments, held, direction)
+    direction = "both" if answer.grad_outputs else "forward"
+    contestant = _contestant(each, arguments, answer, direction)
     with _mode(direction), without_warnings():
         most, remark = peak_bytes(contestant.call, device)
     saved, beyond = kept if kept is not None else (None, None)
@@ -278,30 +276,30 @@ def _memory(
 
 
 def _work(
-    asked: Request,
-    arguments: CallArguments,
-    held: ReferenceAnswer,
+    request: Request,
+    arguments: ContenderArguments,
+    answer: ReferenceAnswer,
     directions: Sequence[str],
     kept: tuple[int, int] | None,
     flops: int | None,
 ) -> Iterator[Work]:
     """Yield the work of each direction."""
-    forward = bytes_of([*arguments.tensors, *held.results])
-    backward = bytes_of([*held.grad_outputs, *held.gradients]) + (kept[0] if kept else 0)
+    forward = bytes_of([*arguments.tensors, *answer.results])
+    backward = bytes_of([*answer.grad_outputs, *answer.gradients]) + (kept[0] if kept else 0)
     moved = {"forward": forward, "backward": backward, "both": forward + backward}
-    operations = dict(_operations(asked, arguments, held, flops))
+    operations = dict(_operations(request, arguments, answer, flops))
     for direction in directions:
         count, words = operations.get(direction, (None, "not counted: there is no backward"))
         yield Work(direction, moved[direction], count, words)
 
 
-def _given_flops(asked: Request, arguments: CallArguments) -> int | None:
+def _given_flops(request: Request, arguments: ContenderArguments) -> int | None:
     """Return the operations of a forward by the author's formula; None if there is none.
 
     Raises:
         UsageError: If it raises, or does not return a number.
     """
-    given = asked.flops or asked.operator.specification.flops
+    given = request.flops or request.operator.specification.flops
     if given is None:
         return None
     args, kwargs = arguments.sample.arguments(arguments.flat)
@@ -310,7 +308,7 @@ def _given_flops(asked: Request, arguments: CallArguments) -> int | None:
     except Exception as error:
         raise errors.UsageError(
             "`flops` must count the operations of a call",
-            operator=asked.operator.name,
+            operator=request.operator.name,
             argument="flops",
             expected="a function with the operator's arguments that returns a whole number",
             got=f"{type(error).__name__}: {_line(error)}",
@@ -319,18 +317,18 @@ def _given_flops(asked: Request, arguments: CallArguments) -> int | None:
 
 
 def _operations(
-    asked: Request, arguments: CallArguments, held: ReferenceAnswer, given: int | None
+    request: Request, arguments: ContenderArguments, answer: ReferenceAnswer, given: int | None
 ) -> Iterator[tuple[str, tuple[int | None, str]]]:
     """Yield the floating-point operations by direction, and how they were counted."""
-    specification = asked.operator.specification
+    specification = request.operator.specification
     reference = without_hidden_results(specification.reference, specification.schema)
     forward: int | None
     backward: int | None = None
     try:
-        results, forward, words = _counted(arguments.call(reference, leaves=bool(held.grad_outputs)))
-        if held.grad_outputs:
+        results, forward, words = _counted(arguments.call(reference, leaves=bool(answer.grad_outputs)))
+        if answer.grad_outputs:
             kept = [each for each in results if each.requires_grad]
-            run = partial(torch.autograd.grad, kept, arguments.sought, held.grad_outputs, allow_unused=True)
+            run = partial(torch.autograd.grad, kept, arguments.sought, answer.grad_outputs, allow_unused=True)
             _, backward, more = _counted(run)
             words = more if len(more) > len(words) else words
     except Exception as error:

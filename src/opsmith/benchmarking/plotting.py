@@ -1,7 +1,7 @@
-"""Pictures of a benchmark: the roofline, and how times grow with size.
+"""Pictures of a benchmark: the roofline, and the times over the size.
 
-Colours are M. Okabe and K. Ito's, which people who are blind to some colours tell apart; every contender has
-a marker and every direction a line of its own, so that no colour has to tell anything.
+The colours are M. Okabe and K. Ito's, which are distinct for colour-blind readers. Every contender has its
+own marker and every direction its own line, so that the pictures are readable without colours.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", ":", "-.")
 FORMATS = ("svg", "png", "pdf")
 INK = "#1a1b1e"
-"""The colour of text and axes: where a picture stands in a page, it becomes the page's own."""
+"""Colour of text and axes; an inline picture takes the colour of its page."""
 TEXT_SIZE = 12
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "axes.titlecolor")
 SIZED = (
@@ -47,7 +47,7 @@ ROOT = f'role="img" font-size="{TEXT_SIZE}" stroke-linejoin="round" stroke-linec
 
 
 def roofline(benchmark: Benchmark) -> Figure:
-    """Operations in a second over operations for each byte, below the ceilings of the same run."""
+    """Draw operations in a second over operations for each byte, below the ceilings of the same run."""
     cases = _sized(benchmark)
     figure, panels = _panels(cases)
     names = _names(cases)
@@ -81,7 +81,7 @@ def roofline(benchmark: Benchmark) -> Figure:
 
 
 def scaling(benchmark: Benchmark) -> Figure:
-    """Time of a call over the number of elements of its inputs, with the middle half of the rounds."""
+    """Draw the time of a call over the elements of its inputs, with the middle half of the rounds."""
     cases = _sized(benchmark)
     figure, panels = _panels(cases)
     names = _names(cases)
@@ -113,24 +113,24 @@ PICTURES = {"roofline": roofline, "scaling": scaling}
 
 
 def plots(benchmark: Benchmark) -> dict[str, str]:
-    """The pictures as SVG to stand in a page: transparent, in the page's own colour of text.
+    """Return the pictures as inline SVG for a page: transparent, in the page's colour of text.
 
     Args:
         benchmark: The benchmark.
 
     Returns:
-        The text of an `<svg>` element for each name: `roofline` and `scaling`. Identifiers in it are its own.
+        An `<svg>` element for each name, `roofline` and `scaling`, with unique identifiers.
     """
     return {name: svg(benchmark, name, inline=True) for name in PICTURES}
 
 
 def svg(benchmark: Benchmark, picture: str, *, inline: bool = False) -> str:
-    """A picture as SVG, with a title and a description for those who hear it.
+    """Return a picture as SVG, with a title and a description for screen readers.
 
     Args:
         benchmark: The benchmark.
         picture: `roofline` or `scaling`.
-        inline: Whether it stands in a page, whose colours it takes; else its ground is white.
+        inline: For a page: transparent, in the page's colours; else the ground is white.
     """
     salt = re.sub(r"\W", "-", f"{benchmark.operator}-{picture}")
     with rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
@@ -154,7 +154,7 @@ def svg(benchmark: Benchmark, picture: str, *, inline: bool = False) -> str:
 
 
 def _attributes(style: re.Match[str]) -> str:
-    """A style as attributes: a page whose policy lets no styles through shows the picture all the same."""
+    """Convert a style to attributes, which work under a content security policy that forbids styles."""
     found = []
     for entry in filter(None, (each.strip() for each in style[1].split(";"))):
         name, _, value = (each.strip() for each in entry.partition(":"))
@@ -167,7 +167,7 @@ def _attributes(style: re.Match[str]) -> str:
 
 
 def picture_text(benchmark: Benchmark, picture: str) -> str:
-    """What a picture shows, in words: the fastest of each size, and what part of the ceiling it reaches."""
+    """Describe a picture: the fastest contender of each size, and its fraction of the ceiling."""
     parts = []
     for case in _sized(benchmark):
         for direction in case.directions:
@@ -217,10 +217,10 @@ def save(benchmark: Benchmark, file: str | os.PathLike[str]) -> list[Path]:
 
 
 def format_of(path: Path) -> str:
-    """The format that a name asks for.
+    """Return the format of a file name.
 
     Raises:
-        UsageError: If it is none that is drawn.
+        UsageError: If it is not supported.
 
     Example:
         >>> format_of(Path("out/exp.svg"))
@@ -229,7 +229,7 @@ def format_of(path: Path) -> str:
     kind = path.suffix.removeprefix(".").lower()
     if kind not in FORMATS:
         raise errors.UsageError(
-            "there is no such format of pictures",
+            "the format of the picture is not supported",
             expected=", ".join(f"`.{each}`" for each in FORMATS),
             got=f"`{path.name}`",
             hint="name it `benchmark.svg`",
@@ -265,24 +265,24 @@ def _style(names: Sequence[str], name: str) -> tuple[str, str]:
 
 
 def _rank(cases: Sequence[BenchmarkCase], case: BenchmarkCase) -> float:
-    """From 0 for the smallest inputs to 1 for the largest."""
+    """Return the rank of a case, from 0 for the smallest inputs to 1 for the largest."""
     sizes = sorted({each.elements for each in cases})
     return sizes.index(case.elements) / max(len(sizes) - 1, 1)
 
 
 def _copies(benchmark: Benchmark) -> list[tuple[int, float]]:
-    """Bytes and rate of each copy, the smallest first."""
+    """Return bytes and rate of each copy, the smallest first."""
     return sorted((each.bytes or 0, each.rate) for each in benchmark.ceilings if each.kind == "copy")
 
 
 def _levels(benchmark: Benchmark) -> list[tuple[float, str]]:
-    """Rate and dtype of each product of matrices, the fastest first."""
+    """Return rate and dtype of each product of matrices, the fastest first."""
     found = ((each.rate, each.dtype or "") for each in benchmark.ceilings if each.kind == "multiply")
     return sorted(found, reverse=True)
 
 
 def _knee(benchmark: Benchmark) -> tuple[float, float, float] | None:
-    """Where the slopes of the fastest and of the largest copy meet the highest level, and its height."""
+    """Return where the slopes of the fastest and the largest copy meet the highest level, and its height."""
     copies, levels = _copies(benchmark), _levels(benchmark)
     if not copies or not levels:
         return None
@@ -307,12 +307,12 @@ def _roofs(axes: Axes, benchmark: Benchmark) -> None:
 
 
 def _tick(text: str) -> str:
-    """The label of a tick: without digits that say nothing."""
+    """Remove trailing zeros from the label of a tick."""
     return re.sub(r"\.0+(?= )", "", text).strip()
 
 
 def _panels(cases: Sequence[BenchmarkCase]) -> tuple[Figure, dict[str, Axes]]:
-    """A figure with a panel for each direction."""
+    """Make a figure with a panel for each direction."""
     directions = [each for each in DIRECTIONS if any(each in case.directions for case in cases)] or [
         "forward"
     ]
@@ -343,4 +343,4 @@ def _finish(figure: Figure, panels: Mapping[str, Axes], title: str) -> None:
 
 
 _UNNAMED = re.compile(r"_child\d+")
-"""What matplotlib calls a line that has no label."""
+"""Labels that matplotlib gives to lines without one."""

@@ -1,4 +1,4 @@
-"""What a benchmark measured, as one plain value: printed, plotted, kept as JSON, compared with another."""
+"""Result of a benchmark as one plain value: to print, plot, store as JSON, and compare with another."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from opsmith.benchmarking.verdict import Verdict
 
 SCHEMA = 2
-"""Version of what `Benchmark.to_json` writes; it changes when a key changes its meaning or goes."""
+"""Version of `Benchmark.to_json`; it rises when a key is renamed, removed or changes its meaning."""
 
 DIRECTIONS = ("forward", "backward", "both")
 CONTROLS = ("copy", "multiply")
-"""What is timed beside the contenders and never changes: what a slower machine slows down."""
+"""Controls: timed beside the contenders, with code that never changes, so that they show a slower machine."""
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What the machine does at most, measured in the same run.
+    """Largest rate of the machine, measured in the same run.
 
     Args:
         device: Type of the device.
         kind: `copy`: bytes read and written in a second; `multiply`: floating-point operations in a second.
-        rate: So many.
-        bytes: Of a copy: how many bytes it reads and writes together.
-        dtype: Of a product of matrices: its dtype.
+        rate: The rate.
+        bytes: Bytes that a copy reads and writes together.
+        dtype: dtype of a product of matrices.
     """
 
     device: str
@@ -44,15 +44,15 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to compute the operator.
+    """One implementation of the operator.
 
     Args:
         name: `native`, `operator`, `reference`, `compiled`, or that of a baseline.
         kind: `operator`, `reference`, `compiled` or `baseline`.
-        by: What computes it.
-        compile_s: How long its first calls took, which compile; None where nothing is compiled.
-        left_out: Why it was not timed; empty where it was.
-        source: Hash of the code of what is computed, where it is known not to change by itself.
+        by: Description of the implementation.
+        compile_s: Seconds of its first calls, with compilation; None if nothing is compiled.
+        left_out: Reason that it was not timed; empty if it was.
+        source: Hash of its code, if that is known.
     """
 
     name: str
@@ -70,8 +70,8 @@ class Timing:
     Args:
         contender: Its name, or that of a control.
         direction: `forward`, without gradients; `backward`, alone; or `both`, one after the other.
-        calls: How many calls each turn made.
-        seconds: For each round, how long a call took.
+        calls: Number of calls in each turn.
+        seconds: Seconds of a call, for each round.
     """
 
     contender: str
@@ -87,13 +87,13 @@ class Timing:
 
 @dataclass(frozen=True)
 class Work:
-    """What one direction has to do, whoever does it.
+    """Work of one direction, the same for each contender.
 
     Args:
         direction: As of `Timing`.
-        bytes: Of its arguments and results: what has to be moved at least.
-        flops: Floating-point operations of the reference, or by the author's formula; None: not counted.
-        counted: How they were counted, or why not.
+        bytes: Bytes of its arguments and results, which must be moved at least.
+        flops: Floating-point operations of the reference, or by the author's formula; None if not counted.
+        counted: Method of counting, or the reason that there is none.
     """
 
     direction: str
@@ -108,10 +108,10 @@ class MemoryUse:
 
     Args:
         contender: Its name.
-        saved: Bytes kept for the backward, each storage once; None where there is no backward.
-        beyond: Those of them that are no argument, which the caller keeps anyway.
-        peak: Bytes that a call forward and backward holds at most beyond those before, if it was measured.
-        remark: How the peak was measured, or why not.
+        saved: Bytes saved for the backward, each storage once; None if there is no backward.
+        beyond: Bytes of them beside the arguments, which the caller keeps anyway.
+        peak: Peak of the bytes that a call forward and backward allocates, if it was measured.
+        remark: Method of the measurement of the peak, or the reason that there is none.
     """
 
     contender: str
@@ -126,18 +126,18 @@ class BenchmarkCase:
     """One size, in one dtype, on one device.
 
     Args:
-        label: What to call it.
-        sizes: Its letters, or what was given for it.
-        arguments: Each argument, in words.
-        elements: How many elements the tensors among them have.
+        label: Its label.
+        sizes: Its sizes by name.
+        arguments: Description of each argument.
+        elements: Number of elements of the tensors among them.
         dtype: dtype of floating inputs.
         device: Type of the device.
-        role: `call` for the tiny one, which tells what a call costs; `size` for all others.
-        contenders: Who took part, and who could not.
-        timings: What was measured, controls among them.
-        work: What there was to do, by direction.
-        memory: Who needs how much.
-        notes: What could not be measured, and why.
+        role: `call` for the tiny one, which measures the overhead of a call; `size` for all others.
+        contenders: All contenders, also those that were left out.
+        timings: Times of contenders and controls.
+        work: Work by direction.
+        memory: Memory by contender.
+        notes: Measurements that are missing, with the reason.
     """
 
     label: str
@@ -155,48 +155,47 @@ class BenchmarkCase:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What two runs have in common if they measured the same."""
+        """Key by which two runs of the same case agree."""
         return (self.role, self.device, self.dtype, self.arguments)
 
     def timing(self, contender: str, direction: str) -> Timing | None:
-        """The times of a contender, or control; None where there are none."""
+        """Return the times of a contender or control; None if there are none."""
         found = (each for each in self.timings if (each.contender, each.direction) == (contender, direction))
         return next(found, None)
 
     def ratio(self, contender: str, direction: str, to: str = "reference") -> Ratio | None:
-        """How many times as long as another a contender takes; None where one of them was not timed."""
+        """Return the ratio of the times of two contenders; None if one of them was not timed."""
         one, other = self.timing(contender, direction), self.timing(to, direction)
         return None if one is None or other is None else ratio(one.seconds, other.seconds)
 
     def work_of(self, direction: str) -> Work | None:
-        """What a direction has to do."""
+        """Return the work of a direction."""
         return next((each for each in self.work if each.direction == direction), None)
 
     def memory_of(self, contender: str) -> MemoryUse | None:
-        """The memory of a contender."""
+        """Return the memory of a contender."""
         return next((each for each in self.memory if each.contender == contender), None)
 
     @property
     def directions(self) -> tuple[str, ...]:
-        """Those that were timed, in their order."""
+        """Directions that were timed, in their order."""
         return tuple(name for name in DIRECTIONS if any(each.direction == name for each in self.timings))
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The answer of `opsmith.benchmark`; printing it shows it.
+    """Result of `opsmith.benchmark`; `print` shows it.
 
     Args:
         operator: The operator's name.
-        effort: How long it measured.
+        effort: Level of effort.
         seed: Seed of the inputs.
-        threads: How many threads torch had.
+        threads: Number of threads of torch.
         environment: Versions and machine.
-        load: The load of the machine before and after: how many programs wanted to run, over a minute; and
-            how many processors there are.
-        ceilings: What the machine does at most.
-        cases: What was measured.
-        remarks: What a reader has to know of all of it.
+        load: Load average of the machine before and after, and its number of processors.
+        ceilings: Largest rates of the machine.
+        cases: One for each size, dtype and device.
+        remarks: Remarks on the whole benchmark.
 
     Example:
         >>> Benchmark("demo::twice", "quick", 0, 1, {}, {}, (), ()).wrong  # nothing was measured
@@ -215,7 +214,7 @@ class Benchmark:
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """Sizes at which the operator itself was not timed: it raises, or computes another result there."""
+        """Sizes at which the operator itself was left out: it raises, or computes another result."""
         return tuple(
             f"{case.label} ({case.dtype}, {case.device})"
             for case in self.cases
@@ -223,9 +222,9 @@ class Benchmark:
         )
 
     def bandwidth(self, device: str, moved: int) -> float | None:
-        """Bytes in a second of a copy that moves as many as these: caches make small copies fast.
+        """Return the bytes in a second of a copy of this size: caches make small copies fast.
 
-        Between two copies that were measured it is the larger's rate that counts if it is larger.
+        Between two measured copies the larger rate counts.
         """
         copies = sorted(
             (each.bytes or 0, each.rate)
@@ -239,12 +238,12 @@ class Benchmark:
         return max(below[-1], above[0]) if above else below[-1]
 
     def multiplication(self, device: str, dtype: str) -> float | None:
-        """Floating-point operations in a second of a product of matrices."""
+        """Return the floating-point operations in a second of a product of matrices."""
         found = (each for each in self.ceilings if (each.device, each.dtype) == (device, dtype))
         return next((each.rate for each in found if each.kind == "multiply"), None)
 
     def floor_s(self, case: BenchmarkCase, direction: str) -> float | None:
-        """How long the work takes at the ceilings, at least: to move its bytes, or to compute it."""
+        """Return the least seconds of the work at the ceilings: to move its bytes, or to compute it."""
         work = case.work_of(direction)
         bandwidth = None if work is None else self.bandwidth(case.device, work.bytes)
         if work is None or not bandwidth:
@@ -254,35 +253,35 @@ class Benchmark:
         return max(work.bytes / bandwidth, computing)
 
     def fraction(self, case: BenchmarkCase, contender: str, direction: str) -> float | None:
-        """What part of the ceiling a contender reaches: how long the floor is beside its median."""
+        """Return the fraction of the ceiling that a contender reaches: `floor_s` over its median."""
         floor, timing = self.floor_s(case, direction), case.timing(contender, direction)
         return None if floor is None or timing is None else floor / timing.spread.median
 
     def against(self, earlier: Benchmark, *, tolerance: float = 0.1) -> Verdict:
-        """What became slower or faster since an earlier benchmark, as far as the noise of both tells.
+        """Compare with an earlier benchmark, up to the noise of both.
 
         Args:
             earlier: The earlier one, of the same operator.
-            tolerance: By what part a row must have become slower to be called slower.
+            tolerance: Smallest slowdown that counts, as a fraction.
 
         Raises:
-            UsageError: If they are of two operators, or `tolerance` is no part.
+            UsageError: If they are of two operators, or `tolerance` is not a fraction.
         """
         from opsmith.benchmarking.verdict import verdict
 
         return verdict(self, earlier, tolerance)
 
     def to_dict(self) -> dict[str, Any]:
-        """The benchmark in JSON's types, versioned by `"schema"`."""
+        """Return the benchmark in JSON's types, versioned by `"schema"`."""
         return {"schema": SCHEMA, **asdict(self)}
 
     def to_json(self) -> str:
-        """The benchmark as JSON text; `benchmark.schema.json` beside this module describes it."""
+        """Return the benchmark as JSON text; `benchmark.schema.json` beside this module describes it."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     @classmethod
     def from_dict(cls, read: Any) -> Benchmark:
-        """The benchmark of what `to_dict` gave.
+        """Read a benchmark from the output of `to_dict`.
 
         Raises:
             BenchmarkFormatError: If it is something else, or of another version.
@@ -311,7 +310,7 @@ class Benchmark:
 
     @classmethod
     def from_json(cls, text: str) -> Benchmark:
-        """The benchmark of what `to_json` wrote.
+        """Read a benchmark from the output of `to_json`.
 
         Raises:
             BenchmarkFormatError: If it is something else, or of another version.
@@ -330,10 +329,10 @@ class Benchmark:
 
 
 def benchmarks_in(text: str) -> dict[str, Benchmark]:
-    """The benchmarks of a file, by the names of their operators.
+    """Read the benchmarks of a file, by the names of their operators.
 
     Args:
-        text: What `opsmith benchmark --json` printed, or `Benchmark.to_json()` gave.
+        text: Output of `opsmith benchmark --json` or of `Benchmark.to_json()`.
 
     Raises:
         BenchmarkFormatError: If it is something else.

@@ -21,7 +21,7 @@ NOTHING = "–"
 
 
 def duration(seconds: float) -> str:
-    """Seconds with a unit that suits them.
+    """Format seconds with a suitable unit.
 
     Example:
         >>> duration(0.00123), duration(4.5e-7), duration(2.0)
@@ -34,7 +34,7 @@ def duration(seconds: float) -> str:
 
 
 def amount(number: float, unit: str) -> str:
-    """A number of something, with a decimal prefix.
+    """Format a number with its unit and a decimal prefix.
 
     Example:
         >>> amount(12_300_000, "B"), amount(7, "B"), amount(5.5e9, "FLOP/s")
@@ -49,7 +49,7 @@ def amount(number: float, unit: str) -> str:
 
 
 def _digits(number: float) -> str:
-    """Three digits that mean something; of less than a tenth two, since 0.00 would mean nothing at all.
+    """Format three significant digits; two of a number below 0.1.
 
     Example:
         >>> _digits(12.345), _digits(0.0046), _digits(0.0)
@@ -61,7 +61,7 @@ def _digits(number: float) -> str:
 
 
 def part(number: float) -> str:
-    """A part in percent, small ones with a digit more.
+    """Format a fraction in percent, small ones with one more digit.
 
     Example:
         >>> part(0.4321), part(0.0042)
@@ -71,14 +71,14 @@ def part(number: float) -> str:
 
 
 def heading(benchmark: Benchmark) -> str:
-    """What was measured, on what, in a line."""
+    """Return the operator and the machine in one line."""
     threads = "1 thread" if benchmark.threads == 1 else f"{benchmark.threads} threads"
     where = benchmark.environment.get("gpu") or benchmark.environment.get("processor", "")
     return f"{benchmark.operator}: {threads}, {where}, torch {benchmark.environment.get('torch', '')}"
 
 
 def ceilings(benchmark: Benchmark) -> list[str]:
-    """What the machine does at most, a line for each device and kind."""
+    """Return the ceilings of the machine, a line for each device and kind."""
     lines = []
     for device in sorted({each.device for each in benchmark.ceilings}):
         copies = sorted(
@@ -103,17 +103,17 @@ def ceilings(benchmark: Benchmark) -> list[str]:
 
 
 def title(case: BenchmarkCase) -> str:
-    """What a case is, in a line."""
+    """Return the title of a case."""
     return f"{case.label}; {case.dtype}, {case.device}"
 
 
 def columns(case: BenchmarkCase) -> Sequence[str]:
-    """The headings of a case's table."""
+    """Return the headings of a case's table."""
     return CALL_COLUMNS if case.role == "call" else COLUMNS
 
 
 def rows(benchmark: Benchmark, case: BenchmarkCase) -> Iterator[tuple[str, ...]]:
-    """The lines of a case's table: by direction, the fastest first."""
+    """Yield the rows of a case's table: by direction, the fastest first."""
     for direction in case.directions:
         timings = [
             each for each in case.timings if each.direction == direction and each.contender not in CONTROLS
@@ -144,7 +144,7 @@ def rows(benchmark: Benchmark, case: BenchmarkCase) -> Iterator[tuple[str, ...]]
 
 
 def _beside(contender: str, ratio: Ratio | None) -> str:
-    """How many times as long as the reference, and the interval that holds it."""
+    """Format the ratio to the reference with its confidence interval."""
     if ratio is None:
         return NOTHING
     if contender == "reference":
@@ -156,7 +156,7 @@ DIRECTION_WORDS = {"forward": "forward", "backward": "backward", "both": "forwar
 
 
 def remarks(case: BenchmarkCase) -> list[str]:
-    """What a case's table does not hold: work, memory, compiling, and who was left out."""
+    """Return the lines below a case's table: work, memory, compilation, and contenders that were left out."""
     lines = []
     if case.role == "size":
         lines += [f"to do: {_work(case)}"] * bool(case.work)
@@ -188,7 +188,7 @@ def _memory(case: BenchmarkCase, contender: Contender) -> str:
 
 
 def footnotes(benchmark: Benchmark) -> list[str]:
-    """How to read the columns, and what has to be known of all of it."""
+    """Return the legend of the columns, and the remarks."""
     lines = [
         "±: half of the middle half of the rounds; (..): 95 % interval of the ratio within rounds",
         "roof: time of a copy of as many bytes, or of a matrix product of as many operations, by the median",
@@ -198,7 +198,7 @@ def footnotes(benchmark: Benchmark) -> list[str]:
 
 
 def text(benchmark: Benchmark) -> str:
-    """The whole benchmark as text."""
+    """Return the whole benchmark as text."""
     lines = [heading(benchmark), *(f"  {line}" for line in ceilings(benchmark))]
     for case in benchmark.cases:
         lines += ["", title(case)]

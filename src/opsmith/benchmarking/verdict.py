@@ -1,20 +1,19 @@
-"""A benchmark beside an earlier one: what became slower, as far as the noise of both lets one say so.
+"""Verdict on a benchmark beside an earlier one: the rows that became slower by more than the noise of both.
 
-A row is called slower only where all of this holds by more than `tolerance`:
+A row is slower only if all of this holds by more than `tolerance`:
 
-- The quartiles are apart: the faster half of today's times lies beyond the slower half of those before.
-- So are the least times: noise only adds, and a machine that was disturbed still has its moments.
-- Both hold whether the machine's drift is taken off or not. The drift is what the controls tell: a copy and a
-  product of matrices, and the reference, also compiled, where its source is the same: all are timed in the
-  same rounds as the operator, in both runs. They are no measure of what a disturbance does to everything
-  else, so all of what they allow is conceded.
-- Both hold after three times the scatter is taken off. No two runs are alike: memory lies elsewhere, another
-  core is used. How much that does is seen on the controls, whose code has not changed: how far the ratios of
-  each lie from their own median (the median of these distances, times 1.4826, which is a standard deviation
-  where they are normal: F. R. Hampel, "The influence curve and its role in robust estimation", 1974).
+- The quartiles are apart: the faster half of the new times lies beyond the slower half of the earlier ones.
+- So are the least times: noise only adds, and even a disturbed machine has undisturbed moments.
+- Both hold with and without the machine's drift, which is the change of the controls: a copy, a product of
+  matrices, and the reference, also compiled, if its source is the same. All are timed in the same rounds as
+  the operator, in both runs. A disturbance affects each differently, so the largest change is conceded.
+- Both hold after three times the scatter is subtracted. Two runs differ in memory addresses and cores. The
+  scatter measures this on the controls: the distances of the ratios of each from their own median (the
+  median of these distances, times 1.4826, which is a standard deviation for normal ones: F. R. Hampel, "The
+  influence curve and its role in robust estimation", 1974).
 
-Each row tells the smallest slowdown that it would have shown. Only the operator's own rows are judged:
-rivals, and what torch makes of the reference, are told.
+Each row has the smallest slowdown that it would have shown. Only the operator's own rows are judged:
+baselines and the compiled reference are reported.
 """
 
 from __future__ import annotations
@@ -32,34 +31,34 @@ from opsmith.benchmarking.timing import spread
 from opsmith.core.call_arguments import shown
 
 TOLERANCE = 0.1
-"""By what part a row must have become slower at least to be called slower."""
+"""Smallest slowdown, as a fraction, that counts as slower."""
 
 NOISY = 1.5
-"""Where a row would have to take so many times as long to be called slower, the noise is said to be much."""
+"""Detectable ratio from which on the verdict reports much noise."""
 
 SCATTERS = 3
-"""So many times the scatter is conceded."""
+"""Multiple of the scatter that is conceded."""
 CENTRED = 3
-"""Ratios of a contender that are enough to tell what has become of it from how they scatter."""
+"""Number of ratios of a contender from which on their median is subtracted from the scatter."""
 
 STRICT = ("machine", "processor", "devices", "torch")
-"""What must be the same in both environments, for two times to be of the same thing."""
+"""Keys of the environment that must agree for times to be comparable."""
 
 
 @dataclass(frozen=True)
 class TimeChange:
-    """What became of one row.
+    """Change of one row.
 
     Args:
         case: Label of the size.
-        contender, direction: Whose times.
+        contender, direction: The contender and the direction.
         before, now: Medians in seconds.
-        ratio: How many times as long it takes now.
-        low, high: Between these the ratio lies, once spreads, drift and scatter are conceded.
-        drift: What the machine itself became slower, by its controls: the least and the most.
-        detectable: The smallest slowdown that would have been called one.
-        kind: `slower`, `faster`, `same`, or `unclear`: it looks like a change, and noise may explain it.
-        judged: Whether it counts: whether it is a row of the operator itself.
+        ratio: Ratio of the medians.
+        low, high: Bounds of the ratio after spreads, drift and scatter are conceded.
+        drift: Slowdown of the machine itself, by its controls: the least and the most.
+        detectable: The smallest slowdown that would have counted.
+        kind: `slower`, `faster`, `same`, or `unclear`: a change that noise may explain.
+        judged: True for a row of the operator itself.
     """
 
     case: str
@@ -84,12 +83,12 @@ class TimeChange:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A benchmark beside an earlier one; printing it shows it.
+    """Comparison of a benchmark with an earlier one; `print` shows it.
 
     Args:
         operator: The operator's name.
-        apart: What differs between the two runs so that their times are not of the same thing.
-        changes: What became of each row that both have.
+        apart: Differences of the two runs that make their times incomparable.
+        changes: Change of each row that both have.
         missing: Rows that only one of them has.
     """
 
@@ -100,19 +99,19 @@ class Verdict:
 
     @property
     def comparable(self) -> bool:
-        """Whether times of the two runs can be compared strictly, and there are some to compare."""
+        """True if the runs are comparable, and have rows in common."""
         return not self.apart and any(change.judged for change in self.changes)
 
     @property
     def slower(self) -> tuple[TimeChange, ...]:
-        """Rows of the operator that became slower, beyond doubt; none where the runs cannot be compared."""
+        """Rows of the operator that became slower; empty if the runs are not comparable."""
         if not self.comparable:
             return ()
         return tuple(change for change in self.changes if change.judged and change.kind == "slower")
 
     @property
     def passed(self) -> bool:
-        """Whether the runs can be compared, and nothing became slower."""
+        """True if the runs are comparable, and no row became slower."""
         return self.comparable and not self.slower
 
     def __str__(self) -> str:
@@ -130,8 +129,8 @@ class Verdict:
             if most > NOISY:
                 seen = f"less than {most:.2f} times as long would not have been seen in every row"
                 lines = [f"{self.operator}: NOT SEEN to be slower, among much noise: {seen}"]
-        told = self.slower or [change for change in judged if change.kind != "same"]
-        lines += [f"  {change}" for change in told]
+        shown_changes = self.slower or [change for change in judged if change.kind != "same"]
+        lines += [f"  {change}" for change in shown_changes]
         if not self.apart and any(change.kind == "unclear" for change in judged):
             lines.append("  unclear: noise may explain it; measure both again, with nothing else running")
         lines += [f"  only in one of the runs: {each}" for each in self.missing]
@@ -146,12 +145,12 @@ def verdict(now: Benchmark, earlier: Benchmark, tolerance: float = TOLERANCE) ->
     """Judge a benchmark by an earlier one.
 
     Args:
-        now: What was measured.
-        earlier: What was measured before.
-        tolerance: By what part a row must have become slower to be called slower: 0.1 for a tenth.
+        now: The new benchmark.
+        earlier: The earlier one.
+        tolerance: Smallest slowdown that counts, as a fraction: 0.1 for a tenth.
 
     Raises:
-        UsageError: If they are of two operators, or `tolerance` is no part.
+        UsageError: If they are of two operators, or `tolerance` is not a fraction.
     """
     _refuse(now, earlier, tolerance)
     before = _keyed(earlier.cases)
@@ -172,7 +171,7 @@ def verdict(now: Benchmark, earlier: Benchmark, tolerance: float = TOLERANCE) ->
 
 
 def _keyed(cases: Iterable[BenchmarkCase]) -> dict[tuple[Any, int], BenchmarkCase]:
-    """Cases by what two runs have in common; those that are alike in it are told apart by their order."""
+    """Map cases by their keys, equal ones by their order."""
     seen: Counter[Any] = Counter()
     found = {}
     for case in cases:
@@ -203,15 +202,15 @@ def _refuse(now: Benchmark, earlier: Any, tolerance: Any) -> None:
 
 
 def refuse_tolerance(tolerance: Any) -> None:
-    """Refuse what is no tolerance.
+    """Refuse an invalid tolerance.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: If it is not a finite number from 0 on.
     """
     fits = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
     if not fits or not 0 <= tolerance < math.inf:
         raise errors.UsageError(
-            "this is no tolerance",
+            "the tolerance must be a fraction",
             argument="tolerance",
             expected="a part, from 0 on: 0.1 for a tenth",
             got=shown(tolerance),
@@ -220,7 +219,7 @@ def refuse_tolerance(tolerance: Any) -> None:
 
 
 def _apart(now: Benchmark, earlier: Benchmark) -> Iterable[str]:
-    """In what the two runs differ so that times of theirs are not of the same thing."""
+    """Yield the differences of two runs that make their times incomparable."""
     for name in STRICT:
         one, other = earlier.environment.get(name), now.environment.get(name)
         if one != other:
@@ -238,13 +237,13 @@ def _own(case: BenchmarkCase) -> set[str]:
 
 
 def _unchanged(now: BenchmarkCase, earlier: BenchmarkCase) -> set[str]:
-    """Contenders whose code is the same in both runs: a change of their times is the machine's."""
+    """Return the contenders whose code is the same in both runs: a change of their times is the machine's."""
     before = {each.name: each.source for each in earlier.contenders}
     return {each.name for each in now.contenders if each.source and before.get(each.name) == each.source}
 
 
 def _scatter(pairs: Sequence[tuple[BenchmarkCase, BenchmarkCase]]) -> float:
-    """How far apart two runs are that measure the same: of logarithms of ratios, where code is the same."""
+    """Return the scatter of two runs of the same code, as a standard deviation of logarithms of ratios."""
     ratios: dict[str, list[float]] = {}
     for case, other in pairs:
         same = {*CONTROLS, *_unchanged(case, other)}
@@ -300,11 +299,11 @@ def judge(
 
     Args:
         before, now: Seconds of a call, round by round.
-        controls: The same of what never changes, before and now.
+        controls: The same of each control, before and now.
         tolerance: As of `verdict`.
-        scatter: How far apart two runs are that measure the same, as a logarithm.
+        scatter: Scatter of two runs of the same code, as a logarithm.
         names: Of case, contender and direction.
-        judged: As of `Change`.
+        judged: As of `TimeChange`.
 
     Example:
         >>> judge([1.0, 1.1, 1.0, 1.2], [1.6, 1.7, 1.6, 1.9]).kind
@@ -326,8 +325,8 @@ def judge(
         kind = "faster"
     else:
         kind = "same" if 1 / beyond <= ratio <= beyond else "unclear"
-    # What quartiles or least times, drift and scatter leave of a slowdown has to be made up for before it can
-    # be told: a row is slower where its ratio is beyond this, and nowhere else.
+    # A slowdown counts if it exceeds the loss to quartiles or least times, drift and scatter: a row is slower
+    # if and only if its ratio is beyond `detectable`.
     by_quartiles = (new.median / new.low) * (old.high / old.median) * max(drifts)
     lost = max(by_quartiles, ratio / least * max(leasts)) * unlike
     return TimeChange(

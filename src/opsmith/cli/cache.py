@@ -36,7 +36,7 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class CacheEntry:
+class CacheRow:
     """An entry of the cache.
 
     Attributes:
@@ -90,10 +90,10 @@ def cache(
         shown.close()
 
 
-def _kept(path: Path) -> CacheEntry:
+def _kept(path: Path) -> CacheRow:
     parts = parts_of(path)
     state = path.stat()
-    return CacheEntry(
+    return CacheRow(
         path.name,
         KINDS.get(parts.get("kind", ""), parts.get("kind", "")),
         parts.get("operator", ""),
@@ -102,7 +102,7 @@ def _kept(path: Path) -> CacheEntry:
     )
 
 
-def _show(console: Console, kept: list[CacheEntry], directory: Path, *, cleared: bool) -> None:
+def _show(console: Console, kept: list[CacheRow], directory: Path, *, cleared: bool) -> None:
     if kept and not cleared:
         rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
         for heading in ("", "of", "kB", "built"):

@@ -185,7 +185,7 @@ def _cuda() -> InventoryItem:
         found = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
     built = torch.version.cuda or torch.version.hip
     hint = (
-        "nvidia-smi tells whether the driver sees a GPU"
+        "nvidia-smi shows whether the driver sees a GPU"
         if built
         else "this torch is built for the CPU: pytorch.org/get-started gives the command for your GPU"
     )

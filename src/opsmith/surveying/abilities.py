@@ -1,4 +1,4 @@
-"""What an adopted Function can do that its class cannot: each is tried on the guessed arguments."""
+"""Abilities that an adopted Function gains over its class, each tried on the guessed arguments."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ COARSE = 1e-8
 def abilities(
     function_class: type[torch.autograd.Function], operator: Operator[..., Any], report: Report, guess: Guess
 ) -> dict[str, str]:
-    """For each ability of the operator `new`, or `kept` where `apply` of the class has it too.
+    """Map each ability of the operator to `new`, or to `kept` if `apply` of the class has it, too.
 
     Args:
         function_class: The class.
-        operator: What it was adopted as.
-        report: What the check of the operator says.
+        operator: The adopted operator.
+        report: Report of its check.
         guess: The arguments to try on.
     """
     passed = {outcome.property for outcome in report.outcomes if outcome.status == "passed"}
@@ -51,7 +51,7 @@ def _kept(attempt: Callable[[], None]) -> str:
 
 
 def _succeeds(attempt: Callable[[], None]) -> bool:
-    """Whether an attempt raises nothing: that is the question here, whatever the reason is."""
+    """Return True if an attempt raises no exception, whatever its reason."""
     try:
         with seeded(0):
             attempt()
@@ -69,7 +69,7 @@ def _floating(guess: Guess) -> list[int]:
 
 
 def _call(function: Callable[..., Any], guess: Guess, tensors: Sequence[Tensor]) -> Tensor:
-    """All floating results in one tensor, for copies of these tensors in the places of the floating ones."""
+    """Call a function with copies of these tensors as its floating arguments; return all results in one."""
     values = list(guess.values)
     for place, tensor in zip(_floating(guess), tensors, strict=True):
         values[place] = tensor.clone()
@@ -96,7 +96,7 @@ def _jvp(function: Callable[..., Any], guess: Guess) -> None:
 
 
 def _vmap(function: Callable[..., Any], guess: Guess) -> None:
-    """Results and gradients of two examples at once are those of each alone."""
+    """Compare the results and gradients of vmap over two examples with those of each alone."""
     inputs = _inputs(guess)
     batch = [torch.stack([each, each.flip(0) if each.dim() else each]) for each in inputs]
     places = tuple(range(len(batch)))

@@ -29,24 +29,24 @@ TRACED = "opcheck"
 
 
 ON_THE_GUESS = replace(EFFORTS["quick"], variations=0)
-"""Little effort, and no other inputs: what is guessed may well be all that a class is meant to take."""
+"""Effort of a check on guessed arguments: no variations, since the class may refuse all others."""
 
 
 @dataclass
 class Declaration:
-    """A class, arguments that it takes, and what is said of it.
+    """A class, arguments that it accepts, and its declarations so far.
 
     Args:
-        reading: The class.
+        source: The class.
         guess: Arguments on which it runs.
         seed: Seed of the check.
-        signature: What `signature=` says, if anything.
-        kinds: What `kind=` says, if anything.
-        opaque: Whether `opaque=True` is said.
-        by_samples: Whether `samples=` is said, since no signature can.
+        signature: Value of `signature=`, if any.
+        kinds: Values of `kind=`.
+        opaque: Value of `opaque=`.
+        by_samples: `samples=` is needed, since no signature suffices.
     """
 
-    reading: ClassSource
+    source: ClassSource
     guess: Guess
     seed: int
     signature: str | None = None
@@ -56,11 +56,11 @@ class Declaration:
 
     @property
     def names(self) -> list[str]:
-        """A name for each argument of the guess."""
-        return argument_names(self.reading, len(self.guess.values))
+        """Names of the arguments of the guess."""
+        return argument_names(self.source, len(self.guess.values))
 
     def options(self) -> dict[str, str]:
-        """What is said, as code."""
+        """Return the declarations as code, by their keywords."""
         said: dict[str, str] = {}
         if self.signature is not None:
             said["signature"] = f'"{self.signature}"'
@@ -74,10 +74,10 @@ class Declaration:
         return said
 
     def operator(self) -> Operator[..., Any]:
-        """Adopt the class under a name of the survey's own."""
+        """Adopt the class under a temporary name."""
         return adopt_function(
-            self.reading.function_class,
-            throwaway_name(NAMESPACE, self.reading.function_class),
+            self.source.function_class,
+            throwaway_name(NAMESPACE, self.source.function_class),
             reference=None,
             samples=(lambda: [self.guess.values]) if self.by_samples else None,
             signature=self.signature,
@@ -87,7 +87,7 @@ class Declaration:
         )
 
     def typed(self) -> Operator[..., Any]:
-        """Adopt the class, with the words about its types that it cannot do without."""
+        """Adopt the class, and add the declarations of types that it needs."""
         attempts: list[Callable[[], None]] = [lambda: None, self._say_signature, self._say_samples]
         for last, say in enumerate(attempts, start=1 - len(attempts)):
             say()
@@ -106,16 +106,16 @@ class Declaration:
         raise AssertionError("the last attempt returns or raises")
 
     def given(self, operator: Operator[..., Any]) -> list[Any]:
-        """The arguments as the operator takes them."""
+        """Return the arguments in the form of the operator's."""
         adopted = operator.specification.adopted
         assert adopted is not None
         copies = [value.clone() if isinstance(value, Tensor) else value for value in self.guess.values]
         return adopted.packed(copies)
 
     def check(self, operator: Operator[..., Any]) -> Report:
-        """Check it on the guess: with little effort, and traced once, which a quick check leaves out."""
+        """Check the operator on the guess with little effort, and trace it once."""
         samples = [CallArguments(tuple(self.given(operator)))]
-        # Of positive numbers it is asked whether these alone are meant: special ones are of every sign.
+        # A positive guess tests a restricted domain, which special values would leave.
         skip = ["values"] if self.guess.positive else None
         report = check(operator, samples=samples, seed=self.seed, effort=ON_THE_GUESS, skip=skip)
         looked = {outcome.property for outcome in report.outcomes if outcome.status != "skipped"}
@@ -127,22 +127,22 @@ class Declaration:
         return replace(report, outcomes=outcomes)
 
     def _say_signature(self) -> None:
-        words = signature_text(self.reading, self.guess, self._returned())
+        words = signature_text(self.source, self.guess, self._returned())
         self.signature = words
 
     def _say_samples(self) -> None:
         self.signature, self.by_samples = None, True
 
     def _returned(self) -> Any:
-        apply: Callable[..., Any] = self.reading.function_class.apply
+        apply: Callable[..., Any] = self.source.function_class.apply
         with seeded(self.seed), torch.no_grad():
             return apply(*(v.clone() if isinstance(v, Tensor) else v for v in self.guess.values))
 
 
-def signature_text(reading: ClassSource, guess: Guess, returned: Any) -> str:
-    """A signature in Python's notation that fits a guess and what was returned for it."""
+def signature_text(source: ClassSource, guess: Guess, returned: Any) -> str:
+    """Return a signature in Python's notation that fits a guess and its results."""
     parts = []
-    for place, parameter in enumerate(reading.parameters):
+    for place, parameter in enumerate(source.parameters):
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             parts.append(f"*{parameter.name}: Tensor")
             continue
@@ -177,7 +177,7 @@ Class = type[torch.autograd.Function]
 
 
 def is_piecewise_constant(function_class: Class, guess: Guess, place: int, seed: int) -> bool:
-    """Whether a small step of one argument leaves every result as it is, in nearly all elements."""
+    """Return True if a small step of one argument changes no result."""
     moved = list(guess.values)
     moved[place] = moved[place] * (1 + STEP)
     pairs = zip(
@@ -189,19 +189,19 @@ def is_piecewise_constant(function_class: Class, guess: Guess, place: int, seed:
 
 
 def is_identity(function_class: Class, guess: Guess, place: int, seed: int) -> bool:
-    """Whether the forward returns this argument as it came."""
+    """Return True if the forward returns this argument unchanged."""
     results = _results(function_class, guess.values, seed)
     return any(torch.equal(each, guess.values[place]) for each in results)
 
 
 def is_nonlinear(function_class: Class, guess: Guess, seed: int) -> bool:
-    """Whether twice the incoming gradient gives another gradient than twice the one that comes out."""
+    """Return True if twice the grad_output does not give twice the gradient."""
     small, large = _gradients(function_class, guess, seed, 1.0), _gradients(function_class, guess, seed, 2.0)
     return not all(agree_to_share(2 * one, two, COARSE) for one, two in zip(small, large, strict=True))
 
 
 def returns_float32(function_class: Class, guess: Guess, seed: int) -> bool:
-    """Whether it returns float32 for what is float64."""
+    """Return True if a class returns float32 for float64."""
     wide = any(isinstance(value, Tensor) and value.dtype == torch.float64 for value in guess.values)
     return wide and any(
         result.dtype == torch.float32 for result in _results(function_class, guess.values, seed)
@@ -225,52 +225,52 @@ def _gradients(function_class: Class, guess: Guess, seed: int, factor: float) ->
 
 
 LEAVES_TORCH = "TransformError"
-"""The exception of code that cannot be run on what stands for tensors."""
+"""Name of the exception for code that cannot run on traced tensors."""
 
 
 OTHER = ("layout", "raises", "nondeterministic", "not-exercised")
-"""Causes that are no other numbers than the derivative."""
+"""Causes other than a wrong value of the derivative."""
 
 
-def add_declaration(draft: Declaration, report: Report) -> str | None:
-    """Say one more word in the draft, and why; None where the failures suggest none."""
+def add_declaration(declaration: Declaration, report: Report) -> str | None:
+    """Add a declaration that the failures suggest, and return its reason; None if they suggest none."""
     failures = [failure for failure in report.failures if failure.follows is None]
     for each in (_random, _narrow, _outside, _on_purpose):
-        word = each(draft, failures)
+        word = each(declaration, failures)
         if word is not None:
             return word
     return None
 
 
-def _random(draft: Declaration, failures: list[Failure]) -> str | None:
-    if "stochastic" in draft.kinds or not any(
+def _random(declaration: Declaration, failures: list[Failure]) -> str | None:
+    if "stochastic" in declaration.kinds or not any(
         failure.property == "randomness" and "draws" in failure.evidence for failure in failures
     ):
         return None
-    draft.kinds.append("stochastic")
+    declaration.kinds.append("stochastic")
     return (
         'its forward draws random numbers: say so by `kind="stochastic"`, so that torch never merges two '
         "calls into one"
     )
 
 
-def _narrow(draft: Declaration, failures: list[Failure]) -> str | None:
-    reading = draft.reading.function_class
-    if "float32" in draft.kinds or not failures:
+def _narrow(declaration: Declaration, failures: list[Failure]) -> str | None:
+    source = declaration.source.function_class
+    if "float32" in declaration.kinds or not failures:
         return None
-    returns = returns_float32(reading, draft.guess, draft.seed)
+    returns = returns_float32(source, declaration.guess, declaration.seed)
     if not returns and not any(failure.cause == "precision" for failure in failures):
         return None
-    draft.kinds.append("float32")
+    declaration.kinds.append("float32")
     what = "returns" if returns else "computes in"
     return f'it {what} float32 for float64: if that is meant, `kind="float32"` says so'
 
 
-def _outside(draft: Declaration, failures: list[Failure]) -> str | None:
+def _outside(declaration: Declaration, failures: list[Failure]) -> str | None:
     raised = [failure for failure in failures if failure.evidence.get("exception") == LEAVES_TORCH]
-    if draft.opaque or not raised:
+    if declaration.opaque or not raised:
         return None
-    draft.opaque = True
+    declaration.opaque = True
     lines = raised[0].message.splitlines()
     got = next((line.partition("got: ")[2] for line in lines if line.strip().startswith("got: ")), lines[0])
     return (
@@ -279,30 +279,30 @@ def _outside(draft: Declaration, failures: list[Failure]) -> str | None:
     )
 
 
-def _on_purpose(draft: Declaration, failures: list[Failure]) -> str | None:
-    """A gradient that is not the derivative, where something tells that it is meant."""
-    if set(draft.kinds) & {"surrogate", "nonlinear", "approximate"}:
+def _on_purpose(declaration: Declaration, failures: list[Failure]) -> str | None:
+    """Declare a gradient that differs from the derivative, if there is evidence that it is intended."""
+    if set(declaration.kinds) & {"surrogate", "nonlinear", "approximate"}:
         return None
     for failure in failures:
-        place = _place(draft, failure)
+        place = _place(declaration, failure)
         if failure.property not in ("gradient", "linearity") or failure.cause in OTHER or place is None:
             continue
-        function_class = draft.reading.function_class
-        if is_nonlinear(function_class, draft.guess, draft.seed):
-            draft.kinds.append("nonlinear")
+        function_class = declaration.source.function_class
+        if is_nonlinear(function_class, declaration.guess, declaration.seed):
+            declaration.kinds.append("nonlinear")
             return (
                 "twice the incoming gradient does not give twice the gradient, as when one clips gradients: "
                 'if that is meant, `kind="nonlinear"` says so; otherwise its backward is wrong'
             )
-        if is_piecewise_constant(function_class, draft.guess, place, draft.seed):
-            draft.kinds.append("surrogate")
+        if is_piecewise_constant(function_class, declaration.guess, place, declaration.seed):
+            declaration.kinds.append("surrogate")
             return (
                 f"small steps of `{failure.input}` do not change what its forward gives, so the derivative "
                 "is zero, and its backward gives something else: if that is meant (a straight-through "
                 'estimator), `kind="surrogate"` says so; otherwise its backward is wrong'
             )
-        if is_identity(function_class, draft.guess, place, draft.seed):
-            draft.kinds.append("surrogate")
+        if is_identity(function_class, declaration.guess, place, declaration.seed):
+            declaration.kinds.append("surrogate")
             return (
                 f"its forward returns `{failure.input}` as it came, and its backward changes the gradient: "
                 'if that is meant (a gradient that is scaled or reversed), `kind="surrogate"` says so; '
@@ -311,6 +311,6 @@ def _on_purpose(draft: Declaration, failures: list[Failure]) -> str | None:
     return None
 
 
-def _place(draft: Declaration, failure: Failure) -> int | None:
-    """Where the argument that a failure names stands in the guess."""
-    return draft.names.index(failure.input) if failure.input in draft.names else None
+def _place(declaration: Declaration, failure: Failure) -> int | None:
+    """Return the index of the argument that a failure names."""
+    return declaration.names.index(failure.input) if failure.input in declaration.names else None

@@ -1,4 +1,4 @@
-"""What a survey found out about one Function: a verdict, its reasons, and the line to write."""
+"""Finding of a survey about one Function: a verdict, its reasons, and the line to write."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Verdict = Literal["works", "needs a declaration", "wrong"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known about a Function after the survey.
+    """Result of the survey of one Function.
 
     Args:
         name: The class's qualified name.
         where: `file:line` of its forward.
-        verdict: Whether it works as it is.
-        reasons: Why not, or what to know; each in a sentence or two.
-        tried: The arguments that it was checked on, in words; None where none could be guessed.
-        line: What to write to adopt it; None where the class has to be fixed first.
-        abilities: What the operator can do, each `new`, or `kept` where `apply` can too.
-        report: What the last check said.
+        verdict: `works`, `needs a declaration` or `wrong`.
+        reasons: Reasons of the verdict, and remarks; each in a sentence or two.
+        tried: Description of the arguments of the check; None if none could be guessed.
+        line: Code that adopts it; None if the class must be fixed first.
+        abilities: Abilities of the operator, each `new`, or `kept` if `apply` has it, too.
+        report: Report of the last check.
     """
 
     name: str
@@ -51,11 +51,11 @@ class Finding:
 
 
 def adopting_line(qualname: str, options: Mapping[str, str]) -> str:
-    """The code that adopts a class.
+    """Return the code that adopts a class.
 
     Args:
-        qualname: The class, as its module names it.
-        options: Keyword arguments of `adopt`, each as code; one that ends in a comment is put last by itself.
+        qualname: Name of the class in its module.
+        options: Keyword arguments of `adopt`, each as code.
 
     Example:
         >>> print(adopting_line("LeakyReLU", {"kind": '"surrogate"'}))
@@ -71,7 +71,7 @@ def adopting_line(qualname: str, options: Mapping[str, str]) -> str:
 
 
 def snake(name: str) -> str:
-    """A class's name as variables are written.
+    """Convert the name of a class into that of a variable.
 
     Example:
         >>> snake("LeakyReLUInPlace"), snake("GELU"), snake("Conv2d")

@@ -23,27 +23,27 @@ METHODS = ("forward", "setup_context", "backward", "vjp")
 
 @dataclass(frozen=True)
 class ClassSource:
-    """A class, as its source describes it.
+    """Arguments of a class, as its source describes them.
 
     Args:
         function_class: The class.
-        name: How its module calls it.
-        parameters: What `forward` takes, without its context.
-        hints: Type hints of `forward`, resolved.
-        called: Arguments that its methods call, which are functions therefore.
+        name: Its name in its module.
+        parameters: Parameters of `forward`, without its context.
+        annotations: Annotations of `forward`, resolved.
+        called: Arguments that its methods call, which therefore are functions.
         compared: Constants that an argument is compared with, by its name.
     """
 
     function_class: type[torch.autograd.Function]
     name: str
     parameters: tuple[inspect.Parameter, ...]
-    hints: dict[str, Any]
+    annotations: dict[str, Any]
     called: frozenset[str]
     compared: dict[str, tuple[Any, ...]]
 
     @classmethod
     def of(cls, function_class: type[torch.autograd.Function], name: str | None = None) -> ClassSource:
-        """Read a class; what has no source to read, as in C++, tells its signature alone."""
+        """Read a class; without source, as of C++, there is its signature alone."""
         parameters = tuple(forward_signature(function_class).parameters.values())
         names = {parameter.name for parameter in parameters}
         trees = list(_trees(function_class))
@@ -68,20 +68,20 @@ class ClassSource:
             function_class,
             name or function_class.__qualname__,
             parameters,
-            _hints(function_class),
+            _annotations(function_class),
             frozenset(called & names),
             {name: tuple(found) for name, found in compared.items() if name in names and found},
         )
 
     @property
     def defaulted(self) -> int:
-        """How many arguments at the end have defaults."""
+        """Return the number of trailing arguments that have defaults."""
         given = [parameter.default is not parameter.empty for parameter in self.parameters]
         return len(given) if all(given) else given[::-1].index(False)
 
     @property
     def variadic(self) -> inspect.Parameter | None:
-        """The parameter `*args`, if there is one."""
+        """Return the parameter `*args`, if there is one."""
         last = self.parameters[-1] if self.parameters else None
         return last if last is not None and last.kind is last.VAR_POSITIONAL else None
 
@@ -98,7 +98,7 @@ def _trees(function_class: type) -> Iterator[ast.AST]:
 
 
 def _name(expression: ast.expr, kept: dict[str, str]) -> str:
-    """The argument that an expression is, itself or as `ctx` keeps it; empty for any other expression."""
+    """Return the argument that an expression names, itself or as an attribute of `ctx`; else empty."""
     if isinstance(expression, ast.Name):
         return expression.id
     if isinstance(expression, ast.Attribute) and isinstance(expression.value, ast.Name):
@@ -107,23 +107,23 @@ def _name(expression: ast.expr, kept: dict[str, str]) -> str:
 
 
 def _constants(expression: ast.expr) -> Iterator[Any]:
-    """The words and truth values in an expression; a number is more often a bound than a value to take."""
+    """Yield the texts and truth values in an expression; a number is more often a bound than a value."""
     for node in ast.walk(expression):
         if isinstance(node, ast.Constant) and isinstance(node.value, str | bool):
             yield node.value
 
 
-def _hints(function_class: type[torch.autograd.Function]) -> dict[str, Any]:
+def _annotations(function_class: type[torch.autograd.Function]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(inspect.unwrap(function_class.forward))
     except (NameError, AttributeError, TypeError, SyntaxError):
         return {}
 
 
-def argument_names(reading: ClassSource, count: int) -> list[str]:
-    """A name for each of so many arguments; those in `*args` by number."""
-    fixed = [parameter.name for parameter in reading.parameters if parameter is not reading.variadic]
-    rest = reading.variadic
+def argument_names(source: ClassSource, count: int) -> list[str]:
+    """Return the names of the arguments; those in `*args` by index."""
+    fixed = [parameter.name for parameter in source.parameters if parameter is not source.variadic]
+    rest = source.variadic
     return fixed + [f"{rest.name}[{i}]" for i in range(count - len(fixed))] if rest is not None else fixed
 
 
@@ -181,7 +181,7 @@ SHAPES: dict[int, list[tuple[Shape, ...]]] = {
         ((3, 4), (5, 4), (5,), (2, 5), (2,)),
     ],
 }
-"""Shapes of so many tensors; beyond, all have one shape, or all but the first are vectors."""
+"""Shapes of the tensors, by their number; more tensors have one shape, or all but the first are vectors."""
 
 WHOLE_SHAPES: tuple[Shape, ...] = ((3,), (3, 4), (2, 3), (4,))
 
@@ -209,18 +209,18 @@ FLAGS = re.compile(r"(is|use|has|with|do)_.+|training|train|inplace|causal|rever
 
 @dataclass(frozen=True)
 class Guess:
-    """Arguments for one call.
+    """Guessed arguments of one call.
 
     Args:
         values: By position, as `apply` takes them.
-        positive: Whether its tensors were made positive.
+        positive: Its tensors were made positive.
     """
 
     values: tuple[Any, ...]
     positive: bool = False
 
     def made_positive(self) -> Guess:
-        """The same, with numbers from 0.5 up in its floating tensors."""
+        """Return a copy with numbers from 0.5 up in its floating tensors."""
         values = [
             value.abs() + 0.5 if isinstance(value, torch.Tensor) and value.is_floating_point() else value
             for value in self.values
@@ -228,33 +228,33 @@ class Guess:
         return Guess(tuple(values), positive=True)
 
     def named(self, names: Sequence[str]) -> str:
-        """The arguments in words: `x [3, 4], slope=0.01`."""
+        """Describe the arguments: `x [3, 4], slope=0.01`."""
         shown = [f"{name}{_words(value)}" for name, value in zip(names, self.values, strict=True)]
         return ", ".join(shown) + ", all of them positive" * self.positive
 
     def code(self) -> str:
-        """The arguments as Python writes them, with fresh random tensors."""
+        """Return the arguments as code, with new random tensors."""
         return ", ".join(map(_code, self.values)) + "," * (len(self.values) == 1)
 
     def shapes(self) -> tuple[Any, ...]:
-        """What tells it from a guess of the same form with other numbers."""
+        """Return the shapes and plain values, by which guesses are distinct."""
         return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else repr(v) for v in self.values)
 
 
-def unguessable(reading: ClassSource) -> list[str]:
-    """Arguments without a default for which nothing plausible is known."""
-    return [parameter.name for parameter in reading.parameters if not _roles(reading, parameter)]
+def unguessable(source: ClassSource) -> list[str]:
+    """Return the names of arguments without a default for which there is no guess."""
+    return [parameter.name for parameter in source.parameters if not _roles(source, parameter)]
 
 
-def guesses(reading: ClassSource, seed: int) -> Iterator[list[Guess]]:
-    """Guesses, the simplest first; those in one list differ only in the numbers in their tensors.
+def guesses(source: ClassSource, seed: int) -> Iterator[list[Guess]]:
+    """Yield guesses, the simplest first; those in one list differ only in the numbers of their tensors.
 
     Args:
-        reading: The class.
+        source: The class.
         seed: Seed of the numbers.
     """
-    roles = [_roles(reading, parameter) for parameter in reading.parameters]
-    if reading.variadic is not None:
+    roles = [_roles(source, parameter) for parameter in source.parameters]
+    if source.variadic is not None:
         rest = roles.pop()
         counts: list[list[Any]] = [rest[:1] * count for count in (3, 2, 1)]
     else:
@@ -265,7 +265,7 @@ def guesses(reading: ClassSource, seed: int) -> Iterator[list[Guess]]:
 
 
 def _cheapest(roles: list[list[Any]]) -> Iterator[tuple[Any, ...]]:
-    """One role of each argument, by how many are not the first that came to mind."""
+    """Yield a role of each argument, those with the likeliest roles first."""
     ranked = itertools.product(*(range(len(each)) for each in roles))
     for places in sorted(itertools.islice(ranked, 4096), key=sum):
         yield tuple(role[place] for role, place in zip(roles, places, strict=True))
@@ -305,19 +305,19 @@ def _floating(shape: Shape, generator: torch.Generator, numbers: str) -> torch.T
     return 0.5 + drawn if numbers == "positive" else 0.1 + 0.8 * drawn
 
 
-def _roles(reading: ClassSource, parameter: inspect.Parameter) -> list[Any]:
-    """What an argument may be, likeliest first: `FLOATING`, `WHOLE`, or a plain value; empty if unknown."""
+def _roles(source: ClassSource, parameter: inspect.Parameter) -> list[Any]:
+    """Return the roles of an argument, likeliest first: `FLOATING`, `WHOLE`, or a plain value."""
     name, default = parameter.name, parameter.default
     known = [] if default is parameter.empty else [default]
-    if name in reading.called:
+    if name in source.called:
         return known
-    hint = reading.hints.get(name)
-    if hint is not None and hint is not Any:
-        found = _by_hint(hint, list(reading.compared.get(name, ())))
+    annotation = source.annotations.get(name)
+    if annotation is not None and annotation is not Any:
+        found = _roles_by_annotation(annotation, list(source.compared.get(name, ())))
         return [*known, *found] if default is not None else [*found, *known]
     if known and default is not None:
         return known
-    constants = list(reading.compared.get(name, ()))
+    constants = list(source.compared.get(name, ()))
     if constants:
         return [*constants, *known]
     if FLAGS.fullmatch(name):
@@ -333,15 +333,17 @@ def _roles(reading: ClassSource, parameter: inspect.Parameter) -> list[Any]:
     return [FLOATING, 2, 0.5, WHOLE]
 
 
-def _by_hint(hint: Any, constants: list[Any]) -> list[Any]:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return [role for member in typing.get_args(hint) for role in _by_hint(member, constants)]
-    if typing.get_origin(hint) is typing.Literal:
-        return list(typing.get_args(hint))
-    if typing.get_origin(hint) in (tuple, list, collections.abc.Sequence):
-        inner = [each for each in typing.get_args(hint) if each is not Ellipsis]
+def _roles_by_annotation(annotation: Any, constants: list[Any]) -> list[Any]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [
+            role for member in typing.get_args(annotation) for role in _roles_by_annotation(member, constants)
+        ]
+    if typing.get_origin(annotation) is typing.Literal:
+        return list(typing.get_args(annotation))
+    if typing.get_origin(annotation) in (tuple, list, collections.abc.Sequence):
+        inner = [each for each in typing.get_args(annotation) if each is not Ellipsis]
         if inner and all(each in (int, float) for each in inner):
-            make = list if typing.get_origin(hint) is list else tuple
+            make = list if typing.get_origin(annotation) is list else tuple
             return [make([1] * max(2, len(inner)))]
         return []
     words = [word for word in constants if isinstance(word, str)]
@@ -353,7 +355,7 @@ def _by_hint(hint: Any, constants: list[Any]) -> list[Any]:
         str: words,
         type(None): [None],
     }
-    return table.get(hint, [])
+    return table.get(annotation, [])
 
 
 def _words(value: Any) -> str:
@@ -369,11 +371,11 @@ def _code(value: Any) -> str:
     return f"torch.{'randn' if bool((value < 0).any()) else 'rand'}({sizes})"
 
 
-def placeholder_code(reading: ClassSource, unknown: Sequence[str]) -> str:
-    """A sample as code, with the names in capitals of those arguments that only the author knows."""
+def placeholder_code(source: ClassSource, unknown: Sequence[str]) -> str:
+    """Return a sample as code, with a name in capitals for each argument that only the author knows."""
     parts = []
-    for parameter in reading.parameters:
-        roles = _roles(reading, parameter)
+    for parameter in source.parameters:
+        roles = _roles(source, parameter)
         if parameter.name in unknown or not roles:
             parts.append(parameter.name.upper())
         elif parameter.default is not parameter.empty:

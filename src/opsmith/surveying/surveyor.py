@@ -20,10 +20,10 @@ from opsmith.surveying.guesses import ClassSource, argument_names, placeholder_c
 from opsmith.surveying.trials import SECONDS, Trials, has_backward, one_thread, run_guesses
 
 FLOAT32 = 1e-4
-"""How far apart, of 1 or of the value, two numbers are that float32 has rounded."""
+"""Relative distance of two numbers that float32 has rounded; absolute below 1."""
 
 ROUNDS = 4
-"""How many words about one class are tried, one after the other."""
+"""Most declarations that are tried for one class, one after the other."""
 
 
 def survey(
@@ -33,13 +33,13 @@ def survey(
     seconds: float = SECONDS,
     name: str | None = None,
 ) -> Finding:
-    """Find out whether a Function can be adopted as it is, needs a declaration from its author, or is wrong.
+    """Classify a Function: it can be adopted unchanged, needs a declaration from its author, or is wrong.
 
     Args:
-        function_class: The class; its forward and backward are run on arguments that are guessed.
+        function_class: The class; its forward and backward run on guessed arguments.
         seed: Seed of these arguments and of the check.
         seconds: After so many no further guess is begun.
-        name: How its module calls it, which a factory's class does not know; else its qualified name.
+        name: Its name in its module, which a factory's class does not have; else its qualified name.
 
     Example:
         >>> class Twice(torch.autograd.Function):
@@ -66,90 +66,90 @@ def _survey(function_class: type[torch.autograd.Function], seed: int, seconds: f
     if not overrides(function_class, "forward"):
         reason = "it has no `forward`, so there is nothing to adopt; if others derive from it, adopt those"
         return Finding(name, _where(function_class), "needs a declaration", (reason,))
-    reading = ClassSource.of(function_class, name)
+    source = ClassSource.of(function_class, name)
     if inspect.getattr_static(function_class, "__init__") is not torch.autograd.Function.__init__:
         reason = (
             "it has an `__init__`, whose state torch's `apply` has not passed on since 1.3: let forward "
             "take as arguments what it is made with"
         )
-        return Finding(reading.name, where(function_class.forward), "wrong", (reason,))
-    unknown = unguessable(reading)
+        return Finding(source.name, where(function_class.forward), "wrong", (reason,))
+    unknown = unguessable(source)
     if unknown:
-        return _ask_for_samples(reading, unknown)
-    trials = run_guesses(reading, seed, seconds)
+        return _ask_for_samples(source, unknown)
+    trials = run_guesses(source, seed, seconds)
     if not trials.ran:
-        return _nothing_ran(reading, trials)
-    first = _check_and_declare(Declaration(reading, trials.ran[0], seed))
+        return _nothing_ran(source, trials)
+    first = _check_and_declare(Declaration(source, trials.ran[0], seed))
     if first.verdict != "wrong":
         return first
-    # Perhaps it is not meant to take these: other shapes and positive numbers have a say, too.
-    for guess in [trials.ran[0].made_positive(), *run_guesses(reading, seed, seconds, wanted=3).ran[1:]]:
-        other = _check_and_declare(Declaration(reading, guess, seed))
+    # Its domain may be smaller: try other shapes, and positive numbers.
+    for guess in [trials.ran[0].made_positive(), *run_guesses(source, seed, seconds, wanted=3).ran[1:]]:
+        other = _check_and_declare(Declaration(source, guess, seed))
         if other.verdict != "wrong":
             return _wrong_for_some(first, other)
     return first
 
 
-def _check_and_declare(draft: Declaration) -> Finding:
-    """Check a draft, and follow what the failures suggest, until it passes or nothing more helps."""
-    function_class = draft.reading.function_class
+def _check_and_declare(declaration: Declaration) -> Finding:
+    """Check a class, and add declarations that the failures suggest, until it passes or none helps."""
+    function_class = declaration.source.function_class
     reasons: list[str] = []
     try:
-        operator = draft.typed()
+        operator = declaration.typed()
     except errors.OpsmithError as error:
-        return _finding(draft, "needs a declaration", [_text(error)], None, None)
-    if draft.signature or draft.by_samples:
-        reasons.append(_about_types(draft))
-    report = draft.check(operator)
+        return _finding(declaration, "needs a declaration", [_text(error)], None, None)
+    if declaration.signature or declaration.by_samples:
+        reasons.append(_about_types(declaration))
+    report = declaration.check(operator)
     for _ in range(ROUNDS):
-        word = add_declaration(draft, report)
+        word = add_declaration(declaration, report)
         if word is None:
             break
         reasons.append(word)
-        operator = draft.operator()
-        report = draft.check(operator)
+        operator = declaration.operator()
+        report = declaration.check(operator)
     faults = _faults(report)
     if faults and all(map(_is_cut, report.failures)):
         reasons.append(CUT)
-    elif faults and "float32" in draft.kinds and all(map(_is_rounding, report.failures)):
+    elif faults and "float32" in declaration.kinds and all(map(_is_rounding, report.failures)):
         reasons.append(
             "its gradients are right as far as float32 goes, and `opsmith.check` compares in float64"
         )
     elif faults:
-        return _finding(draft, "wrong", faults, None, report)
+        return _finding(declaration, "wrong", faults, None, report)
     reasons += _written(operator)
     verdict: Verdict = "needs a declaration" if reasons else "works"
     if not has_backward(function_class):
         reasons.append("it has no backward: its gradient is the derivative of its forward")
     reasons += _missing_abilities(report)
-    found = abilities(function_class, operator, report, draft.guess)
-    return _finding(draft, verdict, reasons, operator, report, found)
+    found = abilities(function_class, operator, report, declaration.guess)
+    return _finding(declaration, verdict, reasons, operator, report, found)
 
 
 def _finding(
-    draft: Declaration,
+    declaration: Declaration,
     verdict: Verdict,
     reasons: list[str],
     operator: Operator[..., object] | None,
     report: Report | None,
     found: dict[str, str] | None = None,
 ) -> Finding:
-    name = draft.reading.name
+    name = declaration.source.name
     return Finding(
         name,
-        where(draft.reading.function_class.forward),
+        where(declaration.source.function_class.forward),
         verdict,
         tuple(dict.fromkeys(reasons)),
-        draft.guess.named(draft.names),
-        None if operator is None else adopting_line(name, draft.options()),
+        declaration.guess.named(declaration.names),
+        None if operator is None else adopting_line(name, declaration.options()),
         found or {},
         report,
     )
 
 
-def _ask_for_samples(reading: ClassSource, unknown: list[str]) -> Finding:
-    """The finding for a class that takes what cannot be guessed."""
-    called = [name for name in unknown if name in reading.called]
+def _ask_for_samples(source: ClassSource, unknown: list[str]) -> Finding:
+    """Return the finding for a class whose arguments cannot be guessed."""
+    called = [name for name in unknown if name in source.called]
     other = [name for name in unknown if name not in called]
     reasons = []
     if called:
@@ -166,26 +166,26 @@ def _ask_for_samples(reading: ClassSource, unknown: list[str]) -> Finding:
         f"say it by `samples=`: in the line below, put what you would pass for {' and '.join(capitals)}; "
         "then `opsmith.check` can judge it too"
     )
-    return _with_samples(reading, tuple(reasons), unknown)
+    return _with_samples(source, tuple(reasons), unknown)
 
 
-def _with_samples(reading: ClassSource, reasons: tuple[str, ...], unknown: list[str]) -> Finding:
-    name = reading.name
-    sample = f"lambda: [({placeholder_code(reading, unknown)})]"
+def _with_samples(source: ClassSource, reasons: tuple[str, ...], unknown: list[str]) -> Finding:
+    name = source.name
+    sample = f"lambda: [({placeholder_code(source, unknown)})]"
     line = adopting_line(name, {"samples": sample})
-    return Finding(name, where(reading.function_class.forward), "needs a declaration", reasons, None, line)
+    return Finding(name, where(source.function_class.forward), "needs a declaration", reasons, None, line)
 
 
-def _nothing_ran(reading: ClassSource, trials: Trials) -> Finding:
-    """The finding for a class that got through on no guess: its own mistake, or arguments out of reach."""
-    name, place = reading.name, where(reading.function_class.forward)
+def _nothing_ran(source: ClassSource, trials: Trials) -> Finding:
+    """Return the finding for a class that ran on no guess: it is wrong, or the guesses are."""
+    name, place = source.name, where(source.function_class.forward)
     stop = trials.mistake or trials.nearest
     file = place.rpartition(":")[0]
     if stop is None:
         reason = f"on all {trials.tried} guesses its results or gradients were not finite numbers"
-        return _with_samples(reading, (reason, SAMPLES), [p.name for p in reading.parameters])
-    words = stop.guess.named(argument_names(reading, len(stop.guess.values)))
-    method = getattr(reading.function_class, stop.method, reading.function_class.forward)
+        return _with_samples(source, (reason, SAMPLES), [p.name for p in source.parameters])
+    words = stop.guess.named(argument_names(source, len(stop.guess.values)))
+    method = getattr(source.function_class, stop.method, source.function_class.forward)
     at = stop.where(file) or where(method)
     if stop.is_left_out:
         reason = (
@@ -202,7 +202,7 @@ def _nothing_ran(reading: ClassSource, trials: Trials) -> Finding:
     )
     if stop.method == "backward":
         reason += "; either its backward is wrong, or its forward takes what it is not meant to"
-    return _with_samples(reading, (reason, SAMPLES), [p.name for p in reading.parameters])
+    return _with_samples(source, (reason, SAMPLES), [p.name for p in source.parameters])
 
 
 SAMPLES = "say by `samples=` what it takes: put real arguments for the capitals in the line below"
@@ -227,23 +227,23 @@ def _wrong_for_some(wrong: Finding, right: Finding) -> Finding:
 
 
 def _where(function_class: type) -> str:
-    """`file:line` of a class that has no method to tell it."""
+    """Return the `file:line` of a class without methods."""
     try:
         return f"{inspect.getsourcefile(function_class)}:{inspect.getsourcelines(function_class)[1]}"
     except (OSError, TypeError):
         return function_class.__module__
 
 
-def _about_types(draft: Declaration) -> str:
-    if draft.by_samples:
+def _about_types(declaration: Declaration) -> str:
+    if declaration.by_samples:
         return "nothing in its code says what it takes or returns, and `samples=` shows it"
-    if draft.reading.variadic is not None:
-        return f"nothing says what `*{draft.reading.variadic.name}` takes: say it by `signature=`"
+    if declaration.source.variadic is not None:
+        return f"nothing says what `*{declaration.source.variadic.name}` takes: say it by `signature=`"
     plain = [
         parameter.name
-        for parameter, value in zip(draft.reading.parameters, draft.guess.values, strict=True)
+        for parameter, value in zip(declaration.source.parameters, declaration.guess.values, strict=True)
         if not isinstance(value, torch.Tensor)
-        and parameter.name not in draft.reading.hints
+        and parameter.name not in declaration.source.annotations
         and parameter.default is parameter.empty
     ]
     if plain:
@@ -265,7 +265,7 @@ def _written(operator: Operator[..., object]) -> list[str]:
 
 
 def _missing_abilities(report: Report) -> list[str]:
-    """What it cannot do, in the words of the check; second order and forward mode have one reason mostly."""
+    """Describe missing abilities by the reasons of the check; one reason may cover several."""
     found: dict[str, list[str]] = {}
     for outcome in report.outcomes:
         if outcome.property in ("second_order", "forward_mode") and outcome.status == "skipped":
@@ -286,7 +286,7 @@ TITLES = {"second_order": "second order", "forward_mode": "forward mode"}
 
 
 def _faults(report: Report) -> list[str]:
-    """What is wrong, the same cause at the same place once."""
+    """Describe the failures, those of one cause at one location once."""
     failures = [failure for failure in report.failures if failure.follows is None]
     if any(failure.property not in GROUPS["integration"] for failure in failures):
         failures = [failure for failure in failures if failure.property not in GROUPS["integration"]]
@@ -303,7 +303,7 @@ def _faults(report: Report) -> list[str]:
 
 
 def _is_cut(failure: Failure) -> bool:
-    """Whether all that is wrong is that a second order would be lost in code that leaves torch."""
+    """Return True if a failure only says that a second order is lost in code that leaves torch."""
     late = failure.property in TITLES and failure.cause == "raises"
     return (
         late
@@ -313,7 +313,7 @@ def _is_cut(failure: Failure) -> bool:
 
 
 def _is_rounding(failure: Failure) -> bool:
-    """Whether a wrong number is right to the digits of float32."""
+    """Return True if a wrong number is right to the precision of float32."""
     got, expected = failure.evidence.get("got"), failure.evidence.get("expected")
     if failure.follows is not None:
         return True

@@ -20,21 +20,21 @@ from opsmith.core.location import where
 from opsmith.surveying.guesses import ClassSource, Guess, argument_names, guesses, unguessable
 
 SECONDS = 10.0
-"""How long arguments are guessed for one class."""
+"""Seconds of guessing for one class."""
 
 TRIES = 400
-"""How many guesses are tried at most."""
+"""Most guesses that are tried."""
 
 TOO_FEW = "incorrect number of gradients"
 NO_TENSOR = "it returns no tensor"
 
 ENOUGH = 8
-"""How many guesses of different forms must end alike before the class is blamed."""
+"""Guesses that must end in the same error before it is attributed to the class."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a run ended before its end.
+    """An error that ended a run.
 
     Args:
         method: `forward` or `backward`.
@@ -48,18 +48,18 @@ class Stop:
 
     @property
     def text(self) -> str:
-        """What it says, in a line."""
+        """The error in one line."""
         message = str(self.error).strip()
         return f"{type(self.error).__name__}: {message.splitlines()[0] if message else 'without a message'}"
 
     @property
     def fault(self) -> str:
-        """What it says, as the end of a sentence about the method."""
+        """The error as the end of a sentence about the method."""
         return "returns no tensor" if str(self.error) == NO_TENSOR else f"raises {self.text}"
 
     @property
     def is_mistake(self) -> bool:
-        """Whether no other arguments would help: a name that is not there, a gradient too few."""
+        """True if no other arguments would help: a name is not defined, a gradient is missing."""
         text = str(self.error)
         return (
             isinstance(self.error, NameError | ImportError)
@@ -72,11 +72,11 @@ class Stop:
 
     @property
     def is_left_out(self) -> bool:
-        """Whether the backward says that there is none."""
+        """True if the backward is declared as not implemented."""
         return isinstance(self.error, NotImplementedError) and self.method == "backward"
 
     def where(self, file: str) -> str | None:
-        """The last line of this file that the error passed through."""
+        """Return the last line of this file in the traceback of the error."""
         frames = traceback.extract_tb(self.error.__traceback__)
         own = [frame for frame in frames if frame.filename == file]
         return f"{file}:{own[-1].lineno}" if own else None
@@ -84,13 +84,13 @@ class Stop:
 
 @dataclass(frozen=True)
 class Trials:
-    """What came of the guesses.
+    """Results of the guesses.
 
     Args:
         ran: Guesses on which forward and backward ran, no two of the same shapes; those without any gradient
             only where there are no others.
-        stops: Where the others stopped.
-        tried: How many were tried.
+        stops: Errors of the others.
+        tried: Number of guesses.
     """
 
     ran: tuple[Guess, ...]
@@ -99,13 +99,13 @@ class Trials:
 
     @property
     def nearest(self) -> Stop | None:
-        """The stop that came furthest."""
+        """The error that came furthest."""
         return max(self.stops, key=lambda stop: stop.method == "backward", default=None)
 
     @property
     def mistake(self) -> Stop | None:
-        """A stop that no other arguments would hint: a clear one, or the same one for all that was tried."""
-        # What comes of a guess that never gets as far as another did is of that guess.
+        """An error of the class itself: a clear one, or the same one for all guesses."""
+        # An error before the backward is of the guess, if another guess reached the backward.
         reached = [stop for stop in self.stops if stop.method == "backward"]
         clear = [stop for stop in reached or self.stops if stop.is_mistake]
         if clear:
@@ -114,29 +114,29 @@ class Trials:
         return self.stops[0] if same else None
 
 
-def run_guesses(reading: ClassSource, seed: int, seconds: float, wanted: int = 1) -> Trials:
-    """Run a class on guesses until it got through as often as wanted.
+def run_guesses(source: ClassSource, seed: int, seconds: float, wanted: int = 1) -> Trials:
+    """Run a class on guesses until enough of them run.
 
     Args:
-        reading: The class.
+        source: The class.
         seed: Seed of the numbers.
         seconds: After so many no further guess is begun.
-        wanted: How many guesses of different shapes are to be found.
+        wanted: Number of guesses of different shapes to find.
     """
     end = time.perf_counter() + seconds
     ran: dict[Any, Guess] = {}
     without: dict[Any, Guess] = {}
     stops: list[Stop] = []
     count = 0
-    for variants in guesses(reading, seed):
+    for variants in guesses(source, seed):
         for guess in variants:
             count += 1
-            found = run(reading.function_class, guess, seed)
-            if isinstance(found, Stop) and TOO_FEW in found.text and reading.defaulted:
-                # A call that leaves defaults out asks for fewer gradients, and an operator takes both.
-                shorter = Guess(guess.values[: -reading.defaulted])
+            found = run(source.function_class, guess, seed)
+            if isinstance(found, Stop) and TOO_FEW in found.text and source.defaulted:
+                # A call without its defaults needs fewer gradients, and an operator accepts both.
+                shorter = Guess(guess.values[: -source.defaulted])
                 found = (
-                    found if isinstance(again := run(reading.function_class, shorter, seed), Stop) else again
+                    found if isinstance(again := run(source.function_class, shorter, seed), Stop) else again
                 )
             if isinstance(found, Stop):
                 stops.append(found)
@@ -148,7 +148,7 @@ def run_guesses(reading: ClassSource, seed: int, seconds: float, wanted: int = 1
         late = bool(stops) and stops[-1].method == "backward" and stops[-1].is_mistake
         if len(ran) >= wanted or late or count >= TRIES or time.perf_counter() > end:
             break
-    # Where a backward was reached and raised, calls that have none say nothing of the class.
+    # If a backward was reached and raised, calls without a backward prove nothing.
     reached = any(stop.method == "backward" for stop in stops)
     return Trials(tuple((ran or ({} if reached else without)).values()), tuple(stops), count)
 
@@ -157,7 +157,7 @@ RunResult = Literal["gradients", "no gradient", "not finite"]
 
 
 def run(function_class: type[torch.autograd.Function], guess: Guess, seed: int) -> Stop | RunResult:
-    """What forward and backward gave; where they stopped, if they raised."""
+    """Run forward and backward, and classify the result, or return the error."""
     apply: Callable[..., Any] = function_class.apply
     with seeded(seed):
         method = "forward"
@@ -182,12 +182,12 @@ def run(function_class: type[torch.autograd.Function], guess: Guess, seed: int) 
 
 
 def has_backward(function_class: type) -> bool:
-    """Whether a class has a backward, under one of its two names."""
+    """Return True if a class has a backward, under one of its two names."""
     return overrides(function_class, "backward") or overrides(function_class, "vjp")
 
 
 def fresh_inputs(values: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
-    """Tensors to differentiate by, and the values made of them, which may be written into."""
+    """Return tensors to differentiate by, and values made of them that may be written into."""
     inputs: list[Tensor] = []
     given: list[Any] = []
     for value in values:
@@ -200,7 +200,7 @@ def fresh_inputs(values: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What lies in a structure of tuples and lists."""
+    """Yield the leaves of a structure of tuples and lists."""
     if isinstance(value, tuple | list):
         for item in value:
             yield from leaves(item)
@@ -210,7 +210,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """A region in which torch draws the same numbers each time and nothing warns."""
+    """Seed torch and turn off warnings in a region."""
     with torch.random.fork_rng(), warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
@@ -219,7 +219,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A region in which torch uses one thread: for tensors this small, more of them cost time."""
+    """Let torch use one thread in a region: small tensors gain nothing from more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -230,11 +230,11 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class GuessedSamples:
-    """Arguments on which a class ran, forward and backward.
+    """Guessed arguments on which forward and backward ran.
 
     Args:
         samples: Tuples of arguments, as `apply` takes them.
-        words: What they are: `x [3, 4], slope=0.5`.
+        words: Their description: `x [3, 4], slope=0.5`.
     """
 
     samples: list[tuple[Any, ...]]
@@ -249,12 +249,12 @@ def guessed_samples(
     seed: int = 0,
     seconds: float = SECONDS,
 ) -> GuessedSamples:
-    """Arguments that a class takes, guessed from its source and tried.
+    """Guess arguments of a class from its source, and try them.
 
     Args:
         function_class: The class.
-        name: How its module calls it.
-        hint: What to do where nothing can be guessed, for the message.
+        name: Its name in its module.
+        hint: Hint of the error.
         seed: Seed of the numbers.
         seconds: After so many no further guess is begun.
 
@@ -277,14 +277,14 @@ def guessed_samples(
         problem = "it has no `forward`, so there is nothing to check"
         raise _missing(name, None, problem, "check what derives from it")
     place = where(function_class.forward)
-    reading = ClassSource.of(function_class, name)
-    unknown = unguessable(reading)
+    source = ClassSource.of(function_class, name)
+    unknown = unguessable(source)
     if unknown:
         listed = " and ".join(f"`{each}`" for each in unknown)
         problem = f"there are no samples to check it on, and what {listed} takes cannot be guessed"
         raise _missing(name, place, problem, hint)
     with one_thread():
-        trials = run_guesses(reading, seed, seconds)
+        trials = run_guesses(source, seed, seconds)
         if not trials.ran:
             stop = trials.mistake or trials.nearest
             end = f"; the one that came furthest ended in {stop.text}" if stop else ""
@@ -298,22 +298,22 @@ def guessed_samples(
             if other is not None and run(function_class, other, seed) == "gradients":
                 chosen.append(other)
                 break
-    names = argument_names(reading, len(chosen[0].values))
+    names = argument_names(source, len(chosen[0].values))
     return GuessedSamples(
         [guess.values for guess in chosen], " and ".join(guess.named(names) for guess in chosen)
     )
 
 
 def _with_other_numbers(guess: Guess) -> Guess | None:
-    """The same with other plain numbers: a factor of 1 hides a gradient that forgot it."""
+    """Change the plain numbers of a guess: a factor of 1 hides a gradient that lacks it."""
     values = tuple(1.5 * each + 0.25 if type(each) is float else each for each in guess.values)
     return Guess(values, guess.positive) if values != guess.values else None
 
 
 def _with_other_sizes(guess: Guess) -> Guess | None:
-    """The same with an odd last size where it was even: what is left over of pairs is left over of none.
+    """Change the sizes of a guess, even to odd: an even size hides an error in the rest of pairs.
 
-    Sizes that were the same are the same again, and numbers are taken from those that were guessed.
+    Equal sizes stay equal, and the numbers are those of the guess.
     """
     if not any(isinstance(each, torch.Tensor) and each.dim() for each in guess.values):
         return None
@@ -331,7 +331,7 @@ def _resized(value: Any) -> Any:
 
 
 OTHER_SIZES = {3: 2, 4: 5}
-"""What stands for the sizes of a guess."""
+"""Replacements of the sizes of a guess."""
 
 
 def _missing(name: str, place: str | None, problem: str, hint: str) -> errors.MissingSamplesError:

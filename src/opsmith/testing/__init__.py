@@ -1,4 +1,4 @@
-"""For test suites: an assertion that an operator is right, and `pytest --opsmith` for a whole module."""
+"""For test suites: an assertion that an operator passes its check, and `pytest --opsmith` for a module."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ def assert_correct(operator: Any, /, **options: Any) -> Report:
 
     Args:
         operator: The operator, the `autograd.Function` class, or the operator of torch.library.
-        **options: As for `opsmith.check`, all of them; what `only` or `skip` leaves out is not missed.
+        **options: All options of `opsmith.check`; properties that they leave out are not required.
 
     Returns:
         The report, if the operator passed.
 
     Raises:
         AssertionError: With the whole report.
-        MissingSamplesError, SampleError, UsageError: As of `opsmith.check`: nothing was checked then.
+        MissingSamplesError, SampleError, UsageError: As of `opsmith.check`, if nothing was checked.
 
     Example:
         >>> import opsmith.ops
         >>> assert_correct(opsmith.ops.mul, skip=["opcheck"]).verdict()
         'opsmith::mul: passed'
     """
-    # pytest then shows the line of the test that called, and not this function.
+    # pytest then shows the line of the calling test, and not this function.
     __tracebackhide__ = True
     report = check(operator, **options)
     if not report.passed_as_asked:

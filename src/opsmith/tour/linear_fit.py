@@ -26,14 +26,14 @@ POINTS_OF_CURVE = 500
 
 
 @dataclass(frozen=True)
-class Step:
+class FitStep:
     """One step of the descent."""
 
     number: int
     loss: float
 
 
-def descend(model: OperatorModule[Tensor], steps: int, seed: int) -> Iterator[Step]:
+def descend(model: OperatorModule[Tensor], steps: int, seed: int) -> Iterator[FitStep]:
     """Train a model on points that are drawn on the CPU, so that every device gets the same."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.SGD(
@@ -46,7 +46,7 @@ def descend(model: OperatorModule[Tensor], steps: int, seed: int) -> Iterator[St
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        yield Step(number, loss.item())
+        yield FitStep(number, loss.item())
 
 
 def optimum() -> Tensor:
@@ -73,7 +73,7 @@ def run(context: TourContext) -> StageResult:
         torch.manual_seed(context.seed)
         model = Linear(2, 1, dtype=torch.float64).to(context.device)
     every = max(1, steps // POINTS_OF_CURVE)
-    curve: list[Step] = []
+    curve: list[FitStep] = []
     with progress(context.console, "fitting a plane", steps) as advance:
         for step in descend(model, steps, context.seed):
             if step.number % every == 0 or step.number == 1:

@@ -112,7 +112,12 @@ def run(context: TourContext) -> StageResult:
                 advance(what.partition(":")[0])
 
         pages = opsmith.page(
-            PAGED, out / "pages", reports=reports, benchmarks={made.operator: made}, progress=advance_page
+            PAGED,
+            out / "pages",
+            reports=reports,
+            benchmarks={made.operator: made},
+            architectures=("sm_90",),
+            progress=advance_page,
         )
     files += pages
     details = _details(made, len(pages) - 1)
