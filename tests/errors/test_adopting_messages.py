@@ -125,7 +125,7 @@ DECLARING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "result that is no tensor": (
         lambda: opsmith.adopt(ANumber, "refused::integer", samples=lambda: [(torch.ones(2),)]),
         errors.UnsupportedTypeError,
-        ["`ANumber.forward` returns something that is no tensor", "got: int 3", "torch.as_tensor"],
+        ["`ANumber.forward` returns a value that is not a tensor", "got: int 3", "torch.as_tensor"],
     ),
     "result that is sparse": (
         lambda: opsmith.check(Sparse, samples=[(torch.ones(2),)]),

@@ -82,10 +82,10 @@ ONE_RESULT = "one of `x`, `weight`, `by`, `result`, `grad`"
         pytest.param(
             lambda grad_output: grad_output,
             "grad_output",
-            "the incoming gradient is called `grad`",
+            "the gradient of the result is called `grad`",
             id="grad_output",
         ),
-        pytest.param(lambda g: g, "g", "the incoming gradient is called `grad`", id="g"),
+        pytest.param(lambda g: g, "g", "the gradient of the result is called `grad`", id="g"),
         pytest.param(lambda grad, out: grad * out, "out", "the result is called `result`", id="out"),
         pytest.param(lambda grad, y: grad * y, "y", "the result is called `result`", id="y"),
         pytest.param(lambda grad, wieght: grad * wieght, "wieght", "did you mean `weight`?", id="nearest"),
@@ -104,7 +104,7 @@ def test_formula_with_an_unknown_parameter(
     with says(
         errors.FormulaParameterError,
         f"""
-        {name}: the gradient of `x` asks for `{unknown}`, which is no input, result or gradient
+        {name}: the gradient of `x` asks for `{unknown}`, which is not an input, result or gradient
           argument: {unknown}
           expected: {ONE_RESULT}
           where: {place(formula)}
@@ -122,7 +122,7 @@ def test_formula_that_asks_for_the_one_gradient_of_two_results(name: str, place:
     with says(
         errors.FormulaParameterError,
         f"""
-        {name}: the gradient of `x` asks for `grad`, which is no input, result or gradient
+        {name}: the gradient of `x` asks for `grad`, which is not an input, result or gradient
           argument: grad
           expected: one of `x`, `result0`, `result1`, `grad_result0`, `grad_result1`
           where: {place(formula)}
@@ -140,7 +140,7 @@ def test_joint_formula_with_an_unknown_parameter(name: str, place: Place, says: 
     with says(
         errors.FormulaParameterError,
         f"""
-        {name}: the joint gradient asks for `needed`, which is no input, result or gradient
+        {name}: the joint gradient asks for `needed`, which is not an input, result or gradient
           argument: needed
           expected: {ONE_RESULT}, `grads_needed`
           where: {place(joint)}
@@ -451,7 +451,7 @@ def test_kernel_for_no_dtype(name: str, dtypes: Any, says: Any) -> None:
     with says(
         errors.KernelDtypeError,
         f"""
-        {name}: a kernel is declared for something that is no dtype
+        {name}: a kernel is declared for a value that is not a dtype
           argument: dtypes
           expected: a list of torch.dtype, with one at least
           got: {dtypes!r}

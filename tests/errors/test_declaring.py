@@ -652,7 +652,7 @@ def test_reference_without_a_signature(name: str, says: Any) -> None:
     with says(
         errors.NotAFunctionError,
         f"""
-        {name}: the reference is no Python function whose signature can be read
+        {name}: the reference is not a Python function with a readable signature
           expected: a function with type hints
           got: sin
           hint: write a function around it: `def f(x: Tensor) -> Tensor: ...`
@@ -666,7 +666,7 @@ def test_reference_that_is_no_function(thing: Any, name: str, says: Any) -> None
     with says(
         errors.NotAFunctionError,
         f"""
-        {name}: the reference is no Python function whose signature can be read
+        {name}: the reference is not a Python function with a readable signature
           expected: a function with type hints
           got: {type(thing).__name__}
           hint: write a function around it: `def f(x: Tensor) -> Tensor: ...`

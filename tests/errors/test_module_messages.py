@@ -124,7 +124,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "a letter that is none": (
         {"sizes": {"K": "kernel"}},
         """
-        `sizes` names `K`, which is no size in the operator's `shapes=`
+        `sizes` names `K`, which is not a size in the operator's `shapes=`
           argument: sizes
           expected: one of `B`, `M`, `N`
           got: 'K'
@@ -135,7 +135,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "a parameter that is no argument": (
         {"parameters": {"weights": ("N", "M")}},
         """
-        `parameters` names `weights`, which is no tensor argument of the operator
+        `parameters` names `weights`, which is not a tensor argument of the operator
           argument: parameters
           expected: one of `x`, `weight`, `bias`
           WHERE
@@ -145,7 +145,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "a parameter that is no tensor": (
         {"parameters": ("eps",)},
         """
-        `parameters` names `eps`, which is no tensor argument of the operator
+        `parameters` names `eps`, which is not a tensor argument of the operator
           argument: parameters
           expected: one of `x`, `weight`, `bias`
           WHERE
@@ -187,7 +187,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "a dimension with an unknown size": (
         {"parameters": {"weight": ("N", "2 * hidden")}},
         """
-        the shape of `weight` names `hidden`, which is no size
+        the shape of `weight` names `hidden`, which is not a size
           argument: weight
           expected: one of `M`, `N`, `groups`
           got: '2 * hidden'
@@ -198,7 +198,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "a letter without a size": (
         {"sizes": ("N",), "parameters": ("weight",)},
         """
-        the shape of `weight` names `M`, which is no size
+        the shape of `weight` names `M`, which is not a size
           argument: weight
           expected: one of `N`, `groups`
           got: 'M'
@@ -230,7 +230,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "an initialiser that is a number": (
         {"init": {"weight": UNIFORM, "bias": 0.0}},
         """
-        what fills `bias` is no function
+        the initialiser of `bias` is not a function
           argument: init
           expected: a function that fills a tensor in place
           got: float 0.0
@@ -241,7 +241,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "an initialiser that is a name": (
         {"init": "uniform"},
         """
-        what fills `weight` is no function
+        the initialiser of `weight` is not a function
           argument: init
           expected: a function that fills a tensor in place
           got: str 'uniform'
@@ -271,7 +271,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "a buffer left out that is none": (
         {"non_persistent": ("bias",)},
         """
-        `non_persistent` names `bias`, which is no buffer
+        `non_persistent` names `bias`, which is not a buffer
           argument: non_persistent
           expected: no name: there are no `buffers`
           WHERE
@@ -336,7 +336,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "forward with no argument": (
         {"forward": ("gain",)},
         """
-        `forward` names `gain`, which is no argument of the operator
+        `forward` names `gain`, which is not an argument of the operator
           argument: forward
           expected: one of `groups`, `eps`, `training`, `dtype`
           WHERE
@@ -422,7 +422,7 @@ def test_a_size_that_is_none(size: Any, shown: str, says: Any) -> None:
     with says(
         errors.SizeError,
         f"""
-        Modular (messages::modular): `N` is no size
+        Modular (messages::modular): `N` is not a size
           argument: N
           expected: a whole number, zero or more
           got: {shown}

@@ -84,9 +84,9 @@ def test_on_the_meta_device() -> None:
 
 
 def test_a_size_that_no_call_tells() -> None:
-    with pytest.raises(errors.SizeError, match="`out_features` is no size"):
+    with pytest.raises(errors.SizeError, match="`out_features` is not a size"):
         Affine(4, None)
-    with pytest.raises(errors.SizeError, match="`in_channels` is no size"):
+    with pytest.raises(errors.SizeError, match="`in_channels` is not a size"):
         Convolution(None, 4, 3)  # its operator has no `shapes=`
     assert Convolution.Lazy is None
 

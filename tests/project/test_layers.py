@@ -131,7 +131,7 @@ def test_bundled_operators_use_public_names_only() -> None:
         ("core", "if TYPE_CHECKING:\n    pass\nelse:\n    from opsmith.modules import OperatorModule"),
         ("core", "if TYPE_CHECKING:\n    from opsmith.checking import Report"),
         ("errors", "from opsmith.core.location import where"),
-        ("torch_library", "import opsmith.build.cpp"),
+        ("torch_library", "import opsmith.build.cache"),
         ("build", "from opsmith import torch_library"),
         ("checking", "from opsmith.drawing.renderer import draw"),
         ("checking", "import opsmith.cli"),

@@ -11,8 +11,8 @@ import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import cached_property
+from numbers import Rational
 from typing import Any
 
 from torch import SymInt, Tensor
@@ -36,9 +36,13 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-_DIVISION: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Div: lambda left, right: Fraction(left) / right  # exact, however large
-}
+
+
+def _divide(left: Any, right: Any) -> Any:
+    """Divide exactly, however large the numbers are."""
+    from fractions import Fraction  # slow to import
+
+    return Fraction(left) / right
 
 
 class ExpressionError(Exception):
@@ -65,7 +69,7 @@ class Language:
     @cached_property
     def operations(self) -> Mapping[type[ast.operator], Callable[[Any, Any], Any]]:
         """Binary operations, by type of node."""
-        return {**_ARITHMETIC, **_DIVISION} if self.conditions else _ARITHMETIC
+        return {**_ARITHMETIC, ast.Div: _divide} if self.conditions else _ARITHMETIC
 
 
 SIZES = Language("numbers, sizes, and `+ - * // %` of them")
@@ -219,7 +223,7 @@ def _binary(
 
 
 def _number(value: Any, node: ast.expr) -> Any:
-    if not isinstance(value, int | float | Fraction | SymInt):
+    if not isinstance(value, int | float | SymInt | Rational):
         raise ExpressionError(f"`{ast.unparse(node)}` is not a number")
     return value
 

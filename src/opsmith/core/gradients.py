@@ -138,7 +138,7 @@ def _gradient_names(schema: Schema, operator: str, *more: str) -> FormulaNames:
 
 def _gradient_hint(schema: Schema, name: str) -> str:
     if name in ("grad_output", "grad_out", "g"):
-        return f"the incoming gradient is called `{next(iter(schema.gradient_position))}`"
+        return f"the gradient of the result is called `{next(iter(schema.gradient_position))}`"
     if name == "grad" and len(schema.results) > 1:
         return f"with several results each has its own: {listed(list(schema.gradient_position))}"
     if name in ("out", "output", "y"):

@@ -286,7 +286,7 @@ def dtypes_of(dtypes: Any, operator: str) -> frozenset[torch.dtype]:
         if listed and all(isinstance(each, torch.dtype) for each in listed):
             return frozenset(listed)
     raise errors.KernelDtypeError(
-        "a kernel is declared for something that is no dtype",
+        "a kernel is declared for a value that is not a dtype",
         operator=operator,
         argument="dtypes",
         expected="a list of torch.dtype, with one at least",

@@ -1,12 +1,19 @@
-"""Locations in source code, `file:line`: of a function, and of a call."""
+"""Locations in source code, `file:line`: of functions, of calls, and of lines of the user's code."""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import linecache
+import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import torch
 
 
 def where(function: Callable[..., Any]) -> str:
@@ -40,12 +47,13 @@ class CallSite:
 def call_site(frame: FrameType | None) -> CallSite:
     """Return the location of a frame.
 
-    Example:
-        >>> import inspect
-        >>> def some():
-        ...     return site_of(inspect.currentframe()).scope
-        >>> some()
-        'some.<locals>.'
+        Example:
+            >>> import functools
+    import inspect
+            >>> def some():
+            ...     return site_of(inspect.currentframe()).scope
+            >>> some()
+            'some.<locals>.'
     """
     if frame is None:  # another Python than CPython
         return CallSite("__main__", "", "")
@@ -58,3 +66,80 @@ def call_site(frame: FrameType | None) -> CallSite:
         scope = ""
     module = str(frame.f_globals.get("__name__", "__main__"))
     return CallSite(module, scope, f"{code.co_filename}:{frame.f_lineno}")
+
+
+SourceLine = tuple[str, int]
+"""A file and the number of a line in it."""
+
+_OPSMITH = Path(__file__).parents[1]
+_PACKAGES = Path(torch.__file__).parents[1]
+_INTERACTIVE = ("<stdin>", "<ipython-input", "<doctest", "<console>")
+_ENTRY = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+)', re.MULTILINE)
+
+
+@functools.cache
+def _folders() -> tuple[str, ...]:
+    """Return the folders of torch, opsmith, the bundled operators, Python and installed packages."""
+    import sysconfig  # slow to import
+
+    python, packages = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
+    folders = (Path(torch.__file__).parent, _OPSMITH, _OPSMITH / "ops", python, packages)
+    return tuple(f"{folder}{os.sep}" for folder in folders)
+
+
+def is_user_code(file: str) -> bool:
+    """Return True for a file that is not torch's, Python's or opsmith's, or is a bundled operator's.
+
+    Example:
+        >>> is_user_code(torch.__file__), is_user_code("network.py")
+        (False, True)
+    """
+    if file.startswith("<"):
+        return file.startswith(_INTERACTIVE)
+    torch_, opsmith, ops, python, packages = _folders()
+    if file.startswith((torch_, opsmith)) and not file.startswith(ops):
+        return False
+    return not file.startswith(python) or file.startswith((ops, packages))
+
+
+def user_line_of_frame(frame: FrameType | None) -> SourceLine | None:
+    """The line of the innermost user frame among this one and its callers; None where there is none."""
+    while frame is not None:
+        if is_user_code(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def user_line_of_traceback(text: Any) -> SourceLine | None:
+    """The innermost user line in the text of a traceback, whose last entry is the innermost."""
+    found = [(each["file"], int(each["line"])) for each in _ENTRY.finditer(str(text or ""))]
+    return next((line for line in reversed(found) if is_user_code(line[0])), None)
+
+
+def shown_line(line: SourceLine | None) -> tuple[str, str]:
+    """A line as `file:line` for display, and its text; both are empty for None."""
+    if line is None:
+        return "", ""
+    file, number = line
+    return f"{short_path(file)}:{number}", linecache.getline(file, number).strip()
+
+
+def short_path(file: str) -> str:
+    """A path relative to where packages are installed, or to the working folder.
+
+    Example:
+        >>> short_path(torch.__file__)
+        'torch/__init__.py'
+    """
+    path = Path(file)
+    for parent in (_PACKAGES, Path.cwd(), _OPSMITH.parent):  # an environment may be in the folder
+        if path.is_relative_to(parent):
+            return path.relative_to(parent).as_posix()
+    return path.name if path.is_absolute() else path.as_posix()
+
+
+def short_location(where: str) -> str:
+    """The same for `file:line`."""
+    file, colon, line = where.rpartition(":")
+    return f"{short_path(file)}:{line}" if colon else where

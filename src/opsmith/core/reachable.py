@@ -11,7 +11,6 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +28,6 @@ CONTAINERS = (dict, list, set, deque)
 """Mutable containers, which may hold state."""
 _WRAPPED = ("__func__", "__self__", "func", "args", "keywords", "fget", "fset", "__wrapped__")
 _NOT_CODE = ("__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__", "__static_attributes__")
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _GLOBAL_INSTRUCTIONS = frozenset(
     {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 )
@@ -210,6 +208,13 @@ def _nested(code: types.CodeType) -> Iterable[types.CodeType]:
     return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
 
 
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    import sysconfig  # slow to import
+
+    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
 def is_library(module: str | None) -> bool:
     """True for the name of a module that is installed and not written by the user.
 
@@ -224,7 +229,7 @@ def is_library(module: str | None) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return module in sys.builtin_module_names
-    return str(file).startswith(_LIBRARIES)
+    return str(file).startswith(_library_folders())
 
 
 def refuse_captured_tensors(function: Callable[..., Any], operator: str) -> None:

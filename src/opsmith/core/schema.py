@@ -244,7 +244,7 @@ def schema_of(
 def _signature(reference: Callable[..., Any], operator: str, location: str) -> inspect.Signature:
     if not isinstance(reference, types.FunctionType | types.MethodType):
         raise errors.NotAFunctionError(
-            "the reference is no Python function whose signature can be read",
+            "the reference is not a Python function with a readable signature",
             operator=operator,
             expected="a function with type hints",
             got=location,

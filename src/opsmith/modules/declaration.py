@@ -99,7 +99,7 @@ def _sizes(words: ModuleArguments, given: Any) -> tuple[tuple[str, ...], dict[st
         for letter in given:
             if letter not in words.pattern_letters:
                 raise words.refuse(
-                    f"`sizes` names `{letter}`, which is no size in the operator's `shapes=`",
+                    f"`sizes` names `{letter}`, which is not a size in the operator's `shapes=`",
                     "sizes",
                     "give the sizes as a list of names, or declare the operator with `shapes=`",
                     expected=f"one of {listed(words.pattern_letters)}" if words.pattern_letters else None,
@@ -203,7 +203,7 @@ def _non_persistent(words: ModuleArguments, given: Any, buffers: Mapping[str, An
     for name in names:
         if name not in buffers:
             raise words.refuse(
-                f"`non_persistent` names `{name}`, which is no buffer",
+                f"`non_persistent` names `{name}`, which is not a buffer",
                 "non_persistent",
                 "name it in `buffers`, too",
                 expected=f"one of {listed(list(buffers))}" if buffers else "no name: there are no `buffers`",
@@ -224,7 +224,7 @@ def _fills(words: ModuleArguments, init: Any, owned: list[str]) -> dict[str, Any
             )
         if not callable(fill):
             raise words.refuse(
-                f"what fills `{name}` is no function",
+                f"the initialiser of `{name}` is not a function",
                 "init",
                 f"write `opsmith.init.constant({fill!r})`"
                 if isinstance(fill, int | float)

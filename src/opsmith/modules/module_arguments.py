@@ -110,7 +110,7 @@ def read_shapes_of(
     for name, shape in (given if derived is None else derived).items():
         if name not in words.tensors:
             raise words.refuse(
-                f"`{word}` names `{name}`, which is no tensor argument of the operator",
+                f"`{word}` names `{name}`, which is not a tensor argument of the operator",
                 word,
                 "name an argument of the reference; for a list of tensors write a module by hand",
                 expected=f"one of {listed(words.tensors)}" if words.tensors else "no name",
@@ -176,7 +176,7 @@ def _refuse_unknown(words: ModuleArguments, name: str, dimension: Expression, kn
     unknown = [each for each in dimension.names if each not in known]
     if unknown:
         raise words.refuse(
-            f"the shape of `{name}` names `{unknown[0]}`, which is no size",
+            f"the shape of `{name}` names `{unknown[0]}`, which is not a size",
             name,
             f"add it to `sizes`, or say there what the letter `{unknown[0]}` is called"
             if unknown[0] in words.pattern_letters

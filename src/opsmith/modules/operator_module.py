@@ -123,7 +123,7 @@ class OperatorModule(nn.Module, Generic[R]):
             size = -1
         if size < 0:
             raise errors.SizeError(
-                f"`{name}` is no size",
+                f"`{name}` is not a size",
                 operator=f"{type(self).__name__} ({self.plan.operator.name})",
                 argument=name,
                 expected="a whole number, zero or more",
@@ -306,7 +306,7 @@ def lazy_twin(kind: type[OperatorModule[Any]]) -> type[nn.Module]:
     members = {
         "__module__": kind.__module__,
         "__qualname__": f"{kind.__qualname__}.Lazy",
-        "__doc__": f"A `{kind.__name__}` before its first call, which tells it its sizes.",
+        "__doc__": f"A `{kind.__name__}` before its first call, in which its sizes are inferred.",
         "cls_to_become": kind,
     }
     return type(f"Lazy{kind.__name__}", (LearnsSizes, kind), members)

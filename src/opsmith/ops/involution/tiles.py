@@ -289,20 +289,20 @@ def launched(problem: Callable[..., Problem], *names: str) -> dict[str, Any]:
         names: Parameters of the kernel's template.
     """
 
-    def told(tell: Callable[[Problem], Any]) -> Callable[..., Any]:
+    def rule(value: Callable[[Problem], Any]) -> Callable[..., Any]:
         @functools.wraps(problem)  # its parameters name the arguments
         def of(*arguments: Any) -> Any:
-            return tell(problem(*arguments))
+            return value(problem(*arguments))
 
         return of
 
     def number(name: str) -> Callable[..., Any]:
-        return told(lambda problem: constants(problem)[name])
+        return rule(lambda problem: constants(problem)[name])
 
     return {
-        "grid": told(grid),
-        "block": told(block),
-        "shared": told(shared),
+        "grid": rule(grid),
+        "block": rule(block),
+        "shared": rule(shared),
         "constants": {name: number(name) for name in names},
     }
 
