@@ -141,10 +141,6 @@ class Storages:
         number, _ = self._of(tensor)
         self._owners.setdefault(number, Owner(role, name))
 
-    def owner(self, tensor: Tensor) -> Owner | None:
-        """The owner of a tensor's storage; None if there is none."""
-        return self._owners.get(self._of(tensor)[0])
-
     def saved(self, name: str, value: Any) -> Saved:
         """A saved value; the first one in a storage counts its bytes."""
         if not isinstance(value, Tensor):

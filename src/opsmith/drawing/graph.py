@@ -212,16 +212,27 @@ class Graph:
         """The nodes that lead to this one."""
         return [self.by_id[edge.source] for edge in self.edges if edge.target == node]
 
+    def ancestry(self, group: str | None) -> list[str]:
+        """A group and its ancestors, the innermost first; none for None."""
+        found = []
+        while group is not None:
+            found.append(group)
+            group = self._parents[group]
+        return found
+
+    @cached_property
+    def _parents(self) -> dict[str, str | None]:
+        return {group.id: group.parent for group in self.groups}
+
     def members(self, group: str) -> list[Node]:
         """The nodes in a group, at any depth."""
         return self._members.get(group, [])
 
     @cached_property
     def _members(self) -> dict[str, list[Node]]:
-        parents = {each.id: each.parent for each in self.groups}
         found: dict[str, list[Node]] = {}
         for node in self.nodes:
-            for group in ancestry(node.group, parents):
+            for group in self.ancestry(node.group):
                 found.setdefault(group, []).append(node)
         return found
 
@@ -264,15 +275,6 @@ class Graph:
             ],
             "edges": [asdict(edge) for edge in self.edges],
         }
-
-
-def ancestry(group: str | None, parents: dict[str, str | None]) -> list[str]:
-    """A group and those that it is in, the innermost first."""
-    found = []
-    while group is not None:
-        found.append(group)
-        group = parents[group]
-    return found
 
 
 def format_bytes(count: int) -> str:

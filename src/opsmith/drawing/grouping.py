@@ -8,7 +8,7 @@ from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 
 from opsmith.drawing.captions import heading
-from opsmith.drawing.graph import Edge, Graph, Group, Node, ancestry, counted
+from opsmith.drawing.graph import Edge, Graph, Group, Node, counted
 
 _TENSORS = ("parameter", "buffer", "constant", "accumulate", "saved")
 """Kinds that belong to the group of their users; inputs belong to none."""
@@ -18,39 +18,30 @@ def nested(graph: Graph) -> Graph:
     """The graph with every leaf in the innermost group of its users, without groups of one node or none."""
     if not graph.groups:
         return graph
-    graph = replace(graph, groups=_parents_first(graph.groups))
+    groups = sorted(graph.groups, key=lambda group: len(graph.ancestry(group.id)))  # parents first
+    graph = replace(graph, groups=tuple(groups))
     return without_empty(_without_lone(_with_leaves(graph)))
 
 
 def without_empty(graph: Graph) -> Graph:
     """The graph without empty groups."""
-    parents = {group.id: group.parent for group in graph.groups}
-    full = {each for node in graph.nodes for each in ancestry(node.group, parents)}
+    full = {each for node in graph.nodes for each in graph.ancestry(node.group)}
     return replace(graph, groups=tuple(group for group in graph.groups if group.id in full))
 
 
-def _parents_first(groups: tuple[Group, ...]) -> tuple[Group, ...]:
-    parents = {group.id: group.parent for group in groups}
-    return tuple(sorted(groups, key=lambda group: len(ancestry(group.parent, parents))))
-
-
 def _with_leaves(graph: Graph) -> Graph:
-    parents = {group.id: group.parent for group in graph.groups}
     users: dict[str, list[str]] = defaultdict(list)
-    sources: dict[str, list[str]] = defaultdict(list)
     for edge in graph.edges:
         users[edge.source].append(edge.target)
-        sources[edge.target].append(edge.source)
     placed = {node.id: node.group for node in graph.nodes}
     for node in reversed(graph.nodes):  # its users come later, and have their group by now
         if node.kind in _TENSORS and node.group is None and users[node.id]:
-            placed[node.id] = _common([placed[user] for user in users[node.id]], parents)
+            placed[node.id] = _common([graph.ancestry(placed[user]) for user in users[node.id]])
     return replace(graph, nodes=tuple(replace(node, group=placed[node.id]) for node in graph.nodes))
 
 
-def _common(groups: list[str | None], parents: dict[str, str | None]) -> str | None:
-    """The innermost group that all of these are in."""
-    paths = [ancestry(group, parents) for group in groups]
+def _common(paths: list[list[str]]) -> str | None:
+    """The innermost group that is in all of these ancestries."""
     return next((each for each in paths[0] if all(each in path for path in paths)), None)
 
 
@@ -87,10 +78,9 @@ MOST = 150
 
 def folded(graph: Graph, closed: Collection[str]) -> Graph:
     """The graph with each of these groups as one node, which has the saved tensors of all its nodes."""
-    parents = {group.id: group.parent for group in graph.groups}
     stands: dict[str, str] = {}
     for node in graph.nodes:
-        outermost = [each for each in ancestry(node.group, parents) if each in closed]
+        outermost = [each for each in graph.ancestry(node.group) if each in closed]
         stands[node.id] = outermost[-1] if outermost else node.id
     held: dict[str, list[Node]] = defaultdict(list)
     for node in graph.nodes:
@@ -114,9 +104,7 @@ def folded(graph: Graph, closed: Collection[str]) -> Graph:
             edges.append(Edge(source, target, label, kind, len(between)))  # type: ignore[arg-type]
         else:
             edges += between
-    shown = [
-        group for group in graph.groups if not any(each in closed for each in ancestry(group.id, parents))
-    ]
+    shown = [group for group in graph.groups if not any(each in closed for each in graph.ancestry(group.id))]
     return replace(graph, nodes=tuple(nodes), edges=tuple(edges), groups=tuple(shown))
 
 
@@ -148,14 +136,12 @@ def operators_among(nodes: Collection[Node]) -> list[str]:
 
 def closed_at(graph: Graph, depth: int) -> set[str]:
     """The groups below this depth, which are folded when so many levels are unfolded."""
-    parents = {group.id: group.parent for group in graph.groups}
-    return {group.id for group in graph.groups if len(ancestry(group.id, parents)) > depth}
+    return {group.id for group in graph.groups if len(graph.ancestry(group.id)) > depth}
 
 
 def depths(graph: Graph) -> int:
     """The number of levels of groups."""
-    parents = {group.id: group.parent for group in graph.groups}
-    return max((len(ancestry(group.id, parents)) for group in graph.groups), default=0)
+    return max((len(graph.ancestry(group.id)) for group in graph.groups), default=0)
 
 
 def fitting(graph: Graph, depth: int | None = None, most: int = MOST) -> Graph:
@@ -187,8 +173,7 @@ def fitting_depth(graph: Graph, most: int) -> int:
 
 def sectioned(graph: Graph, most: int) -> Graph:
     """The graph with its outermost nodes and groups in sections, of which there are few."""
-    parents = {group.id: group.parent for group in graph.groups}
-    item = {node.id: (ancestry(node.group, parents) or [node.id])[-1] for node in graph.nodes}
+    item = {node.id: (graph.ancestry(node.group) or [node.id])[-1] for node in graph.nodes}
     order = _in_order(graph, item)
     size = max(len(order) // max(most // 6, 1), 2)
     sections: list[Group] = []
