@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import getpass
 import os
 import re
@@ -62,6 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("compile"), append=False)
         elif EXPORTS.search(path):
             item.add_marker(pytest.mark.xdist_group("exports"), append=False)
+
+
+def pytest_collection_finish() -> None:
+    # A check collects garbage, which need not go through ten thousand tests and all of torch each time.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionstart() -> None:

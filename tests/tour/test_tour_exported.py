@@ -69,6 +69,7 @@ def test_one_image_that_is_read_otherwise_does_not_pass(
     out, _, _ = ran
 
     def other(model: Any, example: Any, path: Path) -> tuple[Any, Any]:
+        model.eval()
         export, file = made[path.name]
 
         def wrong(x: torch.Tensor) -> torch.Tensor:
