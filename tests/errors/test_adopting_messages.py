@@ -354,7 +354,7 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "forward mode of what is not linear": (
         lambda: torch.func.jvp(adopted(Square, kind="nonlinear"), (torch.ones(2),), (torch.ones(2),)),
         errors.GradientNotImplementedError,
-        ["its backward is not linear in the incoming gradient"],
+        ["its backward is not linear in grad_output"],
     ),
     "a rule that returns no dimensions": (
         lambda: torch.vmap(adopted(WrongRule))(torch.ones(2, 3)),

@@ -104,7 +104,7 @@ def test_formula_with_an_unknown_parameter(
     with says(
         errors.FormulaParameterError,
         f"""
-        {name}: the gradient of `x` asks for `{unknown}`, which is not an input, result or gradient
+        {name}: the gradient of `x` names `{unknown}`, which is not an input, result or gradient
           argument: {unknown}
           expected: {ONE_RESULT}
           where: {place(formula)}
@@ -122,7 +122,7 @@ def test_formula_that_asks_for_the_one_gradient_of_two_results(name: str, place:
     with says(
         errors.FormulaParameterError,
         f"""
-        {name}: the gradient of `x` asks for `grad`, which is not an input, result or gradient
+        {name}: the gradient of `x` names `grad`, which is not an input, result or gradient
           argument: grad
           expected: one of `x`, `result0`, `result1`, `grad_result0`, `grad_result1`
           where: {place(formula)}
@@ -140,7 +140,7 @@ def test_joint_formula_with_an_unknown_parameter(name: str, place: Place, says: 
     with says(
         errors.FormulaParameterError,
         f"""
-        {name}: the joint gradient asks for `needed`, which is not an input, result or gradient
+        {name}: the joint gradient names `needed`, which is not an input, result or gradient
           argument: needed
           expected: {ONE_RESULT}, `grads_needed`
           where: {place(joint)}

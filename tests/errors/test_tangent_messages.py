@@ -123,7 +123,7 @@ def test_parameter_without_a_meaning(
     with says(
         errors.FormulaParameterError,
         f"""
-        {name}: the tangent of `result` asks for `{asked}`, which is not an input, result or tangent of an input
+        {name}: the tangent of `result` names `{asked}`, which is not an input, result or tangent of an input
           argument: {asked}
           expected: one of `x`, `by`, `result`, `tangent_x`
           where: {place(formula)}

@@ -166,7 +166,7 @@ class FormulaNames:
                 )
             if name not in self.names and name not in self.also:
                 raise errors.FormulaParameterError(
-                    f"{what} asks for `{name}`, which is not an {self.kinds}",
+                    f"{what} names `{name}`, which is not an {self.kinds}",
                     operator=self.operator,
                     argument=name,
                     expected=f"one of {listed(self.names)}",

@@ -54,11 +54,8 @@ def from_json(value: Any, kind: type[T], path: str = "") -> T:
         JsonMismatchError: If a key is missing, or a value has another type.
 
     Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass
-        ... class Point:
-        ...     x: float
-        ...     labels: tuple[str, ...] = ()
+        >>> from dataclasses import make_dataclass
+        >>> Point = make_dataclass("Point", [("x", float), ("labels", tuple[str, ...], ())])
         >>> from_json({"x": 1, "labels": ["a"]}, Point)
         Point(x=1.0, labels=('a',))
         >>> from_json({"x": "1"}, Point)

@@ -47,13 +47,12 @@ class CallSite:
 def call_site(frame: FrameType | None) -> CallSite:
     """Return the location of a frame.
 
-        Example:
-            >>> import functools
-    import inspect
-            >>> def some():
-            ...     return site_of(inspect.currentframe()).scope
-            >>> some()
-            'some.<locals>.'
+    Example:
+        >>> import inspect
+        >>> def some():
+        ...     return call_site(inspect.currentframe()).scope
+        >>> some()
+        'some.<locals>.'
     """
     if frame is None:  # another Python than CPython
         return CallSite("__main__", "", "")

@@ -60,7 +60,7 @@ class Make:
 
         Example:
             >>> Make().call(2.0, stride=1)
-            Call(args=(2.0,), kwargs={'stride': 1})
+            CallArguments(args=(2.0,), kwargs={'stride': 1})
         """
         return CallArguments(args, kwargs)
 
