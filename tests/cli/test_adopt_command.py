@@ -127,7 +127,7 @@ def test_json_is_one_object_and_nothing_else(opsmith: Run, write: Write) -> None
     done = opsmith("adopt", str(write(RIGHT + WRONG)), "--json")
     assert done.exit_code == 1
     read = json.loads(done.stdout)
-    assert (read["schema"], read["works"]) == (1, False)
+    assert (read["schema"], read["works"]) == (2, False)
     assert read["counts"] == {"works": 1, "needs a declaration": 0, "wrong": 1}
     right, wrong = read["functions"]
     assert right["line"] == 'twice = opsmith.adopt(Twice, "mypackage::twice")'

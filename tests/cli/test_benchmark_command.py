@@ -134,7 +134,7 @@ def test_json_is_all_of_it_and_the_file_the_same(run: Run, file: Path, tmp_path:
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert json.loads(out.read_text()) == told
-    assert (told["schema"], told["verdicts"], told["unmeasured"]) == (1, [], [])
+    assert (told["schema"], told["verdicts"], told["unmeasured"]) == (2, [], [])
     (made,) = map(Benchmark.from_dict, told["benchmarks"])
     assert (made.operator, made.seed, made.effort) == (f"{space}::twice", 5, "quick")
     assert [case.dtype for case in made.cases if case.role == "size"] == ["float64", "bfloat16"]

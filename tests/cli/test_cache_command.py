@@ -62,7 +62,7 @@ def test_json(disk: Cache) -> None:
 
 
 def test_whatever_is_built_has_a_name() -> None:
-    texts = [path.read_text() for path in Path(command.__file__).parents[1].glob("build/**/*.py")]
+    texts = [path.read_text() for path in Path(command.__file__).parents[1].glob("kernels/**/*.py")]
     kinds = {kind for text in texts for kind in re.findall(r'(?:"kind": |_parts\()"([a-z ]+)"', text)}
     assert kinds == {*command.KINDS}
 

@@ -97,14 +97,14 @@ def fatal_ends_reported() -> Iterator[None]:
     Python's fault handler prints the lines at which a fatal signal arrived.
     """
     stderr = _stderr_descriptor()
-    enabled = stderr is not None and not faulthandler.is_enabled()
-    if enabled:
+    enabled = faulthandler.is_enabled()
+    if stderr is not None and not enabled:
         faulthandler.enable(stderr)
     try:
         with exit_reported():
             yield
     finally:
-        if enabled:
+        if not enabled:
             faulthandler.disable()
 
 

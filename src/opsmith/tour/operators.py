@@ -124,12 +124,12 @@ OPERATORS = (
     involution_input_gradient,
     involution_weight_gradient,
 )
-SKIPPED = ("autocast", "resources")
-"""Properties that are left out, since they compile further kernels: for low precision, and for GPUs."""
+SKIPPED = ("resources",)
+"""Properties that are left out, since they compile further kernels, for GPUs."""
 
 
 def build_kernels() -> None:
-    """Build the kernels of involution for the dtypes of a check, two at a time."""
+    """Build the kernels of involution for all their dtypes, two at a time."""
 
     def call(dtype: torch.dtype) -> None:
         x = torch.zeros(1, 16, 3, 3, dtype=dtype, requires_grad=True)
@@ -137,14 +137,16 @@ def build_kernels() -> None:
         involution(x, weight, 1, 1).sum().backward()
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(call, (torch.float64, torch.float32)))
+        list(pool.map(call, (torch.float64, torch.float32, torch.bfloat16, torch.float16)))
 
 
 @contextmanager
 def _kernels_built_meanwhile() -> Iterator[None]:
     """Build kernels in another process during a region: one that is not ready when needed is waited for."""
     code = "from opsmith.tour.operators import build_kernels; build_kernels()"
-    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as builder:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as builder:
         try:
             yield
         finally:

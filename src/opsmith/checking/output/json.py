@@ -21,6 +21,7 @@ def read_reports(text: str) -> dict[str, Report]:
         UsageError: If it is something else, or of another version.
 
     Example:
+        >>> from opsmith.checking.report import Outcome
         >>> text = Report("demo::twice", (Outcome("forward", "passed"),), seed=0).to_json()
         >>> read_reports(text)["demo::twice"].outcomes[0].status
         'passed'
