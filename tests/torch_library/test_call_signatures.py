@@ -37,7 +37,7 @@ def operator(name: str) -> Any:
 def ways(operator: Any) -> list[Any]:
     """The known call signatures with all tensors given."""
     assert "__call__" in vars(type(operator)), "the first call installs the fast path"
-    found: list[Any] = type(operator).__call__.__globals__["_op_ways_0"]
+    found: list[Any] = type(operator).__call__.__globals__["_op_signatures_0"]
     return found
 
 

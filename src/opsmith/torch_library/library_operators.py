@@ -182,9 +182,9 @@ class LibraryOperatorRegistration(DispatcherRegistration):
             return None
         return capabilities.kernel_at(overload, key).call_boxed
 
-    def _is_transformed_by_torch(self, transform: capabilities.Transform | None) -> bool:
+    def is_transformed_by_torch(self, transform: capabilities.Transform | None) -> bool:
         has_rule = transform is not None and transform.kind == "Vmap" and self.library_operator.vmap
-        return has_rule or super()._is_transformed_by_torch(transform)
+        return has_rule or super().is_transformed_by_torch(transform)
 
     def _add_autograd(self, name: str) -> None:
         """Register autograd kernels; where the operator has one, ours wraps it."""

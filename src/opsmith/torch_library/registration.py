@@ -196,7 +196,7 @@ class DispatcherRegistration:
 
         def transforms(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
             self._record_call([*args, *kwargs.values()])
-            if by_level and self._is_transformed_by_torch(capabilities.innermost_transform()):
+            if by_level and self.is_transformed_by_torch(capabilities.innermost_transform()):
                 return by_torch.call_boxed(keyset, *args, **kwargs)
             values = self._values(args, kwargs)
             cast = autocast.in_force(autocasts, tensors_in(values))
@@ -209,7 +209,7 @@ class DispatcherRegistration:
     def _record_call(self, given: list[Any]) -> None:
         """Record a call under a transform; an operator of ours is recorded with its values."""
 
-    def _is_transformed_by_torch(self, transform: capabilities.Transform | None) -> bool:
+    def is_transformed_by_torch(self, transform: capabilities.Transform | None) -> bool:
         """Return True if torch's own kernel handles this transform."""
         return transform is None or transform.kind == "Functionalize"
 
