@@ -86,7 +86,7 @@ def main() -> None:
         ratio = statistics.median(figure / base for figure, base in zip(figures, aten, strict=True))
         print(f"{name:46} {statistics.median(figures) * 1e6:6.2f} us {ratio:7.2f}x")
     kernel: Any = multiplied.specification.kernels[0].function
-    print(f"copied for their layout: {kernel.copied}; forms that are known: {kernel.remembered}")
+    print(f"copied for their layout: {kernel.copied}; forms that are known: {kernel.cached_plans}")
 
 
 if __name__ == "__main__":

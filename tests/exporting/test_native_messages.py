@@ -211,7 +211,7 @@ def test_a_source_that_the_compiler_refuses(fails: Fails, monkeypatch: pytest.Mo
         source = replace(kernel.source, text=kernel.source.text.replace("+ 1;", "+ one;"))
         return packaging.kernel_object(source, kernel.operator.name, ())
 
-    monkeypatch.setattr(CppKernel, "for_library", broken)
+    monkeypatch.setattr(CppKernel, "library_object", broken)
     message = fails(errors.CompileError, of.single, verify=False)
     assert message.startswith("native::single: the C++ compiler refuses the kernel\n")
     assert "'one' was not declared" in message
@@ -222,7 +222,7 @@ def test_a_library_that_computes_something_else(fails: Fails, monkeypatch: pytes
         source = replace(kernel.source, text=kernel.source.text.replace("+ 1;", "+ 3;"))
         return packaging.kernel_object(source, kernel.operator.name, ())
 
-    monkeypatch.setattr(CppKernel, "for_library", other)
+    monkeypatch.setattr(CppKernel, "library_object", other)
     assert fails(errors.ExportMismatchError, of.single, dynamic={"x": {0: "n"}}) == (
         "native::single: the file computes another `result` than PyTorch at n 4, with the library of "
         "kernels\n"

@@ -47,7 +47,7 @@ def test_a_reference_that_makes_tensors_of_its_own_runs_on_torch_s_stand_ins() -
     if capabilities.on("fake_tensors"):
         assert_close(counted(x), x + torch.arange(256.0))
     else:  # tensors on `meta` do not mix with those on the CPU
-        with pytest.raises(errors.MissingFakeError, match="cannot be told before a native kernel runs"):
+        with pytest.raises(errors.MissingFakeError, match="are unknown before a native kernel runs"):
             counted(x)
 
 
@@ -76,8 +76,8 @@ def test_a_reference_that_looks_at_data_needs_a_fake_kernel() -> None:
         firsts(torch.zeros(3), torch.tensor(1))
     problem, where, hint = str(caught.value).splitlines()
     assert problem.startswith(
-        "kernel_forms::firsts: what its results are like cannot be told before a native kernel runs: "
-        "the reference needs data for it ("
+        "kernel_forms::firsts: the layouts of its results are unknown before a native kernel runs: "
+        "the reference needs data for them ("
     )
     assert where == f"  where: {firsts.specification.where}"
     assert (

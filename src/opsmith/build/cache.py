@@ -27,6 +27,8 @@ from opsmith import config, errors
 from opsmith.config import CACHE
 
 LOCKS = "locks"
+MANIFEST = "manifest.json"
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
 WAIT_S = 300.0
 """Seconds to wait for another process that builds the same entry, which may hang."""
 
@@ -183,9 +185,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-MANIFEST = "manifest.json"
-
-
 def key_of(parts: Mapping[str, str]) -> str:
     """Return the key of an entry that is built from these parts: source, flags, compiler and others.
 
@@ -253,9 +252,6 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def refuse_foreign(directory: Path, variable: str) -> None:

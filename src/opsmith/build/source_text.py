@@ -12,6 +12,7 @@ from pathlib import Path
 from opsmith import errors
 
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +147,6 @@ def _location_of(text: str, declared: str | None, otherwise: str) -> tuple[str, 
         if found:
             return declared, before.count("\n") + 1
     return otherwise, 1
-
-
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 
 
 def folder_of(file: str | PathLike[str] | None, declared: str | None) -> str | None:

@@ -97,7 +97,7 @@ def _toolchain(named: str, path: str) -> Toolchain:
     for candidate in [shlex.split(named)] if named else [[name] for name in NAMES]:
         program = shutil.which(candidate[0], path=path)
         if program is not None:
-            return Toolchain((program, *candidate[1:]), _identity(Path(program)))
+            return Toolchain((program, *candidate[1:]), file_identity(Path(program)))
     raise errors.ToolchainError(
         "there is no C++ compiler",
         expected=f"the program that CXX names, `{named}`" if named else f"one of {', '.join(NAMES)}",
@@ -107,9 +107,9 @@ def _toolchain(named: str, path: str) -> Toolchain:
     )
 
 
-def _identity(program: Path) -> str:
-    """Return path, size and time of the program: its version takes longer to get than to load a kernel."""
-    resolved = program.resolve()
+def file_identity(path: Path) -> str:
+    """Return path, size and time of a compiler's file, which are faster to get than its version."""
+    resolved = path.resolve()
     state = resolved.stat()
     return f"{resolved} {state.st_size} {state.st_mtime_ns}"
 

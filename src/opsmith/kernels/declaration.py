@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
     from opsmith.kernels.cuda.source import CudaSource
 
 _SOURCES = "one of a function in Python, `cpp=`, `cpp_file=`, `cuda=`, `cuda_file=` and `triton=`"
-_DEVICES = {"C++": "cpu", "CUDA C++": "cuda", "Triton": "cuda"}
-_GRIDS = {
-    "CUDA C++": "write for example `grid='ceil(result.numel / 256)', block=256`",
-    "Triton": "write `grid=lambda result, BLOCK: (triton.cdiv(result.numel(), BLOCK),)`",
-}
 
 
 def build_kernel(
@@ -73,169 +69,143 @@ def build_kernel(
             hint="give each kernel by a call of `op.kernel(...)` of its own",
         )
     declared = None if frame is None else frame.f_code.co_filename
+    declaration = _Declaration(operator, device, entry, declared, dtypes, options, strict)
     if triton is not None:
-        return _triton_kernel(operator, device, triton, entry, dtypes, options, strict=strict)
+        return _triton_kernel(declaration, triton)
     if cuda is not None or cuda_file is not None:
-        return _cuda_kernel(
-            operator, device, cuda, cuda_file, entry, declared, dtypes, options, strict=strict
-        )
-    return _cpp_kernel(operator, device, cpp, cpp_file, entry, declared, dtypes, options, strict=strict)
+        return _cuda_kernel(declaration, cuda, cuda_file)
+    return _cpp_kernel(declaration, cpp, cpp_file)
+
+
+@dataclass(frozen=True, slots=True)
+class _Declaration:
+    """Arguments of `op.kernel(...)` that all languages have, and the file that calls it."""
+
+    operator: Operator[..., Any]
+    device: str
+    entry: str | None
+    declared: str | None
+    dtypes: Iterable[torch.dtype] | None
+    options: Mapping[str, Any]
+    strict: bool
+
+    def check_device(self, language: str, wanted: str, argument: str, reason: str) -> None:
+        """Refuse another device than the language's."""
+        if self.device != wanted:
+            raise errors.UsageError(
+                f"a kernel in {language} is declared for `{self.device}`",
+                operator=self.operator.name,
+                expected=f"`{wanted}`, {reason}",
+                got=repr(self.device),
+                hint=f"write `op.kernel({wanted!r}, {argument}=...)`",
+            )
+
+    def check_options(self, language: str, known: Sequence[str], source: str, hint: str) -> None:
+        """Refuse unknown options, and a launch without a grid."""
+        unknown = [name for name in self.options if name not in known]
+        if unknown or self.options.get("grid") is None:
+            raise errors.UsageError(
+                f"a kernel in {language} {'is given unknown options' if unknown else 'has no grid'}",
+                operator=self.operator.name,
+                expected=", ".join(f"`{name}=`" for name in known),
+                got=", ".join(f"`{name}=`" for name in unknown) or f"{source} without `grid=`",
+                hint=hint,
+            )
+
+    def ordered_dtypes(self, language: str, known: Collection[torch.dtype]) -> tuple[torch.dtype, ...] | None:
+        """Return the dtypes in the order of those that the language knows; None for the default ones."""
+        if self.dtypes is None:
+            return None
+        unknown = [dtype for dtype in self.dtypes if dtype not in known]
+        if unknown:
+            raise errors.KernelDtypeError(
+                f"a kernel in {language} is declared for a dtype that it does not support",
+                operator=self.operator.name,
+                argument="dtypes",
+                expected=", ".join(map(str, known)),
+                got=", ".join(sorted(map(str, unknown))),
+                hint="leave it out: the reference computes it",
+            )
+        return tuple(dtype for dtype in known if dtype in set(self.dtypes))
 
 
 def _cpp_kernel(
-    operator: Operator[..., Any],
-    device: str,
-    cpp: str | None,
-    cpp_file: str | PathLike[str] | None,
-    entry: str | None,
-    declared: str | None,
-    dtypes: Iterable[torch.dtype] | None,
-    options: Mapping[str, Any],
-    *,
-    strict: bool,
+    declaration: _Declaration, cpp: str | None, cpp_file: str | PathLike[str] | None
 ) -> BuiltKernel:
-    name = operator.name
-    if options:
+    operator, entry, declared = declaration.operator, declaration.entry, declaration.declared
+    if declaration.options:
         raise errors.UsageError(
             "a kernel in C++ is not launched",
-            operator=name,
+            operator=operator.name,
             expected="`entry=`, `dtypes=` and `strict=`",
-            got=", ".join(f"`{option}=`" for option in options),
+            got=", ".join(f"`{option}=`" for option in declaration.options),
             hint="leave it out; `grid=` and what belongs to it are for `cuda=` and `triton=`",
         )
-    _check_device(name, "C++", "cpp", device, "where C++ runs")
-    wanted = _ordered_dtypes(name, "C++", dtypes)
+    declaration.check_device("C++", "cpu", "cpp", "where C++ runs")
+    dtypes = declaration.ordered_dtypes("C++", CPP_TYPES)
 
     def read() -> CppSource:
-        source = cpp_source(name, cpp=cpp, cpp_file=cpp_file, entry=entry, declared=declared)
+        source = cpp_source(operator.name, cpp=cpp, cpp_file=cpp_file, entry=entry, declared=declared)
         if dtypes is not None and not source.template:
-            raise _not_a_template(name, source, "C++", "void")
+            raise _not_a_template(operator.name, source, "C++", "void")
         return source
 
-    return CppKernel(operator, read, wanted, strict=strict)
+    return CppKernel(operator, read, dtypes, strict=declaration.strict)
 
 
 def _cuda_kernel(
-    operator: Operator[..., Any],
-    device: str,
-    cuda: str | None,
-    cuda_file: str | PathLike[str] | None,
-    entry: str | None,
-    declared: str | None,
-    dtypes: Iterable[torch.dtype] | None,
-    options: Mapping[str, Any],
-    *,
-    strict: bool,
+    declaration: _Declaration, cuda: str | None, cuda_file: str | PathLike[str] | None
 ) -> BuiltKernel:
     from opsmith.kernels.cuda.kernel import CudaKernel, ResourceLimits
     from opsmith.kernels.cuda.launch import launch_rules
     from opsmith.kernels.cuda.source import cuda_source
 
-    name = operator.name
-    wanted = _ordered_dtypes(name, "CUDA C++", dtypes)
-    _check_device(name, "CUDA C++", "cuda", device, "where CUDA runs")
-    _check_options(name, "CUDA C++", CUDA_LAUNCH_OPTIONS, options, "the source")
+    operator, entry, declared = declaration.operator, declaration.entry, declaration.declared
+    options = declaration.options
+    declaration.check_device("CUDA C++", "cuda", "cuda", "where CUDA runs")
+    hint = "write for example `grid='ceil(result.numel / 256)', block=256`"
+    declaration.check_options("CUDA C++", CUDA_LAUNCH_OPTIONS, "the source", hint)
+    dtypes = declaration.ordered_dtypes("CUDA C++", CPP_TYPES)
 
     def read() -> CudaSource:
-        source = cuda_source(name, cuda=cuda, cuda_file=cuda_file, entry=entry, declared=declared)
+        source = cuda_source(operator.name, cuda=cuda, cuda_file=cuda_file, entry=entry, declared=declared)
         if dtypes is not None and not source.over_dtype:
-            raise _not_a_template(name, source, "CUDA", "__global__ void")
-        _check_constants(source, name, options.get("constants", {}))
+            raise _not_a_template(operator.name, source, "CUDA", "__global__ void")
+        _check_constants(source, operator.name, options.get("constants", {}))
         return source
 
     limits = ResourceLimits(options.get("max_spills"), options.get("max_registers"))
     rules = launch_rules(operator.specification, options)
-    return CudaKernel(operator, read, wanted, rules, limits, strict=strict)
+    return CudaKernel(operator, read, dtypes, rules, limits, strict=declaration.strict)
 
 
-def _triton_kernel(
-    operator: Operator[..., Any],
-    device: str,
-    triton: Any,
-    entry: str | None,
-    dtypes: Iterable[torch.dtype] | None,
-    options: Mapping[str, Any],
-    *,
-    strict: bool,
-) -> BuiltKernel:
+def _triton_kernel(declaration: _Declaration, triton: Any) -> BuiltKernel:
     from opsmith.kernels.triton.kernel import DTYPES, TritonKernel
     from opsmith.kernels.triton.source import POINTED, triton_source
 
-    name = operator.name
-    _check_device(name, "Triton", "triton", device, "where Triton runs; `check` interprets it on the CPU")
-    if entry is not None:
+    operator, options = declaration.operator, declaration.options
+    reason = "where Triton runs; `check` interprets it on the CPU"
+    declaration.check_device("Triton", "cuda", "triton", reason)
+    if declaration.entry is not None:
         raise errors.UsageError(
             "`entry=` is given for a kernel in Triton",
-            operator=name,
+            operator=operator.name,
             expected="`triton=`, which is the function itself",
-            got=f"`entry={entry!r}`",
+            got=f"`entry={declaration.entry!r}`",
             hint="leave it out",
         )
-    _check_options(name, "Triton", TRITON_LAUNCH_OPTIONS, options, "`triton=`")
-    _check_dtypes(name, "Triton", dtypes, POINTED)
+    hint = "write `grid=lambda result, BLOCK: (triton.cdiv(result.numel(), BLOCK),)`"
+    declaration.check_options("Triton", TRITON_LAUNCH_OPTIONS, "`triton=`", hint)
+    dtypes = declaration.ordered_dtypes("Triton", POINTED)
     return TritonKernel(
         operator,
-        triton_source(triton, name),
+        triton_source(triton, operator.name),
         grid=options["grid"],
         constants=options.get("constants") or {},
         layouts=options.get("layouts") or {},
         dtypes=frozenset(DTYPES if dtypes is None else dtypes),
-        strict=strict,
+        strict=declaration.strict,
     )
-
-
-def _check_device(operator: str, language: str, argument: str, device: str, reason: str) -> None:
-    wanted = _DEVICES[language]
-    if device != wanted:
-        raise errors.UsageError(
-            f"a kernel in {language} is declared for `{device}`",
-            operator=operator,
-            expected=f"`{wanted}`, {reason}",
-            got=repr(device),
-            hint=f"write `op.kernel({wanted!r}, {argument}=...)`",
-        )
-
-
-def _check_options(
-    operator: str, language: str, known: Sequence[str], options: Mapping[str, Any], source: str
-) -> None:
-    """Refuse unknown options, and a launch without a grid."""
-    unknown = [name for name in options if name not in known]
-    if unknown or options.get("grid") is None:
-        raise errors.UsageError(
-            f"a kernel in {language} is given unknown options"
-            if unknown
-            else f"a kernel in {language} has no grid",
-            operator=operator,
-            expected=", ".join(f"`{name}=`" for name in known),
-            got=", ".join(f"`{name}=`" for name in unknown) or f"{source} without `grid=`",
-            hint=_GRIDS[language],
-        )
-
-
-def _check_dtypes(
-    operator: str, language: str, dtypes: Iterable[torch.dtype] | None, known: Collection[torch.dtype]
-) -> None:
-    unknown = [dtype for dtype in dtypes or () if dtype not in known]
-    if unknown:
-        raise errors.KernelDtypeError(
-            f"a kernel in {language} is declared for a dtype that it does not support",
-            operator=operator,
-            argument="dtypes",
-            expected=", ".join(map(str, known)),
-            got=", ".join(sorted(map(str, unknown))),
-            hint="leave it out: the reference computes it",
-        )
-
-
-def _ordered_dtypes(
-    operator: str, language: str, dtypes: Iterable[torch.dtype] | None
-) -> tuple[torch.dtype, ...] | None:
-    """The dtypes of a template in the order of `CPP_TYPES`; None for the default ones."""
-    if dtypes is None:
-        return None
-    _check_dtypes(operator, language, dtypes, CPP_TYPES)
-    return tuple(dtype for dtype in CPP_TYPES if dtype in set(dtypes))
 
 
 def _not_a_template(operator: str, source: CppSource, language: str, returns: str) -> errors.KernelDtypeError:

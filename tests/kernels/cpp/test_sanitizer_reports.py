@@ -72,7 +72,7 @@ def known_lines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 def test_a_read_behind_a_piece_of_memory(known_lines: list[tuple[str, int]]) -> None:
     (found,) = reports(OVERFLOW)
-    assert (found.kind, found.way, found.size, found.address) == ("heap-buffer-overflow", "READ", 4, 0x611)
+    assert (found.kind, found.access, found.size, found.address) == ("heap-buffer-overflow", "READ", 4, 0x611)
     assert found.region == (0x600, 3, 12, "after")
     # The uppermost address is that of the access, the others stand behind calls.
     assert known_lines == [("/c/2eb/kernel.so", 0x458F), ("/c/ee7/kernel.so", 0x29D6)]
@@ -91,18 +91,18 @@ def test_the_words_of_other_versions(words: str, side: str) -> None:
 
 def test_a_variable_on_the_stack() -> None:
     (found,) = reports(STACK)
-    assert (found.way, found.size, found.variable, found.region) == ("WRITE", 8, "buffer", None)
+    assert (found.access, found.size, found.variable, found.region) == ("WRITE", 8, "buffer", None)
 
 
 def test_a_signal() -> None:
     (found,) = reports(SEGV)
-    assert (found.kind, found.way, found.size, found.address) == ("SEGV", "WRITE", 0, 8)
+    assert (found.kind, found.access, found.size, found.address) == ("SEGV", "WRITE", 0, 8)
 
 
 def test_undefined_behaviour_in_the_same_words_each_time() -> None:
     (found,) = reports(UNDEFINED)
     assert found.kind == "undefined"
-    assert found.words == "load of misaligned address for type 'const int', which requires 4 byte alignment"
+    assert found.text == "load of misaligned address for type 'const int', which requires 4 byte alignment"
 
 
 def test_several_at_once_and_what_is_not_of_a_kernel() -> None:

@@ -332,7 +332,7 @@ def test_an_nvrtc_that_tells_no_resources(disk: Cache, monkeypatch: pytest.Monke
     monkeypatch.setattr(compiling, "read_resources", lambda log, name: None)
     with pytest.raises(errors.ToolchainError) as caught:
         compiling.compile_instance(source_of(SIMPLE), "cuda_build::greedy", Instance(torch.float32), "sm_80")
-    assert caught.value.problem == "NVRTC does not say what the kernel takes of the GPU"
+    assert caught.value.problem == "NVRTC does not report the resources of the kernel"
     assert "Used " in (caught.value.got or "")
 
 

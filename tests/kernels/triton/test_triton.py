@@ -91,7 +91,9 @@ def test_a_layout_that_is_wanted() -> None:
     assert_close(kernel_of(pixel_sums).interpreted(x), x.sum(1))
     assert kernel_of(pixel_sums).copies([x]) == ("`x`, which is not channels-last",)
     assert kernel_of(pixel_sums).copies([x.contiguous(memory_format=torch.channels_last)]) == ()
-    assert kernel_of(pixel_sums).misfit([x[0]]) == "`x` has 3 dimensions, and channels-last is for 4 or 5"
+    assert (
+        kernel_of(pixel_sums).value_refusal([x[0]]) == "`x` has 3 dimensions, and channels-last is for 4 or 5"
+    )
 
 
 def test_the_first_configuration_is_interpreted_and_heuristics_are_filled() -> None:

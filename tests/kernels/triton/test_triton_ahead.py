@@ -255,7 +255,7 @@ def test_it_is_what_triton_would_compile_at_a_launch(name: str, monkeypatch: pyt
         operator.specification.samples, opsmith.Make(dtype), operator.specification.schema, ""
     ):
         values = operator.specification.schema.call_values(call.args, call.kwargs)
-        arguments = kernel.prepared(values).arguments
+        arguments = kernel.prepare(values).arguments
         launched = JITFunction(kernel.source.function).run(grid=(1,), warmup=True, **arguments)
         mine = specialization_of(kernel, arguments)
         constants = {(list(mine.signature).index(name),): value for name, value in mine.constants.items()}

@@ -98,8 +98,8 @@ def result_layouts(specification: Specification, values: Sequence[Any]) -> tuple
             if type(again) is type(error) and str(again) == str(error) and not _is_about_meta(error):
                 raise
             raise errors.MissingFakeError(
-                "what its results are like cannot be told before a native kernel runs: the reference "
-                f"needs data for it ({type(error).__name__})",
+                "the layouts of its results are unknown before a native kernel runs: the reference "
+                f"needs data for them ({type(error).__name__})",
                 operator=specification.name,
                 where=specification.where,
                 hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result",

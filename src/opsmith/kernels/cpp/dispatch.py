@@ -136,7 +136,7 @@ class DispatchedKernel:
         self._defined: dict[int, list[Any]] = {OWN: [], SERVED: []}
         self._remembers = True
         name = f"kernel_{next(_numbers)}"
-        # It runs below autograd, where gradients are recorded by somebody else.
+        # It runs below autograd: the operator that calls it records gradients.
         self._define(OWN, name)
         self._register(OWN, NAMESPACE, name, fallback)
         self.overload = getattr(getattr(torch.ops, NAMESPACE), name).default

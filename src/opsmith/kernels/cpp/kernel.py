@@ -159,7 +159,7 @@ class CppKernel(KernelFromSource[CppSource]):
 
     @property
     def computes_sizes(self) -> bool:
-        """Whether C++ computes the sizes of the results."""
+        """True if C++ computes the sizes of the results."""
         return self._load().library.computes_sizes
 
     def library_object(self) -> KernelObject:

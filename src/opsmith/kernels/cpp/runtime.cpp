@@ -221,7 +221,7 @@ std::string shown(const int64_t* sizes, int64_t dim) {
 }
 
 SizesStatus sizes_of(const Record& record, const Candidate& candidate, const Arguments& arguments,
-              std::vector<Shape>& shapes) {
+                     std::vector<Shape>& shapes) {
   char error[1000];
   shapes.resize(size_t(record.results));
   SizesStatus status = candidate.sizes(arguments.values.data(), shapes.data(), error, sizeof error);
@@ -236,7 +236,7 @@ void compare(Record& record, const Plan& plan, const Arguments& arguments) {
   if (candidate.sizes == nullptr || !is_sizable(record, arguments)) return;
   if (suspected != &record && record.sized.find(arguments.kind)) return;
   if (sizes_of(record, candidate, arguments, shapes) != KNOWN) return;
-  bool for_good = true;
+  bool agrees = true;
   for (size_t at = 0; at < plan.results.size(); at++) {
     const Result& result = plan.results[at];
     const int64_t dim = int64_t(result.sizes.size());
@@ -246,12 +246,12 @@ void compare(Record& record, const Plan& plan, const Arguments& arguments) {
       throw KernelThrew(record.make_error, text.c_str());
     }
     int64_t step = 1;
-    for (int64_t dim_index = dim - 1; dim_index >= 0; dim_index--) {  // strides of dimensions of size 0 or 1 are arbitrary
-      for_good &= result.sizes[size_t(dim_index)] > 1 && result.strides[size_t(dim_index)] == step;
-      step *= result.sizes[size_t(dim_index)];
+    for (int64_t d = dim - 1; d >= 0; d--) {  // strides of dimensions of size 0 or 1 are arbitrary
+      agrees &= result.sizes[size_t(d)] > 1 && result.strides[size_t(d)] == step;
+      step *= result.sizes[size_t(d)];
     }
   }
-  if (for_good) record.sized.remember(Signature(arguments.kind), plan.candidate);
+  if (agrees) record.sized.remember(Signature(arguments.kind), plan.candidate);
 }
 
 // Plans a call with new sizes, of a kind whose results C++ sizes; null for other kinds. If `sizes` throws, the call
@@ -276,10 +276,10 @@ std::shared_ptr<const Plan> sized(const Record& record, const Arguments& argumen
     result.sizes.assign(shapes[at].sizes, shapes[at].sizes + shapes[at].dim);
     result.strides.resize(result.sizes.size());
     int64_t step = 1;
-    for (size_t dim_index = result.sizes.size(); dim_index-- > 0;) {
-      if (result.sizes[dim_index] < 0) return nullptr;
-      result.strides[dim_index] = step;
-      step *= result.sizes[dim_index] > 1 ? result.sizes[dim_index] : 1;
+    for (size_t d = result.sizes.size(); d-- > 0;) {
+      if (result.sizes[d] < 0) return nullptr;
+      result.strides[d] = step;
+      step *= result.sizes[d] > 1 ? result.sizes[d] : 1;
     }
     plan->results.push_back(std::move(result));
   }

@@ -39,6 +39,26 @@ _SANITIZING = (
 )
 
 LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so.6")
+_BEGIN = re.compile(r"^==\d+==ERROR: AddressSanitizer:? (?P<words>.*)$", re.MULTILINE)
+_UNDEFINED = re.compile(
+    r"^(?P<file>.+?):(?P<line>\d+):(?P<column>\d+): runtime error: (?P<words>.*)$", re.MULTILINE
+)
+_FRAME = re.compile(r"^ +#\d+ 0x[0-9a-f]+ .*?\((?P<library>/[^()]*)\+(?P<offset>0x[0-9a-f]+)\)", re.MULTILINE)
+_ACCESS = re.compile(
+    r"^(?:.*caused by a )?(?P<access>READ|WRITE)(?: of size (?P<size>\d+)| memory access)", re.MULTILINE
+)
+_REGION = re.compile(
+    r"is located (?P<bytes>\d+) bytes (?P<side>to the right of|to the left of|after|before|inside of) "
+    r"(?P<size>\d+)-byte region \[(?P<start>0x[0-9a-f]+),"
+)
+_VARIABLE = re.compile(r"'(?P<name>[^']+)'(?: \(line (?P<line>\d+)\))? <== ")
+_GLOBAL = re.compile(r"(?:to the \w+ of|after|before|inside of) global variable '(?P<name>[^']+)'")
+_ADDRESS = re.compile(r"(?:on|for) (?:unknown )?address (?P<address>0x[0-9a-f]+)")
+_NUMBER = re.compile(r" 0x[0-9a-f]+")
+_SIDES = {"to the right of": "after", "to the left of": "before", "inside of": "inside"}
+_WARNING = re.compile(
+    r"^(?P<file>.+?):(?P<line>\d+):\d+: warning: (?P<words>.*) \[-W(?:maybe-)?uninitialized\]$", re.MULTILINE
+)
 
 
 @contextmanager
@@ -90,34 +110,15 @@ def _library(toolchain: Toolchain, name: str, here: Path) -> Path | None:
     return Path(named[1].decode()) if named else None
 
 
-_BEGIN = re.compile(r"^==\d+==ERROR: AddressSanitizer:? (?P<words>.*)$", re.MULTILINE)
-_UNDEFINED = re.compile(
-    r"^(?P<file>.+?):(?P<line>\d+):(?P<column>\d+): runtime error: (?P<words>.*)$", re.MULTILINE
-)
-_FRAME = re.compile(r"^ +#\d+ 0x[0-9a-f]+ .*?\((?P<library>/[^()]*)\+(?P<offset>0x[0-9a-f]+)\)", re.MULTILINE)
-_ACCESS = re.compile(
-    r"^(?:.*caused by a )?(?P<way>READ|WRITE)(?: of size (?P<size>\d+)| memory access)", re.MULTILINE
-)
-_REGION = re.compile(
-    r"is located (?P<bytes>\d+) bytes (?P<side>to the right of|to the left of|after|before|inside of) "
-    r"(?P<size>\d+)-byte region \[(?P<start>0x[0-9a-f]+),"
-)
-_VARIABLE = re.compile(r"'(?P<name>[^']+)'(?: \(line (?P<line>\d+)\))? <== ")
-_GLOBAL = re.compile(r"(?:to the \w+ of|after|before|inside of) global variable '(?P<name>[^']+)'")
-_ADDRESS = re.compile(r"(?:on|for) (?:unknown )?address (?P<address>0x[0-9a-f]+)")
-_NUMBER = re.compile(r" 0x[0-9a-f]+")
-_SIDES = {"to the right of": "after", "to the left of": "before", "inside of": "inside"}
-
-
 @dataclass(frozen=True, slots=True)
 class SanitizerReport:
     """Report of one finding of a sanitizer.
 
     Attributes:
         kind: AddressSanitizer's name of the error; `undefined` for UndefinedBehaviorSanitizer.
-        words: Text of the error, in one line.
+        text: Text of the error, in one line.
         lines: Lines of source of the stack, the innermost first.
-        way: `READ` or `WRITE`; empty if it is unknown.
+        access: `READ` or `WRITE`; empty if it is unknown.
         size: Bytes that were read or written; 0 if it is unknown.
         address: Address of the access; None if it is unknown.
         region: Nearest region of memory: its start, the bytes between, its size, and the side: `after`,
@@ -126,9 +127,9 @@ class SanitizerReport:
     """
 
     kind: str
-    words: str
+    text: str
     lines: tuple[Line, ...]
-    way: str = ""
+    access: str = ""
     size: int = 0
     address: int | None = None
     region: tuple[int, int, int, str] | None = None
@@ -170,7 +171,7 @@ def _report(piece: str) -> SanitizerReport | None:
         kind,
         f"AddressSanitizer: {kind}",
         tuple(lines),
-        access["way"] if access else "",
+        access["access"] if access else "",
         int(access["size"] or 0) if access else 0,
         int(address["address"], 16) if address else None,
         None
@@ -196,11 +197,6 @@ def _lines(frames: Sequence[tuple[str, int]], *, top: bool) -> list[Line]:
         for chain in lines_at(Path(library), offsets)
         for line in chain
     ]
-
-
-_WARNING = re.compile(
-    r"^(?P<file>.+?):(?P<line>\d+):\d+: warning: (?P<words>.*) \[-W(?:maybe-)?uninitialized\]$", re.MULTILINE
-)
 
 
 def unset_lines(

@@ -183,7 +183,7 @@ def compile_instance(source: CudaSource, operator: str, instance: Instance, arch
     used = read_resources(report["log"], report["name"])
     if used is None:
         raise errors.ToolchainError(
-            "NVRTC does not say what the kernel takes of the GPU",
+            "NVRTC does not report the resources of the kernel",
             operator=operator,
             expected=f"a line `Compiling entry function '{report['name']}'`, and its registers",
             got=report["log"].strip() or "nothing",

@@ -17,7 +17,7 @@ from opsmith import errors
 LIBRARIES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
 MAX_DYNAMIC_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
-WITHOUT_ASKING = 48 * 1024
+DEFAULT_MAX_SHARED = 48 * 1024
 """Bytes of shared memory that a kernel may use without `cuFuncSetAttribute`."""
 
 
@@ -107,7 +107,7 @@ class Driver:
         Raises:
             DriverError: If it exceeds the limit of this GPU.
         """
-        if shared > WITHOUT_ASKING:
+        if shared > DEFAULT_MAX_SHARED:
             self._do("cuFuncSetAttribute", ctypes.c_void_p(function), MAX_DYNAMIC_SHARED, shared)
 
     def launch(
@@ -145,7 +145,7 @@ class Driver:
             raise DriverError(name, status, self._status_text(status))
 
     def _status_text(self, status: int) -> str:
-        """The name of a status, and what it means."""
+        """Return the name and the description of a status."""
         texts = []
         for function in ("cuGetErrorName", "cuGetErrorString"):
             text = ctypes.c_char_p()

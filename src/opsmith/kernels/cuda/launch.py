@@ -74,7 +74,7 @@ class LaunchRule:
 
     @property
     def depends_on_call(self) -> bool:
-        """Whether the value may differ between calls."""
+        """True if the value may differ between calls."""
         return any(each.names if isinstance(each, Expression) else callable(each) for each in self.parts)
 
     def value(self, values: Mapping[str, Any]) -> tuple[int, ...]:

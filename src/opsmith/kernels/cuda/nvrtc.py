@@ -15,12 +15,15 @@ from typing import Any
 import torch
 
 from opsmith import config, errors
+from opsmith.build.toolchain import file_identity
 from opsmith.extras import install
 
 LIBRARY = re.compile(r"libnvrtc(?:-[0-9a-f]+)?\.so[.\d]*|nvrtc64_[\d_]+\.dll")
 """File names of NVRTC. It loads its built-in functions from files beside it."""
 NEWEST, OLDEST = 13, 12
 """Versions of CUDA whose NVRTC is searched by name alone."""
+COMPILATION = 6
+"""The status of a source that NVRTC refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ def nvrtc_files() -> tuple[NvrtcFile, ...]:
     found.sort(key=lambda path: (str(_major(path)) != own, -_major(path)))
     named = (f"libnvrtc.so.{major}" for major in range(NEWEST, OLDEST - 1, -1))
     return (
-        *(NvrtcFile(str(path), _identity(path)) for path in dict.fromkeys(found)),
+        *(NvrtcFile(str(path), file_identity(path)) for path in dict.fromkeys(found)),
         *(NvrtcFile(name, name) for name in named),
     )
 
@@ -70,7 +73,7 @@ def headers_version() -> str:
         header = folder / "cuda.h"
         if header.exists():
             found = re.search(r"#define\s+CUDA_VERSION\s+(\d+)", header.read_text(errors="replace"))
-            return f"{folder} {found[1] if found else _identity(header)}"
+            return f"{folder} {found[1] if found else file_identity(header)}"
     return "none"
 
 
@@ -108,17 +111,6 @@ def _libraries(folder: Path) -> list[Path]:
 def _major(path: Path) -> int:
     digits = re.findall(r"\d+", path.name.partition(".so")[2] or path.name.partition("_")[2])
     return int(digits[0][:2]) if digits else 0
-
-
-def _identity(path: Path) -> str:
-    """The file, for to load the library takes longer than to load a kernel that is built already."""
-    resolved = path.resolve()
-    state = resolved.stat()
-    return f"{resolved} {state.st_size} {state.st_mtime_ns}"
-
-
-COMPILATION = 6
-"""The status of a source that NVRTC refuses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,8 @@ struct ViewTraits {
 };
 template <class T, int N> struct ParameterTraits<View<T, N>> : ViewTraits<View<T, N>, T, N, ANY> {};
 template <class T, int N> struct ParameterTraits<Contiguous<T, N>> : ViewTraits<Contiguous<T, N>, T, N, CONTIGUOUS> {};
-template <class T, int N> struct ParameterTraits<ChannelsLast<T, N>> : ViewTraits<ChannelsLast<T, N>, T, N, CHANNELS_LAST> {};
+template <class T, int N>
+struct ParameterTraits<ChannelsLast<T, N>> : ViewTraits<ChannelsLast<T, N>, T, N, CHANNELS_LAST> {};
 
 template <class P, ParameterType type> struct NumberTraits {
   static constexpr Parameter parameter{type, 0, 0, -1, -1, 0, 0, sizeof(P), sizeof(P), alignof(P)};
@@ -203,7 +204,8 @@ template <class F> struct Table;
 template <class... P> struct Table<void (*)(P...)> {
   int count;
   Parameter parameters[sizeof...(P) + 1];
-  constexpr Table() : count(sizeof...(P)), parameters{ParameterTraits<typename by_value<P>::type>::parameter..., Parameter{}} {}
+  constexpr Table()
+      : count(sizeof...(P)), parameters{ParameterTraits<typename by_value<P>::type>::parameter..., Parameter{}} {}
 };
 
 }  // namespace opsmith

@@ -59,6 +59,7 @@ class TritonTensor:
         """Return the number of elements from the first to the last of a tensor in memory, inclusive.
 
         Example:
+            >>> import torch
             >>> TritonTensor(None, "any").extent(torch.ones(10)[::3])
             10
         """

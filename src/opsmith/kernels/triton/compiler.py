@@ -15,11 +15,15 @@ from typing import Any, Literal
 
 from opsmith import errors
 from opsmith.build.cache import cache_on_disk
+from opsmith.build.toolchain import file_identity
 from opsmith.kernels.common.gpu_resources import Resources, read_resources
 from opsmith.kernels.triton.source import LANGUAGE, TritonSource, triton_module
 
 SHOWN = 6
 """Quoted lines of the compiler's message."""
+CUBIN, USED = "kernel.cubin", "used.json"
+WARP = 32
+_ARCHITECTURE = re.compile(r"sm_(\d{2,3})")
 
 
 def launch_error(error: Exception, source: TritonSource, operator: str) -> errors.OpsmithError | None:
@@ -71,11 +75,6 @@ def compile_error(error: Any, source: TritonSource, operator: str) -> errors.Com
         where=at,
         hint="correct the line that it names" if line is not None else "simplify the kernel",
     )
-
-
-CUBIN, USED = "kernel.cubin", "used.json"
-WARP = 32
-_ARCHITECTURE = re.compile(r"sm_(\d{2,3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ def compile_specialization(
         "for": json.dumps(asdict(wanted), sort_keys=True, default=repr),
         "architecture": architecture,
         "generator": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),  # format of an entry
-        "compiler": f"triton {triton.__version__} {_identity(triton)}",
+        "compiler": f"triton {triton.__version__} {file_identity(Path(triton.__file__))}",
     }
     entry = cache_on_disk().obtain(parts, build)
     used = json.loads((entry.directory / USED).read_text())
@@ -212,9 +211,3 @@ def _number(architecture: str) -> int:
             hint="name the architecture of your GPU: `sm_80` for an A100, `sm_90` for an H100",
         )
     return int(found[1])
-
-
-def _identity(triton: Any) -> str:
-    """Return text that differs between builds of Triton: path and time of its module."""
-    file = Path(triton.__file__).resolve()
-    return f"{file} {file.stat().st_mtime_ns}"

@@ -18,6 +18,8 @@ from opsmith.kernels.triton.source import LANGUAGE, TritonSource, triton_module
 
 MEMORY = "_interpreter"
 """Name of the interpreter's memory access in Triton's module."""
+FIRST = (3, 7)
+"""First version of Triton whose interpreter is supported."""
 
 
 class OutOfBoundsError(Exception):
@@ -114,10 +116,6 @@ def _span(tensor: Tensor) -> tuple[int, int]:
         return start, start
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (last + 1) * tensor.element_size()
-
-
-FIRST = (3, 7)
-"""First version of Triton whose interpreter is supported."""
 
 
 def interpret(

@@ -20,6 +20,24 @@ from opsmith.extras import install
 
 LANGUAGE = threading.RLock()
 """Lock for compilation and the interpreter, which modifies Triton's language while it runs."""
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""Options of Triton's launch, which are passed beside a kernel's parameters."""
+POINTED = (
+    torch.bool,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
+"""dtypes that Triton has pointers to."""
 
 
 def triton_module() -> Any:
@@ -49,26 +67,6 @@ def missing_triton() -> str | None:
     except errors.ToolchainError as error:
         return f"{error.problem}: {error.hint}"
     return None
-
-
-LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-"""Options of Triton's launch, which are passed beside a kernel's parameters."""
-POINTED = (
-    torch.bool,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-)
-"""dtypes that Triton has pointers to."""
 
 
 @dataclass(frozen=True, slots=True)
