@@ -209,7 +209,10 @@ def tangent_by_two() -> Any:
 
 
 @wrong(
-    "forward_mode", "forward-mode", "x", "the derivative of the tangent by `x` is not what finite differences"
+    "forward_mode",
+    "forward-mode",
+    "x",
+    "the derivative of the tangent by `x` differs from finite differences",
 )
 def tangent_with_a_cut() -> Any:
     def formula(x: Any, tangent_x: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 
 from opsmith.checking.causes import UNKNOWN
-from opsmith.checking.output.replay import Target, check_again, replay, target_of
+from opsmith.checking.output.replay import ReplayTarget, check_again, replay, target_of
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.sample import Sample, is_inexact
@@ -76,7 +76,7 @@ def _shows(error: Exception, failure: Failure) -> bool:
     return refused or isinstance(error, AssertionError)
 
 
-def _lines(failure: Failure, target: Target, sample: Sample) -> Iterator[tuple[list[str], bool]]:
+def _lines(failure: Failure, target: ReplayTarget, sample: Sample) -> Iterator[tuple[list[str], bool]]:
     """Lines that may show a failure, and whether the inputs require gradients."""
     call = target.call(sample)
     parts = _parts(target, sample, failure)
@@ -113,7 +113,7 @@ def _lines(failure: Failure, target: Target, sample: Sample) -> Iterator[tuple[l
             yield [gradcheck.format(names=names, call=call)], True
 
 
-def _parts(target: Target, sample: Sample, failure: Failure) -> list[str] | None:
+def _parts(target: ReplayTarget, sample: Sample, failure: Failure) -> list[str] | None:
     """The index behind a call that picks each result; None where a call raises."""
     try:
         found = target.parts(sample)

@@ -36,7 +36,7 @@ HELD = "torch.testing.assert_close(got, expected)"
 
 
 @dataclass(frozen=True)
-class Target:
+class ReplayTarget:
     """Target of a replay: the lines that find it, and the expressions that call it.
 
     Args:
@@ -96,7 +96,7 @@ class Target:
         return found if len(found) == len(subject.results(sample)) else None
 
 
-def target_of(subject: Subject) -> Target | None:
+def target_of(subject: Subject) -> ReplayTarget | None:
     """The target of a replay; None for a class of the oldest kind, whose `apply` does not run."""
     specification = subject.specification
     if subject.kind.in_library:
@@ -104,13 +104,13 @@ def target_of(subject: Subject) -> Target | None:
         module = _registering(subject)
         found = f"# {specification.name}: {specification.where}"
         found = found if module is None else f"import {module}  {found}"
-        return Target(subject, (found, ""), name, name, None, True, {})
+        return ReplayTarget(subject, (found, ""), name, name, None, True, {})
     adopted = specification.adopted
     if adopted is None or specification.namespace not in TEMPORARY:
         line = f"operator = {_finder(subject)}"
         reference = None if specification.opaque else "operator.reference"
         bound = {"operator": subject.operator}
-        return Target(subject, ("", line), "operator", "operator", reference, False, bound)
+        return ReplayTarget(subject, ("", line), "operator", "operator", reference, False, bound)
     if adopted.takes_self:
         return None
     kind = adopted.function_class
@@ -121,7 +121,7 @@ def target_of(subject: Subject) -> Target | None:
         lines = [f"from {kind.__module__} import {outer}", ""]
         lines += [f"{inner[-1]} = {kind.__qualname__}", ""] if inner else []
     name = kind.__name__
-    return Target(subject, tuple(lines), f"{name}.apply", name, None, True, {name: kind})
+    return ReplayTarget(subject, tuple(lines), f"{name}.apply", name, None, True, {name: kind})
 
 
 def _registering(subject: Subject) -> str | None:
@@ -148,7 +148,7 @@ def _finder(subject: Subject) -> str:
     return f'opsmith.find_operator("{specification.name}", "{specification.module}")'
 
 
-def script(target: Target | None, *parts: Sequence[str]) -> str:
+def script(target: ReplayTarget | None, *parts: Sequence[str]) -> str:
     """The template of every replay.
 
     Args:
@@ -213,7 +213,7 @@ def _short(value: Any) -> str:
     return (None if few else drawn(value)) or written(value, rounded=True)
 
 
-def _fails(target: Target, values: Mapping[str, Any], lines: Sequence[str], shows: Shows) -> bool:
+def _fails(target: ReplayTarget, values: Mapping[str, Any], lines: Sequence[str], shows: Shows) -> bool:
     """Run lines as a reader would, and see whether they fail."""
     space: dict[str, Any] = {"torch": torch, **target.bound}
     space.update({type(each).__qualname__: type(each) for each in values.values()})
