@@ -8,9 +8,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 
-@mutant(
-    "backward_again", "stale-state", "x", "says, of a backward with `create_graph=True`: at", "mutates-saved"
-)
+@mutant("backward_again", "stale-state", "x", ", of a backward with `create_graph=True`: at", "mutates-saved")
 def rounds_where_a_graph_is_made() -> Any:
     class Rounds(Twice):
         @staticmethod
@@ -21,7 +19,7 @@ def rounds_where_a_graph_is_made() -> Any:
     return Rounds, matrix()
 
 
-@mutant("backward_again", "unknown", "x", "says, where the arguments are no leaves: at")
+@mutant("backward_again", "unknown", "x", ", where the arguments are no leaves: at")
 def minds_leaves() -> Any:
     class Minds(Twice):
         @staticmethod
@@ -36,7 +34,7 @@ def minds_leaves() -> Any:
     return Minds, matrix()
 
 
-@mutant("backward_again", "side-effect", "x", "says, by two `.backward()`s into the same `.grad`: at", "leak")
+@mutant("backward_again", "side-effect", "x", ", by two `.backward()`s into the same `.grad`: at", "leak")
 def gives_once() -> Any:
     """A gradient that is there already is not given again."""
 

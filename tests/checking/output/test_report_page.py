@@ -168,7 +168,7 @@ def test_nothing_that_a_report_says_becomes_markup() -> None:
 
 def test_without_jinja2_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("opsmith.checking.output.html", "opsmith.checking.output.html"):
-        monkeypatch.delitem(sys.modules, module)
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(errors.MissingExtraError) as raised:
         __import__("opsmith.checking.output.html")
