@@ -10,7 +10,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.core.schema import schema_of
-from opsmith.core.shapes import read_shapes
+from opsmith.core.shapes import NO_SIZE, read_shapes
 
 
 def window(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1) -> Tensor:
@@ -74,6 +74,19 @@ def test_expressions_and_lists() -> None:
     )
     fault = shapes.bind(schema, [[torch.ones(3)], torch.ones(5)])[1]
     assert fault == ("y", "`2*M` with 2*M = 6", "[5]")
+
+
+def test_a_remainder_is_a_size() -> None:
+    def rest(x: Tensor, chunk: int) -> Tensor:
+        return x[: x.shape[0] % chunk]
+
+    schema = schema_of(rest, "shapes::rest")
+    shapes = read_shapes("x: N -> N%chunk", schema, "shapes::rest", "here:1")
+    for chunk, size in ((3, 1), (7, 0)):
+        sizes, fault = shapes.bind(schema, [torch.ones(7), chunk])
+        assert (shapes.results[0].evaluate(sizes), fault) == ((size,), None)
+    sizes, _ = shapes.bind(schema, [torch.ones(7), 0])
+    assert shapes.results[0].evaluate(sizes) == (NO_SIZE,)
 
 
 @opsmith.operator("shapes::scaled", shapes="x: B M, by: M -> B M")
