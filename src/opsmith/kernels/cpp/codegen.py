@@ -6,6 +6,7 @@ import ast
 
 import torch
 
+from opsmith.core.expression import parse
 from opsmith.core.schema import Schema
 from opsmith.core.shapes import ANY, Dims, Shapes
 from opsmith.kernels.cpp.source import CppSource
@@ -197,8 +198,7 @@ def _result_sizes(dims: Dims, number: int) -> list[str]:
 
 
 def _known_letters(size: str) -> list[str]:
-    tree = ast.parse(size, mode="eval")
-    return [f"{_letter(node.id)}.known" for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    return [f"{_letter(name)}.known" for name in parse(size).names]
 
 
 def _cpp_expression(size: str) -> str:
@@ -207,12 +207,15 @@ def _cpp_expression(size: str) -> str:
     def translate(node: ast.expr) -> str:
         if isinstance(node, ast.BinOp):
             left, right = translate(node.left), translate(node.right)
+            quotient = f"opsmith::floor_divided({left}, {right}, bad)"
             if isinstance(node.op, ast.FloorDiv):
-                return f"opsmith::floor_divided({left}, {right}, bad)"
+                return quotient
+            if isinstance(node.op, ast.Mod):
+                return f"({left} - {quotient} * {right})"
             return f"({left} {_OPERATORS[type(node.op)]} {right})"
         if isinstance(node, ast.Name):
             return f"{_letter(node.id)}.size"
         assert isinstance(node, ast.Constant)
         return f"int64_t({node.value!r})"
 
-    return translate(ast.parse(size, mode="eval").body)
+    return translate(parse(size).tree)
