@@ -100,7 +100,7 @@ def test_the_report_ends_in_a_table_and_in_what_to_do(mixed: Result) -> None:
     words = " ".join(end.split())
     assert "works Copy the line into your code, with `import opsmith` above it" in words
     assert "needs a declaration Read the reasons first." in words
-    assert "wrong Mend the class at the place in brackets" in words
+    assert "wrong Fix the class at the location in brackets" in words
     rows = re.findall(r"^ (\w+) +(works|needs a declaration|wrong) ", mixed.stdout, flags=re.MULTILINE)
     assert rows == [(name, verdict) for name, (verdict, _) in REPORT.items()]
 
@@ -109,7 +109,7 @@ def test_what_works_has_status_0_and_only_its_own_advice(opsmith: Run, write: Wr
     done = opsmith("adopt", str(write(RIGHT)))
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("Twice: works\n")
-    assert "Mend the class" not in done.stdout
+    assert "Fix the class" not in done.stdout
     assert "Functions:" not in done.stdout
     assert "a word of its own" in done.stderr
 
