@@ -1,4 +1,4 @@
-"""`python -m opsmith` is the command `opsmith`."""
+"""The command `opsmith`, as `python -m opsmith`."""
 
 from opsmith.cli import main
 
