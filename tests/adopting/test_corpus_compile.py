@@ -63,7 +63,10 @@ def test_compiled(entry: Entry) -> None:
     _compare(entry, "aot_eager")
 
 
-@pytest.mark.parametrize("name", ["linear", "layer_norm", "top_k"])
+@pytest.mark.parametrize(
+    "name",
+    ["linear", *(pytest.param(each, marks=pytest.mark.slow) for each in ("layer_norm", "top_k"))],
+)
 def test_compiled_by_inductor(name: str) -> None:
     _compare(ENTRIES[name], "inductor")
 

@@ -46,7 +46,11 @@ def test_dynamic_sizes(name: str, composition: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "composition"),
-    [("formulas", "vmap-grad"), ("kernel-no-formula", "training"), ("hidden", "forward-and-backward")],
+    [
+        ("hidden", "forward-and-backward"),
+        pytest.param("formulas", "vmap-grad", marks=pytest.mark.slow),
+        pytest.param("kernel-no-formula", "training", marks=pytest.mark.slow),
+    ],
 )
 def test_inductor(name: str, composition: str) -> None:
     _compare(CHOSEN[name], composition, "inductor")
