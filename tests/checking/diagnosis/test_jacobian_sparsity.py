@@ -97,7 +97,7 @@ def without_the_middle(grad: Tensor, x: Tensor) -> Tensor:
     ("reference", "samples", "about", "formula", "says"),
     [
         (softmax, ROWS, "x", of_its_own, "that of the others along dimension 1 is missing"),
-        (of_rows, ROWS, "x", of_its_own_in_columns, "for the others along dimension 0 is missing"),
+        (of_rows, ROWS, "x", of_its_own_in_columns, "that of the others along dimension 0 is missing"),
         (softmax, ROWS, "x", of_the_others, "it lacks the grad_output of the same element of the result"),
         (attended, SCORES, "value", of_those_before, "it lacks the grad_output of the same element"),
         (running, ROWS, "x", of_those_after, "it lacks the grad_output of the same element of the result"),
