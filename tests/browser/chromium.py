@@ -1,4 +1,4 @@
-"""What the tests of pages share: how a page is opened, and what is asked of any of them."""
+"""Opening a page in Chromium, and the checks that every page must pass."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def drawn(browser: Any) -> list[str]:
-    """What stands on the nodes that are seen."""
+    """Text of the visible nodes."""
     nodes = "[...document.querySelectorAll('.node[data-id]')]"
     found: list[str] = browser.execute_script(f"return {nodes}.map(g => g.querySelector('text').textContent)")
     return found

@@ -11,8 +11,8 @@ from chromium import CONTRAST, SCHEMES, WIDTHS, opened, requests
 from torch import Tensor
 
 import opsmith
-from opsmith.pages import looking
-from opsmith.pages.exports import BODIES, Exported
+from opsmith.pages import content
+from opsmith.pages.first_sample import BODIES, ExportResult
 
 pytestmark = pytest.mark.browser
 
@@ -56,11 +56,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         )
     }
     exports = (
-        Exported("function", BODIES["function"], "", 20, {affine.name: 1}, 1e-7, 1e-6, ("a note",)),
-        Exported("inline", BODIES["inline"], "ExportError: `sort` has no counterpart"),
+        ExportResult("function", BODIES["function"], "", 20, {affine.name: 1}, 1e-7, 1e-6, ("a note",)),
+        ExportResult("inline", BODIES["inline"], "ExportError: `sort` has no counterpart"),
     )
     with pytest.MonkeyPatch.context() as patch:  # real ones take long, and look alike
-        patch.setattr(looking, "exports_of", lambda operator: exports)
+        patch.setattr(content, "exports_of", lambda operator: exports)
         index, *others = opsmith.page([affine, right, bare], folder, reports=known, benchmarks=measured)
     named = dict(zip(("wrong", "right", "bare"), others, strict=True))
     return {"index": index.as_uri()} | {name: file.as_uri() for name, file in named.items()}
