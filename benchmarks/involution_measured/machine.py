@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from involution_measured.ways import Setting
-from opsmith.benchmarking.clock import clock_of
-from opsmith.benchmarking.machine import copy, least, multiply
+from opsmith.benchmarking.machine import copy, multiply, shortest_time
+from opsmith.benchmarking.timing import clock_of
 
 COPIED = 1 << 29
 """Bytes that the copy reads and writes together: more than any cache holds."""
@@ -46,5 +46,5 @@ def measured(dtype: torch.dtype, threads: int) -> Machine:
     torch.set_num_threads(threads)
     cpu = torch.device("cpu")
     clock = clock_of(cpu)
-    copied = COPIED / least(copy(cpu, COPIED), clock)
-    return Machine(copied, SIDE**3 / least(multiply(cpu, dtype, SIDE), clock))
+    copied = COPIED / shortest_time(copy(cpu, COPIED), clock)
+    return Machine(copied, SIDE**3 / shortest_time(multiply(cpu, dtype, SIDE), clock))

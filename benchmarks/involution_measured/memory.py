@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from involution_measured.ways import Setting, both_of, forward_of, ours_of, unfold_of
-from opsmith.benchmarking.memory import resident_growth
+from opsmith.benchmarking.cost import resident_growth
 
 THREADS = 2
 

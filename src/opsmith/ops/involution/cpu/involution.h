@@ -69,7 +69,7 @@ struct Axes {
 };
 
 // Holds the sizes to what kernels rely on, so that nothing beyond a tensor is read. Mostly the reference has
-// done that, but not for sizes that `sizes` tells.
+// done that, but not for sizes that `sizes` returns.
 inline Axes fitted(const Axis& down, const Axis& across, int64_t channels, int64_t groups) {
   const bool shared = groups > 0 && channels > 0 && channels % groups == 0;
   OPSMITH_CHECK(shared, "the groups do not divide the channels");
