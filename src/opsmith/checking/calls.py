@@ -22,14 +22,14 @@ class LiveCall:
 
     Args:
         sample: The sample.
-        places: The arguments that require a gradient.
+        argnums: The arguments that require a gradient.
         leaves: Flat arguments that gradients are asked for.
         given: What was passed: the same, or copies that autograd follows, where the operator takes no leaves.
         results: The visible results.
     """
 
     sample: Sample
-    places: tuple[int, ...]
+    argnums: tuple[int, ...]
     leaves: list[Any]
     given: list[Any]
     results: list[Any]
@@ -54,7 +54,7 @@ class LiveCall:
         return dense(
             torch.autograd.grad(
                 [self.results[at] for at in self.open],
-                [self.leaves[place] for place in self.places],
+                [self.leaves[argnum] for argnum in self.argnums],
                 list(grads),
                 allow_unused=True,
                 **options,
@@ -65,12 +65,12 @@ class LiveCall:
         """The results, as they are now, and the gradients of a backward, kept as copies."""
         results = copies(self.results)
         if not self.open:
-            return CallValues(results, (None,) * len(self.places))
+            return CallValues(results, (None,) * len(self.argnums))
         return CallValues(results, copies(self.backward(self.grads(subject))))
 
 
 def live_call(
-    subject: Subject, sample: Sample, flat: Sequence[Any], places: Sequence[int], *, leaf: bool = True
+    subject: Subject, sample: Sample, flat: Sequence[Any], argnums: Sequence[int], *, leaf: bool = True
 ) -> LiveCall:
     """Call an operator with some of its arguments requiring gradients.
 
@@ -78,11 +78,11 @@ def live_call(
         subject: What is under check.
         sample: The sample that the arguments are of.
         flat: Flat arguments; those that require a gradient get the same memory.
-        places: Which arguments require a gradient.
+        argnums: Which arguments require a gradient.
         leaf: Whether to pass leaves; else what autograd has computed from them.
     """
-    leaves, given, results = record(partial(subject.call, sample), flat, places, leaf=leaf)
-    return LiveCall(sample, tuple(places), leaves, given, results)
+    leaves, given, results = record(partial(subject.call, sample), flat, argnums, leaf=leaf)
+    return LiveCall(sample, tuple(argnums), leaves, given, results)
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ class CallValues:
     gradients: tuple[Tensor | None, ...] = ()
 
 
-def call_values(subject: Subject, sample: Sample, flat: Sequence[Any], places: Sequence[int]) -> CallValues:
+def call_values(subject: Subject, sample: Sample, flat: Sequence[Any], argnums: Sequence[int]) -> CallValues:
     """The results and gradients of a call, kept as copies."""
-    return live_call(subject, sample, flat, places).answered(subject)
+    return live_call(subject, sample, flat, argnums).answered(subject)
 
 
 def copies(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
@@ -110,17 +110,17 @@ def copies(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
 
 
 def record_copies(
-    call: Callable[[list[Any]], Any], flat: Sequence[Any], places: Sequence[int]
+    call: Callable[[list[Any]], Any], flat: Sequence[Any], argnums: Sequence[int]
 ) -> tuple[list[Any], Any]:
     """Call a function under autograd on copies of its arguments.
 
     Args:
         call: Takes flat arguments.
         flat: Flat arguments, which stay as they are.
-        places: The arguments that require a gradient.
+        argnums: The arguments that require a gradient.
 
     Returns:
         The leaves, and what the call returns.
     """
-    leaves, _, returned = record(call, [replica(value) for value in flat], places)
+    leaves, _, returned = record(call, [replica(value) for value in flat], argnums)
     return leaves, returned

@@ -201,9 +201,9 @@ def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failur
             variations(subject)
             return Outcome("forward", "passed")
 
-        place = subject.specification.where
+        location = subject.specification.where
         deaths = run_isolated(
-            "forward", begin, where=place, limit_s=limit_s, kernels=kernels_in_cpp(subject.specification)
+            "forward", begin, where=location, limit_s=limit_s, kernels=kernels_in_cpp(subject.specification)
         ).failures
         if deaths:
             return Variations((), ()), deaths
@@ -227,8 +227,8 @@ def _fallen(operator: Any, samples: GivenSamples, seed: int, level: Effort, limi
         return Outcome("forward", "passed")
 
     forward = getattr(operator, "forward", None)
-    place = operator.specification.where if isinstance(operator, Operator) else where(forward or operator)
-    first = run_isolated("forward", begin, where=place, limit_s=limit_s)
+    location = operator.specification.where if isinstance(operator, Operator) else where(forward or operator)
+    first = run_isolated("forward", begin, where=location, limit_s=limit_s)
     return None if first.status == "passed" else _unrun(operator, first, seed, level)
 
 

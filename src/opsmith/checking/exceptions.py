@@ -306,8 +306,8 @@ def _stack(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
 
 
 def _is_operators(frame: FrameType) -> bool:
-    place = Path(frame.f_code.co_filename)
-    return not (place.is_relative_to(_LIBRARY) or place.is_relative_to(_OPSMITH))
+    path = Path(frame.f_code.co_filename)
+    return not (path.is_relative_to(_LIBRARY) or path.is_relative_to(_OPSMITH))
 
 
 def _calls_other_operator(frame: FrameType) -> bool:

@@ -107,13 +107,13 @@ def raised(
 
 
 def raised_at(
-    property: str, place: str, error: BaseException, when: str, input: str | None = None
+    property: str, location: str, error: BaseException, when: str, input: str | None = None
 ) -> Failure:
     """The failure for an exception, where only the location of the operator is known.
 
     Args:
         property: Name of the property.
-        place: `file:line` of the operator.
+        location: `file:line` of the operator.
         error: What was raised.
         when: What was being done, for the message.
         input: Argument that was being looked at.
@@ -135,7 +135,7 @@ def raised_at(
         message="; ".join(
             filter(None, [f"{type(error).__name__}: {_text(error)}", named.reason, _end(error)])
         ),
-        where=where or innermost(error, place),
+        where=where or innermost(error, location),
         evidence=evidence,
     )
 
@@ -167,8 +167,8 @@ def _text(error: BaseException) -> str:
     return "\n".join(lines) or "without a message"
 
 
-def innermost(error: BaseException, place: str) -> str:
-    """The last line, in the file at `place`, that an exception passed through; else `place`."""
+def innermost(error: BaseException, location: str) -> str:
+    """The last line, in the file at `location`, that an exception passed through; else `location`."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == place.rpartition(":")[0]]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else place
+    own = [frame for frame in frames if frame.filename == location.rpartition(":")[0]]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else location

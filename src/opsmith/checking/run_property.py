@@ -33,10 +33,10 @@ def run(known: Property, subject: Subject, limit_s: float) -> Outcome:
     """
     if not limit_s:
         return _outcome(known, subject)
-    place = subject.specification.where
+    location = subject.specification.where
     kernels = kernels_in_cpp(subject.specification)
     found = run_isolated(
-        known.name, lambda: _outcome(known, subject), where=place, limit_s=limit_s, kernels=kernels
+        known.name, lambda: _outcome(known, subject), where=location, limit_s=limit_s, kernels=kernels
     )
     return replace(found, compiles=known.compiles)
 

@@ -164,9 +164,9 @@ class Subject:
         """The flat results for a sample that callers see."""
         return tuple(result for result in self.every(sample) if not result.hidden)
 
-    def places(self, sample: Sample) -> list[int]:
+    def visible_positions(self, sample: Sample) -> list[int]:
         """Positions of the results that callers see among all flat ones."""
-        return [place for place, result in enumerate(self.every(sample)) if not result.hidden]
+        return [position for position, result in enumerate(self.every(sample)) if not result.hidden]
 
     def _lying(self, sample: Sample) -> ResultFlattening:
         """Flattening of the reference's results for a sample, which is run once for each."""
@@ -230,7 +230,7 @@ class Subject:
         return self._listed(returned, packed=True)
 
     def _hold_count(
-        self, sample: Sample, returned: Any, positions: Sequence[int], place: Callable[[], str]
+        self, sample: Sample, returned: Any, positions: Sequence[int], location: Callable[[], str]
     ) -> None:
         """Compare the lengths of returned lists with the reference's."""
         described = [self.specification.schema.results[position] for position in positions]
@@ -241,7 +241,7 @@ class Subject:
         for result, each in zip(described, results, strict=True):
             span = spans[result.name]
             if result.sequence and len(each) != span.stop - span.start:
-                raise WrongCountError(result.name, len(each), span.stop - span.start, place())
+                raise WrongCountError(result.name, len(each), span.stop - span.start, location())
 
     def _parts(self, outputs: Outputs, returned: Any, flat: Sequence[Any]) -> list[Any]:
         """The results of a class, out of the structure that it returns them in."""
@@ -279,7 +279,7 @@ class Subject:
         """Those of all results that callers see."""
         if len(every) != len(self.every(sample)):
             return every  # a stand-in may leave the hidden ones out
-        return [every[place] for place in self.places(sample)]
+        return [every[position] for position in self.visible_positions(sample)]
 
     @cached_property
     def single_precision(self) -> bool:

@@ -270,7 +270,7 @@ def labels_of(function_class: type[torch.autograd.Function], values: Sequence[An
     if parameters and parameters[-1].kind is inspect.Parameter.VAR_POSITIONAL:
         rest = len(values) - len(parameters) + 1
         names = [each.name for each in parameters[:-1]]
-        return [*names, *(f"{parameters[-1].name}[{place}]" for place in range(rest))]
+        return [*names, *(f"{parameters[-1].name}[{position}]" for position in range(rest))]
     return [each.name for each in parameters]
 
 

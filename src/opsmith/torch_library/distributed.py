@@ -312,8 +312,8 @@ class _TermNumbering:
         """Begin a run on these inputs; with `known_only`, operations that no earlier run had raise."""
         self._known_only = False
         self._of = {}
-        for place, tensor in enumerate(inputs):
-            self._meet(tensor, ("input", place))
+        for position, tensor in enumerate(inputs):
+            self._meet(tensor, ("input", position))
         self._known_only = known_only
 
     def _meet(self, tensor: Tensor, term: Any) -> None:
@@ -338,9 +338,9 @@ class _TermNumbering:
         if self._known_only and (term, 0) not in self._numbers:
             raise _NotProvenError  # before torch logs a shape mismatch
         results = run()
-        for place, tensor in enumerate([results] if isinstance(results, Tensor) else results or ()):
+        for position, tensor in enumerate([results] if isinstance(results, Tensor) else results or ()):
             if isinstance(tensor, Tensor):
-                self._meet(tensor, (term, place))
+                self._meet(tensor, (term, position))
         return results
 
 

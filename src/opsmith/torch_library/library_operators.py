@@ -214,9 +214,9 @@ class LibraryOperatorRegistration(DispatcherRegistration):
     def _record_call(self, given: list[Any]) -> None:
         self._compiled.notice(self.specification, tensors_in(given))
         if not self._placed and dtensor() is not None:
-            self._place()
+            self._register_placements()
 
-    def _place(self) -> None:
+    def _register_placements(self) -> None:
         """Register a rule for DTensors, once, unless the operator has one."""
         with self._placing:
             if self._placed:

@@ -346,8 +346,8 @@ def _small(tensor: Tensor) -> bool:
 
 
 def _repeated(values: Tensor) -> Tensor:
-    _, places, counts = values.unique(return_inverse=True, return_counts=True)
-    repeated: Tensor = counts[places] > 1
+    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
+    repeated: Tensor = counts[inverse] > 1
     return repeated
 
 

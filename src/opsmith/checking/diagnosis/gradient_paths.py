@@ -69,14 +69,14 @@ class GradientPaths:
     Args:
         function: Function from flat arguments to visible results.
         flat: Arguments.
-        place: Position of the argument to differentiate with respect to.
+        argnum: Position of the argument to differentiate with respect to.
         grads: grad_output of each result.
     """
 
     def __init__(
-        self, function: Results, flat: Sequence[Any], place: int, grads: Sequence[Tensor | None]
+        self, function: Results, flat: Sequence[Any], argnum: int, grads: Sequence[Tensor | None]
     ) -> None:
-        self.function, self.flat, self.place, self.grads = function, flat, place, grads
+        self.function, self.flat, self.argnum, self.grads = function, flat, argnum, grads
         self._through: dict[tuple[int, int, str], Tensor | None] = {}
 
     @cached_property
@@ -117,8 +117,8 @@ class GradientPaths:
                 return self.function(flat)
 
         with Overlooking():  # without a summand it may raise, as for a singular matrix
-            found = vjp(function, self.flat, (self.place,), self.grads)
-            return torch.zeros_like(self.flat[self.place]) if found is None or found[0] is None else found[0]
+            found = vjp(function, self.flat, (self.argnum,), self.grads)
+            return torch.zeros_like(self.flat[self.argnum]) if found is None or found[0] is None else found[0]
         return None
 
 
@@ -150,13 +150,13 @@ class _Cutting(TorchFunctionMode):
             with self:
                 return formula()
         every = list(_leaves([*args, *given.values()]))
-        places = [at for at, each in enumerate(every) if is_inexact(each)]
+        argnums = [at for at, each in enumerate(every) if is_inexact(each)]
         name = str(getattr(func, "__name__", func))
-        if not places or name in _NO_OPERATION:
+        if not argnums or name in _NO_OPERATION:
             return func(*args, **given)
         call, self.calls = self.calls, self.calls + 1
         written = _writes(name)
-        slots = iter(places)
+        slots = iter(argnums)
 
         def cut(each: Tensor) -> Tensor:
             slot = next(slots)
@@ -165,7 +165,7 @@ class _Cutting(TorchFunctionMode):
             return torch.zeros_like(each) if self.zeros else each.detach()
 
         result = func(*_mapped(args, cut), **_mapped(given, cut))
-        followed = [at for at in places if every[at].requires_grad and not (written and at == 0)]
+        followed = [at for at in argnums if every[at].requires_grad and not (written and at == 0)]
         if followed and torch.is_grad_enabled() and (self.cuts or _followed(result)):
             source = source_of()
             self.edges += [OperandEdge(call, at, name, source, len(followed) == 1) for at in followed]

@@ -101,7 +101,7 @@ class Observer:
     Args:
         subject: The checked operator.
         sample: Sample with a wrong tensor.
-        place: Position of the input whose gradient is wrong, or of the visible result that is.
+        argnum: Position of the input whose gradient is wrong, or of the visible result that is.
         subset: Positions of the inputs that were differentiated together; empty for a result.
         right: Computes the right gradients: by autograd through the reference by default.
         run: Computes the visible results that are wrong: those of the operator by default.
@@ -111,7 +111,7 @@ class Observer:
 
     subject: Subject
     sample: Sample
-    place: int
+    argnum: int
     subset: tuple[int, ...] = ()
     right: ExpectedGradients | None = None
     run: RunResults | None = None
@@ -214,44 +214,44 @@ class Observer:
         for side in (step, -step):
             generator = torch.Generator().manual_seed(APART)
             moved = [_moved(value, side, generator, least=1.0) for value in flat]
-            sides.append(self._right(moved, (self.place,), grads)[0])
+            sides.append(self._right(moved, (self.argnum,), grads)[0])
         return (sides[0] - sides[1]).abs()
 
     def _gradient(self, flat: Sequence[Any], grads: Grads) -> Observation:
-        label = self.sample.labels[self.place]
+        label = self.sample.labels[self.argnum]
         backward = partial(self._backward, flat)
         right = partial(self._right, flat)
         answers = dict(zip(self.subset, backward(self.subset, grads), strict=True))
-        (expected,) = right((self.place,), grads)
+        (expected,) = right((self.argnum,), grads)
         with torch.no_grad():
             results = self.subject.plain(self.sample)([replica(value) for value in flat])
         names = [result.name for result in self.subject.results(self.sample)]
 
         def others() -> dict[str, tuple[Tensor | None, Tensor]]:
-            every = tuple(place for place in self.sample.inexact if place != self.place)
+            every = tuple(argnum for argnum in self.sample.inexact if argnum != self.argnum)
             theirs = right(every, grads) if every else []
             found: dict[str, tuple[Tensor | None, Tensor]] = {}
-            for place, expected in zip(every, theirs, strict=True):
-                got = answers.get(place)
-                if place not in answers:
+            for argnum, expected in zip(every, theirs, strict=True):
+                got = answers.get(argnum)
+                if argnum not in answers:
                     try:
-                        (got,) = backward((place,), grads)
+                        (got,) = backward((argnum,), grads)
                     except Exception as error:
                         refuse_own(error)  # reported by a failure of its own
-                found[self.sample.labels[place]] = (got, expected)
+                found[self.sample.labels[argnum]] = (got, expected)
             return found
 
         return Observation(
-            answers[self.place],
+            answers[self.argnum],
             expected,
             argument=label,
             inputs=dict(zip(self.sample.labels, flat, strict=True)),
             grads=dict(zip(names, grads, strict=True)),
             results={name: r.detach() for name, r in zip(names, results, strict=True)},
             other_gradients=others,
-            backward=lambda grad_outputs: backward(self.subset, grad_outputs)[self.subset.index(self.place)],
+            backward=lambda grad_outputs: backward(self.subset, grad_outputs)[self.subset.index(self.argnum)],
             # Finite differences take a run for each element of the input, too many to repeat.
-            expected_for=None if self.right else lambda grad_outputs: right((self.place,), grad_outputs)[0],
+            expected_for=None if self.right else lambda grad_outputs: right((self.argnum,), grad_outputs)[0],
             expected_at=None if self.right else partial(self._right_at, flat, grads),
             paths=lambda: self._paths(flat, grads),
             perturb=partial(self._near, flat, grads),
@@ -264,14 +264,14 @@ class Observer:
         """Return the paths through the reference; None where the right gradient is not a sum over them."""
         if self.right is not None:
             return None
-        return GradientPaths(self.subject.plain(self.sample), flat, self.place, grads)
+        return GradientPaths(self.subject.plain(self.sample), flat, self.argnum, grads)
 
     def _right_at(self, flat: Sequence[Any], grads: Grads, changed: Mapping[str, Any]) -> Tensor | None:
         """Compute the right gradient with some inputs changed; None where the reference rejects them."""
         pairs = zip(self.sample.labels, flat, strict=True)
         values = [changed.get(label, value) for label, value in pairs]
         try:
-            return self._right(values, (self.place,), grads)[0]
+            return self._right(values, (self.argnum,), grads)[0]
         except Exception as error:
             refuse_own(error)  # changed inputs need not be valid
             return None
@@ -285,34 +285,34 @@ class Observer:
             refuse_own(error)  # the perturbed input may be outside of the domain
             return None
 
-    def _backward(self, flat: Sequence[Any], places: Sequence[int], grads: Grads) -> list[Tensor | None]:
+    def _backward(self, flat: Sequence[Any], argnums: Sequence[int], grads: Grads) -> list[Tensor | None]:
         """Compute the operator's gradients."""
         mine = [replica(value, self.dtype, self.device) for value in flat]
         grad_outputs = [replica(grad, self.dtype, self.device) for grad in grads]
         call = partial(self.subject.call, self.sample)
-        return vjp(call, mine, places, grad_outputs) or [None] * len(places)
+        return vjp(call, mine, argnums, grad_outputs) or [None] * len(argnums)
 
-    def _right(self, flat: Sequence[Any], places: Sequence[int], grads: Grads) -> list[Tensor]:
+    def _right(self, flat: Sequence[Any], argnums: Sequence[int], grads: Grads) -> list[Tensor]:
         """Compute the right gradients; zeros where autograd has none."""
         give = self.right or self._through_the_reference
-        found = give(self.sample, [replica(value) for value in flat], places, grads) or [None] * len(places)
+        found = give(self.sample, [replica(value) for value in flat], argnums, grads) or [None] * len(argnums)
         return [
-            torch.zeros_like(flat[place]) if gradient is None else gradient
-            for place, gradient in zip(places, found, strict=True)
+            torch.zeros_like(flat[argnum]) if gradient is None else gradient
+            for argnum, gradient in zip(argnums, found, strict=True)
         ]
 
     def _through_the_reference(
-        self, sample: Sample, flat: Sequence[Any], places: Sequence[int], grads: Grads
+        self, sample: Sample, flat: Sequence[Any], argnums: Sequence[int], grads: Grads
     ) -> list[Tensor | None] | None:
-        return vjp(self.subject.plain(sample), flat, places, grads)
+        return vjp(self.subject.plain(sample), flat, argnums, grads)
 
     def _result(self, flat: Sequence[Any]) -> Observation:
         run = self.run or self.subject.call
         got = run(self.sample, [replica(value, self.dtype, self.device) for value in flat])
         right = self.subject.plain(self.sample)([replica(value) for value in flat])
         return Observation(
-            got[self.place],
-            right[self.place],
+            got[self.argnum],
+            right[self.argnum],
             inputs=dict(zip(self.sample.labels, flat, strict=True)),
             perturb=partial(self._near, flat, ()),
         )

@@ -24,14 +24,14 @@ def has_gradient(result: Tensor) -> bool:
 
 
 def vjp(
-    function: Results, flat: Sequence[Any], places: Sequence[int], grads: Sequence[Tensor | None]
+    function: Results, flat: Sequence[Any], argnums: Sequence[int], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None] | None:
     """Compute the gradients of a function with respect to some arguments, given its grad_outputs.
 
     Args:
         function: Function of flat arguments.
         flat: Arguments.
-        places: Positions of the arguments to differentiate with respect to.
+        argnums: Positions of the arguments to differentiate with respect to.
         grads: grad_output of each result; None where there is none.
 
     Returns:
@@ -40,7 +40,7 @@ def vjp(
     Raises:
         LayoutError: If a gradient is not a strided dense tensor.
     """
-    leaves, _, results = record(function, flat, places)
+    leaves, _, results = record(function, flat, argnums)
     pairs = [
         (result, grad)
         for result, grad in zip(results, grads, strict=True)
@@ -51,7 +51,7 @@ def vjp(
     return dense(
         torch.autograd.grad(
             [result for result, _ in pairs],
-            [leaves[place] for place in places],
+            [leaves[argnum] for argnum in argnums],
             [grad for _, grad in pairs],
             allow_unused=True,
         )
@@ -59,20 +59,20 @@ def vjp(
 
 
 def vjp_or_zeros(
-    function: Results, flat: Sequence[Any], places: Sequence[int], grads: Sequence[Tensor | None]
+    function: Results, flat: Sequence[Any], argnums: Sequence[int], grads: Sequence[Tensor | None]
 ) -> list[Tensor]:
     """Compute gradients as `vjp` does, with zeros where autograd has none.
 
     Args:
         function: Function of flat arguments.
         flat: Arguments.
-        places: Positions of the arguments to differentiate with respect to.
+        argnums: Positions of the arguments to differentiate with respect to.
         grads: grad_output of each result; None where there is none.
     """
-    found = vjp(function, flat, places, grads) or [None] * len(places)
+    found = vjp(function, flat, argnums, grads) or [None] * len(argnums)
     return [
-        torch.zeros_like(flat[place]) if gradient is None else gradient
-        for place, gradient in zip(places, found, strict=True)
+        torch.zeros_like(flat[argnum]) if gradient is None else gradient
+        for argnum, gradient in zip(argnums, found, strict=True)
     ]
 
 
@@ -100,7 +100,7 @@ def dense(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 
 def record(
-    call: Callable[[list[Any]], Any], flat: Sequence[Any], places: Sequence[int], *, leaf: bool = True
+    call: Callable[[list[Any]], Any], flat: Sequence[Any], argnums: Sequence[int], *, leaf: bool = True
 ) -> tuple[list[Any], list[Any], Any]:
     """Call a function under autograd.
 
@@ -109,7 +109,7 @@ def record(
     Args:
         call: Takes flat arguments.
         flat: Flat arguments; the leaves share their memory.
-        places: The arguments that require a gradient.
+        argnums: The arguments that require a gradient.
         leaf: Whether to pass the leaves themselves, where the function takes them.
 
     Returns:
@@ -122,17 +122,17 @@ def record(
     """
     with torch.enable_grad():
         leaves = [
-            value.detach().requires_grad_(place in places) if is_inexact(value) else value
-            for place, value in enumerate(flat)
+            value.detach().requires_grad_(argnum in argnums) if is_inexact(value) else value
+            for argnum, value in enumerate(flat)
         ]
         if leaf:
-            before = [leaves[place].detach().clone() for place in places]
+            before = [leaves[argnum].detach().clone() for argnum in argnums]
             try:
                 return leaves, leaves, call(leaves)
             except RuntimeError as error:
                 if not has_message(error, LEAF_WRITTEN):
                     raise
-            for place, value in zip(places, before, strict=True):
-                leaves[place].detach().copy_(value)  # torch refuses the call only after it has written
-        given = [each.clone() if place in places else each for place, each in enumerate(leaves)]
+            for argnum, value in zip(argnums, before, strict=True):
+                leaves[argnum].detach().copy_(value)  # torch refuses the call only after it has written
+        given = [each.clone() if argnum in argnums else each for argnum, each in enumerate(leaves)]
         return leaves, given, call(given)

@@ -46,7 +46,7 @@ ROUGH = 0.5
 
 def is_only_rounding(
     right: RightGradient,
-    place: int,
+    argnum: int,
     subset: tuple[int, ...],
     probe: GradOutputs,
     got: Tensor,
@@ -60,7 +60,7 @@ def is_only_rounding(
 
     Args:
         right: Right gradients, which finite differences confirm.
-        place: Position of the input.
+        argnum: Position of the input.
         subset: Positions of the inputs that required a gradient.
         probe: The grad_outputs.
         got: The gradient.
@@ -71,7 +71,7 @@ def is_only_rounding(
     error = got.detach().cpu().to(bound.truth.dtype) - bound.truth
     worst, eps = abs(complex(error[difference.index])), torch.finfo(dtype).eps
     fine = torch.finfo(torch.float64).eps
-    others = partial(_errors, right, place, subset, probe, got.device, difference.index)
+    others = partial(_errors, right, argnum, subset, probe, got.device, difference.index)
     if dtype != torch.float64:
         return any(worst <= AGAIN * eps / fine * abs(other) for other in others())
     if not bool(error.abs().max() <= fine**KEPT * bound.truth.abs().max()):
@@ -81,7 +81,7 @@ def is_only_rounding(
 
 def _errors(
     right: RightGradient,
-    place: int,
+    argnum: int,
     subset: tuple[int, ...],
     probe: GradOutputs,
     device: torch.device,
@@ -94,12 +94,12 @@ def _errors(
         flat = [perturbed(value, step, generator) for value in right.sample.at(torch.float64, device)]
         grads = [perturbed(grad, step, generator) for grad in probe.at(torch.float64, device)]
         found = vjp(partial(right.subject.call, right.sample), [*map(replica, flat)], subset, grads)
-        answer = None if found is None else found[subset.index(place)]
+        answer = None if found is None else found[subset.index(argnum)]
         if answer is None:
             return
         values = [replica(each, device=torch.device("cpu")) for each in flat]
         grad_outputs = [replica(each, device=torch.device("cpu")) for each in grads]
-        truth = right.by_reference(values, grad_outputs)[right.places.index(place)]
+        truth = right.by_reference(values, grad_outputs)[right.argnums.index(argnum)]
         yield complex((answer.detach().cpu() - truth)[index])
 
 
@@ -145,26 +145,26 @@ def _rounded(tensor: Tensor) -> bool:
 
 
 def low_precision_in_backward(
-    subject: Subject, sample: Sample, places: Sequence[int], probe: GradOutputs
+    subject: Subject, sample: Sample, argnums: Sequence[int], probe: GradOutputs
 ) -> str | None:
     """Find the operation by which the backward, but not the forward, loses precision; None for none.
 
     Args:
         subject: The checked operator.
         sample: The sample, run in float64.
-        places: Positions of the inputs that require a gradient.
+        argnums: Positions of the inputs that require a gradient.
         probe: The grad_outputs.
     """
     flat = sample.at(torch.float64)
-    for place in places:
-        flat[place].requires_grad_()
+    for argnum in argnums:
+        flat[argnum].requires_grad_()
     results: list[Any] = []
     with torch.enable_grad():
         if low_precision_operand(lambda: results.extend(subject.call(sample, flat)), mixed=False) is not None:
             return None
     grads = probe.at(torch.float64, torch.device("cpu"))
     pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and has_gradient(r)]
-    inputs = [flat[place] for place in places]
+    inputs = [flat[argnum] for argnum in argnums]
     outputs, grad_outputs = [result for result, _ in pairs], [grad for _, grad in pairs]
     return low_precision_operand(
         partial(torch.autograd.grad, outputs, inputs, grad_outputs, allow_unused=True)

@@ -162,10 +162,10 @@ class Difference:
     def __str__(self) -> str:
         if self.form:
             return self.form
-        place = f"at {list(self.index)} " if self.index else ""
+        prefix = f"at {list(self.index)} " if self.index else ""
         count = f"; {self.wrong} of {self.total} elements are wrong" if self.total > 1 else ""
         got, expected = _distinct_texts(self.got, self.expected)
-        return f"{place}it is {got} where {expected} is right{count}"
+        return f"{prefix}it is {got} where {expected} is right{count}"
 
     def evidence(self) -> dict[str, Any]:
         """Return the difference as evidence of a failure."""

@@ -24,15 +24,15 @@ class DirectionalFunction:
     Args:
         function: Function of flat arguments.
         flat: Arguments.
-        place: Position of the argument that moves.
+        argnum: Position of the argument that moves.
         grads: grad_output of each result; None where there is none.
     """
 
     def __init__(
-        self, function: Results, flat: Sequence[Any], place: int, grads: Sequence[Tensor | None]
+        self, function: Results, flat: Sequence[Any], argnum: int, grads: Sequence[Tensor | None]
     ) -> None:
-        self._function, self._flat, self._place, self._grads = function, list(flat), place, grads
-        self._start = flat[place].detach().contiguous().clone()
+        self._function, self._flat, self._argnum, self._grads = function, list(flat), argnum, grads
+        self._start = flat[argnum].detach().contiguous().clone()
         self._numbers = coordinates(self._start)
         self.coordinates = self._numbers.double()
         kept = [
@@ -85,8 +85,8 @@ class DirectionalFunction:
     def shifted(self, by: Tensor) -> DirectionalFunction:
         """Return the same function at another point."""
         flat = list(self._flat)
-        flat[self._place] = self._shaped((self.coordinates + by).to(self._numbers.dtype))
-        return DirectionalFunction(self._function, flat, self._place, self._grads)
+        flat[self._argnum] = self._shaped((self.coordinates + by).to(self._numbers.dtype))
+        return DirectionalFunction(self._function, flat, self._argnum, self._grads)
 
     def _shaped(self, row: Tensor) -> Tensor:
         numbers = torch.view_as_complex(row.view(-1, 2)) if self._start.is_complex() else row
@@ -108,7 +108,7 @@ class DirectionalFunction:
 
     def _results(self, value: Tensor) -> Sequence[Any]:
         flat = list(self._flat)
-        flat[self._place] = value
+        flat[self._argnum] = value
         with torch.no_grad():
             return self._function(flat)
 
@@ -129,37 +129,37 @@ class PackedTensors:
 
     Args:
         values: The values.
-        places: Positions of the values in the row.
+        argnums: Positions of the values in the row.
     """
 
     values: Sequence[Any]
-    places: tuple[int, ...]
+    argnums: tuple[int, ...]
 
     @cached_property
     def row(self) -> Tensor:
         """The packed numbers."""
-        return torch.cat([coordinates(self.values[place]) for place in self.places])
+        return torch.cat([coordinates(self.values[argnum]) for argnum in self.argnums])
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Count of numbers of each packed value."""
-        return tuple(coordinates(self.values[place]).numel() for place in self.places)
+        return tuple(coordinates(self.values[argnum]).numel() for argnum in self.argnums)
 
     def unpacked(self, row: Tensor) -> list[Any]:
         """Return the values, with the packed ones taken from a row."""
         values = list(self.values)
-        for place, piece in zip(self.places, row.split(self.sizes), strict=True):
-            like = values[place]
+        for argnum, piece in zip(self.argnums, row.split(self.sizes), strict=True):
+            like = values[argnum]
             own = piece.clone()  # a slice of a row would have an offset into its memory
             shaped = torch.view_as_complex(own.view(-1, 2)) if like.is_complex() else own
-            values[place] = shaped.view(like.shape)
+            values[argnum] = shaped.view(like.shape)
         return values
 
-    def place_of(self, position: int) -> tuple[int, int]:
+    def locate(self, position: int) -> tuple[int, int]:
         """Return the position of the value that a number of the row belongs to, and its index there."""
-        for place, size in zip(self.places, self.sizes, strict=True):
+        for argnum, size in zip(self.argnums, self.sizes, strict=True):
             if position < size:
-                return place, position
+                return argnum, position
             position -= size
         raise ValueError("a position beyond the end of the row")
 

@@ -204,7 +204,7 @@ differences of a lower order."""
 def numerical_gradient(
     function: Results,
     flat: Sequence[Any],
-    place: int,
+    argnum: int,
     grads: Sequence[Tensor | None],
     *,
     generator: torch.Generator,
@@ -221,7 +221,7 @@ def numerical_gradient(
     Args:
         function: Function of flat arguments.
         flat: Arguments; floating ones in float64, unless the function needs another dtype.
-        place: Position of the argument to differentiate with respect to.
+        argnum: Position of the argument to differentiate with respect to.
         grads: grad_output of each result, None where there is none; random, so that errors do not cancel.
         generator: Source of the directions, and of the elements to move.
         elements: Largest number of elements to move one at a time; of more elements, random ones, and random
@@ -236,7 +236,7 @@ def numerical_gradient(
         >>> found.judge(3 * x**2), str(found.judge(2 * x**2))
         (None, 'at [1] it is 8 where 12 is right; 2 of 2 elements are wrong')
     """
-    line = DirectionalFunction(function, flat, place, grads)
+    line = DirectionalFunction(function, flat, argnum, grads)
     noise = noise_of(line, generator)
     total = line.coordinates.numel()
     values = torch.full((total,), torch.nan, dtype=torch.float64)
@@ -271,7 +271,7 @@ def numerical_gradient(
         bound = float(errors[coordinate] + rounding[coordinate])
         return math.isfinite(got) and second.excuses(coordinate, got, slopes[coordinate], bound)
 
-    argument = flat[place]
+    argument = flat[argnum]
     shape = torch.view_as_real(argument).shape if argument.is_complex() else argument.shape
     shaped = values.view(shape)
     return NumericalGradient(

@@ -137,9 +137,9 @@ def _plateau(ratio: Tensor, apart: Tensor, rounding: Tensor) -> tuple[Tensor, Te
     edge = (apart >= previous * finer**FLAT) & (apart >= DROP * after) & (rows < best)
     last = torch.where(edge, rows, -1).amax(0)
     before = torch.where(rows < last, ratio, torch.inf)
-    coarse, place = before.amin(0), before.argmin(0)
+    coarse, coarse_index = before.amin(0), before.argmin(0)
     stairs = coarse <= COARSE
-    return torch.where(stairs, coarse, least), torch.where(stairs, place, best)
+    return torch.where(stairs, coarse, least), torch.where(stairs, coarse_index, best)
 
 
 def _quotient(line: DirectionalFunction, direction: Tensor, step: float) -> Tensor:

@@ -123,9 +123,9 @@ def fan_in(function: Function, flat: list[Any], position: int) -> int:
             result = function(leaves)[position]
             if result is None or not result.requires_grad or not result.numel():
                 return _largest(inputs)
-            places = sorted({0, result.numel() // 2, result.numel() - 1})[:PROBES]
+            indices = sorted({0, result.numel() // 2, result.numel() - 1})[:PROBES]
             real = torch.view_as_real(result.resolve_conj()).sum(-1) if result.is_complex() else result
-            return max(1, *(_reached(real.flatten()[place], inputs) for place in places))
+            return max(1, *(_reached(real.flatten()[index], inputs) for index in indices))
         except RuntimeError as error:
             refuse_own(error)
             return _largest(inputs)

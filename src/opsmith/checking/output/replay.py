@@ -309,7 +309,7 @@ def gradient_replay(
     subject: Subject,
     sample: Sample,
     flat: Sequence[Any],
-    place: int,
+    argnum: int,
     grads: Sequence[Tensor | None],
     expected: Tensor | None,
     *,
@@ -322,17 +322,17 @@ def gradient_replay(
         subject: The operator under check.
         sample: The sample.
         flat: Its arguments.
-        place: The input whose gradient is wrong.
+        argnum: The input whose gradient is wrong.
         grads: The grad_output of each visible result.
         expected: The right one; None where the backward raises.
-        subset: The inputs that require a gradient; `place` alone by default.
+        subset: The inputs that require a gradient; `argnum` alone by default.
         property: Name of the property.
     """
     target = target_of(subject)
     parts = target.parts(sample) if target is not None else None
     if parts is None:
         return check_again(subject, property)
-    subset = tuple(subset) or (place,)
+    subset = tuple(subset) or (argnum,)
     flat = [
         value.detach().requires_grad_(at in subset) if is_inexact(value) else value
         for at, value in enumerate(flat)
@@ -342,10 +342,10 @@ def gradient_replay(
 
     def lines(name: str, call: str, side: int) -> list[str]:
         taken = _taken(call, [parts[at][side] for at in names], inputs, list(names.values()))
-        return [*taken[:-1], f"{name} = {taken[-1]}[{subset.index(place)}]"]
+        return [*taken[:-1], f"{name} = {taken[-1]}[{subset.index(argnum)}]"]
 
     if expected is not None:
-        expected = expected.to(flat[place].device, flat[place].dtype)
+        expected = expected.to(flat[argnum].device, flat[argnum].dtype)
     return _against_truth(subject, sample, flat, lines, expected, more, property)
 
 
@@ -399,7 +399,7 @@ def layout_replay(
     sample: Sample,
     flat: Sequence[Any],
     grads: Sequence[Tensor | None],
-    places: Sequence[int],
+    argnums: Sequence[int],
     odd: Sequence[tuple[int, bool, Layout]],
     output: int,
     property: str,
@@ -411,7 +411,7 @@ def layout_replay(
         sample: The sample.
         flat: Its arguments, contiguous.
         grads: Gradients of results, contiguous.
-        places: The inputs that are differentiated by.
+        argnums: The inputs that are differentiated by.
         odd: The tensors that are not contiguous: position, whether it is a grad_output, and layout.
         output: Which of the results and gradients differs.
         property: Name of the property.
@@ -419,7 +419,7 @@ def layout_replay(
     target = target_of(subject)
     parts = target.parts(sample) if target is not None else None
     # An item of a list cannot be passed by a name of its own.
-    items = any("[" in sample.labels[place] for place, backward, _ in odd if not backward)
+    items = any("[" in sample.labels[position] for position, backward, _ in odd if not backward)
     if target is None or parts is None or items:
         return check_again(subject, property)
     more, names = _incoming(grads)
@@ -427,15 +427,15 @@ def layout_replay(
     if output < len(parts):
         more, body = {}, [f"return {call}{parts[output][0]}"]
     else:
-        label = sample.labels[places[output - len(parts)]]
+        label = sample.labels[argnums[output - len(parts)]]
         taken = _taken(call, [parts[at][0] for at in names], [label], list(names.values()))
         taken = [f"{label} = {label}.detach().requires_grad_()", *taken]
         body = [*taken[:-1], f"return {taken[-1]}[0]"]
     given = [*sample.flattening.schema.names, *more]
     lines: list[str] = []
     laid, undone = {}, {}
-    for place, backward, layout in odd:
-        label = names[place] if backward else sample.labels[place]
+    for position, backward, layout in odd:
+        label = names[position] if backward else sample.labels[position]
         laid[label], undone[label] = f"odd_{label}", f"odd_{label}{layout.undone}"
         code = re.sub(r"\bx\b", label, layout.code)
         lines.append(f"odd_{label} = {code}")

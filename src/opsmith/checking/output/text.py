@@ -55,12 +55,12 @@ def folded(code: str, width: int) -> str:
 def _folded(line: str, width: int) -> str:
     if len(line) <= width:
         return line
-    places = _spaces_inside(line)
+    breaks = _spaces_inside(line)
     lines, start, indent = [], 0, ""
     while len(indent) + len(line) - start > width:
         room = start + width - len(indent)
-        fitting = [place for place in places if start < place <= room]
-        later = [place for place in places if place > start]
+        fitting = [column for column in breaks if start < column <= room]
+        later = [column for column in breaks if column > start]
         if not later:
             break
         end = fitting[-1] if fitting else later[0]

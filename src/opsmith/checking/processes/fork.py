@@ -326,7 +326,7 @@ def _death(
         evidence["line"] = in_cpp[1]
     on = f", on {sample}" if sample else ", before it ran on any sample"
     return Failure(
-        name, None, "raises", f"{how}{on}", in_cpp[0] if in_cpp else _place(words, where), evidence
+        name, None, "raises", f"{how}{on}", in_cpp[0] if in_cpp else _running_line(words, where), evidence
     )
 
 
@@ -359,7 +359,7 @@ _HANDLER = (
 """First words of the lines of the fault handlers of Python and of our C++ tracer."""
 
 
-def _place(words: str, where: str) -> str:
+def _running_line(words: str, where: str) -> str:
     """Return the line in the operator's own file that was running."""
     file = where.rpartition(":")[0]
     frames = [found for line in words.splitlines() if (found := _FRAME.match(line))]

@@ -156,13 +156,13 @@ class SanitizerChild:
         tells which.
         """
         others = self._called("zero", values, nan=False)
-        places = [at for at, pair in enumerate(zip(results, others, strict=True)) if not same_bits(*pair)]
-        if not places:
+        suspects = [at for at, pair in enumerate(zip(results, others, strict=True)) if not same_bits(*pair)]
+        if not suspects:
             return []
         again = self._called("pattern", values, nan=True)
         crossed = self._called("pattern", values, nan=False)
         found = []
-        for at in places:
+        for at in suspects:
             if not same_bits(results[at], again[at]):
                 continue  # not deterministic, which another property reports
             unwritten = not same_bits(results[at], crossed[at])
@@ -195,16 +195,16 @@ class SanitizerChild:
     def _values(self, sample: SampleArguments, call: SanitizedCall) -> tuple[list[Any], list[MemorySpan]]:
         """Make the arguments, each tensor between redzones."""
         flat = [replica(value, call.dtype) for value in sample.flat]
-        for place, layout in call.layouts:
-            flat[place] = layout.of(flat[place].contiguous())
+        for argnum, layout in call.layouts:
+            flat[argnum] = layout.of(flat[argnum].contiguous())
         spans: list[MemorySpan] = []
-        for place, value in enumerate(flat):
+        for argnum, value in enumerate(flat):
             if isinstance(value, Tensor):
-                flat[place], span = with_redzones(sample.labels[place], value, self.sanitizer)
+                flat[argnum], span = with_redzones(sample.labels[argnum], value, self.sanitizer)
                 spans += [] if span is None else [span]
         values = [
-            [flat[at] for at in place] if isinstance(place, list | tuple) else flat[place]
-            for place in sample.packing
+            [flat[at] for at in packed] if isinstance(packed, list | tuple) else flat[packed]
+            for packed in sample.packing
         ]
         return values, spans
 
@@ -243,8 +243,8 @@ def with_redzones(label: str, value: Tensor, sanitizer: Any) -> tuple[Tensor, Me
 def _index(at: int, shape: torch.Size) -> list[int]:
     found: list[int] = []
     for size in reversed(shape):
-        at, place = divmod(at, size)
-        found.insert(0, place)
+        at, position = divmod(at, size)
+        found.insert(0, position)
     return found
 
 

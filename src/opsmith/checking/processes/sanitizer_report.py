@@ -118,7 +118,7 @@ class KernelFindings:
             yield self._depending(depends, call)
 
     def _reported(self, report: SanitizerReport, run: CallOutcome, call: SanitizedCall) -> Failure:
-        where, line = self._place(report.lines)
+        where, line = self._innermost_line(report.lines)
         if run.late and report.kind == "ABRT":
             return self._late(call, where, line)
         evidence = self._evidence(call, line, report.text)
@@ -175,7 +175,7 @@ class KernelFindings:
 
     def _died(self, status: int, lines: Sequence[Line], call: SanitizedCall) -> Failure:
         """Make the failure of a crash without a report of the sanitizers."""
-        where, line = self._place(lines)
+        where, line = self._innermost_line(lines)
         evidence = self._evidence(call, line)
         how, exit_evidence = describe_exit(status)
         evidence.update(exit_evidence)
@@ -203,7 +203,7 @@ class KernelFindings:
         """Lines that use a variable before it is set, by the compiler's warnings."""
         return unset_lines(self.source, self.job.operator, self.job.dtypes)
 
-    def _place(self, lines: Sequence[Line]) -> tuple[str, str]:
+    def _innermost_line(self, lines: Sequence[Line]) -> tuple[str, str]:
         """Return location and text of the author's innermost line; the function's where it is unknown."""
         for line in lines:
             # In the process, lines of a text were counted from 1.

@@ -28,7 +28,7 @@ def scaled(value: Tensor, count: int) -> list[Tensor]:
 
 
 def batch_of(
-    subject: Subject, sample: Sample, places: Sequence[int], size: int, dtype: torch.dtype | None
+    subject: Subject, sample: Sample, argnums: Sequence[int], size: int, dtype: torch.dtype | None
 ) -> list[list[Any]]:
     """Return the flat arguments of some examples, which differ at some positions.
 
@@ -38,21 +38,21 @@ def batch_of(
     Args:
         subject: The checked operator.
         sample: The sample, which is the first example.
-        places: Positions of the arguments in which the examples differ.
+        argnums: Positions of the arguments in which the examples differ.
         size: Number of examples.
         dtype: dtype of floating tensors; their own by default.
     """
     flat = sample.at(dtype)
     finite = all_finite(subject.call(sample, replicas(flat)))
     generator = subject.generator()
-    columns = {place: _precise(drawn(flat[place], size, generator)) for place in places}
+    columns = {argnum: _precise(drawn(flat[argnum], size, generator)) for argnum in argnums}
     rows = _rows(flat, columns, size)
     try:
         if not finite or all(all_finite(subject.call(sample, replicas(row))) for row in rows):
             return rows
     except Exception as error:
         refuse_own(error)  # the drawn values are rejected, and the sample itself is not
-    return _rows(flat, {place: scaled(flat[place], size) for place in places}, size)
+    return _rows(flat, {argnum: scaled(flat[argnum], size) for argnum in argnums}, size)
 
 
 def _precise(values: Sequence[Tensor]) -> list[Tensor]:
@@ -65,7 +65,7 @@ def _precise(values: Sequence[Tensor]) -> list[Tensor]:
 
 def _rows(flat: Sequence[Any], columns: Mapping[int, Sequence[Tensor]], size: int) -> list[list[Any]]:
     return [
-        [columns[place][row] if place in columns else value for place, value in enumerate(flat)]
+        [columns[argnum][row] if argnum in columns else value for argnum, value in enumerate(flat)]
         for row in range(size)
     ]
 
@@ -88,16 +88,16 @@ def batched(rows: Sequence[Sequence[Any]], dims: Mapping[int, int]) -> list[Any]
         dims: Batch dimension of each argument that has one.
     """
     return [
-        torch.stack([row[place] for row in rows], dims[place]) if place in dims else value
-        for place, value in enumerate(rows[0])
+        torch.stack([row[argnum] for row in rows], dims[argnum]) if argnum in dims else value
+        for argnum, value in enumerate(rows[0])
     ]
 
 
 def empty_batch(flat: Sequence[Any], dims: Mapping[int, int]) -> list[Any]:
     """Return the flat arguments of a batch of no examples."""
     return [
-        value.unsqueeze(dims[place]).narrow(dims[place], 0, 0) if place in dims else value
-        for place, value in enumerate(flat)
+        value.unsqueeze(dims[argnum]).narrow(dims[argnum], 0, 0) if argnum in dims else value
+        for argnum, value in enumerate(flat)
     ]
 
 
@@ -116,8 +116,8 @@ def working_dtype(subject: Subject, sample: Sample) -> torch.dtype | None:
 
 def own_dtype(sample: Sample) -> torch.dtype:
     """Return the dtype of a sample's first floating tensor; float64 where there is none."""
-    for place in sample.inexact:
-        value = sample.flat[place]
+    for argnum in sample.inexact:
+        value = sample.flat[argnum]
         found: torch.dtype = value.dtype.to_real() if value.is_complex() else value.dtype
         return found
     return torch.float64

@@ -127,7 +127,7 @@ COMPARED = COMPUTED | {torch.uint16, torch.uint32, torch.uint64}
 
 
 def refuse_unfit(
-    position: int, labels: Sequence[str], values: Sequence[Any], operator: str, place: str
+    position: int, labels: Sequence[str], values: Sequence[Any], operator: str, location: str
 ) -> None:
     """Refuse a sample that cannot be checked.
 
@@ -136,7 +136,7 @@ def refuse_unfit(
         labels: Names of its arguments.
         values: The arguments.
         operator: Name of the operator in messages.
-        place: Location of the samples.
+        location: Location of the samples.
 
     Raises:
         SampleError: If a tensor holds no numbers, or is not strided and dense.
@@ -155,7 +155,7 @@ def refuse_unfit(
                 argument=label,
                 expected="a strided dense tensor that holds numbers",
                 got=got,
-                where=place,
+                where=location,
                 hint=hint.format(label),
             )
 

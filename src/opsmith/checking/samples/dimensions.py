@@ -29,12 +29,12 @@ class SizeLocation:
     """Location of a size: a dimension of a tensor, or an integer argument.
 
     Args:
-        place: Position of the flat argument.
+        argnum: Position of the flat argument.
         index: Dimension of the tensor, or index in a list of integers; 0 for an integer.
         number: True for an integer argument.
     """
 
-    place: int
+    argnum: int
     index: int
     number: bool = False
 
@@ -58,8 +58,8 @@ class Symbol:
     @property
     def doubled(self) -> bool:
         """True if a tensor has the size twice, as a square matrix has."""
-        places = [location.place for location in self.locations if not location.number]
-        return len(places) > len(set(places))
+        argnums = [location.argnum for location in self.locations if not location.number]
+        return len(argnums) > len(set(argnums))
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Sizes:
             to: New sizes of some symbols, by name.
         """
         shapes = {
-            place: list(value.shape)
-            for place, value in enumerate(self.sample.flat)
+            argnum: list(value.shape)
+            for argnum, value in enumerate(self.sample.flat)
             if isinstance(value, Tensor)
         }
         numbers: dict[int, Any] = {}
@@ -98,16 +98,16 @@ class Sizes:
                 continue
             for location in symbol.locations:
                 if not location.number:
-                    shapes[location.place][location.index] = to[symbol.name]
+                    shapes[location.argnum][location.index] = to[symbol.name]
                     continue
-                value = numbers.get(location.place, self.sample.flat[location.place])
-                numbers[location.place] = _with_item(value, location.index, to[symbol.name])
+                value = numbers.get(location.argnum, self.sample.flat[location.argnum])
+                numbers[location.argnum] = _with_item(value, location.index, to[symbol.name])
         letters = {**self.by_name, **to}
         for location, formula in self.formulas.items():
             size = formula(letters)
             if size is None:
                 return None
-            shapes[location.place][location.index] = size
+            shapes[location.argnum][location.index] = size
         return shapes, numbers
 
 
@@ -129,20 +129,20 @@ def _declared(shapes: Shapes, sample: Sample) -> Sizes:
     locations: dict[str, list[SizeLocation]] = {}
     formulas: dict[SizeLocation, Any] = {}
     sizes, _ = shapes.bind(sample.flattening.schema, sample.flattening.pack(sample.flat))
-    for place, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
+    for argnum, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
         if name in shapes.integers and isinstance(value, int):
-            locations.setdefault(name, []).append(SizeLocation(place, 0, number=True))
+            locations.setdefault(name, []).append(SizeLocation(argnum, 0, number=True))
         dims = shapes.arguments.get(name)
         if dims is None or not isinstance(value, Tensor):
             continue
         start = value.dim() - len(dims.sizes)
         for lead in range(start):
-            locations.setdefault(f"...[{lead - start}]", []).append(SizeLocation(place, lead))
+            locations.setdefault(f"...[{lead - start}]", []).append(SizeLocation(argnum, lead))
         for index, (size, expression) in enumerate(zip(dims.sizes, dims.expressions, strict=True)):
             if expression is not None:
-                formulas[SizeLocation(place, start + index)] = _formula(expression)
+                formulas[SizeLocation(argnum, start + index)] = _formula(expression)
             elif size != ANY:
-                locations.setdefault(size, []).append(SizeLocation(place, start + index))
+                locations.setdefault(size, []).append(SizeLocation(argnum, start + index))
     symbols = tuple(
         Symbol(name, _size_at(sample, where[0]), tuple(where), True)
         for name, where in locations.items()
@@ -186,7 +186,7 @@ def _shown(subject: Subject, sample: Sample) -> tuple[Symbol, ...]:
             continue
         size = mine[tensors[0]]
         varies = any(theirs not in (None, size) for location in tensors for theirs in known[location])
-        name = f"{sample.labels[tensors[0].place]}.shape[{tensors[0].index}]"
+        name = f"{sample.labels[tensors[0].argnum]}.shape[{tensors[0].index}]"
         found.append(Symbol(name, size, tuple(locations), varies))
     return tuple(found)
 
@@ -205,18 +205,18 @@ def _together(
 def _locations(sample: Sample) -> dict[SizeLocation, int]:
     """Return every size and every integer of a sample."""
     found: dict[SizeLocation, int] = {}
-    for place, value in enumerate(sample.flat):
+    for argnum, value in enumerate(sample.flat):
         if isinstance(value, Tensor):
-            found.update({SizeLocation(place, index): size for index, size in enumerate(value.shape)})
+            found.update({SizeLocation(argnum, index): size for index, size in enumerate(value.shape)})
         elif isinstance(value, int) and not isinstance(value, bool):
-            found[SizeLocation(place, 0, number=True)] = value
+            found[SizeLocation(argnum, 0, number=True)] = value
         elif isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
-            found.update({SizeLocation(place, index, number=True): item for index, item in enumerate(value)})
+            found.update({SizeLocation(argnum, index, number=True): item for index, item in enumerate(value)})
     return found
 
 
 def _size_at(sample: Sample, location: SizeLocation) -> int:
-    value = sample.flat[location.place]
+    value = sample.flat[location.argnum]
     return int(value if location.number else value.shape[location.index])
 
 
@@ -225,7 +225,7 @@ def _ranks(sample: Sample) -> list[int | None]:
 
 
 def _label(sample: Sample, location: SizeLocation, ranks: Sequence[int | None]) -> tuple[Any, ...]:
-    return sample.labels[location.place], ranks[location.place], location.index, location.number
+    return sample.labels[location.argnum], ranks[location.argnum], location.index, location.number
 
 
 def _by_label(sample: Sample) -> dict[tuple[Any, ...], int]:
@@ -242,7 +242,7 @@ def is_batch_like(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
         or subject.draws
     ):
         return False
-    dimensions = {location.place: location.index for location in symbol.locations}
+    dimensions = {location.argnum: location.index for location in symbol.locations}
     # Suppressed: if it raises for a slice, the size has a meaning.
     with Overlooking(), torch.no_grad():
         whole = subject.reference(sizes.sample, sizes.sample.at(torch.float64))
@@ -263,10 +263,10 @@ def is_batch_like(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
 
 def _part(flat: list[object], dimensions: dict[int, int], start: int, length: int) -> list[object]:
     return [
-        value.narrow(dimensions[place], start, length).clone()
-        if isinstance(value, Tensor) and place in dimensions
+        value.narrow(dimensions[argnum], start, length).clone()
+        if isinstance(value, Tensor) and argnum in dimensions
         else value
-        for place, value in enumerate(flat)
+        for argnum, value in enumerate(flat)
     ]
 
 
@@ -302,24 +302,24 @@ def broadcast_shapes(subject: Subject, sample: Sample) -> Iterator[tuple[int, tu
     """
     if not all(_pointwise(subject, each) for each in subject.samples):
         return
-    for place, (label, value) in enumerate(zip(sample.labels, sample.flat, strict=True)):
+    for argnum, (label, value) in enumerate(zip(sample.labels, sample.flat, strict=True)):
         if not isinstance(value, Tensor) or not value.numel():
             continue
         shown = [(own.shape, whole) for own, whole in _forms(subject.samples, label)]
         ranks = {len(own) for own, _ in shown}
         if any(len(own) < len(whole) for own, whole in shown) and len(ranks) > 1:
             for dropped in range(1, value.dim() + 1):
-                yield place, tuple(value.shape[dropped:])
+                yield argnum, tuple(value.shape[dropped:])
         if any(_stretched(own, whole) for own, whole in shown):
             for at, size in enumerate(value.shape):
                 if size > 1:
-                    yield place, (*value.shape[:at], 1, *value.shape[at + 1 :])
-    tensors = [place for place, value in enumerate(sample.flat) if isinstance(value, Tensor)]
+                    yield argnum, (*value.shape[:at], 1, *value.shape[at + 1 :])
+    tensors = [argnum for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)]
     if len(tensors) == 1:
-        (place,) = tensors
-        ranks = {own.dim() for own, _ in _forms(subject.samples, sample.labels[place])}
-        if len(ranks) > 1 and sample.flat[place].dim():
-            yield place, ()
+        (argnum,) = tensors
+        ranks = {own.dim() for own, _ in _forms(subject.samples, sample.labels[argnum])}
+        if len(ranks) > 1 and sample.flat[argnum].dim():
+            yield argnum, ()
 
 
 def _forms(samples: Sequence[Sample], label: str) -> list[tuple[Tensor, tuple[int, ...]]]:

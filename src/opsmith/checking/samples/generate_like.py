@@ -331,8 +331,8 @@ def _chosen(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor |
     whole = bool((given == given.round()).all()) and len(values) < given.numel()
     if not whole and not (len(values) <= FEW and given.numel() >= 2 * len(values)):
         return None
-    places = torch.randint(0, given.numel(), tuple(shape), generator=generator)
-    return given.flatten()[places]
+    indices = torch.randint(0, given.numel(), tuple(shape), generator=generator)
+    return given.flatten()[indices]
 
 
 def _distinct_whole_numbers(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:

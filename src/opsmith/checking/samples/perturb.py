@@ -68,7 +68,7 @@ def _like(value: Tensor, numbers: Tensor) -> Tensor:
 
 def other_forms(sample: Sample, device: torch.device) -> Iterator[tuple[str, Callable[[], list[Any]]]]:
     """Yield the sample's numbers in another dtype and in another layout."""
-    wide = any(sample.flat[place].dtype in (torch.float64, torch.complex128) for place in sample.inexact)
+    wide = any(sample.flat[argnum].dtype in (torch.float64, torch.complex128) for argnum in sample.inexact)
     dtype = torch.float32 if wide else torch.float64
     if sample.inexact:
         yield f"of the same numbers in {str(dtype).removeprefix('torch.')}", lambda: sample.at(dtype, device)

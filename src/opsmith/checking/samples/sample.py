@@ -54,7 +54,7 @@ class Sample:
     @cached_property
     def inexact(self) -> tuple[int, ...]:
         """Positions of the floating and complex tensors."""
-        return tuple(place for place, value in enumerate(self.flat) if is_inexact(value))
+        return tuple(argnum for argnum, value in enumerate(self.flat) if is_inexact(value))
 
     @cached_property
     def elements(self) -> int:
@@ -64,7 +64,7 @@ class Sample:
     def takes(self, dtype: torch.dtype) -> bool:
         """Report whether the sample can be cast to a floating dtype: complex numbers have no 16-bit form."""
         wide = dtype in (torch.float32, torch.float64)
-        return wide or not any(self.flat[place].is_complex() for place in self.inexact)
+        return wide or not any(self.flat[argnum].is_complex() for argnum in self.inexact)
 
     def at(self, dtype: torch.dtype | None = None, device: torch.device | None = None) -> list[Any]:
         """Return the flat arguments in fresh memory, with their strides, in this dtype and on this device.

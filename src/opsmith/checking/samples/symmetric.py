@@ -48,22 +48,22 @@ def remark(subject: Subject) -> tuple[str, ...]:
 def _of_one_triangle(subject: Subject, sample: Sample) -> set[str]:
     """Return the labels of a sample's symmetric matrices of which one triangle is read."""
     return {
-        sample.labels[place]
-        for place in sample.inexact
-        if is_symmetric(sample.flat[place]) and _reads_one(subject, sample, place)
+        sample.labels[argnum]
+        for argnum in sample.inexact
+        if is_symmetric(sample.flat[argnum]) and _reads_one(subject, sample, argnum)
     }
 
 
-def _reads_one(subject: Subject, sample: Sample, place: int) -> bool:
+def _reads_one(subject: Subject, sample: Sample, argnum: int) -> bool:
     wide = sample.at(torch.float64)
 
     def results(value: Tensor) -> list[Any]:
-        flat = [value if at == place else each for at, each in enumerate(wide)]
+        flat = [value if at == argnum else each for at, each in enumerate(wide)]
         return subject.reference(sample, flat)
 
     # Suppressed: if it raises for a matrix that is not symmetric, it reads all of it.
     with Overlooking(), torch.no_grad():
-        matrix = wide[place]
+        matrix = wide[argnum]
         whole = results(matrix)
         return _same(whole, results(matrix + matrix.triu(1))) or _same(
             whole, results(matrix + matrix.tril(-1))

@@ -123,15 +123,15 @@ def resized(
     if sum(math.prod(shapes[at]) for at, value in enumerate(sample.flat) if isinstance(value, Tensor)) > most:
         return
     flat = list(sample.flat)
-    for place, value in enumerate(flat):
+    for argnum, value in enumerate(flat):
         if not isinstance(value, Tensor):
-            flat[place] = numbers.get(place, value)
+            flat[argnum] = numbers.get(argnum, value)
             continue
-        kept = shapes[place] == list(value.shape)
-        made = value if kept else generate_like(value, shapes[place], generator)
+        kept = shapes[argnum] == list(value.shape)
+        made = value if kept else generate_like(value, shapes[argnum], generator)
         for name, size in to.items():
             made = _pointing(value, made, sizes.by_name[name], size)
-        flat[place] = made
+        flat[argnum] = made
     words = ", ".join(f"`{name}` at {size} where it had {sizes.by_name[name]}" for name, size in to.items())
     yield Variation(sample, words, tuple(flat), silent=silent)
 
@@ -164,9 +164,9 @@ def _values(subject: Subject, sample: Sample, generator: torch.Generator) -> Ite
 def _ordered(sample: Sample, flat: list[Any]) -> list[Any]:
     """Keep the order of tensors of which one is below another everywhere, as bounds are."""
     real = [
-        place
-        for place in sample.inexact
-        if not sample.flat[place].is_complex() and sample.flat[place].numel() > 2
+        argnum
+        for argnum in sample.inexact
+        if not sample.flat[argnum].is_complex() and sample.flat[argnum].numel() > 2
     ]
     for low in real:
         for high in real:
@@ -182,11 +182,11 @@ def _ordered(sample: Sample, flat: list[Any]) -> list[Any]:
 def _magnitudes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
     """Enlarge all tensors, then shrink them, where their structure allows it."""
     for factor in (LARGER, SMALLER):
-        loose = [place for place in sample.inexact if factor in scale_factors(sample.flat[place])]
+        loose = [argnum for argnum in sample.inexact if factor in scale_factors(sample.flat[argnum])]
         if not loose:
             continue
-        flat = [value * factor if place in loose else value for place, value in enumerate(sample.flat)]
-        names = " and ".join(f"`{sample.labels[place]}`" for place in loose)
+        flat = [value * factor if argnum in loose else value for argnum, value in enumerate(sample.flat)]
+        names = " and ".join(f"`{sample.labels[argnum]}`" for argnum in loose)
         yield Variation(sample, f"{names} times {factor:g}", tuple(flat), fresh_numbers=True)
 
 
@@ -194,17 +194,17 @@ def _numbers(subject: Subject, sample: Sample, generator: torch.Generator) -> It
     """Change other arguments to values of other samples, to the default, or to any of few values."""
     schema = sample.flattening.schema
     tied = {
-        location.place
+        location.argnum
         for symbol in sizes_of(subject, sample).symbols
         for location in symbol.locations
         if location.number
     }
-    for place, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
+    for argnum, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
         argument = schema.by_name[name]
-        if argument.kind.is_tensor or place in tied or isinstance(value, torch.Generator):
+        if argument.kind.is_tensor or argnum in tied or isinstance(value, torch.Generator):
             continue
         for other in _others(subject, argument, value):
-            flat = tuple(other if at == place else each for at, each in enumerate(sample.flat))
+            flat = tuple(other if at == argnum else each for at, each in enumerate(sample.flat))
             few = isinstance(value, bool | Enum)
             yield Variation(sample, f"`{name}={other!r}` where it had {value!r}", flat, silent=not few)
 
@@ -234,12 +234,12 @@ def _optional(subject: Subject, sample: Sample, generator: torch.Generator) -> I
     """Leave out optional tensors; and give them, with the shape that another sample shows."""
     schema = sample.flattening.schema
     sizes = sizes_of(subject, sample)
-    for place, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
+    for argnum, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
         kind = schema.by_name[name].kind
         if not kind.is_tensor or not kind.optional or kind.sequence:
             continue
         if isinstance(value, Tensor):
-            flat = tuple(None if at == place else each for at, each in enumerate(sample.flat))
+            flat = tuple(None if at == argnum else each for at, each in enumerate(sample.flat))
             yield Variation(sample, f"`{name}=None`", flat)
             continue
         for other in subject.samples:
@@ -249,7 +249,7 @@ def _optional(subject: Subject, sample: Sample, generator: torch.Generator) -> I
             shape = _shape_here(subject, sizes, other, name)
             if shape is not None:
                 made = generate_like(given, shape, generator)
-                flat = tuple(made if at == place else each for at, each in enumerate(sample.flat))
+                flat = tuple(made if at == argnum else each for at, each in enumerate(sample.flat))
                 yield Variation(sample, f"`{name}` as sample {other.position} has it", flat)
                 break
 
@@ -257,19 +257,19 @@ def _optional(subject: Subject, sample: Sample, generator: torch.Generator) -> I
 def _shape_here(subject: Subject, sizes: Sizes, other: Sample, name: str) -> list[int] | None:
     """Return the shape of another sample's argument at the sizes of this one; None where one is unknown."""
     theirs = sizes_of(subject, other)
-    place = other.names.index(name)
+    argnum = other.names.index(name)
     here = {
-        (sizes.sample.labels[location.place], location.index, location.number): symbol.size
+        (sizes.sample.labels[location.argnum], location.index, location.number): symbol.size
         for symbol in sizes.symbols
         for location in symbol.locations
     }
     shape: list[int] = []
-    for index in range(other.flat[place].dim()):
-        symbol = next((each for each in theirs.symbols if _stands(each, place, index)), None)
+    for index in range(other.flat[argnum].dim()):
+        symbol = next((each for each in theirs.symbols if _stands(each, argnum, index)), None)
         known = [
             here[label]
             for location in (symbol.locations if symbol else ())
-            if (label := (other.labels[location.place], location.index, location.number)) in here
+            if (label := (other.labels[location.argnum], location.index, location.number)) in here
         ]
         if not known:
             return None
@@ -277,19 +277,19 @@ def _shape_here(subject: Subject, sizes: Sizes, other: Sample, name: str) -> lis
     return shape
 
 
-def _stands(symbol: Symbol, place: int, index: int) -> bool:
+def _stands(symbol: Symbol, argnum: int, index: int) -> bool:
     return any(
-        (location.place, location.index, location.number) == (place, index, False)
+        (location.argnum, location.index, location.number) == (argnum, index, False)
         for location in symbol.locations
     )
 
 
 def _broadcasts(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
-    for place, shape in broadcast_shapes(subject, sample):
-        value = sample.flat[place]
+    for argnum, shape in broadcast_shapes(subject, sample):
+        value = sample.flat[argnum]
         made = generate_like(value, shape, generator)
-        flat = tuple(made if at == place else each for at, each in enumerate(sample.flat))
-        words = f"`{sample.labels[place]}` of the shape {list(shape)} where it had {list(value.shape)}"
+        flat = tuple(made if at == argnum else each for at, each in enumerate(sample.flat))
+        words = f"`{sample.labels[argnum]}` of the shape {list(shape)} where it had {list(value.shape)}"
         yield Variation(sample, words, flat, silent=True)
 
 

@@ -216,10 +216,10 @@ def _outlying(sample: Sample, symbol: Symbol, factor: float) -> Sample:
     """Return the sample with outlying numbers at the last index of a dimension."""
     flat = sample.at()
     for location in symbol.locations:
-        if is_inexact(flat[location.place]) and symbol.size:
-            other = flat[location.place].clone(memory_format=torch.contiguous_format)
+        if is_inexact(flat[location.argnum]) and symbol.size:
+            other = flat[location.argnum].clone(memory_format=torch.contiguous_format)
             other.narrow(location.index, symbol.size - 1, 1).mul_(factor)
-            flat[location.place] = other
+            flat[location.argnum] = other
     return replace(sample, flat=tuple(flat))
 
 
@@ -232,8 +232,8 @@ def failure_of(property: str, subject: Subject, found: UnhandledEmptyInput) -> F
         found: The fault.
     """
     sample, symbol = found.sample, found.symbol
-    place = symbol.locations[0].place
-    name, shape = sample.labels[place], list(sample.flat[place].shape)
+    argnum = symbol.locations[0].argnum
+    name, shape = sample.labels[argnum], list(sample.flat[argnum].shape)
     target = target_of(subject)
     script = None
     if target is not None:

@@ -20,7 +20,7 @@ HINT = "return a copy, `.clone()`"
 
 
 def shared_memory(
-    subject: Subject, sample: Sample, places: Sequence[int], device: torch.device, property: str
+    subject: Subject, sample: Sample, argnums: Sequence[int], device: torch.device, property: str
 ) -> Findings:
     """Detect memory that the results of a call share.
 
@@ -28,7 +28,7 @@ def shared_memory(
     differentiate after a write into either. Otherwise a write changes the other one unnoticed.
     """
     flat = sample.at(device=device)
-    call = live_call(subject, sample, flat, places, leaf=False)
+    call = live_call(subject, sample, flat, argnums, leaf=False)
     names = [result.name for result in subject.results(sample)]
     where = subject.runs_at(flat)
     failed = partial(Failure, property, where=where, evidence={"sample": str(sample)})
@@ -46,7 +46,7 @@ def shared_memory(
             message = f"`{names[at]}` shares memory with {label}{why}; {HINT}"
             yield failed(names[at], "aliases-input", message)
             break
-    again = live_call(subject, sample, sample.at(device=device), places, leaf=False)
+    again = live_call(subject, sample, sample.at(device=device), argnums, leaf=False)
     for name, one, other in zip(names, call.results, again.results, strict=True):
         if _shared(one, other):
             message = (

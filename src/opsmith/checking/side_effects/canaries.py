@@ -79,8 +79,8 @@ class GuardedTensor:
     def _outside(self, changed: Tensor) -> str:
         """Describe the position of changed bytes, in elements from the tensor's first or last one."""
         item = self.tensor.element_size()
-        places = (changed.nonzero().flatten() // item).unique() - MARGIN
-        first, count = int(places[0]), len(places)
+        offsets = (changed.nonzero().flatten() // item).unique() - MARGIN
+        first, count = int(offsets[0]), len(offsets)
         last = int(self.owned.nonzero()[-1]) // item - MARGIN if bool(self.owned.any()) else -1
         if first < 0:
             where = f"{-first} before its first one"

@@ -58,12 +58,12 @@ class CallRecipe:
 
     Args:
         sample: Sample of its arguments.
-        places: Positions of the arguments that require a gradient.
+        argnums: Positions of the arguments that require a gradient.
         make: Makes its flat arguments.
     """
 
     sample: Sample
-    places: tuple[int, ...]
+    argnums: tuple[int, ...]
     make: Callable[[], list[Any]]
 
 
@@ -91,7 +91,7 @@ class InterleavedCalls:
             flat = made.make()
             self.hidden_state.forget()
             try:
-                self.right[call] = call_values(self.subject, made.sample, flat, made.places)
+                self.right[call] = call_values(self.subject, made.sample, flat, made.argnums)
             except Exception as error:
                 refuse_own(error)
                 if call == MINE:
@@ -108,7 +108,7 @@ class InterleavedCalls:
     def alive(self, call: str, flat: list[Any] | None = None, *, leaf: bool = True) -> LiveCall:
         """A call with its graph."""
         made = self.calls[call]
-        return live_call(self.subject, made.sample, flat or made.make(), made.places, leaf=leaf)
+        return live_call(self.subject, made.sample, flat or made.make(), made.argnums, leaf=leaf)
 
     def record(self, call: str, when: str, run: Callable[[], CallValues], **how: Any) -> InterleavedAnswer:
         """Run a call, and record its answer or its exception."""
@@ -170,7 +170,7 @@ def renewed(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
         with torch.enable_grad():
             given = leaves if first.given is first.leaves else [_copy(each) for each in leaves]
             results = stage.subject.call(first.sample, given)
-        return LiveCall(first.sample, first.places, leaves, given, results).answered(stage.subject)
+        return LiveCall(first.sample, first.argnums, leaves, given, results).answered(stage.subject)
 
     yield stage.record(OTHER, "in the same tensors, after other numbers were in them", again)
     stage.hidden_state.forget()
@@ -295,7 +295,7 @@ def _grads(
 
 def _back(begun: tuple[LiveCall, tuple[Tensor | None, ...], list[Tensor]]) -> CallValues:
     graph, results, grads = begun
-    return CallValues(results, tuple(graph.backward(grads)) if graph.open else (None,) * len(graph.places))
+    return CallValues(results, tuple(graph.backward(grads)) if graph.open else (None,) * len(graph.argnums))
 
 
 Interleaving = Callable[[InterleavedCalls], Iterator[InterleavedAnswer]]

@@ -71,9 +71,9 @@ def not_freed_after_collection(watched: Sequence[WatchedMemory]) -> list[Watched
 def holders(subject: Subject, watched: WatchedMemory) -> list[str]:
     """Name the holders of a tensor: values that the operator's functions reach, or else types of objects."""
     named = [
-        place.path
-        for place in reachable_values(subject)
-        if any(_has_memory(tensor, watched) for tensor in tensors_within(place.current()))
+        reached.path
+        for reached in reachable_values(subject)
+        if any(_has_memory(tensor, watched) for tensor in tensors_within(reached.current()))
     ]
     if named:
         return named

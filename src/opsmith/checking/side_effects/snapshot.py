@@ -23,17 +23,17 @@ class ValueSnapshot:
     """Snapshot of a reachable value.
 
     Args:
-        place: The value's location.
+        reached: The value's location.
         contents: Copy of what is compared.
     """
 
-    place: Reached
+    reached: Reached
     contents: Any
 
 
 def take_snapshot(subject: Subject) -> list[ValueSnapshot]:
     """Take a snapshot of every value that an operator reaches."""
-    return [ValueSnapshot(place, _snapshot(place.current())) for place in reachable_values(subject)]
+    return [ValueSnapshot(reached, _snapshot(reached.current())) for reached in reachable_values(subject)]
 
 
 def changes_since(before: list[ValueSnapshot]) -> Iterator[tuple[str, str]]:
@@ -43,11 +43,11 @@ def changes_since(before: list[ValueSnapshot]) -> Iterator[tuple[str, str]]:
     used by later calls.
     """
     for each in before:
-        value = each.place.current()
+        value = each.reached.current()
         now = _snapshot(value)
-        what = _change(each.contents, now, each.place.value, value)
+        what = _change(each.contents, now, each.reached.value, value)
         if what is not None:
-            yield each.place.path, what
+            yield each.reached.path, what
 
 
 def _change(was: Any, now: Any, old: Any, new: Any) -> str | None:

@@ -119,22 +119,22 @@ class Context:
 
     def pack(self) -> tuple[list[Tensor], PackedContext]:
         """Split the context into its distinct tensors and the context without them."""
-        places: dict[int, int] = {}
+        positions: dict[int, int] = {}
         tensors: list[Tensor] = []
 
         def keep(tensor: Any) -> Any:
             if not isinstance(tensor, Tensor):
                 return tensor
-            if id(tensor) not in places:
-                places[id(tensor)] = len(tensors)
+            if id(tensor) not in positions:
+                positions[id(tensor)] = len(tensors)
                 tensors.append(tensor)
-            return _Place(places[id(tensor)])
+            return _TensorIndex(positions[id(tensor)])
 
         return tensors, PackedContext(self.each_tensor(keep))
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TensorIndex:
     """Index of a tensor that is saved by autograd."""
 
     position: int
@@ -149,7 +149,7 @@ class PackedContext:
     def unpack(self, tensors: Sequence[Tensor]) -> Context:
         """The context with its tensors."""
         return self.context.each_tensor(
-            lambda value: tensors[value.position] if isinstance(value, _Place) else value
+            lambda value: tensors[value.position] if isinstance(value, _TensorIndex) else value
         )
 
 

@@ -231,15 +231,15 @@ def _unaliased(
     names = adopted.argument_names(given)
     own: list[Any] = []
     for position, result in enumerate(results):
-        place = next((i for i, value in enumerate(handed) if _is_alias(result, value)), None)
+        argnum = next((i for i, value in enumerate(handed) if _is_alias(result, value)), None)
         other = next((i for i in range(position) if _is_alias(result, results[i])), None)
-        if place is not None and place not in written:
-            kind = "is" if result is handed[place] else "shares memory with"
-            adopted.facts.copied[position] = f"it {kind} `{names[place]}`"
+        if argnum is not None and argnum not in written:
+            kind = "is" if result is handed[argnum] else "shares memory with"
+            adopted.facts.copied[position] = f"it {kind} `{names[argnum]}`"
         elif other is not None:
             adopted.facts.copied[position] = f"it shares memory with `{adopted.schema.results[other].name}`"
         lent = (
-            place is not None and place not in written
+            argnum is not None and argnum not in written
         )  # also a copy, so that all runs return the same layout
         own.append(result.clone() if lent or other is not None else result)
     return tuple(own)

@@ -192,17 +192,17 @@ def by_reference(
     assert reference is not None
     flattening = Flattening.of(adopted.schema, values)
     flat = flattening.flatten(values)
-    places = [
-        place
+    argnums = [
+        argnum
         for name in adopted.schema.names
         if name in needs
-        for place in range(flattening.spans[name].start, flattening.spans[name].stop)
-        if isinstance(flat[place], Tensor)
+        for argnum in range(flattening.spans[name].start, flattening.spans[name].stop)
+        if isinstance(flat[argnum], Tensor)
     ]
     answers = dict(
-        zip(places, vjp_by_recompute(reference, flattening, flat, places, grads, None), strict=True)
+        zip(argnums, vjp_by_recompute(reference, flattening, flat, argnums, grads, None), strict=True)
     )
-    every = [answers.get(place) for place in range(len(flat))]
+    every = [answers.get(argnum) for argnum in range(len(flat))]
     return {name: flattening.item(name, [zero if a is None else a for a in every]) for name in needs}
 
 

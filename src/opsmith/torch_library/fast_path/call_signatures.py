@@ -74,9 +74,7 @@ class CallSignatures:
             kernel = self._without_graph(kernel)
         guard = capabilities.tensor_guard(tensors)
         implementation = self._implementation(guard, kernel, given, tensors)
-        number = sum(
-            2**place for place, name in enumerate(reversed(self._optional)) if given[name] is not None
-        )
+        number = sum(2**bit for bit, name in enumerate(reversed(self._optional)) if given[name] is not None)
         # The guard never accepts a tensor that is given twice: such calls are selected each time.
         if implementation is not SLOW_PATH and len(self.known[number]) < MAX_SIGNATURES and guard(*tensors):
             self.known[number].append(implementation)

@@ -242,8 +242,8 @@ def size_condition(specification: Specification) -> str:
     for name in sorted(shapes.arguments, key=lambda name: name in optional):
         dims = shapes.arguments[name]
         agree: list[str] = []
-        for place, size in enumerate(dims.sizes):
-            found = f"{name}.size({place - len(dims.sizes)})"
+        for dim, size in enumerate(dims.sizes):
+            found = f"{name}.size({dim - len(dims.sizes)})"
             if size == ANY:
                 continue
             if size.isdigit():

@@ -66,7 +66,7 @@ def always_new(function: Callable[..., Any]) -> bool:
     if not never_writes(function) or isinstance(function, BuiltKernel):
         return isinstance(function, BuiltKernel) and function.pure
     code = list(dis.get_instructions(function))
-    returns = [place for place, each in enumerate(code) if each.opname.startswith("RETURN_")]
+    returns = [offset for offset, each in enumerate(code) if each.opname.startswith("RETURN_")]
     if (
         len(returns) != 1
         or code[returns[0]].is_jump_target

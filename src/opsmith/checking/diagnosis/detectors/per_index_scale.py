@@ -104,7 +104,7 @@ def _of_groups(evidence: Evidence) -> Iterator[Detection]:
         if not isinstance(index, Tensor) or index.dtype not in WHOLE:
             continue
         for dim in range(evidence.first.expected.dim()):
-            for of, give in (("it", _by_value), (f"its entry of `{label}`", _by_place)):
+            for of, give in (("it", _by_value), (f"its entry of `{label}`", _by_group)):
                 for form, take in FORMS.items():
                     counts = partial(give, label=label, dim=dim)
                     if not all(_has(pair, counts, take) for pair in evidence.pairs):
@@ -123,7 +123,7 @@ def _by_value(pair: Pair, label: str, dim: int) -> Tensor | None:
     return _beside(index.bincount(minlength=size), pair, dim, 1)
 
 
-def _by_place(pair: Pair, label: str, dim: int) -> Tensor | None:
+def _by_group(pair: Pair, label: str, dim: int) -> Tensor | None:
     """Count the group of each element, which the aligned input names."""
     index = _index(pair, label)
     if index is None:

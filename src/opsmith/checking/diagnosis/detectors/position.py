@@ -28,23 +28,23 @@ ENOUGH = 3
 class Shift:
     """A shift along some dimensions, as pairs of dimension and distance; dimension -1 is memory order."""
 
-    places: tuple[tuple[int, int], ...]
+    steps: tuple[tuple[int, int], ...]
 
     def of(self, tensor: Tensor) -> Tensor:
         """Shift a tensor, with wrap-around."""
         flat = tensor.flatten() if self.whole else tensor
-        dims = [0] if self.whole else [dim for dim, _ in self.places]
-        return flat.roll([by for _, by in self.places], dims).reshape(tensor.shape)
+        dims = [0] if self.whole else [dim for dim, _ in self.steps]
+        return flat.roll([by for _, by in self.steps], dims).reshape(tensor.shape)
 
     @property
     def whole(self) -> bool:
         """True if it is over all elements in memory order."""
-        return self.places[0][0] < 0
+        return self.steps[0][0] < 0
 
     def inside(self, shape: torch.Size) -> Tensor:
         """Mark the elements that come from inside, and not around the edge."""
         inner = torch.ones(shape.numel() if self.whole else shape, dtype=torch.bool)
-        for dim, by in self.places:
+        for dim, by in self.steps:
             axis, size = (0, shape.numel()) if self.whole else (dim, shape[dim])
             edge = inner.narrow(axis, 0 if by > 0 else size + by, abs(by))
             edge.fill_(False)
@@ -53,14 +53,14 @@ class Shift:
     def fits(self, shape: torch.Size) -> bool:
         """Report whether a tensor of this shape is large enough for the shift."""
         if self.whole:
-            return abs(self.places[0][1]) < shape.numel()
-        return all(dim < len(shape) and abs(by) < shape[dim] for dim, by in self.places)
+            return abs(self.steps[0][1]) < shape.numel()
+        return all(dim < len(shape) and abs(by) < shape[dim] for dim, by in self.steps)
 
     def __str__(self) -> str:
         if self.whole:
-            by = self.places[0][1]
+            by = self.steps[0][1]
             return f"by {by} in memory order"
-        return " and ".join(f"by {by} along dimension {dim}" for dim, by in self.places)
+        return " and ".join(f"by {by} along dimension {dim}" for dim, by in self.steps)
 
 
 def shifted(evidence: Evidence) -> Iterator[Detection]:
@@ -114,7 +114,7 @@ def _is_evidence(pair: Pair, shift: Shift) -> bool:
     """Report whether enough elements have moved; of two, a shift is as good as another order."""
     inside = shift.inside(pair.expected.shape)
     moved = inside & pair.wrong & (pair.got != 0)
-    longer = all(dim < 0 or pair.expected.shape[dim] > 2 for dim, _ in shift.places)
+    longer = all(dim < 0 or pair.expected.shape[dim] > 2 for dim, _ in shift.steps)
     return longer and int(moved.sum()) >= ENOUGH and 2 * int(inside.sum()) >= inside.numel()
 
 
@@ -151,7 +151,7 @@ def _of_shifted_grads(evidence: Evidence) -> Iterator[Detection]:
         if grad is None:
             continue
         for shift in _shifts(grad.shape):
-            if len(shift.places) > 1 or abs(shift.places[0][1]) > TOGETHER:
+            if len(shift.steps) > 1 or abs(shift.steps[0][1]) > TOGETHER:
                 continue
             for padded in (False, True):
                 come = partial(_for_grad, label=label, shift=shift, padded=padded)
@@ -214,7 +214,7 @@ def swapped(evidence: Evidence) -> Iterator[Detection]:
                 reason = f"it is the right one of `{label}`{more}"
                 yield Detection("swapped-inputs", reason, {"that of": label}, weak=not back)
                 return
-    for first, second in list(_places(evidence))[:MOST_INPUTS]:
+    for first, second in list(_exchangeable(evidence))[:MOST_INPUTS]:
         if evidence.everywhere(partial(_is_with, first=first, second=second)):
             words = f"it is the right one if `{first}` and `{second}` are exchanged"
             yield Detection("swapped-inputs", words, {"swapped": f"{first}, {second}"}, weak=True)
@@ -240,7 +240,7 @@ def _has_mine(pair: Pair, label: str) -> bool:
     return got is not None and Pair(replace(pair.observation, got=got, expected=right)).equals(pair.expected)
 
 
-def _places(evidence: Evidence) -> list[tuple[str, str]]:
+def _exchangeable(evidence: Evidence) -> list[tuple[str, str]]:
     """Return pairs of arguments that could be exchanged: tensors of one shape and dtype, or numbers."""
     inputs = evidence.observation.inputs
     return [
@@ -302,7 +302,7 @@ def _turns(dims: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
         yield words, partial(torch.transpose, dim0=first, dim1=second)
     if 2 < dims <= MOST_TURNS:
         for order in permutations(range(dims)):
-            if sum(at != place for at, place in enumerate(order)) > 2:
+            if sum(at != dim for at, dim in enumerate(order)) > 2:
                 yield f"it has its dimensions in the order {list(order)}", partial(torch.permute, dims=order)
 
 

@@ -114,9 +114,11 @@ def nonfinite(evidence: Evidence) -> Iterator[Detection]:
     nans, total = int(values.isnan().sum()), bad.numel()
     kind = "nan" if nans == count else "nan or infinite" if nans else "infinite"
     which = "everywhere" if count == total else f"in {count} of {total} elements"
-    place = None if count == total else describe_elements(evidence, _bad)
-    reason = f"it is {kind} {which}" + (f", {place}" if place else "")
-    yield Detection("nan", reason, {"elements": f"{count} of {total}", **({"place": place} if place else {})})
+    description = None if count == total else describe_elements(evidence, _bad)
+    reason = f"it is {kind} {which}" + (f", {description}" if description else "")
+    yield Detection(
+        "nan", reason, {"elements": f"{count} of {total}", **({"place": description} if description else {})}
+    )
 
 
 def _bad(pair: Pair) -> Tensor:

@@ -25,12 +25,12 @@ def region(evidence: Evidence) -> Iterator[Detection]:
         bool((~pair.wrong & (pair.expected != 0)).any()) for pair in evidence.pairs
     ):
         return
-    place = describe_elements(evidence, lambda pair: pair.wrong)
-    if place is None:
+    description = describe_elements(evidence, lambda pair: pair.wrong)
+    if description is None:
         return
     what = inside(evidence)
-    reason = f"it is wrong {place}, and nowhere else" + (f"; {what}" if what else "")
-    yield Detection("region", reason, {"region": place})
+    reason = f"it is wrong {description}, and nowhere else" + (f"; {what}" if what else "")
+    yield Detection("region", reason, {"region": description})
 
 
 def inside(evidence: Evidence) -> str:
@@ -79,13 +79,13 @@ def by_index(evidence: Evidence, mask: Mask) -> str | None:
     there = [(pair, mask(pair)) for pair in evidence.other_sizes if pair.same_shape]
     kept: list[str] = []
     fallback = None
-    for place in element_rules(union):
-        if fallback is None or place.words.startswith("at"):
-            fallback = place.words
-        if place.words.startswith("at") and kept:
+    for rule in element_rules(union):
+        if fallback is None or rule.words.startswith("at"):
+            fallback = rule.words
+        if rule.words.startswith("at") and kept:
             continue  # a rule is better than a list
-        if all(_predicts(place.mask(pair.expected.shape), found, pair) for pair, found in there):
-            kept.append(place.words)
+        if all(_predicts(rule.mask(pair.expected.shape), found, pair) for pair, found in there):
+            kept.append(rule.words)
     if kept:
         return " or ".join(kept[:MOST_WORDS]) if len(kept[0]) + len(kept[-1]) < 80 else kept[0]
     return fallback

@@ -13,7 +13,7 @@ from torch import Tensor
 from opsmith.checking.calls import LiveCall, copies, live_call
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.compare import describe_difference, differ_beyond_rounding
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
+from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
@@ -29,9 +29,9 @@ def run(subject: Subject) -> Findings:
 
     def look(subject: Subject, sample: Sample) -> Findings:
         nonlocal looked
-        places = differentiated(subject, sample).places
-        for device in subject.devices if places else ():
-            ask = GradientRequest(subject, sample, places, device)
+        argnums = differentiated(subject, sample).argnums
+        for device in subject.devices if argnums else ():
+            ask = GradientRequest(subject, sample, argnums, device)
             if ask.call().open:
                 looked = True
                 yield from _ways(ask)
@@ -51,19 +51,19 @@ class GradientRequest:
     Args:
         subject: What is under check.
         sample: The sample.
-        places: Arguments that require a gradient.
+        argnums: Arguments that require a gradient.
         device: Where it runs.
     """
 
     subject: Subject
     sample: Sample
-    places: tuple[int, ...]
+    argnums: tuple[int, ...]
     device: torch.device
 
     def call(self, *, leaf: bool = True) -> LiveCall:
         """A new call with its graph."""
         return live_call(
-            self.subject, self.sample, self.sample.at(device=self.device), self.places, leaf=leaf
+            self.subject, self.sample, self.sample.at(device=self.device), self.argnums, leaf=leaf
         )
 
 
@@ -104,7 +104,7 @@ def _ways(ask: GradientRequest) -> Findings:
             return
         for at, (one, other) in enumerate(zip(expected[right], given, strict=True)):
             if differ_beyond_rounding(one, other):
-                label = ask.sample.labels[ask.places[at]]
+                label = ask.sample.labels[ask.argnums[at]]
                 message = (
                     f"the gradient of `{label}` differs from that of `torch.autograd.grad`, {way}: "
                     f"{describe_difference(one, other)}"
@@ -115,7 +115,7 @@ def _ways(ask: GradientRequest) -> Findings:
 
 
 def _where(ask: GradientRequest, at: int) -> str:
-    return rule_place(ask.subject, ask.sample.names[ask.places[at]])
+    return rule_location(ask.subject, ask.sample.names[ask.argnums[at]])
 
 
 def _results(ask: GradientRequest, call: LiveCall) -> tuple[list[Tensor], list[Tensor]]:
@@ -123,7 +123,7 @@ def _results(ask: GradientRequest, call: LiveCall) -> tuple[list[Tensor], list[T
 
 
 def _accumulated(call: LiveCall) -> Gradients:
-    return copies([call.leaves[place].grad for place in call.places])
+    return copies([call.leaves[argnum].grad for argnum in call.argnums])
 
 
 def _backward(ask: GradientRequest) -> Gradients:
@@ -138,7 +138,7 @@ def _backward_twice(ask: GradientRequest) -> Gradients:
     torch.autograd.backward(*_results(ask, call))
     with torch.enable_grad():
         given = call.leaves if call.given is call.leaves else [_recorded_copy(each) for each in call.leaves]
-        again = LiveCall(call.sample, call.places, call.leaves, given, ask.subject.call(call.sample, given))
+        again = LiveCall(call.sample, call.argnums, call.leaves, given, ask.subject.call(call.sample, given))
     torch.autograd.backward(*_results(ask, again))
     return _accumulated(call)
 
@@ -164,7 +164,7 @@ def _used_twice(ask: GradientRequest) -> Gradients:
     """Each result goes into two sums: torch adds up their grad_outputs."""
     call = ask.call()
     results, grads = _results(ask, call)
-    leaves = [call.leaves[place] for place in ask.places]
+    leaves = [call.leaves[argnum] for argnum in ask.argnums]
     return copies(torch.autograd.grad([*results, *results], leaves, [*grads, *grads], allow_unused=True))
 
 
@@ -173,14 +173,14 @@ def _seen_by_hooks(ask: GradientRequest) -> Gradients:
     call = ask.call()
     seen: dict[int, Tensor] = {}
     handles = [
-        call.leaves[place].register_hook(partial(seen.__setitem__, place))
-        for place in ask.places
-        if call.leaves[place].requires_grad
+        call.leaves[argnum].register_hook(partial(seen.__setitem__, argnum))
+        for argnum in ask.argnums
+        if call.leaves[argnum].requires_grad
     ]
     torch.autograd.backward(*_results(ask, call))
     for handle in handles:
         handle.remove()
-    return copies([seen.get(place) for place in ask.places])
+    return copies([seen.get(argnum) for argnum in ask.argnums])
 
 
 def _changed_by_hooks(ask: GradientRequest) -> Gradients:
@@ -189,7 +189,7 @@ def _changed_by_hooks(ask: GradientRequest) -> Gradients:
     results, grads = _results(ask, call)
     for result in {id(each): each for each in results}.values():  # a class may return one tensor twice
         result.register_hook(_doubled)
-    leaves = [call.leaves[place] for place in ask.places]
+    leaves = [call.leaves[argnum] for argnum in ask.argnums]
     return copies(torch.autograd.grad(results, leaves, grads, allow_unused=True))
 
 

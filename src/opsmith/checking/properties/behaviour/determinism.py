@@ -16,7 +16,7 @@ from opsmith.checking.numerics.compare import (
     same_bits,
     within_rounding,
 )
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
+from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample, is_inexact
@@ -34,33 +34,33 @@ def run(subject: Subject) -> Findings:
 
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
-    places = differentiated(subject, sample).places
+    argnums = differentiated(subject, sample).argnums
     for device in subject.devices:
         runs = []
         for repeat in range(subject.effort.repeats):
             if repeat % 2:  # what takes turns must not be in step with the runs
                 subject.call(sample, sample.at(device=device))
-            runs.append(_run(subject, sample, places, device))
+            runs.append(_run(subject, sample, argnums, device))
         dirtied, filled = [], []
         for byte in BYTES:
             fill_freed_memory([*runs[0].results, *runs[0].gradients, *sample.flat], byte)
-            dirtied.append(_run(subject, sample, places, device))
+            dirtied.append(_run(subject, sample, argnums, device))
             with poison_new_memory():
-                filled.append(_run(subject, sample, places, device))
-        named = _named(subject, sample, places, runs[0])
+                filled.append(_run(subject, sample, argnums, device))
+        named = _named(subject, sample, argnums, runs[0])
         for at, name in enumerate(named):
             columns = [[_tensors(each)[at] for each in some] for some in (runs, dirtied, filled)]
             yield from _look(subject, sample, name, *columns)
 
 
-def _run(subject: Subject, sample: Sample, places: Sequence[int], device: torch.device) -> CallValues:
+def _run(subject: Subject, sample: Sample, argnums: Sequence[int], device: torch.device) -> CallValues:
     """Results without gradients enabled, and, where there are gradients, results and gradients with them."""
     flat = sample.at(device=device)
     with torch.no_grad():
         alone = copies(subject.call(sample, flat))
-    if not places:
+    if not argnums:
         return CallValues(alone)
-    found = call_values(subject, sample, sample.at(device=device), places)
+    found = call_values(subject, sample, sample.at(device=device), argnums)
     return CallValues((*alone, *found.results), found.gradients)
 
 
@@ -72,7 +72,7 @@ Named = tuple[str, str, str, str]
 """Name of a tensor, words for two that differ, words for what computes it, and its `file:line`."""
 
 
-def _named(subject: Subject, sample: Sample, places: Sequence[int], first: CallValues) -> list[Named]:
+def _named(subject: Subject, sample: Sample, argnums: Sequence[int], first: CallValues) -> list[Named]:
     where = subject.runs_at(sample.flat)
     results: list[Named] = [
         (each.name, f"two calls give different `{each.name}`", "call", where)
@@ -80,12 +80,12 @@ def _named(subject: Subject, sample: Sample, places: Sequence[int], first: CallV
     ]
     gradients: list[Named] = [
         (
-            sample.labels[place],
-            f"two backwards give different gradients of `{sample.labels[place]}`",
+            sample.labels[argnum],
+            f"two backwards give different gradients of `{sample.labels[argnum]}`",
             "backward",
-            rule_place(subject, sample.names[place]),
+            rule_location(subject, sample.names[argnum]),
         )
-        for place in places
+        for argnum in argnums
     ]
     times = len(first.results) // max(len(results), 1)
     return [*results * times, *gradients]

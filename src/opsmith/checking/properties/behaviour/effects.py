@@ -13,7 +13,7 @@ from opsmith.checking.calls import LiveCall, copies, live_call
 from opsmith.checking.exceptions import Overlooking, attribute_exception, by_statement, named_by, refuse_own
 from opsmith.checking.numerics.compare import SavedBits, differ_beyond_rounding
 from opsmith.checking.properties.behaviour.randomness import seeds
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
+from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
@@ -39,21 +39,21 @@ class EffectsRun:
     Args:
         subject: What is under check.
         sample: The sample.
-        places: Arguments that require a gradient.
+        argnums: Arguments that require a gradient.
         device: Where it runs.
         sliced: Whether something lies between the elements of each tensor.
     """
 
     subject: Subject
     sample: Sample
-    places: tuple[int, ...]
+    argnums: tuple[int, ...]
     device: torch.device
     sliced: bool = False
 
     @property
     def by_backward(self) -> str:
         """`file:line` of what computes the gradients."""
-        return rule_place(self.subject, self.sample.names[self.places[0]])
+        return rule_location(self.subject, self.sample.names[self.argnums[0]])
 
     def failure(self, input: str | None, cause: str, message: str, where: str, **evidence: Any) -> Failure:
         """A failure on this sample."""
@@ -73,11 +73,11 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
 
 
 def _parts(subject: Subject, sample: Sample) -> Findings:
-    if sample.inexact and not any(sample.flat[place].numel() for place in sample.inexact):
+    if sample.inexact and not any(sample.flat[argnum].numel() for argnum in sample.inexact):
         return  # there is no memory to write into
-    places = differentiated(subject, sample).places
+    argnums = differentiated(subject, sample).argnums
     for device in subject.devices:
-        look = EffectsRun(subject, sample, places, device)
+        look = EffectsRun(subject, sample, argnums, device)
         failed = False
         # What lies outside of a call is the same for inputs that are derived.
         for part in (_forward, _watched) if sample.origin else (_forward, _watched, _outside, _in_slices):
@@ -118,7 +118,7 @@ def _forward(look: EffectsRun) -> Findings:
     yield from _written(look, names, watched, "a call", "mutates-input", where)
     yield from _reformed(look, flat, forms, declared, where)
     if not look.sliced:
-        yield from shared_memory(look.subject, sample, look.places, look.device, NAME)
+        yield from shared_memory(look.subject, sample, look.argnums, look.device, NAME)
 
 
 def _form(value: Any) -> Any:
@@ -169,12 +169,12 @@ def _written(
 
 def _watched(look: EffectsRun) -> Findings:
     """Backward, again through the same graph, and second order, each tensor watched."""
-    if not look.places:
+    if not look.argnums:
         return
     subject, sample = look.subject, look.sample
     flat, guards = guarded(sample.at(device=look.device), sliced=look.sliced)
     with record_saved_tensors() as saved:
-        call = live_call(subject, sample, flat, look.places)
+        call = live_call(subject, sample, flat, look.argnums)
     if not call.open:
         return
     labels = _labels(look, call)
@@ -250,9 +250,9 @@ def _again(
         )
         yield look.failure(None, "mutates-saved", message, look.by_backward)
         return
-    fresh = live_call(subject, sample, sample.at(device=look.device), look.places)
+    fresh = live_call(subject, sample, sample.at(device=look.device), look.argnums)
     anew = [copies(fresh.backward(fresh.grads(subject), retain_graph=True)) for _ in range(2)]
-    for place, one, again, *others in zip(look.places, first, second, *anew, strict=True):
+    for argnum, one, again, *others in zip(look.argnums, first, second, *anew, strict=True):
         # Of a new call the first must be the first again, and the second the second: else it is no matter of
         # the graph, but of what differs from run to run.
         if (
@@ -261,14 +261,14 @@ def _again(
             or differ_beyond_rounding(again, others[1])
         ):
             continue
-        label = sample.labels[place]
+        label = sample.labels[argnum]
         changed = [f"`ctx.{name}`" for name, kept in on_context if kept.written() is not None]
         by = f": the first one wrote into {', '.join(changed)}" if changed else ""
         message = (
             f"a second backward through the same graph gives another gradient of `{label}` than the first, "
             f"and so it does in a new call{by}. Leave what is kept as it is"
         )
-        yield look.failure(label, "mutates-saved", message, rule_place(subject, sample.names[place]))
+        yield look.failure(label, "mutates-saved", message, rule_location(subject, sample.names[argnum]))
 
 
 def _refused(error: Exception, again: Callable[[], Any]) -> bool:
@@ -295,7 +295,7 @@ def _second_order(
         found = call.backward(grads, create_graph=True)
         roots = [each for each in found if each is not None and each.requires_grad]
         if roots:
-            leaves = [*grads, *(call.leaves[place] for place in look.places)]
+            leaves = [*grads, *(call.leaves[argnum] for argnum in look.argnums)]
             outer = [torch.ones_like(each) for each in roots]
             torch.autograd.grad(roots, leaves, outer, allow_unused=True)
     except Exception as error:
@@ -313,26 +313,26 @@ def _outside(look: EffectsRun) -> Findings:
     """Look for changes outside of a call, without hooks on saved tensors: torch watches these itself."""
     subject, sample = look.subject, look.sample
     before = take_snapshot(subject)
-    call = live_call(subject, sample, sample.at(device=look.device), look.places)
-    places = look.places if call.open else ()
-    marks = {place: torch.full_like(call.leaves[place], 3) for place in places[1:] or places}
-    for place, mark in marks.items():
-        call.leaves[place].grad = mark
+    call = live_call(subject, sample, sample.at(device=look.device), look.argnums)
+    argnums = look.argnums if call.open else ()
+    marks = {argnum: torch.full_like(call.leaves[argnum], 3) for argnum in argnums[1:] or argnums}
+    for argnum, mark in marks.items():
+        call.leaves[argnum].grad = mark
     flags = [_form(value) for value in call.given]
-    if places:
+    if argnums:
         call.backward(call.grads(subject), retain_graph=True)
         with Overlooking():  # what it refuses is reported already
             call.backward(call.grads(subject))
-    for place in places:
-        grad: Tensor | None = call.leaves[place].grad
-        if not _untouched(grad, marks.get(place)):
-            label = sample.labels[place]
+    for argnum in argnums:
+        grad: Tensor | None = call.leaves[argnum].grad
+        if not _untouched(grad, marks.get(argnum)):
+            label = sample.labels[argnum]
             message = (
                 f"a backward wrote into `{label}.grad`, though `torch.autograd.grad` asked it to return the "
                 "gradient: return it, and leave `.grad` to torch"
             )
             yield look.failure(label, "side-effect", message, look.by_backward)
-    where = look.by_backward if places else subject.specification.where
+    where = look.by_backward if argnums else subject.specification.where
     yield from _reformed(look, call.given, flags, set(), where)
     for name, what in changes_since(before):
         message = f"a call and its backward change {name}: {what}; take what it needs as an argument"
@@ -345,7 +345,7 @@ def _settings(look: EffectsRun) -> Findings:
     subject, sample = look.subject, look.sample
     # Suppressed, since how it does under other settings is not looked at.
     with other_settings() as changed, Overlooking():
-        call = live_call(subject, sample, sample.at(device=look.device), look.places)
+        call = live_call(subject, sample, sample.at(device=look.device), look.argnums)
         if call.open:
             call.backward(call.grads(subject))
     if seeds(subject, sample):

@@ -20,7 +20,7 @@ from opsmith.checking.numerics.compare import (
 )
 from opsmith.checking.numerics.rounding import LIBRARY, unit_roundoff
 from opsmith.checking.numerics.truth import MeasuredFunction, Truth
-from opsmith.checking.properties.numeric.differentiable import rule_place
+from opsmith.checking.properties.numeric.differentiable import rule_location
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.layouts import Layout
@@ -59,13 +59,13 @@ class LayoutRunner:
     Args:
         subject: What is under check.
         sample: The sample.
-        places: The inputs that are differentiated by.
+        argnums: The inputs that are differentiated by.
         dtype: dtype of floating tensors.
     """
 
     subject: Subject
     sample: Sample
-    places: tuple[int, ...]
+    argnums: tuple[int, ...]
     dtype: torch.dtype
 
     def run(self, flat: Sequence[Any], grads: Sequence[Tensor | None]) -> LayoutRun:
@@ -74,8 +74,8 @@ class LayoutRunner:
         try:
             with without_warnings(), torch.enable_grad():
                 leaves = [
-                    value.detach().requires_grad_(place in self.places) if is_inexact(value) else value
-                    for place, value in enumerate(flat)
+                    value.detach().requires_grad_(argnum in self.argnums) if is_inexact(value) else value
+                    for argnum, value in enumerate(flat)
                 ]
                 results = self.subject.call(self.sample, leaves)
             call = True
@@ -95,12 +95,12 @@ class LayoutRunner:
             for result, grad in zip(results, grads, strict=True)
             if grad is not None and result is not None and has_gradient(result)
         ]
-        if not pairs or not self.places:
-            return [None] * len(self.places)
+        if not pairs or not self.argnums:
+            return [None] * len(self.argnums)
         outputs, incoming = zip(*pairs, strict=True)
         return dense(
             torch.autograd.grad(
-                outputs, [leaves[place] for place in self.places], incoming, allow_unused=True
+                outputs, [leaves[argnum] for argnum in self.argnums], incoming, allow_unused=True
             )
         )
 
@@ -154,7 +154,7 @@ class ContiguousRun:
         there = got if got is not None else expected
         if there is None:
             return None
-        is_gradient = position >= len(self.right.outputs) - len(self.runner.places)
+        is_gradient = position >= len(self.right.outputs) - len(self.runner.argnums)
         if is_gradient and not there.any():
             return None
         return ("there is none (None)" if got is None else "there is one, and should be none (None)"), None
@@ -258,12 +258,12 @@ class OddTensor:
     """A tensor that is not contiguous.
 
     Args:
-        place: Position among the flat arguments, or among the visible results for a grad_output.
+        position: Position among the flat arguments, or among the visible results for a grad_output.
         backward: Whether it is a grad_output.
         layout: Its layout.
     """
 
-    place: int
+    position: int
     backward: bool
     layout: Layout
 
@@ -356,7 +356,7 @@ def failure_of(
     if right:
         evidence["right for"] = ", ".join(right)
     gradient = about.startswith("gradient of ")
-    where = rule_place(subject, _bare_layout(label)) if gradient else subject.specification.where
+    where = rule_location(subject, _bare_layout(label)) if gradient else subject.specification.where
     if shown.kernel is not None:
         where = shown.kernel.where
     # A result that is wrong for a layout of an input is reported under that input, which is what to fix.

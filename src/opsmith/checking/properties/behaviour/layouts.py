@@ -116,24 +116,24 @@ class LayoutCase:
         for odd in singles if limit == ALL else _spread(singles, limit):
             self._try(seen, [odd])
         draw = random.Random(self.runner.subject.seed)
-        by_place: dict[tuple[int, bool], list[OddTensor]] = {}
+        by_position: dict[tuple[int, bool], list[OddTensor]] = {}
         for odd in singles:
             if not odd.layout.repeats or odd.backward:
-                by_place.setdefault((odd.place, odd.backward), []).append(odd)
-        for _ in range(self.runner.subject.effort.layout_combinations if len(by_place) > 1 else 0):
-            several = [draw.choice(odds) for odds in by_place.values()]
+                by_position.setdefault((odd.position, odd.backward), []).append(odd)
+        for _ in range(self.runner.subject.effort.layout_combinations if len(by_position) > 1 else 0):
+            several = [draw.choice(odds) for odds in by_position.values()]
             if not any(self._known(seen, odd) for odd in several):
                 self._try(seen, self._least(several))
 
     def _singles(self) -> Iterator[OddTensor]:
         """Every layout of every tensor, grad_outputs first: nobody chooses their layout."""
-        for place, grad in enumerate(self.grads):
+        for position, grad in enumerate(self.grads):
             if grad is not None:
-                yield from (OddTensor(place, True, layout) for layout in layouts_for(grad))
-        for place, value in enumerate(self.flat if self.inputs_too else ()):
+                yield from (OddTensor(position, True, layout) for layout in layouts_for(grad))
+        for position, value in enumerate(self.flat if self.inputs_too else ()):
             if isinstance(value, Tensor):
                 known = sorted(layouts_for(value), key=lambda layout: layout.repeats)
-                yield from (OddTensor(place, False, layout) for layout in known)
+                yield from (OddTensor(position, False, layout) for layout in known)
 
     def _known(self, seen: LayoutFindings, odd: OddTensor) -> bool:
         label = self._label(odd)
@@ -141,14 +141,14 @@ class LayoutCase:
 
     def _label(self, odd: OddTensor) -> str:
         subject, sample = self.runner.subject, self.runner.sample
-        return subject.results(sample)[odd.place].name if odd.backward else sample.labels[odd.place]
+        return subject.results(sample)[odd.position].name if odd.backward else sample.labels[odd.position]
 
     def laid(self, odds: Sequence[OddTensor]) -> tuple[LayoutRun, ContiguousRun, list[Any]]:
         """A run with some tensors in odd layouts, the contiguous run to compare with, and the arguments."""
         flat, grads = [*map(replica, self.flat)], [*map(replica, self.grads)]
         for odd in odds:
             values: list[Any] = grads if odd.backward else flat
-            values[odd.place] = odd.layout.of(values[odd.place])
+            values[odd.position] = odd.layout.of(values[odd.position])
         twin = self.twin
         if any(odd.layout.repeats for odd in odds):
             twin = ContiguousRun(self.runner, [*map(_plain, flat)], [*map(_plain, grads)])
@@ -174,7 +174,7 @@ class LayoutCase:
             self._raised(seen, odds, got, flat)
             return
         fine = True
-        results = len(got.outputs) - len(self.runner.places)
+        results = len(got.outputs) - len(self.runner.argnums)
         unseen = results if all(odd.backward for odd in odds) else 0
         for position, output in enumerate(got.outputs):
             # The call does not see grad_output: where its results differ, that is another fault.
@@ -226,15 +226,15 @@ class LayoutCase:
 
     def _raising(self, odds: Sequence[OddTensor]) -> int:
         """The input, by its position among those that are differentiated by, whose gradient raises."""
-        places = self.runner.places
-        alone = [replace(self, runner=replace(self.runner, places=(place,))) for place in places]
+        argnums = self.runner.argnums
+        alone = [replace(self, runner=replace(self.runner, argnums=(argnum,))) for argnum in argnums]
         return next((at for at, each in enumerate(alone) if each.laid(odds)[0].error is not None), 0)
 
     def _replay(self, odds: Sequence[OddTensor], output: int) -> Callable[[], str | None]:
         runner = self.runner
-        laid = [(odd.place, odd.backward, odd.layout) for odd in odds]
+        laid = [(odd.position, odd.backward, odd.layout) for odd in odds]
         return lambda: layout_replay(
-            runner.subject, runner.sample, self.flat, self.grads, runner.places, laid, output, NAME
+            runner.subject, runner.sample, self.flat, self.grads, runner.argnums, laid, output, NAME
         )
 
     def _enter(self, seen: LayoutFindings, wrong: LayoutFault, flat: Sequence[Any]) -> None:
@@ -245,7 +245,7 @@ class LayoutCase:
             chosen, _ = choose(subject.specification.kernels, sample.flattening.pack(flat))
             wrong = replace(wrong, kernel=chosen.kernel if chosen else None)
         else:
-            about = f"gradient of {sample.labels[self.runner.places[wrong.output - len(results)]]}"
+            about = f"gradient of {sample.labels[self.runner.argnums[wrong.output - len(results)]]}"
         if self.twin.written is not None:  # a write goes wrong where numbers share memory: that is the fault
             wrong = replace(wrong, cause=self.twin.written)
         seen.wrong.setdefault((self._label(wrong.odd), wrong.odd.backward, about), []).append(wrong)
@@ -257,13 +257,13 @@ def _plain(value: Any) -> Any:
 
 def _spread(singles: Sequence[OddTensor], limit: int) -> list[OddTensor]:
     """Select layouts: the first few of each grad_output, then those of every tensor in turn."""
-    by_place: dict[tuple[int, bool], list[OddTensor]] = {}
+    by_position: dict[tuple[int, bool], list[OddTensor]] = {}
     for odd in singles:
-        by_place.setdefault((odd.place, odd.backward), []).append(odd)
-    longest = max(map(len, by_place.values()), default=0)
-    turns = [odds[at] for at in range(longest) for odds in by_place.values() if at < len(odds)]
+        by_position.setdefault((odd.position, odd.backward), []).append(odd)
+    longest = max(map(len, by_position.values()), default=0)
+    turns = [odds[at] for at in range(longest) for odds in by_position.values() if at < len(odds)]
     first: list[OddTensor] = []
-    for odds in (odds for (_, backward), odds in by_place.items() if backward):
+    for odds in (odds for (_, backward), odds in by_position.items() if backward):
         # A chunk's rows are whole and far from each other: what reads by one stride is wrong there alone.
         first += [*odds[: FIRST - 1], *(odd for odd in odds[FIRST - 1 :] if odd.layout.name == CHUNK)]
     first = first[: limit // 2]
@@ -273,7 +273,7 @@ def _spread(singles: Sequence[OddTensor], limit: int) -> list[OddTensor]:
 def _cases(subject: Subject, sample: Sample) -> Iterator[LayoutCase | Note]:
     if not any(isinstance(value, Tensor) for value in sample.flat):
         return
-    places = differentiated(subject, sample).places
+    argnums = differentiated(subject, sample).argnums
     draws = bool(subject.draws or drawing_operations(subject, sample))
     if draws:
         yield Note(
@@ -289,12 +289,12 @@ def _cases(subject: Subject, sample: Sample) -> Iterator[LayoutCase | Note]:
             flat = [_plain(value) for value in sample.at(dtype, device)]
             with torch.no_grad():
                 results = subject.call(sample, sample.at(dtype, device))
-            open_ = results_with_gradient(subject, sample, results) if places else [False] * len(results)
+            open_ = results_with_gradient(subject, sample, results) if argnums else [False] * len(results)
             generator = subject.generator()
             grads = [
                 random_grad_output(r, generator) if o else None for r, o in zip(results, open_, strict=True)
             ]
-            looked = LayoutCase(LayoutRunner(subject, sample, places, dtype), device, flat, grads, not draws)
+            looked = LayoutCase(LayoutRunner(subject, sample, argnums, dtype), device, flat, grads, not draws)
             error = looked.twin.right.error
             if error is not None:
                 yield Note(

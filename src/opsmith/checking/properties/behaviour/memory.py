@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import live_call
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
+from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
@@ -37,20 +37,20 @@ def run(subject: Subject) -> Findings:
 
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
-    places = differentiated(subject, sample).places
+    argnums = differentiated(subject, sample).argnums
     for device in subject.devices:
-        leaks = [*_leaks(subject, sample, places, device)]
+        leaks = [*_leaks(subject, sample, argnums, device)]
         yield from leaks
-        if places and not leaks:
-            yield from _on_context(subject, sample, places, device)
-        if places:
-            yield from _saved(subject, sample, places, device)
+        if argnums and not leaks:
+            yield from _on_context(subject, sample, argnums, device)
+        if argnums:
+            yield from _saved(subject, sample, argnums, device)
 
 
-def _leaks(subject: Subject, sample: Sample, places: Sequence[int], device: torch.device) -> Findings:
+def _leaks(subject: Subject, sample: Sample, argnums: Sequence[int], device: torch.device) -> Findings:
     """Look for memory that several calls leave behind when all of their tensors are dropped."""
     with without_garbage_collection():
-        calls = [each for _ in range(CALLS) for each in _watched(subject, sample, places, device)]
+        calls = [each for _ in range(CALLS) for each in _watched(subject, sample, argnums, device)]
         left = not_freed(calls)
         if not left:
             return
@@ -58,15 +58,15 @@ def _leaks(subject: Subject, sample: Sample, places: Sequence[int], device: torc
         stays = [each for each in kept if each.label]
         constants = {each.address: each for each in kept if not each.label}
         circle = [each for each in left if each.freed]
-        where = rule_place(subject, sample.names[places[0]]) if places else subject.specification.where
+        where = rule_location(subject, sample.names[argnums[0]]) if argnums else subject.specification.where
         if stays or len(constants) > 1:
             yield _kept_for_ever(subject, sample, stays or list(constants.values()), where)
         elif circle:
-            yield _in_a_circle(subject, sample, places, device, circle, where)
+            yield _in_a_circle(subject, sample, argnums, device, circle, where)
 
 
 def _watched(
-    subject: Subject, sample: Sample, places: Sequence[int], device: torch.device
+    subject: Subject, sample: Sample, argnums: Sequence[int], device: torch.device
 ) -> list[WatchedMemory]:
     """Make a call and its backward, and drop both: what lay in memory is watched alone.
 
@@ -74,11 +74,11 @@ def _watched(
     """
     flat = sample.at(device=device)
     with record_saved_tensors() as saved:
-        call = live_call(subject, sample, flat, places)
+        call = live_call(subject, sample, flat, argnums)
     grads: list[Tensor] = call.grads(subject) if call.open else []
     found = call.backward(grads) if call.open else []
     results = [each.name for each in subject.results(sample)]
-    gradients = [f"the gradient of `{sample.labels[place]}`" for place in places]
+    gradients = [f"the gradient of `{sample.labels[argnum]}`" for argnum in argnums]
     named = [
         *((f"`{label}`", value) for label, value in zip(sample.labels, call.given, strict=True)),
         *((f"the result `{name}`", value) for name, value in zip(results, call.results, strict=True)),
@@ -120,12 +120,12 @@ def _name(watched: WatchedMemory) -> str | None:
 def _in_a_circle(
     subject: Subject,
     sample: Sample,
-    places: Sequence[int],
+    argnums: Sequence[int],
     device: torch.device,
     circle: Sequence[WatchedMemory],
     where: str,
 ) -> Failure:
-    attributes = _circular(subject, sample, places, device)
+    attributes = _circular(subject, sample, argnums, device)
     by = f" (`ctx.{attributes[0]}` holds it)" if attributes else ""
     circle = sorted(circle, key=lambda each: "result" not in each.label)
     what = _what(circle)
@@ -144,17 +144,17 @@ def _in_a_circle(
     return Failure(NAME, _name(circle[0]), "leak", message, where, evidence)
 
 
-def _circular(subject: Subject, sample: Sample, places: Sequence[int], device: torch.device) -> list[str]:
+def _circular(subject: Subject, sample: Sample, argnums: Sequence[int], device: torch.device) -> list[str]:
     """The attributes of a context that lead back to it."""
-    call = live_call(subject, sample, sample.at(device=device), places)
+    call = live_call(subject, sample, sample.at(device=device), argnums)
     own = set(nodes(call.results))
     found = [name for name, tensor in attribute_tensors(call.results) if tensor.grad_fn in own]
     return list(dict.fromkeys(found))
 
 
-def _on_context(subject: Subject, sample: Sample, places: tuple[int, ...], device: torch.device) -> Findings:
+def _on_context(subject: Subject, sample: Sample, argnums: tuple[int, ...], device: torch.device) -> Findings:
     """Arguments and results that a context keeps after the backward, when what is saved is let go of."""
-    call = live_call(subject, sample, sample.at(device=device), places, leaf=False)
+    call = live_call(subject, sample, sample.at(device=device), argnums, leaf=False)
     if not call.open:
         return
     labels: dict[int, str] = {}
@@ -177,14 +177,16 @@ def _on_context(subject: Subject, sample: Sample, places: tuple[int, ...], devic
             f"`ctx.save_for_backward({label})`, which lets go of it"
         )
         evidence = {"sample": str(sample), "bytes": tensor.untyped_storage().nbytes()}
-        yield Failure(NAME, label, "leak", message, rule_place(subject, sample.names[places[0]]), evidence)
+        yield Failure(
+            NAME, label, "leak", message, rule_location(subject, sample.names[argnums[0]]), evidence
+        )
         return
 
 
-def _saved(subject: Subject, sample: Sample, places: Sequence[int], device: torch.device) -> Findings:
+def _saved(subject: Subject, sample: Sample, argnums: Sequence[int], device: torch.device) -> Findings:
     """Compare the tensors that are saved for the backward with those that its formulas name."""
     with record_saved_tensors() as saved:
-        call = live_call(subject, sample, sample.at(device=device), places)
+        call = live_call(subject, sample, sample.at(device=device), argnums)
     if not call.open:
         return
     names = {

@@ -117,7 +117,7 @@ def _undeclared(subject: Subject, sample: Sample, draws: list[str]) -> Failure:
 
 def _of_a_class(subject: Subject, sample: Sample) -> Failure | Note:
     """A class cannot declare that it draws, and may; its backward must use the numbers that were drawn."""
-    places = differentiated(subject, sample).places
+    argnums = differentiated(subject, sample).argnums
     with torch.random.fork_rng(), without_warnings():
         with torch.no_grad():
             grads = contiguous_grad_outputs(subject, sample, subject.call(sample, sample.at())).grads
@@ -128,22 +128,22 @@ def _of_a_class(subject: Subject, sample: Sample) -> Failure | Note:
             drawn.append(torch.get_rng_state())
             return results
 
-        vjp(function, sample.at(), places, grads)
-        drew = bool(places) and not torch.equal(drawn[-1], torch.get_rng_state())
+        vjp(function, sample.at(), argnums, grads)
+        drew = bool(argnums) and not torch.equal(drawn[-1], torch.get_rng_state())
     if not drew:
         return Note(
             "its forward draws from torch's random state, and every run here starts from the same one; "
             '`opsmith.adopt(..., kind="stochastic")` declares it'
         )
     adopted = subject.specification.adopted
-    place = adopted.backward_where if adopted is not None else subject.specification.where
+    location = adopted.backward_where if adopted is not None else subject.specification.where
     return Failure(
         NAME,
         None,
         "nondeterministic",
         f"the backward of {subject.name} draws from torch's random state, as its forward does, and gets "
         "other numbers: save what the forward drew, and use that",
-        place,
+        location,
         {"sample": str(sample)},
     )
 

@@ -14,7 +14,7 @@ from opsmith.checking.calls import CallValues, call_values, copies, live_call
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.compare import describe_difference, differ_beyond_rounding, same_bits
 from opsmith.checking.properties.behaviour.randomness import seeds
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
+from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.perturb import other_forms, reversed_numbers, scaled
@@ -47,9 +47,9 @@ def run(subject: Subject) -> Findings:
 
 
 def _sample(subject: Subject, sample: Sample, every: Sequence[Sample]) -> Findings:
-    places = differentiated(subject, sample).places
+    argnums = differentiated(subject, sample).argnums
     for device in subject.devices:
-        made = CallRecipe(sample, places, partial(sample.at, device=device))
+        made = CallRecipe(sample, argnums, partial(sample.at, device=device))
         memory = HiddenState.of(subject, partial(_call, subject, made))
         with memory.away():
             unsteady = _unsteady(subject, made, memory)
@@ -82,7 +82,7 @@ def _unsteady(subject: Subject, made: CallRecipe, memory: HiddenState) -> Failur
 
 
 def _call(subject: Subject, made: CallRecipe) -> CallValues:
-    return call_values(subject, made.sample, made.make(), made.places)
+    return call_values(subject, made.sample, made.make(), made.argnums)
 
 
 def _others(
@@ -91,7 +91,7 @@ def _others(
     """Calls that may disturb it: of other numbers, in other forms, of other shapes."""
     sample = mine.sample
     for other in (reversed_numbers, scaled) if sample.inexact else ():
-        made = CallRecipe(sample, mine.places, partial(_changed, other, sample, device))
+        made = CallRecipe(sample, mine.argnums, partial(_changed, other, sample, device))
         try:
             _call(subject, made)
         except Exception as error:
@@ -102,13 +102,13 @@ def _others(
     if not subject.effort.neighbours:
         return
     for form, make in other_forms(sample, device):
-        yield f"a call {form}", CallRecipe(sample, mine.places, make)
+        yield f"a call {form}", CallRecipe(sample, mine.argnums, make)
     beside = [each for each in every if each is not sample and _shapes(each) == _shapes(sample)]
     apart = [each for each in every if _shapes(each) != _shapes(sample)]
     for each in (*beside[:1], *apart[: subject.effort.neighbours]):
         with Overlooking():  # other properties report what it raises there
-            places = differentiated(subject, each).places
-            yield f"a call of {each}", CallRecipe(each, places, partial(each.at, device=device))
+            argnums = differentiated(subject, each).argnums
+            yield f"a call of {each}", CallRecipe(each, argnums, partial(each.at, device=device))
 
 
 def _shapes(sample: Sample) -> list[Any]:
@@ -146,8 +146,8 @@ def _names(stage: InterleavedCalls, call: str) -> list[tuple[str, str, str]]:
     return [
         *((each.name, f"`{each.name}`", where) for each in subject.results(made.sample)),
         *(
-            (labels[place], f"the gradient of `{labels[place]}`", rule_place(subject, names[place]))
-            for place in made.places
+            (labels[argnum], f"the gradient of `{labels[argnum]}`", rule_location(subject, names[argnum]))
+            for argnum in made.argnums
         ),
     ]
 
@@ -227,7 +227,7 @@ def by_mode(property: str, stage: InterleavedCalls, interleaved: InterleavedAnsw
     if plain is not None and differ_beyond_rounding(right, plain):
         needed = [
             at
-            for at in stage.mine.places
+            for at in stage.mine.argnums
             if not differ_beyond_rounding(right, _requiring(stage, (at,), position))
         ]
         labels = " and ".join(f"`{sample.labels[at]}`" for at in needed)
@@ -248,33 +248,33 @@ def by_mode(property: str, stage: InterleavedCalls, interleaved: InterleavedAnsw
     return Failure(property, name, "unknown", f"{changed}: {off}, so that the mode decides", where, evidence)
 
 
-def _requiring(stage: InterleavedCalls, places: tuple[int, ...], position: int) -> Tensor | None:
+def _requiring(stage: InterleavedCalls, argnums: tuple[int, ...], position: int) -> Tensor | None:
     """The result where these inputs alone require a gradient, with gradients enabled; None if it raises."""
     stage.hidden_state.forget()
     made = stage.mine
 
     def run() -> CallValues:
-        return CallValues(copies(live_call(stage.subject, made.sample, made.make(), places).results))
+        return CallValues(copies(live_call(stage.subject, made.sample, made.make(), argnums).results))
 
     interleaved = stage.record(MINE, "", run)
     return None if isinstance(interleaved.given, BaseException) else interleaved.given.results[position]
 
 
 def result_by_need(
-    subject: Subject, sample: Sample, places: Sequence[int], dtype: torch.dtype, device: torch.device
+    subject: Subject, sample: Sample, argnums: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> str | None:
     """In what a result is another one where inputs require a gradient, each time that it is computed.
 
     Args:
         subject: What is under check.
         sample: The sample.
-        places: The inputs that require a gradient, or do not.
+        argnums: The inputs that require a gradient, or do not.
         dtype: dtype of floating inputs.
         device: Where they lie.
     """
     needed, plain = (
         [copies(live_call(subject, sample, sample.at(dtype, device), some).results) for _ in range(2)]
-        for some in (places, ())
+        for some in (argnums, ())
     )
     for described, *each in zip(subject.results(sample), *needed, *plain, strict=False):
         with_one, again, without, once_more = each

@@ -106,18 +106,18 @@ def _trials(subject: Subject, kernel: Kernel, sample: Sample, at: int) -> Iterat
         words = f"{sample}" if dtype is None else f"{sample} in {dtype_name(dtype)}"
         yield from _trial(subject, kernel, sample, flat, SanitizedCall(at, dtype, (), (), words))
         if at < subject.effort.sanitized_samples and sample.elements <= MOST_ELEMENTS:
-            for place, layout in _layouts(flat):
+            for argnum, layout in _layouts(flat):
                 laid = list(flat)
-                laid[place] = layout.of(flat[place].contiguous())
-                odd = f"`{sample.labels[place]}` {layout.name}"
-                trial = SanitizedCall(at, dtype, ((place, layout),), (), words, odd)
+                laid[argnum] = layout.of(flat[argnum].contiguous())
+                odd = f"`{sample.labels[argnum]}` {layout.name}"
+                trial = SanitizedCall(at, dtype, ((argnum, layout),), (), words, odd)
                 yield from _trial(subject, kernel, sample, laid, trial)
 
 
 def _layouts(flat: Sequence[Any]) -> Iterator[tuple[int, Layout]]:
-    for place, value in enumerate(flat):
+    for argnum, value in enumerate(flat):
         if isinstance(value, Tensor):
-            yield from ((place, each) for each in layouts_for(value) if each.name not in BITS)
+            yield from ((argnum, each) for each in layouts_for(value) if each.name not in BITS)
 
 
 def _trial(

@@ -156,9 +156,9 @@ def taken_though_refused(property: str, subject: Subject) -> Findings:
             failures = thread.submit(lambda: tuple(_taken(property, subject, taking))).result()
         return Outcome(property, "passed", failures=failures)
 
-    kernels, place = kernels_in_cpp(subject.specification), subject.specification.where
+    kernels, location = kernels_in_cpp(subject.specification), subject.specification.where
     try:
-        found = run_isolated(property, run, where=place, limit_s=subject.limit_s, kernels=kernels)
+        found = run_isolated(property, run, where=location, limit_s=subject.limit_s, kernels=kernels)
     except errors.UsageError as error:
         yield Note(f"what a kernel does with sizes that the reference refuses was not tried: {error.problem}")
         return
@@ -245,18 +245,18 @@ def _size_changes(subject: Subject, sample: Sample) -> Iterator[tuple[str | None
 
     Whole numbers may point into a tensor: it does not become smaller then.
     """
-    tensors = {place: value for place, value in enumerate(sample.flat) if isinstance(value, Tensor)}
+    tensors = {argnum: value for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)}
     point = any(not (value.is_floating_point() or value.is_complex()) for value in tensors.values())
     ways = (1,) if point else (1, -1)
     generator = subject.generator()
-    for place, value in tensors.items():
-        name = sample.labels[place]
+    for argnum, value in tensors.items():
+        name = sample.labels[argnum]
         for index, size in enumerate(value.shape):
             for way in ways:
                 if size + way >= LEAST:
                     shape = [*value.shape[:index], size + way, *value.shape[index + 1 :]]
                     flat = [*sample.flat]
-                    flat[place] = generate_like(value, shape, generator)
+                    flat[argnum] = generate_like(value, shape, generator)
                     words = f"`{name}.shape[{index}]` at {size + way} where it had {size}"
                     yield name, Variation(sample, words, tuple(flat))
     sizes = sizes_of(subject, sample)

@@ -143,13 +143,13 @@ def _sample(subject: Subject, sample: Sample, looked: Interpreted, *, in_layouts
         yield from looked.look(case, case.flat())
     if not in_layouts:
         return
-    for place, layout in _layouts(sample, subject.effort.layouts):
+    for argnum, layout in _layouts(sample, subject.effort.layouts):
 
         def laid(
-            dtype: torch.dtype, device: torch.device, place: int = place, layout: Layout = layout
+            dtype: torch.dtype, device: torch.device, argnum: int = argnum, layout: Layout = layout
         ) -> list[Any]:
             flat = sample.at(dtype, device)
-            flat[place] = layout.of(plain(flat[place]))
+            flat[argnum] = layout.of(plain(flat[argnum]))
             return flat
 
         mine = measure
@@ -189,8 +189,8 @@ def _cases(
 
 def _layouts(sample: Sample, most: int) -> Iterator[tuple[int, Layout]]:
     found = [
-        (place, layout)
-        for place, value in enumerate(sample.flat)
+        (argnum, layout)
+        for argnum, value in enumerate(sample.flat)
         if isinstance(value, Tensor)
         for layout in layouts_for(plain(value))
     ]

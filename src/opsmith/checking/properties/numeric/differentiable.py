@@ -28,11 +28,11 @@ class Differentiated:
     """The flat arguments of a sample that gradients flow to.
 
     Args:
-        places: Those to check.
+        argnums: Those to check.
         refused: For each input that has no gradient to check, why not.
     """
 
-    places: tuple[int, ...]
+    argnums: tuple[int, ...]
     refused: dict[str, str]
 
     def subsets(self, effort: Effort | None = None) -> Iterator[tuple[int, ...]]:
@@ -42,16 +42,16 @@ class Differentiated:
             effort: How much to look at: every choice of up to four inputs; of more, every pair, and all but
                 one. Quickly, no more than each alone and all.
         """
-        for place in self.places:
-            yield (place,)
-        if len(self.places) > 1:
-            yield self.places
-        if effort is None or not effort.input_choices or len(self.places) < 3:
+        for argnum in self.argnums:
+            yield (argnum,)
+        if len(self.argnums) > 1:
+            yield self.argnums
+        if effort is None or not effort.input_choices or len(self.argnums) < 3:
             return
-        few = len(self.places) <= 4
-        sizes = range(2, len(self.places)) if few else sorted({2, len(self.places) - 1})
+        few = len(self.argnums) <= 4
+        sizes = range(2, len(self.argnums)) if few else sorted({2, len(self.argnums) - 1})
         for size in sizes:
-            yield from combinations(self.places, size)
+            yield from combinations(self.argnums, size)
 
 
 def differentiated(subject: Subject, sample: Sample) -> Differentiated:
@@ -63,16 +63,16 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
     if not any(results_with_gradient(subject, sample, subject.call(sample, sample.at()))):
         return Differentiated((), {})
     rules = subject.specification.gradients
-    places: list[int] = []
+    argnums: list[int] = []
     refused: dict[str, str] = {}
-    for place in sample.inexact:
-        name = sample.names[place]
+    for argnum in sample.inexact:
+        name = sample.names[argnum]
         rule = rules.rules.get(name)
         if isinstance(rule, NotImplementedGradient):
             refused[name] = f"the gradient of `{name}` is not implemented: {rule.reason}"
         elif subject.kind.in_library:
             if not subject.lacks("autograd"):
-                places.append(place)
+                argnums.append(argnum)
             else:
                 refused[name] = "it has no gradient: `torch.library.register_autograd` gives it one"
         elif rule is None and subject.specification.opaque and rules.stand_in is None:
@@ -81,8 +81,8 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
                 f"`.gradients({name}=lambda grad: ...)`, or `{name}=opsmith.non_differentiable`"
             )
         elif not isinstance(rule, NonDifferentiable):
-            places.append(place)
-    return Differentiated(tuple(places), refused)
+            argnums.append(argnum)
+    return Differentiated(tuple(argnums), refused)
 
 
 def _differentiates_itself(subject: Subject) -> bool:
@@ -92,7 +92,7 @@ def _differentiates_itself(subject: Subject) -> bool:
 
 def given_instead(subject: Subject, sample: Sample) -> dict[str, str]:
     """Inputs with a formula that a sample does not differentiate, and what it gives instead."""
-    inexact = {sample.names[place] for place in sample.inexact}
+    inexact = {sample.names[argnum] for argnum in sample.inexact}
     rules = subject.specification.gradients.rules
     instead: dict[str, str] = {}
     for name, value in zip(sample.names, sample.flat, strict=True):
@@ -126,10 +126,10 @@ def promises_gradients(subject: Subject) -> bool:
 
 def lacks_floats(subject: Subject) -> bool:
     """True if no sample has a floating tensor with elements, so that no gradient has any."""
-    return not any(sample.flat[place].numel() for sample in subject.samples for place in sample.inexact)
+    return not any(sample.flat[argnum].numel() for sample in subject.samples for argnum in sample.inexact)
 
 
-def rule_place(subject: Subject, name: str) -> str:
+def rule_location(subject: Subject, name: str) -> str:
     """`file:line` of what computes the gradient of an input."""
     specification = subject.specification
     rule = specification.gradients.rules.get(name)

@@ -151,7 +151,7 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
         words = f"{what} does not run in it: {first_line(error)}"
         yield Note(f"{dtype_name(case.dtype)} was left out on {case.device.type}: {words}")
         return
-    visible = subject.places(case.sample)
+    visible = subject.visible_positions(case.sample)
     yield from _compare(case, results, visible, "the operator", subject.specification.where)
 
 
@@ -172,7 +172,7 @@ def _lost_precision(subject: Subject) -> Findings:
         except Exception as error:
             refuse_own(error)
             continue  # it may take one dtype alone, and what it raises is reported
-        for got, position in zip(results, subject.places(sample), strict=True):
+        for got, position in zip(results, subject.visible_positions(sample), strict=True):
             if got is None or got.dtype not in (torch.float32, torch.complex64, *LOW_PRECISION):
                 continue
             name, mine = subject.every(sample)[position].name, str(got.dtype)
@@ -200,7 +200,7 @@ def _compare(
 
 def _replay(case: Case, position: int) -> str | None:
     """The call against the reference, which a hidden result does not show in."""
-    visible = case.subject.places(case.sample)
+    visible = case.subject.visible_positions(case.sample)
     if position not in visible:
         return None
     expected = case.truth.right[position]

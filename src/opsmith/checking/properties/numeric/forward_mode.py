@@ -22,7 +22,11 @@ from opsmith.checking.numerics.finite_differences import (
     numerical_gradient,
 )
 from opsmith.checking.numerics.noise import Noise, noise_of
-from opsmith.checking.properties.numeric.differentiable import each_subset, results_with_gradient, rule_place
+from opsmith.checking.properties.numeric.differentiable import (
+    each_subset,
+    results_with_gradient,
+    rule_location,
+)
 from opsmith.checking.properties.numeric.second_order import DIRECTIONS, SHARE, NumericalDerivatives
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
@@ -41,9 +45,9 @@ def run(subject: Subject) -> Findings:
     yield from each_subset(NAME, subject, _look)
 
 
-def _look(subject: Subject, sample: Sample, places: tuple[int, ...], right: tuple[int, ...]) -> Findings:
+def _look(subject: Subject, sample: Sample, argnums: tuple[int, ...], right: tuple[int, ...]) -> Findings:
     for device in subject.devices_with(torch.float64):
-        tangents = Tangents(subject, sample, places, device)
+        tangents = Tangents(subject, sample, argnums, device)
         if not any(weight is not None for weight in tangents.weights[0]):
             continue
         if right:
@@ -60,9 +64,9 @@ def _against_all(tangents: Tangents, together: Tangents) -> Findings:
     """The tangents by one input alone, beside those where every input has one, and the others' are zero."""
     subject, sample = tangents.subject, tangents.sample
     pieces = together.direction.split(together.packed.sizes)
-    (place,) = tangents.places
-    alone = pieces[together.places.index(place)]
-    masked = [piece if p == place else 0 * piece for p, piece in zip(together.places, pieces, strict=True)]
+    (argnum,) = tangents.argnums
+    alone = pieces[together.argnums.index(argnum)]
+    masked = [piece if p == argnum else 0 * piece for p, piece in zip(together.argnums, pieces, strict=True)]
     expected = together.by_dual_numbers(torch.cat(masked))
     for result, mine, right in zip(
         subject.results(sample), tangents.by_dual_numbers(alone), expected, strict=True
@@ -73,12 +77,12 @@ def _against_all(tangents: Tangents, together: Tangents) -> Findings:
         got, other = (torch.zeros_like(like) if each is None else each for each in (mine, right))
         if agree_to_share(got, other, AGREE):
             continue
-        label = sample.labels[place]
+        label = sample.labels[argnum]
         message = (
             f"the tangent of `{result.name}` by `{label}` is another one where `{label}` alone has a tangent "
             f"than where every input has one: they differ by {float((got - other).abs().max()):.3g}"
         )
-        where = _rule(subject) or rule_place(subject, sample.names[place])
+        where = _rule(subject) or rule_location(subject, sample.names[argnum])
         evidence = {"sample": case_name(sample, torch.float64, tangents.device)}
         yield Failure(NAME, label, "forward-mode", message, where, evidence)
         return
@@ -116,12 +120,12 @@ def _against_differences(tangents: Tangents, got: Sequence[Tensor | None]) -> Fi
 
 def _complex(tangents: Tangents, name: str, tangent: Tensor, value: Tensor) -> Failure:
     subject, sample = tangents.subject, tangents.sample
-    names = ", ".join(sample.labels[place] for place in tangents.places)
+    names = ", ".join(sample.labels[argnum] for argnum in tangents.argnums)
     message = (
         f"the tangent of `{name}` by `{names}` is {tangent.dtype}, and `{name}` is {value.dtype}: return its "
         "real part"
     )
-    where = _rule(subject) or rule_place(subject, sample.names[tangents.places[0]])
+    where = _rule(subject) or rule_location(subject, sample.names[tangents.argnums[0]])
     return Failure(
         NAME, names, "dtype", message, where, {"sample": case_name(sample, torch.float64, tangents.device)}
     )
@@ -157,9 +161,9 @@ LOWER_PRECISION = {torch.float64: torch.float32, torch.complex128: torch.complex
 
 def _alone(tangents: Tangents) -> list[Failure]:
     """The failures of each input alone, which are more precise than that of all together."""
-    if len(tangents.places) == 1:
+    if len(tangents.argnums) == 1:
         return []
-    ones = [replace(tangents, places=(place,)) for place in tangents.places]
+    ones = [replace(tangents, argnums=(argnum,)) for argnum in tangents.argnums]
     found = [each for one in ones for each in _against_differences(one, one.by_dual_numbers(one.direction))]
     return [each for each in found if isinstance(each, Failure)]
 
@@ -168,10 +172,10 @@ def _as_reverse(tangents: Tangents, got: Sequence[Tensor | None], weights: Seque
     """True if the weighed tangents agree with the gradients: u (J v) is (u J) v."""
     subject, sample = tangents.subject, tangents.sample
     flat = list(tangents.packed.values)
-    found = vjp(lambda values: subject.call(sample, values), flat, tangents.places, weights)
+    found = vjp(lambda values: subject.call(sample, values), flat, tangents.argnums, weights)
     steps = tangents.packed.unpacked(tangents.direction)
-    gradients = found or [None] * len(tangents.places)
-    reverse = weighed(gradients, [steps[place] for place in tangents.places])
+    gradients = found or [None] * len(tangents.argnums)
+    reverse = weighed(gradients, [steps[argnum] for argnum in tangents.argnums])
     forward = weighed(got, weights)
     return abs(reverse - forward) <= AGREE * max(abs(reverse), abs(forward))
 
@@ -182,7 +186,7 @@ AGREE = 1e-6
 
 def _failure(tangents: Tangents, got: Sequence[Tensor | None], mine: float, right: float) -> Failure:
     subject, sample = tangents.subject, tangents.sample
-    names = ", ".join(sample.labels[place] for place in tangents.places)
+    names = ", ".join(sample.labels[argnum] for argnum in tangents.argnums)
     evidence: dict[str, Any] = {"sample": case_name(sample, torch.float64, tangents.device)}
     reverse = all(_reverse_is(tangents, weights) for weights in tangents.weights)
     evidence["reverse mode"] = "right" if reverse else "wrong as well"
@@ -197,19 +201,19 @@ def _failure(tangents: Tangents, got: Sequence[Tensor | None], mine: float, righ
         off = (found - expected).abs()
         if not off.numel() or float(off.max()) <= ROUGH * float(expected.abs().max()):
             continue
-        place = off.argmax()
-        index = [int(i) for i in torch.unravel_index(place, off.shape)] if off.dim() else []
+        worst = off.argmax()
+        index = [int(i) for i in torch.unravel_index(worst, off.shape)] if off.dim() else []
         looks = diagnose(Observation(tangent, expected))
         name, cause = f" of `{result.name}`", looks.cause
         at = f"at {index} " if index else ""
-        value, truth = found.reshape(-1)[place].item(), expected.reshape(-1)[place].item()
+        value, truth = found.reshape(-1)[worst].item(), expected.reshape(-1)[worst].item()
         shown = f"{at}it is {value:.6g} where {truth:.6g} is right"
         shown += f"; {looks.reason}" if looks.reason else ""
         evidence.update({"index": index, "got": value, "expected": truth, "looks like": cause})
         break
     said = "; reverse mode is right" if reverse else ""
     message = f"the tangent{name} by `{names}` differs from finite differences: {shown}{said}"
-    where = _rule(subject) or rule_place(subject, sample.names[tangents.places[0]])
+    where = _rule(subject) or rule_location(subject, sample.names[tangents.argnums[0]])
     return Failure(NAME, names, "forward-mode" if reverse else cause, message, where, evidence)
 
 
@@ -223,9 +227,9 @@ def _reverse_is(tangents: Tangents, weights: Sequence[Tensor | None]) -> bool:
     if numbers is None:
         return False
     flat = list(tangents.packed.values)
-    found = vjp(lambda v: tangents.subject.call(tangents.sample, v), flat, tangents.places, weights)
+    found = vjp(lambda v: tangents.subject.call(tangents.sample, v), flat, tangents.argnums, weights)
     steps = tangents.packed.unpacked(tangents.direction)
-    reverse = weighed(found or [None] * len(tangents.places), [steps[place] for place in tangents.places])
+    reverse = weighed(found or [None] * len(tangents.argnums), [steps[argnum] for argnum in tangents.argnums])
     return abs(reverse - numbers.value) <= numbers.error
 
 
@@ -240,10 +244,10 @@ def _second_order(tangents: Tangents) -> Findings:
     weights = tangents.weights[0]
     with torch.enable_grad():
         leaves = [
-            value.detach().clone().requires_grad_() if place in tangents.places else value
-            for place, value in enumerate(packed.values)
+            value.detach().clone().requires_grad_() if argnum in tangents.argnums else value
+            for argnum, value in enumerate(packed.values)
         ]
-        inputs = [leaves[place] for place in tangents.places]
+        inputs = [leaves[argnum] for argnum in tangents.argnums]
         found = tangents.by_dual_numbers(tangents.direction, leaves)
         pairs = [
             (tangent, weight)
@@ -271,11 +275,11 @@ def _second_order(tangents: Tangents) -> Findings:
         directions=DIRECTIONS,
         generator=subject.generator(),
     )
-    worst = NumericalDerivatives(packed, numbers).judge(dict(zip(tangents.places, got, strict=True)))
+    worst = NumericalDerivatives(packed, numbers).judge(dict(zip(tangents.argnums, got, strict=True)))
     if worst is None:
         return
-    place, difference = worst
-    label = sample.labels[place]
+    argnum, difference = worst
+    label = sample.labels[argnum]
     yield Failure(
         NAME,
         label,
@@ -305,19 +309,19 @@ class Tangents:
     Args:
         subject: What is under check.
         sample: The sample.
-        places: The inputs that have tangents.
+        argnums: The inputs that have tangents.
         device: Where to run.
     """
 
     subject: Subject
     sample: Sample
-    places: tuple[int, ...]
+    argnums: tuple[int, ...]
     device: torch.device
 
     @cached_property
     def packed(self) -> PackedTensors:
         """The inputs, those with tangents in a row."""
-        return PackedTensors(self.sample.at(torch.float64, self.device), self.places)
+        return PackedTensors(self.sample.at(torch.float64, self.device), self.argnums)
 
     @cached_property
     def results(self) -> list[Any]:
@@ -366,9 +370,9 @@ class Tangents:
         # torch's own operators without forward mode raise for inputs that require a gradient, and for others
         # they silently return zeros.
         with torch.enable_grad(), without_warnings(), forward_ad.dual_level():
-            for place in self.places:
-                value = flat[place] if values is not None else flat[place].detach().requires_grad_().clone()
-                flat[place] = forward_ad.make_dual(value, steps[place].to(value.device).contiguous())
+            for argnum in self.argnums:
+                value = flat[argnum] if values is not None else flat[argnum].detach().requires_grad_().clone()
+                flat[argnum] = forward_ad.make_dual(value, steps[argnum].to(value.device).contiguous())
             results = self.subject.call(self.sample, flat)
             found = [forward_ad.unpack_dual(r).tangent if is_inexact(r) else None for r in results]
         return found if values is not None else [None if each is None else each.detach() for each in found]

@@ -23,7 +23,7 @@ from opsmith.checking.properties.numeric.differentiable import (
     lacks_floats,
     nothing_to_differentiate,
     promises_gradients,
-    rule_place,
+    rule_location,
 )
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient
 from opsmith.checking.properties.numeric.gradient_verdict import Attempt, conclude, reference_failure
@@ -89,7 +89,7 @@ def run(subject: Subject) -> Findings:
             f"no sample differentiates `{name}`, so nothing has looked at its gradient formula: expected a "
             f"floating tensor in at least one sample, got {given}"
         )
-        yield Failure(NAME, name, "not-exercised", message, rule_place(subject, name))
+        yield Failure(NAME, name, "not-exercised", message, rule_location(subject, name))
     if seen.differentiated and not seen.failed and not seen.told:
         yield Skipped(WITHOUT_ELEMENTS if lacks_floats(subject) else UNTOLD)
     elif seen.differentiated or seen.failed:
@@ -120,19 +120,21 @@ def _told_apart(finding: Finding, seen: GradientCoverage) -> Finding:
 def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Findings:
     inputs = differentiated(subject, sample)
     if sample.origin:
-        inputs = replace(inputs, places=tuple(p for p in inputs.places if sample.labels[p] not in seen.wrong))
+        inputs = replace(
+            inputs, argnums=tuple(p for p in inputs.argnums if sample.labels[p] not in seen.wrong)
+        )
     seen.refused.update(inputs.refused)
     for name, given in given_instead(subject, sample).items():
         seen.instead[name] = given
         if given != "None" and not sample.origin:
             yield Note(f"sample {sample.position} does not differentiate `{name}`, which is {given}")
-    if not inputs.places:
+    if not inputs.argnums:
         return
-    seen.differentiated.update(sample.names[place] for place in inputs.places)
+    seen.differentiated.update(sample.names[argnum] for argnum in inputs.argnums)
     right = RightGradient(
         subject,
         sample,
-        inputs.places,
+        inputs.argnums,
         borne_out=bool(sample.origin) and seen.borne_out,
         glanced=seen.looked >= subject.effort.glanced_after,
     )
@@ -142,7 +144,7 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
     tried = grad_outputs_to_try(subject, sample, results)
     if not sample.origin:
         yield from _about_reference(right, tried[-1])
-        seen.borne_out &= all(right.trusted(place, tried[-1]) for place in right.places)
+        seen.borne_out &= all(right.trusted(argnum, tried[-1]) for argnum in right.argnums)
     attempts: list[Attempt] = []
     for probe in tried:
         for found in _with_probe(right, inputs, probe):
@@ -150,17 +152,17 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
                 attempts.append(found)
             else:
                 yield found
-    seen.told = seen.told or any(right.tells(place, probe) for probe in tried for place in inputs.places)
+    seen.told = seen.told or any(right.tells(argnum, probe) for probe in tried for argnum in inputs.argnums)
     wrong: set[str] = set()
     for finding in conclude(NAME, right, attempts):
         if isinstance(finding, Failure) and finding.input:
             wrong.update(finding.input.split(", "))
         yield finding
     raising = [attempt.subset for attempt in attempts if attempt.error is not None]
-    wrong.update(sample.labels[place] for subset in raising if len(subset) == 1 for place in subset)
+    wrong.update(sample.labels[argnum] for subset in raising if len(subset) == 1 for argnum in subset)
     seen.wrong |= wrong
-    wrong.update(sample.labels[place] for subset in raising for place in subset)
-    for label in {sample.labels[place] for place in inputs.places} - wrong if not sample.origin else ():
+    wrong.update(sample.labels[argnum] for subset in raising for argnum in subset)
+    for label in {sample.labels[argnum] for argnum in inputs.argnums} - wrong if not sample.origin else ():
         seen.right.setdefault(label, []).append(str(sample))
 
 
@@ -173,13 +175,13 @@ def _about_reference(right: RightGradient, probe: GradOutputs) -> Findings:
     if not right.recorded:
         yield Note(FORWARD_NOT_RECORDED if subject.kind.own_forward else NOT_RECORDED)
         return
-    for place in right.places:
-        if right.trusted(place, probe):
+    for argnum in right.argnums:
+        if right.trusted(argnum, probe):
             continue
         if subject.kind.own_forward:
             yield Note(FORWARD_IS_NO_TRUTH)
-        elif isinstance(specification.gradients.rules.get(sample.names[place]), Formula):
-            yield reference_failure(NAME, right, place, probe)
+        elif isinstance(specification.gradients.rules.get(sample.names[argnum]), Formula):
+            yield reference_failure(NAME, right, argnum, probe)
 
 
 NOT_RECORDED = (
@@ -200,7 +202,7 @@ FORWARD_IS_NO_TRUTH = (
 def _with_probe(right: RightGradient, inputs: Differentiated, probe: GradOutputs) -> Iterator[Attempt | Note]:
     """Differentiate by every choice of inputs, in every dtype, on every device, for one grad_output."""
     subject = right.subject
-    believed = {place: right.trusted(place, probe) for place in inputs.places}
+    believed = {argnum: right.trusted(argnum, probe) for argnum in inputs.argnums}
     known: dict[tuple[torch.dtype, torch.device], dict[bool, Case]] = {}
     for by_reference in sorted(set(believed.values())):
         if not by_reference and not subject.has_truth:
@@ -222,10 +224,10 @@ def _with_probe(right: RightGradient, inputs: Differentiated, probe: GradOutputs
                 refuse_own(error)
                 yield Attempt(subset[0], subset, probe, dtype, device, error=error)
                 continue
-            for place, got in zip(subset, found, strict=True):
-                judged_by = given.get(believed[place])
-                attempt = Attempt(place, subset, probe, dtype, device, got)
-                yield _judged(right, attempt, judged_by, believed[place])
+            for argnum, got in zip(subset, found, strict=True):
+                judged_by = given.get(believed[argnum])
+                attempt = Attempt(argnum, subset, probe, dtype, device, got)
+                yield _judged(right, attempt, judged_by, believed[argnum])
 
 
 def _cases(right: RightGradient, probe: GradOutputs, *, by_reference: bool) -> list[Case | Note]:
@@ -248,26 +250,26 @@ def _cases(right: RightGradient, probe: GradOutputs, *, by_reference: bool) -> l
 
 def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed: bool) -> Attempt:
     """A gradient beside the right one: autograd's where that is believed, else that of finite differences."""
-    place = attempt.place
-    like = right.sample.at(attempt.dtype, attempt.device)[place]
+    argnum = attempt.argnum
+    like = right.sample.at(attempt.dtype, attempt.device)[argnum]
     mine = torch.zeros_like(like) if attempt.got is None else attempt.got
     if not believed and attempt.dtype == torch.float64:
-        numerical = right.numerical(place, attempt.probe)
+        numerical = right.numerical(argnum, attempt.probe)
         return replace(attempt, difference=numerical.judge(mine.cpu()), expected=numerical.known)
     if case is None:
         return attempt
-    position = right.places.index(place)
+    position = right.argnums.index(argnum)
     expected = case.truth.right[position]
     assert expected is not None
     difference = case.truth.judge(position, mine)
     if difference is not None:  # at a kink, what lies between its sides is as right
-        between = _between(right.numerical(place, attempt.probe), mine.cpu(), expected.cpu())
+        between = _between(right.numerical(argnum, attempt.probe), mine.cpu(), expected.cpu())
         either = torch.where(between.to(mine.device), expected.to(mine), mine)
         difference = case.truth.judge(position, either)
     bound = case.truth.bounds[position]
     if difference is not None and believed and bound is not None:
         given = (attempt.subset, attempt.probe, mine, bound, difference)
-        difference = None if is_only_rounding(right, place, *given) else difference
+        difference = None if is_only_rounding(right, argnum, *given) else difference
     return replace(attempt, difference=difference, expected=expected)
 
 

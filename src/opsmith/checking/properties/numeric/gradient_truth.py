@@ -35,7 +35,7 @@ class RightGradient:
     Args:
         subject: What is under check.
         sample: The sample.
-        places: The inputs that are differentiated by.
+        argnums: The inputs that are differentiated by.
         borne_out: Whether finite differences have borne out autograd through the reference on other samples,
             so that nothing is gained by taking them again, an element at a time, on a larger one.
         glanced: Whether a few elements and random directions stand for all, as long as these bear out
@@ -44,7 +44,7 @@ class RightGradient:
 
     subject: Subject
     sample: Sample
-    places: tuple[int, ...]
+    argnums: tuple[int, ...]
     borne_out: bool = False
     glanced: bool = False
     _numerical: dict[tuple[int, str], NumericalGradient] = field(default_factory=dict)
@@ -58,8 +58,8 @@ class RightGradient:
             return False
         with torch.enable_grad():
             flat = self.sample.at(torch.float64)
-            for place in self.places:
-                flat[place].requires_grad_()
+            for argnum in self.argnums:
+                flat[argnum].requires_grad_()
             if not any(has_gradient(result) for result in self.subject.plain(self.sample)(flat)):
                 return False
         return not self.subject.kind.own_forward or self._runs_under_autograd()
@@ -78,87 +78,87 @@ class RightGradient:
 
     def by_reference(self, flat: Sequence[Any], grads: Grads) -> list[Tensor]:
         """Autograd's gradients through the reference, by every place; zeros where it has none."""
-        return vjp_or_zeros(self.subject.plain(self.sample), flat, self.places, grads)
+        return vjp_or_zeros(self.subject.plain(self.sample), flat, self.argnums, grads)
 
     def by_itself(self, flat: Sequence[Any], grads: Grads) -> list[Tensor]:
         """The operator's own gradients of contiguous ones: what those in other dtypes are held to."""
         plain = [None if grad is None else grad.contiguous() for grad in grads]
-        return vjp_or_zeros(partial(self.subject.call, self.sample), flat, self.places, plain)
+        return vjp_or_zeros(partial(self.subject.call, self.sample), flat, self.argnums, plain)
 
-    def numerical(self, place: int, probe: GradOutputs) -> NumericalGradient:
+    def numerical(self, argnum: int, probe: GradOutputs) -> NumericalGradient:
         """Finite differences by one input, in float64."""
-        key = (place, probe.name)
+        key = (argnum, probe.name)
         if key not in self._numerical:
-            self._numerical[key] = self._look(place, probe, self.subject.effort.moved(self.sample.elements))
+            self._numerical[key] = self._look(argnum, probe, self.subject.effort.moved(self.sample.elements))
         return self._numerical[key]
 
-    def glance(self, place: int, probe: GradOutputs) -> NumericalGradient:
+    def glance(self, argnum: int, probe: GradOutputs) -> NumericalGradient:
         """The same, of a few elements and along random directions where that has been enough."""
-        key = (place, probe.name)
+        key = (argnum, probe.name)
         known = key in self._glances and key not in self._numerical
-        return self._glances[key] if known else self.numerical(place, probe)
+        return self._glances[key] if known else self.numerical(argnum, probe)
 
-    def _look(self, place: int, probe: GradOutputs, elements: int) -> NumericalGradient:
+    def _look(self, argnum: int, probe: GradOutputs, elements: int) -> NumericalGradient:
         with torch.no_grad():
             flat, grads = self.sample.at(torch.float64), probe.at(torch.float64, torch.device("cpu"))
-            return _numerical(self.subject, self.sample, flat, place, grads, elements)
+            return _numerical(self.subject, self.sample, flat, argnum, grads, elements)
 
-    def trusted(self, place: int, probe: GradOutputs) -> bool:
+    def trusted(self, argnum: int, probe: GradOutputs) -> bool:
         """True if finite differences confirm autograd through the reference by an input."""
         if self.borne_out or not self.recorded:
             return self.borne_out
-        key = (place, probe.name)
+        key = (argnum, probe.name)
         if key not in self._trusted:
-            found = self.through_reference(place, probe)
-            self._trusted[key] = self._glanced(place, probe, found) or (
-                self.numerical(place, probe).judge(found) is None
+            found = self.through_reference(argnum, probe)
+            self._trusted[key] = self._glanced(argnum, probe, found) or (
+                self.numerical(argnum, probe).judge(found) is None
             )
         return self._trusted[key]
 
-    def tells(self, place: int, probe: GradOutputs) -> bool:
+    def tells(self, argnum: int, probe: GradOutputs) -> bool:
         """True if the right gradient by an input is known in one element at least."""
-        if not self.sample.flat[place].numel():
+        if not self.sample.flat[argnum].numel():
             return False
-        if self.trusted(place, probe):
-            return bool(self.through_reference(place, probe).isfinite().any())
-        return self.numerical(place, probe).has_estimate
+        if self.trusted(argnum, probe):
+            return bool(self.through_reference(argnum, probe).isfinite().any())
+        return self.numerical(argnum, probe).has_estimate
 
-    def _glanced(self, place: int, probe: GradOutputs, found: Tensor) -> bool:
+    def _glanced(self, argnum: int, probe: GradOutputs, found: Tensor) -> bool:
         """True if a few elements may stand for all, and confirm autograd; otherwise all are taken."""
         if not self.glanced:
             return False
-        glance = self._look(place, probe, GLANCE)
-        self._glances[(place, probe.name)] = glance
+        glance = self._look(argnum, probe, GLANCE)
+        self._glances[(argnum, probe.name)] = glance
         return glance.judge(found) is None
 
-    def through_reference(self, place: int, probe: GradOutputs) -> Tensor:
+    def through_reference(self, argnum: int, probe: GradOutputs) -> Tensor:
         """Autograd's gradient through the reference by one input, in float64."""
         grads = probe.at(torch.float64, torch.device("cpu"))
-        return self.by_reference(self.sample.at(torch.float64), grads)[self.places.index(place)]
+        return self.by_reference(self.sample.at(torch.float64), grads)[self.argnums.index(argnum)]
 
-    def gradient(self, place: int, probe: GradOutputs) -> Tensor:
+    def gradient(self, argnum: int, probe: GradOutputs) -> Tensor:
         """The right gradient by one input, in float64; nan where it is unknown."""
-        if not self.trusted(place, probe):
-            return self.numerical(place, probe).known
-        return self.through_reference(place, probe)
+        if not self.trusted(argnum, probe):
+            return self.numerical(argnum, probe).known
+        return self.through_reference(argnum, probe)
 
 
 def by_differences(
-    subject: Subject, sample: Sample, flat: Sequence[Any], places: Sequence[int], grads: Grads
+    subject: Subject, sample: Sample, flat: Sequence[Any], argnums: Sequence[int], grads: Grads
 ) -> list[Tensor | None]:
     """Gradients by finite differences, where nothing else is right; nan where they are unknown."""
     with torch.no_grad():
         elements = subject.effort.moved(sample.elements)
-        return [_numerical(subject, sample, flat, place, grads, elements).known for place in places]
+        return [_numerical(subject, sample, flat, argnum, grads, elements).known for argnum in argnums]
 
 
 def _numerical(
-    subject: Subject, sample: Sample, flat: Sequence[Any], place: int, grads: Grads, elements: int
+    subject: Subject, sample: Sample, flat: Sequence[Any], argnum: int, grads: Grads, elements: int
 ) -> NumericalGradient:
     return numerical_gradient(
         subject.plain(sample),
         flat,
-        place,
+        argnum,
         grads,
         elements=elements,
         generator=subject.generator(),

@@ -17,7 +17,7 @@ from opsmith.checking.numerics.cancellation import low_precision_in_backward
 from opsmith.checking.numerics.compare import Difference, is_close, share_of_largest
 from opsmith.checking.output.replay import gradient_replay
 from opsmith.checking.properties.behaviour.state import result_by_need
-from opsmith.checking.properties.numeric.differentiable import rule_place
+from opsmith.checking.properties.numeric.differentiable import rule_location
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient, by_differences
 from opsmith.checking.property import Findings, Note, innermost, raised
 from opsmith.checking.report import Failure, ordered
@@ -31,7 +31,7 @@ class Attempt:
     """One backward, and the gradient of one input from it.
 
     Args:
-        place: The input.
+        argnum: The input.
         subset: The inputs that required a gradient.
         probe: What came in.
         dtype: dtype of the inputs.
@@ -42,7 +42,7 @@ class Attempt:
         error: What was raised.
     """
 
-    place: int
+    argnum: int
     subset: tuple[int, ...]
     probe: GradOutputs
     dtype: torch.dtype
@@ -74,26 +74,26 @@ def conclude(property: str, right: RightGradient, attempts: Sequence[Attempt]) -
             errors.setdefault(key, []).append(attempt)
     for group in errors.values():
         yield _raised(property, right, group, attempts)
-    for place in right.places:
-        mine = [each for each in attempts if each.place == place and each.error is None]
+    for argnum in right.argnums:
+        mine = [each for each in attempts if each.argnum == argnum and each.error is None]
         if any(each.wrong for each in mine):
             failure = _wrong(property, right, mine)
             yield _rounding(right, mine, failure) if _is_rounding(right, mine, failure.cause) else failure
-        elif not right.borne_out and any(right.glance(place, probe).kinks.any() for probe in _probes(mine)):
-            label = right.sample.labels[place]
+        elif not right.borne_out and any(right.glance(argnum, probe).kinks.any() for probe in _probes(mine)):
+            label = right.sample.labels[argnum]
             yield Note(
                 f"the gradient of `{label}` has a kink in {right.sample.brief}: whatever lies between its "
                 "one-sided derivatives is right there"
             )
         if not any(each.wrong for each in mine):
-            yield from _untold(right, place, _probes(mine))
+            yield from _untold(right, argnum, _probes(mine))
 
 
-def _untold(right: RightGradient, place: int, probes: Sequence[GradOutputs]) -> Findings:
+def _untold(right: RightGradient, argnum: int, probes: Sequence[GradOutputs]) -> Findings:
     """Note the elements of a gradient that finite differences leave open, where nothing else decides them."""
     for probe in probes:
-        if not right.trusted(place, probe):
-            words = right.numerical(place, probe).describe_unknown(right.sample.labels[place])
+        if not right.trusted(argnum, probe):
+            words = right.numerical(argnum, probe).describe_unknown(right.sample.labels[argnum])
             if words is not None:
                 yield Note(f"{words}; in {right.sample.brief} nothing looked at them")
                 return
@@ -149,11 +149,11 @@ def _raised(
     sample, first = right.sample, group[0]
     assert first.error is not None
     known = named_by(first.error)
-    tensors = [place for place, value in enumerate(sample.flat) if isinstance(value, Tensor)]
+    tensors = [argnum for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)]
     if known.position is not None and known.position < len(tensors):
         label = sample.labels[tensors[known.position]]
     else:
-        label = ", ".join(sample.labels[place] for place in first.subset)
+        label = ", ".join(sample.labels[argnum] for argnum in first.subset)
     where = case_name(sample, first.dtype, first.device)
     failure = raised(property, right.subject, first.error, where, label)
     failure = replace(failure, dtypes=_dtypes(group))
@@ -186,7 +186,7 @@ def _wrong(property: str, right: RightGradient, attempts: Sequence[Attempt]) -> 
     subject, sample = right.subject, right.sample
     shown = min((each for each in attempts if each.wrong), key=_plainness)
     assert shown.difference is not None
-    label, name = sample.labels[shown.place], sample.names[shown.place]
+    label, name = sample.labels[shown.argnum], sample.names[shown.argnum]
     found = _diagnosis(right, shown, attempts)
     evidence = {
         "sample": case_name(sample, shown.dtype, shown.device),
@@ -199,34 +199,34 @@ def _wrong(property: str, right: RightGradient, attempts: Sequence[Attempt]) -> 
     message = f"the gradient of `{label}` is wrong: {shown.difference}"
     message += f"; {found.reason}" if found.reason else ""
     derived = not isinstance(subject.specification.gradients.rules.get(name), Formula)
-    if derived and not subject.specification.opaque and not right.trusted(shown.place, shown.probe):
+    if derived and not subject.specification.opaque and not right.trusted(shown.argnum, shown.probe):
         message += f". {HIDES}"
     return Failure(
         property,
         label,
         found.cause,
         message,
-        rule_place(subject, name),
+        rule_location(subject, name),
         evidence,
         _script(right, shown, _to_show(shown)),
         dtypes=_dtypes(each for each in attempts if each.wrong),
     )
 
 
-def reference_failure(property: str, right: RightGradient, place: int, probe: GradOutputs) -> Failure:
+def reference_failure(property: str, right: RightGradient, argnum: int, probe: GradOutputs) -> Failure:
     """The failure for a reference whose derivative is not what autograd through it gives.
 
     Args:
         property: Name of the property.
         right: The right gradients.
-        place: The input.
+        argnum: The input.
         probe: What came in.
     """
-    sample, numerical = right.sample, right.numerical(place, probe)
-    got = right.through_reference(place, probe)
+    sample, numerical = right.sample, right.numerical(argnum, probe)
+    got = right.through_reference(argnum, probe)
     difference = numerical.judge(got)
     found = diagnose(Observation(got, numerical.known))
-    label = sample.labels[place]
+    label = sample.labels[argnum]
     reason = f": {found.reason}" if found.reason else ""
     return Failure(
         property,
@@ -252,7 +252,7 @@ def _script(right: RightGradient, shown: Attempt, expected: Tensor | None) -> st
     """A few lines that run one backward again, beside that of the reference or beside the right gradient."""
     flat, grads = (each.at(shown.dtype, shown.device) for each in (right.sample, shown.probe))
     subject, sample = right.subject, right.sample
-    return gradient_replay(subject, sample, flat, shown.place, grads, expected, subset=shown.subset)
+    return gradient_replay(subject, sample, flat, shown.argnum, grads, expected, subset=shown.subset)
 
 
 def _to_show(shown: Attempt) -> Tensor | None:
@@ -288,11 +288,11 @@ def _diagnosis(right: RightGradient, shown: Attempt, attempts: Sequence[Attempt]
 def _observed(right: RightGradient, shown: Attempt) -> Observation:
     """A wrong gradient as the diagnosis looks at it, with a way to see it on fresh inputs."""
     subject, sample = right.subject, right.sample
-    by_reference = right.trusted(shown.place, shown.probe)
+    by_reference = right.trusted(shown.argnum, shown.probe)
     observer = Observer(
         subject,
         sample,
-        shown.place,
+        shown.argnum,
         shown.subset,
         None if by_reference else partial(by_differences, subject),
         dtype=shown.dtype,
@@ -303,7 +303,7 @@ def _observed(right: RightGradient, shown: Attempt) -> Observation:
 
 def _needing(right: RightGradient, subsets: Sequence[tuple[int, ...]]) -> str:
     labels = right.sample.labels
-    words = [" and ".join(f"`{labels[place]}`" for place in subset) for subset in subsets]
+    words = [" and ".join(f"`{labels[argnum]}`" for argnum in subset) for subset in subsets]
     alone = [
         f"{word} alone" if len(subset) == 1 else word for word, subset in zip(words, subsets, strict=True)
     ]

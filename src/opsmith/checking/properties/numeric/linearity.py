@@ -14,7 +14,7 @@ from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import Difference, linearity_difference
 from opsmith.checking.numerics.directional import coordinates
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
+from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.property import Findings, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
@@ -42,22 +42,22 @@ NOT_COMPARED = Skipped("no backward gives numbers to compare: `gradient` reports
 
 def _sample(subject: Subject, sample: Sample, compared: list[bool]) -> Findings:
     """Look at every input, and add to `compared` for each whether it has something to compare."""
-    places = differentiated(subject, sample).places
-    if not places:
+    argnums = differentiated(subject, sample).argnums
+    if not argnums:
         return
     with torch.no_grad():
         results = subject.call(sample, sample.at(torch.float64))
     first = list(contiguous_grad_outputs(subject, sample, results).grads)
-    for place in places:
-        found = _linear(subject, sample, place, first)
+    for argnum in argnums:
+        found = _linear(subject, sample, argnum, first)
         compared.append(found is not NOT_COMPARED)
         if isinstance(found, Failure):
             yield found
 
 
-def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failure | Skipped | None:
+def _linear(subject: Subject, sample: Sample, argnum: int, first: Grads) -> Failure | Skipped | None:
     def backward(grads: Grads) -> Tensor | None:
-        found = vjp(partial(subject.call, sample), sample.at(torch.float64), (place,), grads)
+        found = vjp(partial(subject.call, sample), sample.at(torch.float64), (argnum,), grads)
         return found[0] if found else None
 
     generator = subject.generator(1)
@@ -72,8 +72,8 @@ def _linear(subject: Subject, sample: Sample, place: int, first: Grads) -> Failu
         return NOT_COMPARED  # `gradient` reports it
     if u is None or v is None or not u.numel() or not bool((u.isfinite() & v.isfinite()).all()):
         return NOT_COMPARED  # so it does of what is missing or no number
-    label = sample.labels[place]
-    where = rule_place(subject, sample.names[place])
+    label = sample.labels[argnum]
+    where = rule_location(subject, sample.names[argnum])
     evidence: dict[str, Any] = {"sample": f"{sample} in float64"}
     if torch.equal(u, v) and bool(u.any()):
         message = (

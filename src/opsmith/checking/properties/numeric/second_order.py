@@ -15,7 +15,7 @@ from opsmith.checking.numerics.autodiff import has_gradient, vjp_or_zeros
 from opsmith.checking.numerics.compare import Difference, agree_to_share
 from opsmith.checking.numerics.directional import PackedTensors, coordinates
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
-from opsmith.checking.properties.numeric.differentiable import each_subset, rule_place
+from opsmith.checking.properties.numeric.differentiable import each_subset, rule_location
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
@@ -37,9 +37,9 @@ def run(subject: Subject) -> Findings:
     yield from each_subset(NAME, subject, _look)
 
 
-def _look(subject: Subject, sample: Sample, places: tuple[int, ...], right: tuple[int, ...]) -> Findings:
+def _look(subject: Subject, sample: Sample, argnums: tuple[int, ...], right: tuple[int, ...]) -> Findings:
     for device in subject.devices_with(torch.float64):
-        gradients = SecondOrderGradients(subject, sample, places, device)
+        gradients = SecondOrderGradients(subject, sample, argnums, device)
         try:
             if right:
                 yield from _against_all(gradients, SecondOrderGradients(subject, sample, right, device))
@@ -67,12 +67,12 @@ def _against_differences(gradients: SecondOrderGradients) -> Findings:
         )
     if numbers.judge(found) is None:
         return
-    for position, place in enumerate(gradients.places):
+    for position, argnum in enumerate(gradients.argnums):
         alone = [weight if at == position else None for at, weight in enumerate(weights)]
         found = gradients.differentiated(alone)
         worst = gradients.numerically(alone).judge(found)
         if worst is not None:
-            yield _failure(gradients, place, _verdicts(gradients, alone, found), *worst)
+            yield _failure(gradients, argnum, _verdicts(gradients, alone, found), *worst)
 
 
 RIGHT, MISSING, WRONG = "right", "missing", "wrong"
@@ -92,10 +92,10 @@ def _verdicts(
 
 
 def _failure(
-    gradients: SecondOrderGradients, place: int, verdicts: dict[int, str], by: int, difference: Difference
+    gradients: SecondOrderGradients, argnum: int, verdicts: dict[int, str], by: int, difference: Difference
 ) -> Failure:
     subject, sample = gradients.subject, gradients.sample
-    label = sample.labels[place]
+    label = sample.labels[argnum]
     evidence: dict[str, Any] = {"sample": case_name(sample, torch.float64, gradients.device)}
     evidence.update({f"by {gradients.label(each)}": verdict for each, verdict in verdicts.items()})
     missing = [gradients.label(each) for each, verdict in verdicts.items() if verdict == MISSING]
@@ -115,7 +115,7 @@ def _failure(
         label,
         "second-order",
         f"the second order by `{label}` is wrong: {what} ({shown}). {CUT}",
-        rule_place(subject, sample.names[place]),
+        rule_location(subject, sample.names[argnum]),
         {**evidence, **difference.evidence()},
     )
 
@@ -133,11 +133,11 @@ def _listed(labels: Sequence[str]) -> str:
 
 def _against_all(gradients: SecondOrderGradients, together: SecondOrderGradients) -> Findings:
     """The derivatives of one gradient alone, beside those of it where every input requires one."""
-    (place,) = gradients.places
+    (argnum,) = gradients.argnums
     weights = together.weights()
-    kept = [weight if at == place else None for at, weight in zip(together.places, weights, strict=True)]
+    kept = [weight if at == argnum else None for at, weight in zip(together.argnums, weights, strict=True)]
     expected = together.differentiated(kept)
-    got = gradients.differentiated([weights[together.places.index(place)]])
+    got = gradients.differentiated([weights[together.argnums.index(argnum)]])
     for by in gradients.by:
         mine, right = got[by], expected[by]
         like = gradients.values[by]
@@ -147,7 +147,7 @@ def _against_all(gradients: SecondOrderGradients, together: SecondOrderGradients
         if agree_to_share(mine, right, torch.finfo(torch.float64).eps ** 0.5):
             continue
         subject, sample = gradients.subject, gradients.sample
-        label = sample.labels[place]
+        label = sample.labels[argnum]
         message = (
             f"the second order by `{label}` is another one where `{label}` alone requires a gradient than "
             f"where every input does: they differ by {float((mine - right).abs().max()):.3g}, by "
@@ -155,7 +155,7 @@ def _against_all(gradients: SecondOrderGradients, together: SecondOrderGradients
         )
         evidence = {"sample": case_name(sample, torch.float64, gradients.device)}
         yield Failure(
-            NAME, label, "second-order", message, rule_place(subject, sample.names[place]), evidence
+            NAME, label, "second-order", message, rule_location(subject, sample.names[argnum]), evidence
         )
         return
 
@@ -184,14 +184,14 @@ class SecondOrderGradients:
     Args:
         subject: What is under check.
         sample: The sample.
-        places: The inputs that require a gradient.
+        argnums: The inputs that require a gradient.
         device: Where to run.
         chosen: The one place of `values` to differentiate by, if not by every one.
     """
 
     subject: Subject
     sample: Sample
-    places: tuple[int, ...]
+    argnums: tuple[int, ...]
     device: torch.device
     chosen: int | None = None
 
@@ -212,18 +212,18 @@ class SecondOrderGradients:
         if self.chosen is not None:
             return (self.chosen,)
         count = len(self.sample.flat)
-        return (*self.places, *(p for p in range(count, len(self.values)) if self.values[p] is not None))
+        return (*self.argnums, *(p for p in range(count, len(self.values)) if self.values[p] is not None))
 
     def only(self, by: int) -> SecondOrderGradients:
         """The same, to be differentiated by one place alone."""
         return replace(self, chosen=by)
 
-    def label(self, place: int) -> str:
+    def label(self, argnum: int) -> str:
         """Name of an entry of `values` in messages."""
         count = len(self.sample.flat)
-        if place < count:
-            return self.sample.labels[place]
-        return self.subject.results(self.sample)[place - count].gradient_name()
+        if argnum < count:
+            return self.sample.labels[argnum]
+        return self.subject.results(self.sample)[argnum - count].gradient_name()
 
     def weights(self) -> list[Tensor]:
         """A random direction for each gradient, in which it is differentiated."""
@@ -231,13 +231,13 @@ class SecondOrderGradients:
         wide = {True: torch.complex128, False: torch.float64}
         return [
             torch.randn(value.shape, generator=generator, dtype=wide[value.is_complex()]).to(self.device)
-            for value in (self.values[place] for place in self.places)
+            for value in (self.values[argnum] for argnum in self.argnums)
         ]
 
     def __call__(self, values: Sequence[Any]) -> list[Tensor]:
         """The gradients, as numbers; zeros where there is none."""
         count = len(self.sample.flat)
-        return vjp_or_zeros(self._call, values[:count], self.places, values[count:])
+        return vjp_or_zeros(self._call, values[:count], self.argnums, values[count:])
 
     def differentiated(self, weights: Sequence[Tensor | None]) -> dict[int, Tensor | None]:
         """The derivatives of the gradients, times their weights, by autograd.
@@ -251,8 +251,8 @@ class SecondOrderGradients:
         count = len(self.sample.flat)
         with torch.enable_grad():
             leaves = [
-                value.detach().requires_grad_(place in self.by) if is_inexact(value) else value
-                for place, value in enumerate(self.values)
+                value.detach().requires_grad_(argnum in self.by) if is_inexact(value) else value
+                for argnum, value in enumerate(self.values)
             ]
             copies = [value.clone() if is_inexact(value) else value for value in leaves]
             pairs = [
@@ -263,7 +263,7 @@ class SecondOrderGradients:
             if not pairs:
                 return dict.fromkeys(self.by)
             results, grads = zip(*pairs, strict=True)
-            inputs = [leaves[place] for place in self.places]
+            inputs = [leaves[argnum] for argnum in self.argnums]
             gradients: list[Tensor | None] = [  # torch's types leave the None out
                 *torch.autograd.grad(results, inputs, grads, create_graph=True, allow_unused=True)
             ]
@@ -275,7 +275,7 @@ class SecondOrderGradients:
         if not again:
             return dict.fromkeys(self.by)
         first, second = zip(*again, strict=True)
-        inputs = [leaves[place] for place in self.by]
+        inputs = [leaves[argnum] for argnum in self.by]
         found = torch.autograd.grad(first, inputs, second, allow_unused=True, retain_graph=True)
         if any(each is None for each in found):
             # What `once_differentiable` refuses, it refuses in `backward()` alone: asked for some inputs,
@@ -315,19 +315,19 @@ class NumericalDerivatives:
 
     def judge(self, got: Mapping[int, Tensor | None]) -> tuple[int, Difference] | None:
         """The place where autograd's derivatives differ most from these, and how; None where they agree."""
-        pieces = [got[place] for place in self.packed.places]
+        pieces = [got[argnum] for argnum in self.packed.argnums]
         row = [
             torch.zeros(size, dtype=torch.float64) if piece is None else coordinates(piece).cpu().double()
             for piece, size in zip(pieces, self.packed.sizes, strict=True)
         ]
         difference = self.found.judge(torch.cat(row))
         if difference is None or not difference.index:
-            return None if difference is None else (self.packed.places[0], difference)
-        place, position = self.packed.place_of(difference.index[0])
-        return place, replace(difference, index=self._index(place, position))
+            return None if difference is None else (self.packed.argnums[0], difference)
+        argnum, position = self.packed.locate(difference.index[0])
+        return argnum, replace(difference, index=self._index(argnum, position))
 
-    def _index(self, place: int, position: int) -> tuple[int, ...]:
-        value = self.packed.values[place]
+    def _index(self, argnum: int, position: int) -> tuple[int, ...]:
+        value = self.packed.values[argnum]
         at = position // 2 if value.is_complex() else position
         return (
             tuple(int(i) for i in torch.unravel_index(torch.tensor(at), value.shape)) if value.dim() else ()
@@ -336,4 +336,4 @@ class NumericalDerivatives:
     def kinked(self) -> tuple[int, ...]:
         """The places by which there is a kink."""
         pieces = self.found.kinks.split(self.packed.sizes)
-        return tuple(p for p, piece in zip(self.packed.places, pieces, strict=True) if piece.any())
+        return tuple(p for p, piece in zip(self.packed.argnums, pieces, strict=True) if piece.any())

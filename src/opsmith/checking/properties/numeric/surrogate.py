@@ -18,7 +18,7 @@ from opsmith.checking.properties.numeric.differentiable import (
     adopted_takes,
     differentiated,
     given_instead,
-    rule_place,
+    rule_location,
 )
 from opsmith.checking.properties.numeric.linearity import WHY, KnownBackward, departure
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
@@ -51,60 +51,60 @@ def run(subject: Subject) -> Findings:
                 f"no sample differentiates `{name}`, so nothing has looked at its surrogate gradient: "
                 f"expected a floating tensor in at least one sample, got {given}"
             )
-            yield Failure(NAME, name, "not-exercised", message, rule_place(subject, name))
+            yield Failure(NAME, name, "not-exercised", message, rule_location(subject, name))
     if not seen and not failed:
         yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
 
 
 def _sample(subject: Subject, sample: Sample, seen: set[str], instead: dict[str, str]) -> Findings:
-    places = differentiated(subject, sample).places
+    argnums = differentiated(subject, sample).argnums
     instead.update(given_instead(subject, sample))
-    seen.update(sample.names[place] for place in places)
-    if not places:
+    seen.update(sample.names[argnum] for argnum in argnums)
+    if not argnums:
         return
     results = subject.call(sample, sample.at(torch.float64))
     plain = contiguous_grad_outputs(subject, sample, results)
-    for place in places:
-        gradient = partial(_gradient, subject, sample, place)
-        yield from _form(subject, sample, place, gradient, plain)
+    for argnum in argnums:
+        gradient = partial(_gradient, subject, sample, argnum)
+        yield from _form(subject, sample, argnum, gradient, plain)
         if subject.linear:
-            yield from _linear(subject, sample, place, gradient, plain)
+            yield from _linear(subject, sample, argnum, gradient, plain)
         else:
             yield Note("linearity in grad_output was left out: it is declared not to be linear")
     if subject.specification.gradients.stand_in is not None:
-        yield from _stand_in(subject, sample, places, plain)
+        yield from _stand_in(subject, sample, argnums, plain)
 
 
 def _gradient(
     subject: Subject,
     sample: Sample,
-    place: int,
+    argnum: int,
     grads: Sequence[Tensor | None],
     dtype: torch.dtype = torch.float64,
     device: torch.device = CPU,
 ) -> Tensor | None:
-    found = vjp(partial(subject.call, sample), sample.at(dtype, device), (place,), grads)
+    found = vjp(partial(subject.call, sample), sample.at(dtype, device), (argnum,), grads)
     return found[0] if found else None
 
 
-def _form(subject: Subject, sample: Sample, place: int, gradient: Any, probe: GradOutputs) -> Findings:
+def _form(subject: Subject, sample: Sample, argnum: int, gradient: Any, probe: GradOutputs) -> Findings:
     for dtype in ALWAYS_CHECKED:
         for device in subject.devices_with(dtype):
             got = gradient(probe.at(dtype, device), dtype, device)
-            like = sample.at(dtype, device)[place]
+            like = sample.at(dtype, device)[argnum]
             if got is None:
-                yield _failure(subject, sample, place, "missing-gradient", "there is none (None)", {})
+                yield _failure(subject, sample, argnum, "missing-gradient", "there is none (None)", {})
                 return
             fault = metadata_difference(got, like, strides=False)
             if fault is not None:
                 aspect, mine, right = fault
                 what = f"it has the {aspect} {mine}, and the input {right}"
                 cause = aspect if aspect in CAUSES else UNKNOWN
-                yield _failure(subject, sample, place, cause, what, {"got": mine, "expected": right})
+                yield _failure(subject, sample, argnum, cause, what, {"got": mine, "expected": right})
                 return
 
 
-def _linear(subject: Subject, sample: Sample, place: int, gradient: Any, probe: GradOutputs) -> Findings:
+def _linear(subject: Subject, sample: Sample, argnum: int, gradient: Any, probe: GradOutputs) -> Findings:
     """Hold the backward to linearity in grad_output: sums of losses and accumulated gradients need it."""
     first = probe.at(torch.float64, CPU)
     second = [None if grad is None else grad.flip(tuple(range(grad.dim()))) + 0.5 for grad in first]
@@ -115,15 +115,15 @@ def _linear(subject: Subject, sample: Sample, place: int, gradient: Any, probe: 
     if found is not None:
         words, difference = found
         what = f"for {words}, {difference}; {WHY}"
-        yield _failure(subject, sample, place, "nonlinear-grad", what, difference.evidence())
+        yield _failure(subject, sample, argnum, "nonlinear-grad", what, difference.evidence())
 
 
-def _stand_in(subject: Subject, sample: Sample, places: tuple[int, ...], probe: GradOutputs) -> Findings:
+def _stand_in(subject: Subject, sample: Sample, argnums: tuple[int, ...], probe: GradOutputs) -> Findings:
     stand_in = subject.specification.gradients.stand_in
     count = len(sample.flat)
 
     def right(values: list[Any]) -> list[Tensor]:
-        return vjp_or_zeros(subject.plain(sample, stand_in), values[:count], places, values[count:])
+        return vjp_or_zeros(subject.plain(sample, stand_in), values[:count], argnums, values[count:])
 
     values = [*sample.at(torch.float64), *probe.grads]
     measure = MeasuredFunction.of(
@@ -137,13 +137,13 @@ def _stand_in(subject: Subject, sample: Sample, places: tuple[int, ...], probe: 
         if isinstance(case, Note):
             yield case
             continue
-        for position, place in enumerate(places):
-            yield from _as_stand_in(case, place, position, probe)
+        for position, argnum in enumerate(argnums):
+            yield from _as_stand_in(case, argnum, position, probe)
 
 
-def _as_stand_in(case: Case, place: int, position: int, probe: GradOutputs) -> Findings:
+def _as_stand_in(case: Case, argnum: int, position: int, probe: GradOutputs) -> Findings:
     subject, sample = case.subject, case.sample
-    got = _gradient(subject, sample, place, probe.at(case.dtype, case.device), case.dtype, case.device)
+    got = _gradient(subject, sample, argnum, probe.at(case.dtype, case.device), case.dtype, case.device)
     right = case.truth.right[position]
     if got is None or right is None:
         return
@@ -151,20 +151,20 @@ def _as_stand_in(case: Case, place: int, position: int, probe: GradOutputs) -> F
     if difference is not None:
         looks, reason = explain_difference(got.cpu(), right)
         what = f"it is not that of the stand-in: {difference}" + (f"; {reason}" if reason else "")
-        yield _failure(subject, sample, place, looks, what, difference.evidence())
+        yield _failure(subject, sample, argnum, looks, what, difference.evidence())
 
 
 def _failure(
-    subject: Subject, sample: Sample, place: int, cause: str, what: str, evidence: dict[str, Any]
+    subject: Subject, sample: Sample, argnum: int, cause: str, what: str, evidence: dict[str, Any]
 ) -> Failure:
-    label = sample.labels[place]
+    label = sample.labels[argnum]
     message = f"the surrogate gradient of `{label}` is wrong: {what}"
     return Failure(
         NAME,
         label,
         cause,
         message,
-        rule_place(subject, sample.names[place]),
+        rule_location(subject, sample.names[argnum]),
         {"sample": str(sample), **evidence},
     )
 

@@ -23,7 +23,7 @@ from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import same_bits
 from opsmith.checking.numerics.finite_differences import numerical_gradient
 from opsmith.checking.numerics.rounding import LIBRARY
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
+from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
@@ -45,7 +45,7 @@ class SpecialCall:
     Args:
         subject: What is under check.
         sample: The sample.
-        place: The input.
+        argnum: The input.
         flat: The arguments.
         where: Which value stands at which position.
         group: What the values are.
@@ -54,7 +54,7 @@ class SpecialCall:
 
     subject: Subject
     sample: Sample
-    place: int
+    argnum: int
     flat: list[Any]
     where: dict[int, float]
     group: ValueGroup
@@ -63,7 +63,7 @@ class SpecialCall:
     @property
     def label(self) -> str:
         """Name of the input in messages."""
-        return self.sample.labels[self.place]
+        return self.sample.labels[self.argnum]
 
     @property
     def listed(self) -> str:
@@ -74,7 +74,7 @@ class SpecialCall:
     @property
     def filled(self) -> str:
         """Part of the input that the special values fill: all or a row."""
-        return "all" if len(self.where) == self.flat[self.place].numel() else "a row"
+        return "all" if len(self.where) == self.flat[self.argnum].numel() else "a row"
 
     def fresh(self) -> list[Any]:
         """The arguments, which a call may write into."""
@@ -108,7 +108,7 @@ def differs(mine: Tensor, theirs: Tensor, spread: Tensor, *, hold_nan: bool) -> 
     return wrong
 
 
-def lost(trial: SpecialCall, place: int, grads: Sequence[Tensor | None]) -> float:
+def lost(trial: SpecialCall, argnum: int, grads: Sequence[Tensor | None]) -> float:
     """Rounding error of a gradient whose terms cancel, as those of a softmax near a one do.
 
     Its terms are as large as it is at the sample's own values, where it is known to be right. At special
@@ -116,13 +116,13 @@ def lost(trial: SpecialCall, place: int, grads: Sequence[Tensor | None]) -> floa
 
     Args:
         trial: The call.
-        place: The input that is differentiated by.
+        argnum: The input that is differentiated by.
         grads: The grad_output of each visible result.
     """
     subject, sample = trial.subject, trial.sample
     try:
         with without_warnings():
-            found = vjp(partial(subject.call, sample), sample.at(trial.dtype), (place,), grads)
+            found = vjp(partial(subject.call, sample), sample.at(trial.dtype), (argnum,), grads)
     except Exception as error:
         refuse_own(error)
         return 0.0  # what it raises there, other properties report
@@ -162,12 +162,12 @@ def run(subject: Subject) -> Findings:
 
 
 def _sample(subject: Subject, sample: Sample, seen: SpecialValueCoverage) -> Findings:
-    usable = [place for place in sample.inexact if sample.flat[place].numel()]
+    usable = [argnum for argnum in sample.inexact if sample.flat[argnum].numel()]
     if sample.origin or not usable or seen.samples >= subject.effort.special_samples:
         return
     seen.samples += 1
     surrogate = subject.specification.gradients.surrogate
-    open_: tuple[int, ...] = () if surrogate else differentiated(subject, sample).places
+    open_: tuple[int, ...] = () if surrogate else differentiated(subject, sample).argnums
     dtypes: list[torch.dtype] = []
     for dtype in (torch.float64,) if subject.single_precision else (torch.float64, torch.float32):
         failures = [*_ordinary(subject, sample, usable[0], open_, dtype)]
@@ -179,42 +179,42 @@ def _sample(subject: Subject, sample: Sample, seen: SpecialValueCoverage) -> Fin
         wrong = {failure.input for failure in failures}
         for label in sorted(label for label in wrong if label):
             yield Note(f"special values skipped for `{label}`: it is already wrong on {sample.brief}")
-        open_ = tuple(place for place in open_ if sample.labels[place] not in wrong)
-    for place in usable:
+        open_ = tuple(argnum for argnum in open_ if sample.labels[argnum] not in wrong)
+    for argnum in usable:
         try:
-            found = _boundaries(subject, sample, place) if place in open_ else []
+            found = _boundaries(subject, sample, argnum) if argnum in open_ else []
         except Exception as error:
             refuse_own(error)
             found = []  # what it rejects, or cannot differentiate, other properties report
         for dtype in dtypes:
             for group in value_groups(dtype, found):
-                yield from _group(subject, sample, place, open_, group, dtype, seen)
+                yield from _group(subject, sample, argnum, open_, group, dtype, seen)
 
 
 def _ordinary(
-    subject: Subject, sample: Sample, place: int, open_: Sequence[int], dtype: torch.dtype
+    subject: Subject, sample: Sample, argnum: int, open_: Sequence[int], dtype: torch.dtype
 ) -> Iterator[Failure]:
     """Failures at the sample's own values; gradients are compared in float64 only."""
     flat = sample.at(dtype)
-    place = open_[0] if open_ else place
-    some = {at: float(value.real) for at, value in enumerate(flat[place].reshape(-1)[:ORDINARY])}
-    trial = SpecialCall(subject, sample, place, flat, some, ORDINARY_VALUES, dtype)
+    argnum = open_[0] if open_ else argnum
+    some = {at: float(value.real) for at, value in enumerate(flat[argnum].reshape(-1)[:ORDINARY])}
+    trial = SpecialCall(subject, sample, argnum, flat, some, ORDINARY_VALUES, dtype)
     held = open_ if dtype == torch.float64 else ()
     yield from (finding for finding in _trial(trial, held) if isinstance(finding, Failure))
 
 
-def _boundaries(subject: Subject, sample: Sample, place: int) -> list[float]:
+def _boundaries(subject: Subject, sample: Sample, argnum: int) -> list[float]:
     """Values at which the gradient of one element jumps."""
     flat = sample.at(torch.float64)
-    position = flat[place].numel() // 2
+    position = flat[argnum].numel() // 2
     with torch.no_grad():
         grads = contiguous_grad_outputs(subject, sample, subject.call(sample, flat)).grads
 
     def derivative(value: float) -> float:
-        moved = flat[place].clone(memory_format=torch.contiguous_format)
+        moved = flat[argnum].clone(memory_format=torch.contiguous_format)
         moved.view(-1)[position] = value
-        values = [moved if at == place else each for at, each in enumerate(flat)]
-        found = vjp(partial(subject.call, sample), values, (place,), grads)
+        values = [moved if at == argnum else each for at, each in enumerate(flat)]
+        found = vjp(partial(subject.call, sample), values, (argnum,), grads)
         if found is None or found[0] is None:
             return 0.0
         return float(found[0].reshape(-1)[position].real)
@@ -225,19 +225,19 @@ def _boundaries(subject: Subject, sample: Sample, place: int) -> list[float]:
 def _group(
     subject: Subject,
     sample: Sample,
-    place: int,
+    argnum: int,
     open_: Sequence[int],
     group: ValueGroup,
     dtype: torch.dtype,
     seen: SpecialValueCoverage,
 ) -> Findings:
-    label = sample.labels[place]
+    label = sample.labels[argnum]
     generator = subject.generator()
-    for other, where in with_values(sample.at(dtype)[place], group, generator):
+    for other, where in with_values(sample.at(dtype)[argnum], group, generator):
         if label in seen.wrong:
             return
-        flat = [other if at == place else value for at, value in enumerate(sample.at(dtype))]
-        trial = SpecialCall(subject, sample, place, flat, where, group, dtype)
+        flat = [other if at == argnum else value for at, value in enumerate(sample.at(dtype))]
+        trial = SpecialCall(subject, sample, argnum, flat, where, group, dtype)
         for finding in _trial(trial, open_):
             if isinstance(finding, Failure):
                 seen.wrong.add(label)
@@ -270,15 +270,15 @@ def _trial(trial: SpecialCall, open_: Sequence[int]) -> Findings:
 def _written(trial: SpecialCall, given: Sequence[Any]) -> Findings:
     """A write into an argument that only such values bring about; `effects` reports any other."""
     subject, sample = trial.subject, trial.sample
-    for place in sample.inexact:
-        if same_bits(given[place], trial.flat[place]):
+    for argnum in sample.inexact:
+        if same_bits(given[argnum], trial.flat[argnum]):
             continue
         ordinary = sample.at(trial.dtype)
         with torch.no_grad(), without_warnings():
             subject.call(sample, ordinary)
-        if not same_bits(ordinary[place], sample.at(trial.dtype)[place]):
+        if not same_bits(ordinary[argnum], sample.at(trial.dtype)[argnum]):
             return
-        label, values = sample.labels[place], trial.listed
+        label, values = sample.labels[argnum], trial.listed
         message = (
             f"it writes into `{label}` where `{trial.label}` has {trial.group.name} in it ({values}), and at "
             "ordinary values it does not: write into a clone"
@@ -303,7 +303,7 @@ def _results(trial: SpecialCall, got: Sequence[Any]) -> Findings:
         if above.shape != theirs.shape or below.shape != theirs.shape:
             continue  # it is another form that moves, and no number
         spread = torch.maximum((above - theirs).abs(), (below - theirs).abs()).nan_to_num(torch.inf)
-        given = trial.flat[trial.place]
+        given = trial.flat[trial.argnum]
         wrong = differs(mine, theirs, spread, hold_nan=not bool(given.isfinite().all()))
         if given.isnan().any():  # nan may spread further than in the reference, but not be hidden
             wrong &= theirs.isnan()
@@ -327,11 +327,11 @@ def _gradients(trial: SpecialCall, results: Sequence[Any], open_: Sequence[int])
         return  # the property `gradient` reports what a backward raises
     mine = found or [None] * len(open_)
     rights = _by_reference(trial, open_, grads)
-    for place, gradient, right in zip(open_, mine, rights, strict=True):
-        got = torch.zeros_like(trial.flat[place]) if gradient is None else gradient
-        suspects = _suspects(trial, place, got, right)
+    for argnum, gradient, right in zip(open_, mine, rights, strict=True):
+        got = torch.zeros_like(trial.flat[argnum]) if gradient is None else gradient
+        suspects = _suspects(trial, argnum, got, right)
         if suspects:
-            yield from _judged(trial, place, got, right, suspects, grads)
+            yield from _judged(trial, argnum, got, right, suspects, grads)
 
 
 def _by_reference(
@@ -353,8 +353,8 @@ def _by_reference(
     if first is None or above is None or below is None:
         return [None] * len(open_)
     answers: list[tuple[Tensor, Tensor] | None] = []
-    for place, *three in zip(open_, first, above, below, strict=True):
-        right, one, other = (torch.zeros_like(trial.flat[place]) if g is None else g for g in three)
+    for argnum, *three in zip(open_, first, above, below, strict=True):
+        right, one, other = (torch.zeros_like(trial.flat[argnum]) if g is None else g for g in three)
         spread = torch.maximum((one - right).abs(), (other - right).abs()).nan_to_num(torch.inf, torch.inf)
         answers.append((right, spread))
     return answers
@@ -363,13 +363,13 @@ def _by_reference(
 MOST_SUSPECTS = 8
 
 
-def _suspects(trial: SpecialCall, place: int, got: Tensor, right: tuple[Tensor, Tensor] | None) -> list[int]:
+def _suspects(trial: SpecialCall, argnum: int, got: Tensor, right: tuple[Tensor, Tensor] | None) -> list[int]:
     """Positions of a gradient to judge by differences: where it is not the reference's; at the values."""
-    if got.shape != trial.flat[place].shape:
+    if got.shape != trial.flat[argnum].shape:
         return []
     if right is None:
         odd = ~got.isfinite().reshape(-1)
-        special = list(trial.where) if place == trial.place and trial.dtype == torch.float64 else []
+        special = list(trial.where) if argnum == trial.argnum and trial.dtype == torch.float64 else []
     else:
         odd = differs(got, *right, hold_nan=False).reshape(-1)
         if trial.subject.kind.own_forward:  # nobody wrote its forward for autograd, whose nan proves nothing
@@ -384,7 +384,7 @@ def _suspects(trial: SpecialCall, place: int, got: Tensor, right: tuple[Tensor, 
 
 def _judged(
     trial: SpecialCall,
-    place: int,
+    argnum: int,
     got: Tensor,
     right: tuple[Tensor, Tensor] | None,
     suspects: Sequence[int],
@@ -392,7 +392,7 @@ def _judged(
 ) -> Findings:
     """Let differences decide: at a kink, what lies between the one-sided derivatives is right."""
     subject, sample = trial.subject, trial.sample
-    label = sample.labels[place]
+    label = sample.labels[argnum]
     flat = [replica(value, torch.float64) for value in trial.fresh()]
     wide = [replica(grad, torch.float64) for grad in grads]
     double = 2 if got.is_complex() else 1
@@ -401,7 +401,7 @@ def _judged(
         numbers = numerical_gradient(
             function,
             flat,
-            place,
+            argnum,
             wide,
             generator=subject.generator(),
             only=[double * at + axis for at in suspects for axis in range(double)],
@@ -420,35 +420,35 @@ def _judged(
             wrong[at] |= nan & bears_out.reshape(-1)[at]
     if wrong.any() and trial.dtype == torch.float64:
         right_ones = numbers.values if right is None else right[0]
-        near = (got - right_ones.to(got)).abs() <= lost(trial, place, grads)
+        near = (got - right_ones.to(got)).abs() <= lost(trial, argnum, grads)
         wrong &= ~near.reshape(-1)
     if wrong.any():
         expected = numbers.values.to(got.dtype)
         if right is not None:
             expected = torch.where(right[0].isfinite(), right[0], expected)
         what = f"the gradient of `{label}` is wrong"
-        yield _failure(trial, label, got, expected, wrong.view(got.shape), what, place)
+        yield _failure(trial, label, got, expected, wrong.view(got.shape), what, argnum)
         return
     edges = (numbers.kinks | ~numbers.known.isfinite()).reshape(-1)
     odd = next((at for at in suspects if bool(edges[at])), None)
     if right is not None and odd is not None:
         yield Note(
-            f"the gradient of `{label}` at {_value(trial, place, odd)} is {_number(got, odd)}, and "
+            f"the gradient of `{label}` at {_value(trial, argnum, odd)} is {_number(got, odd)}, and "
             f"autograd's through the reference {_number(right[0], odd)}: it is a kink or an edge, where both "
             "are as good"
         )
 
 
 def _failure(
-    trial: SpecialCall, name: str, got: Tensor, expected: Tensor, wrong: Tensor, what: str, place: int | None
+    trial: SpecialCall, name: str, got: Tensor, expected: Tensor, wrong: Tensor, what: str, argnum: int | None
 ) -> Failure:
     subject, sample = trial.subject, trial.sample
-    places = wrong.reshape(-1).nonzero().flatten().tolist()
-    at = places[0]
+    elements = wrong.reshape(-1).nonzero().flatten().tolist()
+    at = elements[0]
     index = [int(i) for i in torch.unravel_index(torch.tensor(at), wrong.shape)] if wrong.dim() else []
     nan = not bool(got.reshape(-1)[at].isfinite())
-    elementwise = place in (None, trial.place) and wrong.shape == trial.flat[trial.place].shape
-    special = [_shown(trial.where[p]) for p in places if p in trial.where]
+    elementwise = argnum in (None, trial.argnum) and wrong.shape == trial.flat[trial.argnum].shape
+    special = [_shown(trial.where[p]) for p in elements if p in trial.where]
     values = ", ".join(f"{_shown(v)} at {p}" for p, v in trial.where.items())
     if trial.group.everywhere:
         condition = f"{trial.filled} of `{trial.label}` is {trial.listed}"
@@ -460,7 +460,7 @@ def _failure(
     place_words = f"at {index} " if index else ""
     numbers = f"it is {_number(got, at)} where {_number(expected, at)} is right"
     message = f"{what} where {condition}: {place_words}{numbers}"
-    cause = "nan" if nan else "region" if place is not None else "kernel-mismatch"
+    cause = "nan" if nan else "region" if argnum is not None else "kernel-mismatch"
     evidence = {
         "sample": case_name(sample, trial.dtype, CPU),
         "values": values,
@@ -469,12 +469,12 @@ def _failure(
         "expected": expected.reshape(-1)[at].item(),
         "wrong elements": f"{int(wrong.sum())} of {wrong.numel()}",
     }
-    where = subject.runs_at(trial.flat) if place is None else rule_place(subject, sample.names[place])
+    where = subject.runs_at(trial.flat) if argnum is None else rule_location(subject, sample.names[argnum])
     return Failure(NAME, name, cause, message, where, evidence)
 
 
-def _value(trial: SpecialCall, place: int, at: int) -> str:
-    return f"`{trial.sample.labels[place]}` = {_number(trial.flat[place], at)}"
+def _value(trial: SpecialCall, argnum: int, at: int) -> str:
+    return f"`{trial.sample.labels[argnum]}` = {_number(trial.flat[argnum], at)}"
 
 
 def _number(tensor: Tensor, at: int) -> str:

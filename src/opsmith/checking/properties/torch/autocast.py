@@ -20,7 +20,7 @@ from opsmith.checking.numerics.autodiff import dense, vjp
 from opsmith.checking.numerics.compare import Difference, exact_difference, metadata_difference
 from opsmith.checking.numerics.rounding import RoundingBound, unit_roundoff
 from opsmith.checking.numerics.truth import MeasuredFunction, in_double_on_cpu
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_place
+from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.properties.torch.batched_gradients import gradients_of
 from opsmith.checking.property import (
     Findings,
@@ -90,15 +90,15 @@ class Casting:
         function = self.call if self.subject.apply is not None else self.subject.plain(self.sample)
         return Rounded(self.subject, function, self.sample.at(WIDE, self.device), self.dtype)
 
-    def gradients(self, places: Sequence[int], grads: Sequence[Tensor | None]) -> Rounded:
+    def gradients(self, argnums: Sequence[int], grads: Sequence[Tensor | None]) -> Rounded:
         """Bounds of the gradients.
 
         Args:
-            places: The arguments to differentiate by.
+            argnums: The arguments to differentiate by.
             grads: The gradient of each result.
         """
         flat = [*self.sample.at(WIDE, self.device), *grads]
-        function = partial(gradients_of, self.call, places, len(self.sample.flat))
+        function = partial(gradients_of, self.call, argnums, len(self.sample.flat))
         return Rounded(self.subject, function, flat, self.dtype)
 
 
@@ -255,12 +255,12 @@ def _sample(subject: Subject, sample: Sample, seen: AutocastCoverage) -> Finding
 def _cast(casting: Casting, seen: AutocastCoverage) -> Findings:
     """One forward under autocast, and its backward outside of it."""
     subject, sample, kind = casting.subject, casting.sample, casting.device.type
-    places = differentiated(subject, sample).places
+    argnums = differentiated(subject, sample).argnums
     outside = autocast_state(kind)
     try:
         with without_warnings(), casting.region():
             inside = autocast_state(kind)
-            leaves, results = record_copies(casting.call, sample.at(WIDE, casting.device), places)
+            leaves, results = record_copies(casting.call, sample.at(WIDE, casting.device), argnums)
             yield from _leaked(casting, inside, autocast_state(kind), "a call")
     except Exception as error:
         refuse_own(error)
@@ -271,9 +271,9 @@ def _cast(casting: Casting, seen: AutocastCoverage) -> Findings:
     wrong = [*_results(casting, results, seen)]
     yield from wrong
     open_ = recorded(results)
-    if wrong or not places or not any(open_):
+    if wrong or not argnums or not any(open_):
         return
-    yield from _backward(casting, leaves, results, open_, places, seen)
+    yield from _backward(casting, leaves, results, open_, argnums, seen)
     yield from _restored(casting, outside)
 
 
@@ -341,7 +341,7 @@ def _backward(
     leaves: Sequence[Any],
     results: Sequence[Any],
     open_: Sequence[bool],
-    places: Sequence[int],
+    argnums: Sequence[int],
     seen: AutocastCoverage,
 ) -> Findings:
     subject, sample = casting.subject, casting.sample
@@ -352,18 +352,18 @@ def _backward(
     ]
     plain = [None if grad is None else replica(grad, WIDE) for grad in grads]
     try:
-        vjp(casting.call, sample.at(WIDE, casting.device), places, plain)
+        vjp(casting.call, sample.at(WIDE, casting.device), argnums, plain)
     except Exception as error:
         refuse_own(error)
         return  # it is wrong without autocast too, which `gradient` reports
     pairs = [(each, grad) for each, grad in zip(results, grads, strict=True) if grad is not None]
-    labels = ", ".join(sample.labels[place] for place in places)
+    labels = ", ".join(sample.labels[argnum] for argnum in argnums)
     try:
         with without_warnings():
             found = dense(
                 torch.autograd.grad(
                     [each for each, _ in pairs],
-                    [leaves[place] for place in places],
+                    [leaves[argnum] for argnum in argnums],
                     [grad for _, grad in pairs],
                     allow_unused=True,
                 )
@@ -383,13 +383,13 @@ def _backward(
             return
         cause = "dtype" if re.search(_DTYPE, str(error)) else "raises"
         message += "The dtypes that the forward saves and that come in are not the same there"
-        place = rule_place(subject, sample.names[places[0]])
+        where = rule_location(subject, sample.names[argnums[0]])
         evidence = {"sample": str(casting), "exception": type(error).__name__}
-        yield Failure(NAME, labels, cause, message, place, evidence)
+        yield Failure(NAME, labels, cause, message, where, evidence)
         return
     if not subject.has_truth:
         return
-    yield from _gradients(casting, places, plain, found, seen)
+    yield from _gradients(casting, argnums, plain, found, seen)
 
 
 _DTYPE = r"dtype|scalar type|BFloat16|Half|data type"
@@ -398,28 +398,28 @@ _DTYPE = r"dtype|scalar type|BFloat16|Half|data type"
 
 def _gradients(
     casting: Casting,
-    places: Sequence[int],
+    argnums: Sequence[int],
     plain: Sequence[Tensor | None],
     found: Sequence[Tensor | None],
     seen: AutocastCoverage,
 ) -> Findings:
     """Hold the gradients to the rounding of autocast's dtype."""
     subject, sample = casting.subject, casting.sample
-    bounds = casting.gradients(places, plain)
-    for position, (place, got) in enumerate(zip(places, found, strict=True)):
-        value = sample.flat[place]
+    bounds = casting.gradients(argnums, plain)
+    for position, (argnum, got) in enumerate(zip(argnums, found, strict=True)):
+        value = sample.flat[argnum]
         mine = torch.zeros_like(value, dtype=WIDE) if got is None else got
         difference = _judged(bounds, position, mine, seen) if mine.is_floating_point() else None
         if difference is None:
             continue
-        label = sample.labels[place]
+        label = sample.labels[argnum]
         yield Failure(
             NAME,
             label,
             UNKNOWN,
             f"after a forward under autocast, the gradient of `{label}` is further off than rounding to "
             f"{dtype_name(casting.dtype)} explains: {difference}",
-            rule_place(subject, sample.names[place]),
+            rule_location(subject, sample.names[argnum]),
             {"sample": str(casting), **difference.evidence()},
         )
 
@@ -427,17 +427,17 @@ def _gradients(
 def _mixed(casting: Casting, seen: AutocastCoverage) -> Findings:
     """Arguments of several dtypes, as layers under autocast hand them on."""
     subject, sample = casting.subject, casting.sample
-    if len(sample.inexact) < 2 or any(sample.flat[place].is_complex() for place in sample.inexact):
+    if len(sample.inexact) < 2 or any(sample.flat[argnum].is_complex() for argnum in sample.inexact):
         return
-    for place in sample.inexact:
+    for argnum in sample.inexact:
         flat = sample.at(WIDE, casting.device)
-        flat[place] = replica(flat[place], casting.dtype)
+        flat[argnum] = replica(flat[argnum], casting.dtype)
         try:
             with without_warnings(), torch.no_grad(), casting.region():
                 casting.call(flat)
         except Exception as error:
             refuse_own(error)
-            label = sample.labels[place]
+            label = sample.labels[argnum]
             words = f"under autocast, with `{label}` alone in {dtype_name(casting.dtype)}, it raises "
             message = f"{words}{type(error).__name__}: {first_line(error)}"
             if casting.promised and not isinstance(error, NotImplementedError):

@@ -16,7 +16,7 @@ from opsmith.checking.numerics.autodiff import has_gradient, vjp_or_zeros
 from opsmith.checking.properties.numeric.differentiable import (
     differentiated,
     results_with_gradient,
-    rule_place,
+    rule_location,
 )
 from opsmith.checking.properties.torch.mapping import SIZE, ExampleLoop, OneByOne, map_over
 from opsmith.checking.property import (
@@ -59,13 +59,13 @@ def run(subject: Subject) -> Findings:
 
 
 def _sample(subject: Subject, sample: Sample, compared: list[str], refused: dict[str, None]) -> Findings:
-    places = differentiated(subject, sample).places
-    if not places:
+    argnums = differentiated(subject, sample).argnums
+    if not argnums:
         return
     dtype = working_dtype(subject, sample)
     flat = sample.at(dtype)
     call = partial(subject.call, sample)
-    results = record_copies(call, flat, places)[1]
+    results = record_copies(call, flat, argnums)[1]
     open_ = [is_inexact(each) and each.requires_grad for each in results]
     generator = subject.generator()
     grads = [
@@ -78,7 +78,7 @@ def _sample(subject: Subject, sample: Sample, compared: list[str], refused: dict
     rows = [[*flat, *each] for each in grads]
     differing = [count + at for at, o in enumerate(open_) if o]
     loop = ExampleLoop(
-        partial(gradients_of, call, places, count),
+        partial(gradients_of, call, argnums, count),
         rows,
         differing,
         generator,
@@ -87,7 +87,7 @@ def _sample(subject: Subject, sample: Sample, compared: list[str], refused: dict
     )
     batch = [torch.stack(tensors_in([row[at] for row in grads])) for at, o in enumerate(open_) if o]
     wrong: set[str] = set()
-    for words, together in _ways(call, flat, places, batch):
+    for words, together in _ways(call, flat, argnums, batch):
         try:
             with without_warnings():
                 found = together()
@@ -96,8 +96,8 @@ def _sample(subject: Subject, sample: Sample, compared: list[str], refused: dict
             refused[f"{words} is refused: {type(error).__name__}: {first_line(error)}"] = None
             return  # what `vmap` refuses, as `grad.data`, can kill the process by `is_grads_batched`
         compared.append(words)
-        for position, (place, got) in enumerate(zip(places, found, strict=True)):
-            label = sample.labels[place]
+        for position, (argnum, got) in enumerate(zip(argnums, found, strict=True)):
+            label = sample.labels[argnum]
             fault = loop.fault(position, got)
             if fault is None or label in wrong:
                 continue
@@ -107,19 +107,19 @@ def _sample(subject: Subject, sample: Sample, compared: list[str], refused: dict
                 label,
                 fault.cause,
                 f"{words}, the gradient of `{label}` is not what each grad_output gives alone: {fault}",
-                rule_place(subject, sample.names[place]),
+                rule_location(subject, sample.names[argnum]),
                 {"sample": str(sample), "grad_outputs": SIZE, **fault.evidence()},
             )
 
 
 def _ways(
-    call: Callable[..., Any], flat: Sequence[Any], places: Sequence[int], batch: Sequence[Tensor]
+    call: Callable[..., Any], flat: Sequence[Any], argnums: Sequence[int], batch: Sequence[Tensor]
 ) -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
     """Yield the transforms that take several grad_outputs at once, each with the gradients that it gives."""
 
     def graph() -> tuple[list[Tensor], list[Tensor]]:
-        leaves, results = record_copies(call, flat, places)
-        return [each for each in results if has_gradient(each)], [leaves[at] for at in places]
+        leaves, results = record_copies(call, flat, argnums)
+        return [each for each in results if has_gradient(each)], [leaves[at] for at in argnums]
 
     def batched() -> list[Tensor]:
         results, inputs = graph()
@@ -163,14 +163,14 @@ class BatchedDifferentiation:
     Args:
         subject: What is under check.
         sample: The sample.
-        places: The arguments to differentiate by.
+        argnums: The arguments to differentiate by.
         rows: The flat arguments of each example.
         dims: For each argument that has a batch, its dimension.
     """
 
     subject: Subject
     sample: Sample
-    places: Sequence[int]
+    argnums: Sequence[int]
     rows: Sequence[list[Any]]
     dims: Mapping[int, int]
 
@@ -197,7 +197,7 @@ class BatchedDifferentiation:
     def every_dim(self) -> dict[int, int]:
         """The dimensions of all batches, those of grad_outputs too."""
         grads = enumerate(self.with_grads[0][self.count :], self.count)
-        return {**self.dims, **{place: 0 for place, grad in grads if grad is not None}}
+        return {**self.dims, **{argnum: 0 for argnum, grad in grads if grad is not None}}
 
     @cached_property
     def batch(self) -> list[Any]:
@@ -206,7 +206,7 @@ class BatchedDifferentiation:
 
     def one(self, function: Callable[..., Any]) -> OneByOne:
         """The gradients of one example, from its flat arguments and grad_outputs."""
-        return partial(gradients_of, function, self.places, self.count)
+        return partial(gradients_of, function, self.argnums, self.count)
 
     def by_examples(self) -> list[Tensor | None]:
         """The gradients of every example: `vmap` over `torch.func.vjp`."""
@@ -214,15 +214,15 @@ class BatchedDifferentiation:
 
     def _pulled(self, flat: list[Any]) -> list[Tensor]:
         pull = torch.func.vjp(
-            partial(self._differentiable_results, flat), *(flat[place] for place in self.places)
+            partial(self._differentiable_results, flat), *(flat[argnum] for argnum in self.argnums)
         )[1]
         return list(pull(tuple(grad for grad in flat[self.count :] if grad is not None)))
 
     def _differentiable_results(self, flat: Sequence[Any], *given: Tensor) -> tuple[Tensor, ...]:
         """The results that a gradient can come in for, as a function of some arguments."""
         values = list(flat[: self.count])
-        for place, value in zip(self.places, given, strict=True):
-            values[place] = value
+        for argnum, value in zip(self.argnums, given, strict=True):
+            values[argnum] = value
         results = self.subject.call(self.sample, values)
         pairs = zip(results, flat[self.count :], strict=True)
         return tuple(result for result, grad in pairs if grad is not None)
@@ -233,27 +233,27 @@ class BatchedDifferentiation:
         def mapped(flat: Sequence[Any]) -> list[Any]:
             return map_over(partial(self.subject.call, self.sample), flat, self.dims)
 
-        found = gradients_of(mapped, self.places, self.count, self.batch)
+        found = gradients_of(mapped, self.argnums, self.count, self.batch)
         return [
-            gradient.movedim(self.dims[place], 0) if place in self.dims else gradient
-            for place, gradient in zip(self.places, found, strict=True)
+            gradient.movedim(self.dims[argnum], 0) if argnum in self.dims else gradient
+            for argnum, gradient in zip(self.argnums, found, strict=True)
         ]
 
     @cached_property
     def summed(self) -> frozenset[int]:
         """Positions of the gradients of a whole batch that are sums over its examples."""
-        return frozenset(at for at, place in enumerate(self.places) if place not in self.dims)
+        return frozenset(at for at, argnum in enumerate(self.argnums) if argnum not in self.dims)
 
 
 def gradients_of(
-    function: Callable[..., Any], places: Sequence[int], count: int, values: Sequence[Any]
+    function: Callable[..., Any], argnums: Sequence[int], count: int, values: Sequence[Any]
 ) -> list[Tensor]:
     """The gradients by some arguments, zeros where autograd has none.
 
     Args:
         function: Takes flat arguments.
-        places: The arguments to differentiate by.
+        argnums: The arguments to differentiate by.
         count: How many flat arguments there are.
         values: Flat arguments, and behind them a gradient for each result.
     """
-    return vjp_or_zeros(function, values[:count], places, values[count:])
+    return vjp_or_zeros(function, values[:count], argnums, values[count:])

@@ -43,55 +43,55 @@ def run(subject: Subject) -> Findings:
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
     generator = subject.generator()
-    for places in _batched(subject.specification, sample):
+    for argnums in _batched(subject.specification, sample):
         flat = sample.at(torch.float64)
-        columns = {place: drawn(flat[place], SIZE, generator) for place in places}
+        columns = {argnum: drawn(flat[argnum], SIZE, generator) for argnum in argnums}
         rows = [[columns[p][i] if p in columns else v for p, v in enumerate(flat)] for i in range(SIZE)]
         batch = [torch.stack(columns[p]) if p in columns else v for p, v in enumerate(flat)]
-        dims = [0 if place in columns else None for place in range(len(batch))]
+        dims = [0 if argnum in columns else None for argnum in range(len(batch))]
         alone = zip(*(subject.reference(sample, row) for row in rows), strict=True)
         expected = [None if column[0] is None else torch.stack(column) for column in alone]
         whole = batched_call(subject.specification, sample.flattening, batch, dims, SIZE, "error")
         if whole is not None:
             names = [each.name for each in subject.every(sample)]
             found = whole.restore(subject.reference(sample, whole.flat), names)
-            yield from _compare(subject, sample, places, found, expected, range(len(expected)))
+            yield from _compare(subject, sample, argnums, found, expected, range(len(expected)))
         if subject.specification.opaque and not capabilities.on("torch_func"):
             yield Note("`vmap` was left out: of an opaque operator it needs the capability `torch_func`")
             continue
-        visible = subject.places(sample)
+        visible = subject.visible_positions(sample)
         over = dict.fromkeys(columns, 0)
         mapped = [each for each in map_over(partial(subject.call, sample), batch, over) if each is not None]
-        there = [place for place in visible if expected[place] is not None]
-        yield from _compare(subject, sample, places, mapped, [expected[p] for p in there], there)
+        there = [position for position in visible if expected[position] is not None]
+        yield from _compare(subject, sample, argnums, mapped, [expected[p] for p in there], there)
 
 
 def _batched(specification: Specification, sample: Sample) -> Iterator[tuple[int, ...]]:
     """Yield the arguments to batch: all that can be, together and each alone."""
     batching, shapes = specification.batching, specification.shapes
-    places = tuple(
-        place
-        for place, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True))
+    argnums = tuple(
+        argnum
+        for argnum, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True))
         if isinstance(value, Tensor)
         and (
             batching == ELEMENTWISE
             or (shapes is not None and batching is not None and leads(batching, shapes, name))
         )
     )
-    yield places
-    if len(places) > 1:
-        yield from ((place,) for place in places)
+    yield argnums
+    if len(argnums) > 1:
+        yield from ((argnum,) for argnum in argnums)
 
 
 def _compare(
     subject: Subject,
     sample: Sample,
-    places: Sequence[int],
+    argnums: Sequence[int],
     found: Sequence[Tensor | None],
     expected: Sequence[Tensor | None],
     positions: Sequence[int],
 ) -> Findings:
-    batched = ", ".join(f"`{sample.labels[place]}`" for place in places)
+    batched = ", ".join(f"`{sample.labels[argnum]}`" for argnum in argnums)
     claim = f"batching={subject.specification.batching!r}"
     for got, right, position in zip(found, expected, positions, strict=True):
         if got is None or right is None:

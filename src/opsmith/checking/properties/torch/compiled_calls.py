@@ -84,9 +84,9 @@ def call_of(subject: Subject, sample: Sample, flat: Sequence[Any]) -> tuple[tupl
     return tuple(args), dict(kwargs)
 
 
-def places_of(subject: Subject, sample: Sample) -> tuple[int, ...]:
+def argnums_of(subject: Subject, sample: Sample) -> tuple[int, ...]:
     """The arguments that a sample is differentiated by."""
-    return differentiated(subject, sample).places
+    return differentiated(subject, sample).argnums
 
 
 def run_step(
@@ -106,10 +106,10 @@ def run_step(
     """
     lengths = [len(flat) for _, flat in flats]
     every = [value for _, flat in flats for value in flat]
-    places = [
-        sum(lengths[:at]) + place
+    argnums = [
+        sum(lengths[:at]) + argnum
         for at, (sample, _) in enumerate(flats)
-        for place in places_of(subject, sample)
+        for argnum in argnums_of(subject, sample)
     ]
 
     def call(given: list[Any]) -> Any:
@@ -117,13 +117,14 @@ def run_step(
         return step([call_of(subject, sample, row) for (sample, _), row in zip(flats, rows, strict=True)])
 
     with subject.seeded():
-        found, returned = record_copies(call, every, places)
+        found, returned = record_copies(call, every, argnums)
     leaves = _apart(found, lengths)
     answers = []
     results = [tuple(tensors_inside(each)) for each in returned]
     recorded = [tuple(map(has_gradient, each)) for each in results]
     wanted = [
-        [flat[place] for place in places_of(subject, s)] for (s, _), flat in zip(flats, leaves, strict=True)
+        [flat[argnum] for argnum in argnums_of(subject, s)]
+        for (s, _), flat in zip(flats, leaves, strict=True)
     ]
     gradients = _backward(results, wanted, grads) if grads is not None else [()] * len(results)
     for each, follows, mine in zip(results, recorded, gradients, strict=True):
@@ -256,15 +257,15 @@ def faults(
             yield name, f"`{name}`", ResultFault("graph", mine, theirs)
     if draws or not found.gradients or found.recorded != eager.recorded:
         return
-    places = places_of(subject, sample)
-    one = partial(gradients_of, call, places, len(flat))
+    argnums = argnums_of(subject, sample)
+    one = partial(gradients_of, call, argnums, len(flat))
     surrogate = subject.specification.gradients.surrogate
-    instead = None if plain is None or surrogate else partial(gradients_of, plain, places, len(flat))
+    instead = None if plain is None or surrogate else partial(gradients_of, plain, argnums, len(flat))
     gradients = _loop(subject, sample, one, [*flat, *grads], instead)
-    for position, (place, got) in enumerate(zip(places, found.gradients, strict=False)):
+    for position, (argnum, got) in enumerate(zip(argnums, found.gradients, strict=False)):
         fault = gradients.fault(position, got.unsqueeze(0))
         if fault is not None:
-            label = sample.labels[place]
+            label = sample.labels[argnum]
             yield label, f"the gradient of `{label}`", fault
 
 

@@ -123,7 +123,7 @@ def compare_fake(
         results: What the operator returned for them.
         case: Sample, dtype and device, in words.
     """
-    place = fake_place(subject)
+    location = fake_location(subject)
     on_meta = not capabilities.on("fake_tensors")  # there, devices are unknown
     mode = capabilities.fake_mode()
     faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
@@ -132,7 +132,7 @@ def compare_fake(
             fakes = subject.call(sample, faked)
     except (WrongCountError, WrongFormError) as error:
         message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
-        yield Failure(property, error.result, "fake-mismatch", message, place, {"sample": case})
+        yield Failure(property, error.result, "fake-mismatch", message, location, {"sample": case})
         return
     except Exception as error:
         refuse_own(error)
@@ -157,7 +157,7 @@ def compare_fake(
                 result.name,
                 "fake-mismatch",
                 f"on fake tensors `{result.name}` is {words}, and on real ones it is not",
-                place,
+                location,
                 {"sample": case},
             )
             continue
@@ -176,7 +176,7 @@ def compare_fake(
             "fake-mismatch",
             f"the fake kernel gives `{result.name}` the {aspect} {mine}, and the real one {right}: "
             "code compiled for the one would be wrong for the other",
-            place,
+            location,
             {"sample": case, "fake": mine, "real": right},
         )
 
@@ -247,15 +247,15 @@ def compare_symbolic(
                 "fake-mismatch",
                 f"where sizes are symbols, as in code that is compiled for any size, `{result.name}` has the "
                 f"shape {sizes}, and really {list(real.shape)}",
-                fake_place(subject),
+                fake_location(subject),
                 {"sample": case, "fake": str(sizes), "real": str(list(real.shape))},
             )
     for label, fake in zip(sample.labels, faked, strict=True):
         if not isinstance(fake, Tensor):
             continue
-        fixed = [place for place, size in enumerate(fake.shape) if mode.fixed(size)]
+        fixed = [dim for dim, size in enumerate(fake.shape) if mode.fixed(size)]
         if fixed:
-            dimensions = ", ".join(f"{place}" for place in fixed)
+            dimensions = ", ".join(f"{dim}" for dim in fixed)
             yield Note(
                 f"it fixes the size of `{label}` in dimension {dimensions}: code is compiled anew for each "
                 "other size"
@@ -273,7 +273,7 @@ def _silent() -> Iterator[None]:
         logging.disable(before)
 
 
-def fake_place(subject: Subject) -> str:
+def fake_location(subject: Subject) -> str:
     """Location of the fake kernel, or of what it is derived from."""
     specification = subject.specification
     own = specification.library_operator is not None and specification.library_operator.fake

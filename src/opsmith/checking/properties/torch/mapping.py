@@ -35,10 +35,10 @@ class BatchDims:
     """One way to batch the arguments of a sample.
 
     Args:
-        dims: For each argument that has a batch, its dimension.
-        out_dim: Where the batch lies in the results.
-        size: How many examples there are.
-        labels: How messages call the tensors among the arguments, by place.
+        dims: Batch dimension of each batched argument, by its position.
+        out_dim: Batch dimension of the results.
+        size: Number of examples.
+        labels: Name in messages of each tensor argument, by its position.
     """
 
     dims: Mapping[int, int]
@@ -47,7 +47,7 @@ class BatchDims:
     size: int = SIZE
 
     def __str__(self) -> str:
-        given = ", ".join(f"{label}: {self.dims.get(place)}" for place, label in self.labels.items())
+        given = ", ".join(f"{label}: {self.dims.get(argnum)}" for argnum, label in self.labels.items())
         out = f", out_dims={self.out_dim}" if self.out_dim else ""
         count = f"a batch of {self.size}" if self.size else "an empty batch"
         return f"in_dims=({given}){out}, {count}"
@@ -61,21 +61,21 @@ def ways(sample: Sample, *, every: bool) -> Iterator[BatchDims]:
         every: Whether to yield all of them; else, those that differ most.
     """
     labels = {
-        place: sample.labels[place] for place, value in enumerate(sample.flat) if isinstance(value, Tensor)
+        argnum: sample.labels[argnum] for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)
     }
-    places = tuple(labels)
-    second = {place: min(1, sample.flat[place].dim()) for place in places}
-    yield BatchDims(dict.fromkeys(places, 0), labels)
-    yield BatchDims(dict.fromkeys(places, -1), labels, out_dim=-1)
-    if len(places) > 1:
-        yield from (BatchDims({place: 0}, labels) for place in (places if every else places[-1:]))
+    argnums = tuple(labels)
+    second = {argnum: min(1, sample.flat[argnum].dim()) for argnum in argnums}
+    yield BatchDims(dict.fromkeys(argnums, 0), labels)
+    yield BatchDims(dict.fromkeys(argnums, -1), labels, out_dim=-1)
+    if len(argnums) > 1:
+        yield from (BatchDims({argnum: 0}, labels) for argnum in (argnums if every else argnums[-1:]))
     if not every:
         return
     yield BatchDims(second, labels)
-    if len(places) > 1:
-        mixed = {place: -1 if at % 2 else 0 for at, place in enumerate(places)}
+    if len(argnums) > 1:
+        mixed = {argnum: -1 if at % 2 else 0 for at, argnum in enumerate(argnums)}
         yield BatchDims(mixed, labels)
-    yield BatchDims(dict.fromkeys(places, 0), labels, size=1)
+    yield BatchDims(dict.fromkeys(argnums, 0), labels, size=1)
 
 
 def map_over(
@@ -90,19 +90,19 @@ def map_over(
         out_dim: Where `vmap` is to put the batch.
         randomness: As of `vmap`.
     """
-    tensors = [place for place, value in enumerate(batch) if isinstance(value, Tensor)]
+    tensors = [argnum for argnum, value in enumerate(batch) if isinstance(value, Tensor)]
     there: list[bool] = []
 
     def call(*given: Tensor) -> tuple[Tensor, ...]:
         flat = list(batch)
-        for place, value in zip(tensors, given, strict=True):
-            flat[place] = value
+        for argnum, value in zip(tensors, given, strict=True):
+            flat[argnum] = value
         results = list(function(flat))
         there[:] = [result is not None for result in results]
         return tuple(tensors_in(results))
 
-    over = torch.func.vmap(call, tuple(dims.get(place) for place in tensors), out_dim, randomness)
-    found = iter(over(*(batch[place] for place in tensors)))
+    over = torch.func.vmap(call, tuple(dims.get(argnum) for argnum in tensors), out_dim, randomness)
+    found = iter(over(*(batch[argnum] for argnum in tensors)))
     return [next(found).movedim(out_dim, 0) if is_there else None for is_there in there]
 
 
@@ -129,7 +129,7 @@ def own_rule(subject: Subject) -> bool:
     return specification.batching is not None or (own is not None and own.vmap)
 
 
-def rule_place(subject: Subject) -> str:
+def rule_location(subject: Subject) -> str:
     """`file:line` of what computes a batch."""
     adopted = subject.specification.adopted
     if adopted is not None and adopted.vmap is not None:
@@ -178,7 +178,7 @@ class ExampleLoop:
     Args:
         function: Takes one example.
         rows: The flat arguments of each example.
-        places: The arguments in which they differ.
+        argnums: The arguments in which they differ.
         generator: Source of what measures rounding.
         has_truth: Whether a run in float64 is a better answer than one in the dtype itself.
         dtype: dtype of floating arguments.
@@ -189,7 +189,7 @@ class ExampleLoop:
 
     function: OneByOne
     rows: Sequence[list[Any]]
-    places: Sequence[int]
+    argnums: Sequence[int]
     generator: torch.Generator
     has_truth: bool
     dtype: torch.dtype
@@ -203,12 +203,15 @@ class ExampleLoop:
 
     @cached_property
     def _batch(self) -> list[Any]:
-        return batched(self.rows, dict.fromkeys(self.places, 0))
+        return batched(self.rows, dict.fromkeys(self.argnums, 0))
 
     def _together(self, function: OneByOne, batch: Sequence[Any]) -> list[Tensor | None]:
         each = [
             function(
-                [value[row].clone() if place in self.places else value for place, value in enumerate(batch)]
+                [
+                    value[row].clone() if argnum in self.argnums else value
+                    for argnum, value in enumerate(batch)
+                ]
             )
             for row in range(len(self.rows))
         ]

@@ -112,17 +112,17 @@ def _compares(error: BaseException) -> bool:
 
 
 def _has_nan(subject: Subject, sample: Sample) -> bool:
-    places = differentiated(subject, sample).places
+    argnums = differentiated(subject, sample).argnums
     results = [r.detach() if is_inexact(r) else None for r in subject.call(sample, sample.at())]
     grads = [None if result is None else torch.ones_like(result) for result in results]
-    found = vjp(lambda flat: subject.call(sample, flat), sample.at(), places, grads) if places else None
+    found = vjp(lambda flat: subject.call(sample, flat), sample.at(), argnums, grads) if argnums else None
     return any(bool(each.isnan().any()) for each in [*results, *(found or [])] if each is not None)
 
 
 def _opcheck(subject: Subject, sample: Sample, test: str) -> BaseException | None:
     flat = sample.at()
-    for place in differentiated(subject, sample).places:
-        flat[place].requires_grad_()
+    for argnum in differentiated(subject, sample).argnums:
+        flat[argnum].requires_grad_()
     args, kwargs = sample.flattening.schema.dispatched(sample.flattening.pack(flat))
     with subject.seeded(), without_warnings():
         found: dict[str, Any] = torch.library.opcheck(
@@ -140,8 +140,8 @@ def _written(subject: Subject, sample: Sample) -> bool:
         subject.call(sample, flat)
     if any(each.written() is not None for each in kept):
         return True
-    for place in differentiated(subject, sample).places:
-        flat[place].requires_grad_()
+    for argnum in differentiated(subject, sample).argnums:
+        flat[argnum].requires_grad_()
     with subject.seeded():
         results = [each for each in subject.call(sample, flat) if each is not None and each.requires_grad]
         if results:

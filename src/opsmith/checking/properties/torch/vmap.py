@@ -22,7 +22,7 @@ from opsmith.checking.properties.torch.mapping import (
     map_over,
     own_rule,
     refusal,
-    rule_place,
+    rule_location,
     rule_words,
     ways,
 )
@@ -114,9 +114,9 @@ def _sample(subject: Subject, sample: Sample, seen: MappingCoverage) -> Findings
         yield from trial.results(way)
     if seen.wrong or not seen.mapped or not seen.plain:
         return
-    places = differentiated(subject, sample).places
+    argnums = differentiated(subject, sample).argnums
     for way in chosen if every else chosen[:1]:
-        yield from trial.gradients(way, places)
+        yield from trial.gradients(way, argnums)
     if every:
         yield from trial.nested(chosen[0])
         yield from trial.without_examples(chosen[0])
@@ -153,26 +153,26 @@ class MappedSample:
             return None
         return self.subject.plain(self.sample)
 
-    def loop(self, places: Sequence[int], size: int) -> ExampleLoop:
+    def loop(self, argnums: Sequence[int], size: int) -> ExampleLoop:
         """Examples that differ in some arguments, and what each gives: the same ones each time."""
-        key = (*sorted(places), size)
+        key = (*sorted(argnums), size)
         if key not in self.loops:
-            rows = batch_of(self.subject, self.sample, sorted(places), size, self.dtype)
-            self.loops[key] = self._loop(self.call, rows, places, instead=self.reference)
+            rows = batch_of(self.subject, self.sample, sorted(argnums), size, self.dtype)
+            self.loops[key] = self._loop(self.call, rows, argnums, instead=self.reference)
         return self.loops[key]
 
     def _loop(
         self,
         function: OneByOne,
         rows: Sequence[list[Any]],
-        places: Sequence[int],
+        argnums: Sequence[int],
         summed: frozenset[int] = frozenset(),
         instead: OneByOne | None = None,
     ) -> ExampleLoop:
         dtype = self.dtype or own_dtype(self.sample)
         subject = self.subject
         return ExampleLoop(
-            function, rows, tuple(places), subject.generator(), subject.has_truth, dtype, summed, instead
+            function, rows, tuple(argnums), subject.generator(), subject.has_truth, dtype, summed, instead
         )
 
     def results(self, way: BatchDims) -> Findings:
@@ -202,8 +202,8 @@ class MappedSample:
             each = [
                 self.call(
                     [
-                        value.select(way.dims[place], row) if place in way.dims else value
-                        for place, value in enumerate(batch)
+                        value.select(way.dims[argnum], row) if argnum in way.dims else value
+                        for argnum, value in enumerate(batch)
                     ]
                 )[position]
                 for row in range(way.size)
@@ -214,11 +214,11 @@ class MappedSample:
             refuse_own(error)
             return True  # then it does not even run, and for the same reason
 
-    def gradients(self, way: BatchDims, places: Sequence[int]) -> Findings:
+    def gradients(self, way: BatchDims, argnums: Sequence[int]) -> Findings:
         """Compare the gradients of every example, and of the whole batch, with the loop's."""
         rows = self.loop(tuple(way.dims), way.size).rows
-        given = BatchedDifferentiation(self.subject, self.sample, places, rows, way.dims)
-        if not places or given.every_dim == way.dims:
+        given = BatchedDifferentiation(self.subject, self.sample, argnums, rows, way.dims)
+        if not argnums or given.every_dim == way.dims:
             return
         surrogate = self.subject.specification.gradients.surrogate
         one = given.one(self.call)
@@ -235,7 +235,7 @@ class MappedSample:
             loop = self.loops[key]
             found = yield from self._tried(way, call)
             for position, got in enumerate(found or ()):
-                label = self.sample.labels[places[position]]
+                label = self.sample.labels[argnums[position]]
                 fault = loop.fault(position, got)
                 if fault is not None and label not in self.seen.wrong:
                     self.seen.wrong.add(label)
@@ -331,7 +331,7 @@ class MappedSample:
                     failure.cause,
                     f"{rule_words(self.subject)} raises where calls for each example do not: "
                     f"{failure.message}",
-                    rule_place(self.subject),
+                    rule_location(self.subject),
                     {**failure.evidence, "mapped over": str(way)},
                 )
             return None
@@ -359,7 +359,7 @@ class MappedSample:
             fault.cause,
             f"{rule_words(self.subject)} is wrong: {what} is not what a loop over the examples gives: "
             f"{fault}",
-            rule_place(self.subject),
+            rule_location(self.subject),
             {"sample": f"{self.sample} in {dtype}", "mapped over": str(way), **fault.evidence()},
         )
 
