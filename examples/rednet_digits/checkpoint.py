@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FORMAT = "rednet_digits 1"
 
 LONGEST = 300
-"""How many letters of torch's own words are shown: it names every parameter."""
+"""Letters of torch's own message that are shown: it names every parameter."""
 
 
 class CheckpointError(Exception):
