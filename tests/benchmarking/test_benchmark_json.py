@@ -106,7 +106,7 @@ def test_what_is_no_benchmark_is_refused_with_its_place(name: str) -> None:
     read = json.loads(planted(1).to_json())
     change(read)
     with pytest.raises(
-        errors.BenchmarkFormatError, match="this is no benchmark that opsmith wrote"
+        errors.BenchmarkFormatError, match="this is not a benchmark that opsmith wrote"
     ) as raised:
         Benchmark.from_dict(read)
     assert raised.value.expected == expected

@@ -67,7 +67,7 @@ def test_the_table_has_the_fastest_first_and_everything_beside_it(exact: Benchma
         "  to do: forward 8.19 kB and 20.5 kFLOP",
         "  native: keeps 4.10 kB for the backward (0 B beside its arguments), peak 4.19 MB",
         "  reference: keeps 4.10 kB for the backward (4.10 kB beside its arguments), peak under 1 MiB",
-        "  compiled: compiled in 3.25 s, which no time above holds",
+        "  compiled: compiled in 3.25 s, which is in none of the times above",
         "  NOT TIMED: other: it computes something else: its shape",
         "  a note",
     ]

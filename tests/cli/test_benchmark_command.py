@@ -324,10 +324,10 @@ def test_samples_and_baselines_are_for_one_operator(run: Run, file: Path, space:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("not json", "this is no benchmark that opsmith wrote"),
-        ("{}", "this is no benchmark that opsmith wrote"),
+        ("not json", "this is not a benchmark that opsmith wrote"),
+        ("{}", "this is not a benchmark that opsmith wrote"),
         ('{"benchmarks": []}', "got: no benchmark at all"),
-        ('{"benchmarks": [3]}', "this is no benchmark that opsmith wrote"),
+        ('{"benchmarks": [3]}', "this is not a benchmark that opsmith wrote"),
         ("\udcff", "cannot be read"),
     ],
 )

@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]]
         lambda: {"w": leaf()},
         {},
         errors.NoGraphError,
-        """`w` has no graph: it is a leaf, which nothing was computed into
+        """`w` has no graph: it is a leaf, and not the result of a computation
   argument: w
   expected: a tensor with a `grad_fn`
   got: [2] float32, requires_grad=True
@@ -194,7 +194,7 @@ alone""",
         lambda: leaf() * 2,
         {"names": 3},
         errors.UsageError,
-        """`names` names no tensors
+        """`names` must name tensors
   argument: names
   expected: a module, or a dict from names to tensors and modules
   got: int
@@ -305,7 +305,7 @@ def test_a_format_that_is_none(name: str, hint: str) -> None:
 
 def test_a_freed_graph_is_drawn_without_its_memory(tmp_path: Path) -> None:
     graph = opsmith.draw(freed(), tmp_path / "graph.svg", memory=False)
-    assert graph.summary() == "4 nodes; what it keeps was not looked at"
+    assert graph.summary() == "4 nodes; saved tensors were not recorded"
 
 
 def test_what_a_function_raises_is_raised(tmp_path: Path) -> None:

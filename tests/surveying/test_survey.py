@@ -27,7 +27,7 @@ from opsmith.targets import classes_of
 VERDICTS = {
     "GradReverse": (
         "needs a declaration",
-        ["`lambda_` is no tensor and has no type hint", "scaled or reversed"],
+        ["`lambda_` is not a tensor and has no type hint", "scaled or reversed"],
     ),
     "ClipGrad": (
         "needs a declaration",
@@ -46,7 +46,7 @@ VERDICTS = {
     "Outer.Inner": ("works", []),
     "Cube": ("works", []),
     "Fourth": ("works", []),
-    "TopK": ("needs a declaration", ["`k` is no tensor and has no type hint", "`signature=`"]),
+    "TopK": ("needs a declaration", ["`k` is not a tensor and has no type hint", "`signature=`"]),
     "Single": ("needs a declaration", ["it returns float32 for float64", 'kind="float32"']),
     "NoBackward": ("works", ["it has no backward: its gradient is the derivative of its forward"]),
     "BaseOfOthers": ("needs a declaration", ["it has no `forward`, so there is nothing to adopt"]),

@@ -62,7 +62,7 @@ def benchmark(
         flops: Formula of the floating-point operations of a call; by default the reference's are counted.
         effort: `quick`, `default` or `thorough`; or a `BenchmarkEffort`.
         seed: Seed of the numbers.
-        report: Report of an earlier `check`; without, the operator is checked, at quick effort.
+        report: Report of an earlier `check`; by default the operator is checked, at quick effort.
         progress: Called with the current activity, the number of sizes that are done, and their total.
 
     Raises:
@@ -83,15 +83,15 @@ def benchmark(
     refuse_baselines({} if given is None else given, operator.name)
     wanted = _directions(directions, operator.name)
     types = _dtypes(dtypes, operator.name)
-    place = _device(device, operator.name)
+    target = _device(device, operator.name)
     count = _threads(threads, operator.name)
-    every, remarks = sizes_of(operator, samples, sizes, seed, level)
-    found = _passed(operator, report, every[0], seed)
-    if not _was_checked(found, ("gradient", "surrogate")) and set(wanted) != {"forward"}:
+    calls, remarks = sizes_of(operator, samples, sizes, seed, level)
+    checked = _passed(operator, report, calls[0], seed)
+    if not _was_checked(checked, ("gradient", "surrogate")) and set(wanted) != {"forward"}:
         wanted = ("forward",)
         remarks.append("its gradients could not be checked: forward alone is timed")
     request = Request(operator, given or {}, wanted, compiled, memory, flops, level, seed)
-    return _run(request, every, types, place, count, remarks, progress)
+    return _run(request, calls, types, target, count, remarks, progress)
 
 
 def _run(
@@ -141,7 +141,7 @@ def _run(
 
 
 def _note_load(load: dict[str, float], when: str, remarks: list[str]) -> None:
-    """Record the load of the machine, and report one that is high before the benchmark adds to it."""
+    """Record the load of the machine, and add a remark if it was high before the benchmark."""
     found = machine.load()
     if found is None:
         return
@@ -195,14 +195,14 @@ def _device(given: Any, operator: str) -> torch.device:
 
     Raises:
         DeviceNameError: If torch has no such type.
-        UsageError: If there is none here, or it has no clock.
+        UsageError: If this machine has none, or it cannot be timed.
     """
     kind = "cpu" if given is None else given
     if not isinstance(kind, str):
         kind = getattr(kind, "type", kind)
     check_device(kind, operator)
-    there = kind == "cpu" or (kind == "cuda" and torch.cuda.is_available())
-    if not there:
+    available = kind == "cpu" or (kind == "cuda" and torch.cuda.is_available())
+    if not available:
         raise errors.UsageError(
             f"nothing can be timed on the device `{kind}` here",
             operator=operator,
@@ -258,8 +258,8 @@ def _passed(operator: Operator[..., Any], report: Any, smallest: SizedCall, seed
             where=operator.specification.where,
             hint="see `opsmith check`, fix it, and measure then",
         )
-    found: Report = report
-    return found
+    passed: Report = report
+    return passed
 
 
 def _was_checked(report: Report, names: tuple[str, ...]) -> bool:

@@ -141,11 +141,11 @@ def without_hidden_results(reference: Callable[..., Any], schema: Schema) -> Cal
     """Wrap the reference so that it returns the visible results alone."""
     if len(schema.visible) == len(schema.results):
         return reference
-    places = schema.visible
+    visible = schema.visible
 
     def without_hidden(*args: Any, **kwargs: Any) -> Any:
         results = reference(*args, **kwargs)
-        shown = tuple(results[place] for place in places)
+        shown = tuple(results[index] for index in visible)
         return shown[0] if len(shown) == 1 else shown
 
     return without_hidden
@@ -160,14 +160,14 @@ def fresh_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     def reference(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    anew = FunctionType(
+    copied = FunctionType(
         reference.__code__.replace(),
         reference.__globals__,
         reference.__name__,
         reference.__defaults__,
         reference.__closure__,
     )
-    compiled: Callable[..., Any] = torch.compile(anew, dynamic=False)
+    compiled: Callable[..., Any] = torch.compile(copied, dynamic=False)
     return compiled
 
 
@@ -223,9 +223,9 @@ class ReferenceAnswer:
             if fault is not None:
                 return f"result {at}: {fault}" if len(results) > 1 else f"its result: {fault}"
         rest = self.bounds[len(self.results) :]
-        for at, (mine, theirs, within) in enumerate(zip(gradients, self.gradients, rest, strict=True)):
-            one, other = _zeros_if_none(mine, theirs), _zeros_if_none(theirs, mine)
-            fault = None if one is None or other is None else _fault(one, other, within)
+        for at, (gradient, wanted, bound) in enumerate(zip(gradients, self.gradients, rest, strict=True)):
+            one, other = _zeros_if_none(gradient, wanted), _zeros_if_none(wanted, gradient)
+            fault = None if one is None or other is None else _fault(one, other, bound)
             if fault is not None:
                 return f"its gradient {at}: {fault}" if len(gradients) > 1 else f"its gradient: {fault}"
         return None
@@ -245,19 +245,19 @@ def reference_answer(
     """
     seed_all(seed)
     with torch.set_grad_enabled(backward):
-        kept = results_of(arguments.call(reference, leaves=backward)())
+        returned = results_of(arguments.call(reference, leaves=backward)())
     generator = torch.Generator().manual_seed(seed)
-    grad_outputs = tuple(_grad_output_for(each, generator) for each in kept if each.requires_grad)
+    grad_outputs = tuple(_grad_output_for(each, generator) for each in returned if each.requires_grad)
     gradients: tuple[Tensor | None, ...] = ()
     if grad_outputs:
-        asked = [each for each in kept if each.requires_grad]
-        gradients = torch.autograd.grad(asked, arguments.sought, grad_outputs, allow_unused=True)
-    results = tuple(each.detach() for each in kept)
-    most = max(each.numel() for each in (*results, *arguments.tensors))
-    wide = _float64_answer(reference, arguments, grad_outputs, seed) if exact else None
-    truths = wide if wide is not None else (*results, *gradients)
+        differentiable = [each for each in returned if each.requires_grad]
+        gradients = torch.autograd.grad(differentiable, arguments.sought, grad_outputs, allow_unused=True)
+    results = tuple(each.detach() for each in returned)
+    largest = max(each.numel() for each in (*results, *arguments.tensors))
+    in_float64 = _float64_answer(reference, arguments, grad_outputs, seed) if exact else None
+    truths = in_float64 if in_float64 is not None else (*results, *gradients)
     bounds = tuple(
-        _bound(truth, ordinary, most, known=wide is not None)
+        _bound(truth, ordinary, largest, known=in_float64 is not None)
         for truth, ordinary in zip(truths, (*results, *gradients), strict=True)
     )
     return ReferenceAnswer(results, gradients, bounds, grad_outputs)
@@ -269,20 +269,20 @@ def seed_all(seed: int) -> None:
 
 
 def run_contender(
-    function: Function, arguments: ContenderArguments, right: ReferenceAnswer, seed: int
+    function: Function, arguments: ContenderArguments, answer: ReferenceAnswer, seed: int
 ) -> tuple[list[Tensor], tuple[Tensor | None, ...]]:
     """Return the results of a contender, and its gradients if these are compared."""
     seed_all(seed)
     with torch.no_grad():
         results = results_of(arguments.call(function)())
-    if not right.grad_outputs:
+    if not answer.grad_outputs:
         return results, ()
-    if len(results) != len(right.results) or any(
-        got.shape != expected.shape for got, expected in zip(results, right.results, strict=True)
+    if len(results) != len(answer.results) or any(
+        got.shape != expected.shape for got, expected in zip(results, answer.results, strict=True)
     ):
         return results, ()  # `fault` reports it; the grad_outputs have the right shapes
     seed_all(seed)
-    gradients = gradients_of(arguments.call(function, leaves=True), arguments.sought, right.grad_outputs)
+    gradients = gradients_of(arguments.call(function, leaves=True), arguments.sought, answer.grad_outputs)
     return results, tuple(gradients)
 
 
@@ -300,27 +300,31 @@ def _float64_answer(
     try:
         with torch.set_grad_enabled(bool(grad_outputs)):
             results = results_of(again.call(reference, leaves=bool(grad_outputs))())
-        asked = [each for each in results if each.requires_grad]
+        differentiable = [each for each in results if each.requires_grad]
         back = [replica(each, torch.float64) for each in grad_outputs]
-        gradients = torch.autograd.grad(asked, again.sought, back, allow_unused=True) if grad_outputs else ()
+        gradients = (
+            torch.autograd.grad(differentiable, again.sought, back, allow_unused=True) if grad_outputs else ()
+        )
     except (RuntimeError, TypeError, ValueError, NotImplementedError):  # its code has a fixed dtype
         return None
     return (*(each.detach() for each in results), *gradients)
 
 
-def _bound(truth: Tensor | None, ordinary: Tensor | None, most: int, *, known: bool) -> RoundingBound | None:
+def _bound(
+    truth: Tensor | None, ordinary: Tensor | None, largest: int, *, known: bool
+) -> RoundingBound | None:
     if truth is None or ordinary is None or not is_inexact(ordinary) or truth.shape != ordinary.shape:
         return None
-    mine = ordinary.detach().cpu() if known else None
-    return rounding_bound(replica(truth, torch.float64).cpu(), mine, ordinary.dtype, None, most)
+    computed = ordinary.detach().cpu() if known else None
+    return rounding_bound(replica(truth, torch.float64).cpu(), computed, ordinary.dtype, None, largest)
 
 
-def _fault(got: Tensor, expected: Tensor, within: RoundingBound | None) -> str | None:
+def _fault(got: Tensor, expected: Tensor, bound: RoundingBound | None) -> str | None:
     fault = metadata_difference(got, expected, strides=False)
     if fault is not None:
-        aspect, mine, theirs = fault
-        return f"it has the {aspect} {mine}, and the reference's {theirs}"
-    difference = exact_difference(got, expected) if within is None else within.judge(got.cpu())
+        aspect, actual, wanted = fault
+        return f"it has the {aspect} {actual}, and the reference's {wanted}"
+    difference = exact_difference(got, expected) if bound is None else bound.judge(got.cpu())
     return None if difference is None else str(difference)
 
 

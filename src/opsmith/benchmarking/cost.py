@@ -128,10 +128,10 @@ def bytes_of(tensors: Iterable[Tensor | None], beside: Iterable[Tensor | None] =
         for each in tensors
         if each is not None
     }
-    for (place, *_), each in views.items():
-        if each.numel() and place not in known:
-            own = found.get(place, 0) + each.element_size() * _distinct(each)
-            found[place] = min(own, each.untyped_storage().nbytes())
+    for (storage, *_), each in views.items():
+        if each.numel() and storage not in known:
+            size = found.get(storage, 0) + each.element_size() * _distinct(each)
+            found[storage] = min(size, each.untyped_storage().nbytes())
     return sum(found.values())
 
 
@@ -167,9 +167,9 @@ def saved_bytes(run: Callable[[], Sequence[Tensor]], arguments: Sequence[Tensor]
         >>> saved_bytes(lambda: [x.exp()], [x]), saved_bytes(lambda: [x * x], [x])
         ((32, 32), (32, 0))
     """
-    with torch.enable_grad(), record_saved_tensors() as kept:
+    with torch.enable_grad(), record_saved_tensors() as saved:
         results = run()
-    every = [*kept, *(tensor for _, tensor in attribute_tensors(results))]
+    every = [*saved, *(tensor for _, tensor in attribute_tensors(results))]
     return bytes_of(every), bytes_of(every, arguments)
 
 
@@ -203,9 +203,9 @@ def resident_growth(run: Callable[[], Any]) -> int:
         trim(0)
     CLEAR.write_text("5", encoding="ascii")
     before = _status("VmRSS")
-    kept = run()
+    result = run()
     grown = _status("VmHWM") - before
-    del kept
+    del result
     return max(grown, 0)
 
 
@@ -218,8 +218,8 @@ def _on_gpu(run: Callable[[], Any], device: torch.device) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    kept = run()
+    result = run()
     torch.cuda.synchronize(device)
     grown: int = torch.cuda.max_memory_allocated(device) - before
-    del kept
+    del result
     return grown

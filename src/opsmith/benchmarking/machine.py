@@ -68,9 +68,9 @@ def ceilings(device: torch.device, dtypes: Iterable[torch.dtype], largest: int) 
         largest: Bytes of the largest copy that is needed.
     """
     clock = clock_of(device)
-    enough = next((each for each in FOOTPRINTS if each >= largest), FOOTPRINTS[-1])
+    limit = next((each for each in FOOTPRINTS if each >= largest), FOOTPRINTS[-1])
     for footprint in FOOTPRINTS:
-        if footprint > enough:
+        if footprint > limit:
             break
         taken = shortest_time(copy(device, footprint), clock)
         yield Ceiling(device.type, "copy", footprint / taken, bytes=footprint)

@@ -104,11 +104,13 @@ def _measure(
     every = candidates(request.operator, arguments, request.baselines, compiled=request.compiled)
     present, contenders = _admitted(every, arguments, answer, request.seed, random=specification.random)
     flops = _given_flops(request, arguments)
-    beside = _control_calls(request, arguments, answer, device)
-    timings, slowest = _timings(request, present, beside, arguments, answer, directions, clock_of(device))
+    controls = _control_calls(request, arguments, answer, device)
+    timings, slowest = _timings(request, present, controls, arguments, answer, directions, clock_of(device))
     # The bytes that the operator saves belong to its backward, also if memory is not measured.
-    own = next((_saved(each, arguments, answer) for each in present if each.about.kind == "operator"), None)
-    kept = {each.about.name: _saved(each, arguments, answer) for each in present} if request.memory else {}
+    operator_saved = next(
+        (_saved(each, arguments, answer) for each in present if each.about.kind == "operator"), None
+    )
+    saved = {each.about.name: _saved(each, arguments, answer) for each in present} if request.memory else {}
     case = BenchmarkCase(
         label=size.label,
         sizes=dict(size.sizes),
@@ -119,9 +121,9 @@ def _measure(
         role=size.role,
         contenders=contenders,
         timings=timings,
-        work=tuple(_work(request, arguments, answer, directions, own, flops)),
+        work=tuple(_work(request, arguments, answer, directions, operator_saved, flops)),
         memory=tuple(
-            _memory(each, arguments, answer, kept[each.about.name], device)
+            _memory(each, arguments, answer, saved[each.about.name], device)
             for each in (present if request.memory else ())
         ),
         notes=tuple(notes),
@@ -147,35 +149,35 @@ def _admitted(
                 partial(run_contender, each.function, arguments, answer, seed)
             )
         except Exception as error:
-            left = f"it raises {type(error).__name__}: {_line(error)}"
-            descriptions.append(replace(about, left_out=WRITES if _restore(arguments, before) else left))
+            reason = f"it raises {type(error).__name__}: {_line(error)}"
+            descriptions.append(replace(about, left_out=WRITES if _restore(arguments, before) else reason))
             continue
         # Random implementations may draw different numbers; `check` covers that.
-        unlike = about.kind == "reference" or (random and about.kind != "baseline")
-        fault = None if unlike else answer.fault(results, gradients)
+        may_differ = about.kind == "reference" or (random and about.kind != "baseline")
+        fault = None if may_differ else answer.fault(results, gradients)
         if _restore(arguments, before):
             fault = WRITES
         if about.kind == "compiled":
             about = replace(about, compile_s=round(seconds, 3))
-        descriptions.append(about if fault is None else replace(about, left_out=_other(fault)))
+        descriptions.append(about if fault is None else replace(about, left_out=_exclusion(fault)))
         if fault is None:
             present.append(each)
     return present, tuple(descriptions)
 
 
-def _other(fault: str) -> str:
+def _exclusion(fault: str) -> str:
     return fault if fault == WRITES else f"it computes something else: {fault}"
 
 
 def _restore(arguments: ContenderArguments, before: Sequence[torch.Tensor]) -> bool:
     """Restore the arguments, and return True if they had been changed."""
     written = False
-    for now, kept in zip(arguments.tensors, before, strict=True):
-        same = (now == kept) | ((now != now) & (kept != kept))
+    for current, original in zip(arguments.tensors, before, strict=True):
+        same = (current == original) | ((current != current) & (original != original))
         if not bool(same.all()):
             written = True
             with torch.no_grad():
-                now.copy_(kept)
+                current.copy_(original)
     return written
 
 
@@ -199,7 +201,7 @@ def _control_calls(
 def _timings(
     request: Request,
     present: Sequence[Candidate],
-    beside: Mapping[str, TimedCall],
+    controls: Mapping[str, TimedCall],
     arguments: ContenderArguments,
     answer: ReferenceAnswer,
     directions: Sequence[str],
@@ -208,15 +210,15 @@ def _timings(
     """Time each direction, and return the seconds of the slowest call, too."""
     found, slowest = [], 0.0
     for at, direction in enumerate(directions):
-        racing = {each.about.name: _contestant(each, arguments, answer, direction) for each in present}
+        calls = {each.about.name: _timed_call(each, arguments, answer, direction) for each in present}
         with _mode(direction), without_warnings():
-            for each in racing.values():
+            for each in calls.values():
                 clock.seconds(each.calls(1))
-            times = time_in_turns({**racing, **beside}, clock, request.effort, request.seed + at)
+            times = time_in_turns({**calls, **controls}, clock, request.effort, request.seed + at)
         for name, taken in times.items():
             seconds = tuple(float(f"{one:.{DIGITS}g}") for one in taken.seconds)
             found.append(Timing(name, direction, taken.calls, seconds))
-        slowest = max([slowest, *(min(times[name].seconds) for name in racing)])
+        slowest = max([slowest, *(min(times[name].seconds) for name in calls)])
     return tuple(found), slowest
 
 
@@ -225,7 +227,7 @@ def _mode(direction: str) -> Any:
     return torch.set_grad_enabled(direction != "forward")
 
 
-def _contestant(
+def _timed_call(
     each: Candidate, arguments: ContenderArguments, answer: ReferenceAnswer, direction: str
 ) -> TimedCall:
     """Return the timed part of a contender; to be called in the direction's `_mode`."""
@@ -235,7 +237,7 @@ def _contestant(
     both = partial(gradients_of, call, arguments.sought, answer.grad_outputs)
     if direction == "both":
         return TimedCall(both)
-    return TimedCall(both, partial(_prepared, call, arguments, answer), _room(arguments, answer))
+    return TimedCall(both, partial(_prepared, call, arguments, answer), _graph_room(arguments, answer))
 
 
 def _prepared(
@@ -246,10 +248,10 @@ def _prepared(
     return partial(torch.autograd.grad, results, arguments.sought, answer.grad_outputs, allow_unused=True)
 
 
-def _room(arguments: ContenderArguments, answer: ReferenceAnswer) -> int:
+def _graph_room(arguments: ContenderArguments, answer: ReferenceAnswer) -> int:
     """Return how many graphs can be prepared, if each keeps all arguments and results twice."""
-    each = 2 * bytes_of([*arguments.tensors, *answer.results])
-    return max(1, GRAPH_ROOM // max(each, 1 << 12))
+    graph = 2 * bytes_of([*arguments.tensors, *answer.results])
+    return max(1, GRAPH_ROOM // max(graph, 1 << 12))
 
 
 def _saved(each: Candidate, arguments: ContenderArguments, answer: ReferenceAnswer) -> tuple[int, int] | None:
@@ -268,9 +270,9 @@ def _memory(
     device: torch.device,
 ) -> MemoryUse:
     direction = "both" if answer.grad_outputs else "forward"
-    contestant = _contestant(each, arguments, answer, direction)
+    timed = _timed_call(each, arguments, answer, direction)
     with _mode(direction), without_warnings():
-        most, remark = peak_bytes(contestant.call, device)
+        most, remark = peak_bytes(timed.call, device)
     saved, beyond = kept if kept is not None else (None, None)
     return MemoryUse(each.about.name, saved, beyond, most, remark)
 
@@ -327,8 +329,10 @@ def _operations(
     try:
         results, forward, words = _counted(arguments.call(reference, leaves=bool(answer.grad_outputs)))
         if answer.grad_outputs:
-            kept = [each for each in results if each.requires_grad]
-            run = partial(torch.autograd.grad, kept, arguments.sought, answer.grad_outputs, allow_unused=True)
+            differentiable = [each for each in results if each.requires_grad]
+            run = partial(
+                torch.autograd.grad, differentiable, arguments.sought, answer.grad_outputs, allow_unused=True
+            )
             _, backward, more = _counted(run)
             words = more if len(more) > len(words) else words
     except Exception as error:

@@ -198,21 +198,21 @@ def save(benchmark: Benchmark, file: str | os.PathLike[str]) -> list[Path]:
     kind = format_of(path)
     written = []
     for name in PICTURES:
-        place = path.with_name(f"{path.stem}-{name}{path.suffix}")
+        target = path.with_name(f"{path.stem}-{name}{path.suffix}")
         try:
             if kind == "svg":
-                place.write_text(svg(benchmark, name), encoding="utf-8")
+                target.write_text(svg(benchmark, name), encoding="utf-8")
             else:
                 figure, dated = _drawn(benchmark, name), {"CreationDate": None} if kind == "pdf" else {}
-                figure.savefig(place, format=kind, dpi=150, metadata=dated, facecolor="white")
+                figure.savefig(target, format=kind, dpi=150, metadata=dated, facecolor="white")
         except OSError as error:
             raise errors.UsageError(
-                f"the picture cannot be written to `{place}`",
+                f"the picture cannot be written to `{target}`",
                 expected="a file in a folder that is there, and can be written to",
                 got=error.strerror or str(error),
                 hint="name another file",
             ) from error
-        written.append(place)
+        written.append(target)
     return written
 
 
@@ -238,10 +238,10 @@ def format_of(path: Path) -> str:
 
 
 def _drawn(benchmark: Benchmark, picture: str) -> Figure:
-    look: Any = dict.fromkeys(INKED, INK) | dict.fromkeys(SIZED, TEXT_SIZE)
-    look |= {"font.family": "sans-serif", "axes.facecolor": "none", "legend.framealpha": 0}
-    look |= {"text.parse_math": False}  # a baseline's name may have dollars in it
-    with rc_context(look):
+    settings: Any = dict.fromkeys(INKED, INK) | dict.fromkeys(SIZED, TEXT_SIZE)
+    settings |= {"font.family": "sans-serif", "axes.facecolor": "none", "legend.framealpha": 0}
+    settings |= {"text.parse_math": False}  # a baseline's name may have dollars in it
+    with rc_context(settings):
         figure = PICTURES[picture](benchmark)
     return figure
 
@@ -282,7 +282,7 @@ def _levels(benchmark: Benchmark) -> list[tuple[float, str]]:
 
 
 def _knee(benchmark: Benchmark) -> tuple[float, float, float] | None:
-    """Return where the slopes of the fastest and the largest copy meet the highest level, and its height."""
+    """Return the intersections of the slopes of the fastest and the largest copy with the highest level."""
     copies, levels = _copies(benchmark), _levels(benchmark)
     if not copies or not levels:
         return None

@@ -104,7 +104,7 @@ class Work:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """MemoryUse of one contender.
+    """Memory use of one contender.
 
     Args:
         contender: Its name.
@@ -357,7 +357,7 @@ def _parse(text: str) -> Any:
 
 def _not_a_benchmark(expected: str, got: str) -> errors.BenchmarkFormatError:
     return errors.BenchmarkFormatError(
-        "this is no benchmark that opsmith wrote",
+        "this is not a benchmark that opsmith wrote",
         expected=expected,
         got=got,
         hint="give what `opsmith benchmark --json` printed, or `Benchmark.to_json()` returned",

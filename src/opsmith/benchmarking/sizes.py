@@ -171,11 +171,11 @@ def _of_function(
     schema, found = operator.specification.schema, []
     for point in points:
 
-        def at(make: Make, point: Mapping[str, int] = point) -> Any:
+        def sized(make: Make, point: Mapping[str, int] = point) -> Any:
             return samples(**dict.fromkeys(left, make), **point)
 
         make = Make(generator=torch.Generator().manual_seed(seed))
-        calls = samples_of(at, make, schema, operator.name)
+        calls = samples_of(sized, make, schema, operator.name)
         every = [Sample.of(position, call, schema) for position, call in enumerate(calls)]
         found += [SizedCall(_label(point, each), point, each) for each in every]
     return [*_tiny(_own(operator, seed)), *_numbered(found)]
@@ -196,7 +196,7 @@ def _given(
     for point in points:
         refusals: list[str] = []
         for sample in filter(usable, own):
-            made = _at(Template.of(specification, sample), point, refusals, operator.name)
+            made = _resized(Template.of(specification, sample), point, refusals, operator.name)
             if made is not None:
                 template, values, letters = made
                 again = _sample(template, values, generator)
@@ -213,10 +213,10 @@ def _given(
     return [*_tiny(own), *_numbered(found)], []
 
 
-def _at(
+def _resized(
     template: Template, point: Mapping[str, int], refusals: list[str], operator: str
 ) -> tuple[Template, list[Any], Letters] | None:
-    """Return a template, the arguments and the letters at a point; None if the operator refuses them."""
+    """Return a template, its arguments and letters in these sizes; None if the operator refuses them."""
     schema = template.specification.schema
     plain = [each.name for each in schema.arguments if not each.kind.is_tensor]
     known = [*(template.letters if template.named else ()), *plain]

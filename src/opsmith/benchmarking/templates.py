@@ -116,8 +116,8 @@ def _evaluated(shapes: Shapes, name: str, value: Tensor, letters: Letters) -> tu
     lead = len(letters.get(LEADING, ())) if dims.leading else 0
     found = dims.evaluate(letters)
     shape = tuple(
-        own if size is None else size
-        for size, own in zip(
+        original if size is None else size
+        for size, original in zip(
             found, (*([0] * lead), *value.shape[value.dim() - len(dims.sizes) :]), strict=True
         )
     )
@@ -126,13 +126,13 @@ def _evaluated(shapes: Shapes, name: str, value: Tensor, letters: Letters) -> tu
     return shape
 
 
-def _drawn(own: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    if own.shape == torch.Size(shape):
-        return own
-    if not own.numel():
-        return torch.zeros(tuple(shape), dtype=own.dtype)
-    places = torch.randint(own.numel(), (math.prod(shape),), generator=generator)
-    return own.detach().reshape(-1)[places].reshape(tuple(shape)).clone()
+def _drawn(original: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    if original.shape == torch.Size(shape):
+        return original
+    if not original.numel():
+        return torch.zeros(tuple(shape), dtype=original.dtype)
+    indices = torch.randint(original.numel(), (math.prod(shape),), generator=generator)
+    return original.detach().reshape(-1)[indices].reshape(tuple(shape)).clone()
 
 
 def elements(values: Sequence[Any]) -> int:
@@ -174,8 +174,8 @@ def no_such_size(operator: str, problem: str, expected: str, got: str, hint: str
     )
 
 
-MOST = 12
-"""Most letters that are tried, since pairs of them are."""
+MAX_LETTERS = 12
+"""Most letters that are tried: the number of pairs grows with its square."""
 
 
 def grow(template: Template, targets: Sequence[int]) -> Iterator[Letters]:
@@ -210,12 +210,12 @@ def grow(template: Template, targets: Sequence[int]) -> Iterator[Letters]:
 def _groups(template: Template) -> list[tuple[str, ...]]:
     """Return the letters that can be doubled: alone, or with one other, preferably one that grows the result.
 
-    An image can grow with its result or with its window: the result is meant.
+    An image can grow together with its result or with its window: the result is preferred.
     """
     letters = template.letters
     if not _fits(template, letters):
         return []
-    names = [name for name in letters if _size(letters, name)][:MOST]
+    names = [name for name in letters if _size(letters, name)][:MAX_LETTERS]
     alone = [(name,) for name in names if _fits(template, _doubled(letters, (name,)))]
     rest = [name for name in names if (name,) not in alone]
     tried = {pair: _attempt(template, _doubled(letters, pair)) for pair in combinations(rest, 2)}

@@ -163,7 +163,9 @@ def remarks(case: BenchmarkCase) -> list[str]:
     lines += [_memory(case, each) for each in case.contenders if case.memory_of(each.name) is not None]
     for each in case.contenders:
         if each.compile_s is not None:
-            lines.append(f"{each.name}: compiled in {each.compile_s:.2f} s, which no time above holds")
+            lines.append(
+                f"{each.name}: compiled in {each.compile_s:.2f} s, which is in none of the times above"
+            )
     lines += [f"NOT TIMED: {each.name}: {each.left_out}" for each in case.contenders if each.left_out]
     return [*lines, *case.notes]
 

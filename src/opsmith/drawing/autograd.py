@@ -71,7 +71,7 @@ def refuse_without_graph(tensor: Tensor, name: str) -> None:
     raise errors.NoGraphError(
         f"`{name}` has no graph: "
         + (
-            "it is a leaf, which nothing was computed into"
+            "it is a leaf, and not the result of a computation"
             if leaf
             else "nothing that it was computed from requires a gradient"
         ),
@@ -139,7 +139,7 @@ class _AutogradGraphBuilder(GraphBuilder):
             return
         record = recorded_operator(node)
         call = self._recording.call_of(node) if self._recording is not None else None
-        where, source_line = self._place(node, call)
+        where, source_line = self._location(node, call)
         kind, label = _kind(node, record, name)
         saved, overwritten = self._saved(node, record)
         added = self.node(
@@ -161,7 +161,7 @@ class _AutogradGraphBuilder(GraphBuilder):
                 self.edge(self._ids[id(behind)], added, next(labels, ""))
         if self._show_saved or kind in ("operator", "function"):
             for each, value in saved:
-                self.edge(self._kept(each, value), added, each.name, "saved")
+                self.edge(self._saved_node(each, value), added, each.name, "saved")
 
     def add_output(self, name: str, tensor: Tensor) -> None:
         """Add an output tensor, and the base that it is a view of."""
@@ -187,7 +187,7 @@ class _AutogradGraphBuilder(GraphBuilder):
             self._tensors[id(leaf)] = added
         return self._tensors[id(leaf)]
 
-    def _kept(self, saved: Saved, value: Any) -> str:
+    def _saved_node(self, saved: Saved, value: Any) -> str:
         """The node of a saved tensor: that of a leaf, or one for all nodes that save the same view."""
         if id(value) in self._tensors:
             return self._tensors[id(value)]
@@ -213,12 +213,12 @@ class _AutogradGraphBuilder(GraphBuilder):
             values = dict(zip(record.saved, values.values(), strict=True))
         named = {f"saved {name}" if name.isdigit() else name: value for name, value in values.items()}
         named |= context_tensors(node)
-        kept = [
+        saved = [
             (self.storages.saved(name, value), value) for name, value in named.items() if value is not None
         ]
-        return kept, capabilities.overwritten(node)
+        return saved, capabilities.overwritten(node)
 
-    def _place(self, node: Any, call: RecordedCall | None) -> tuple[str, str]:
+    def _location(self, node: Any, call: RecordedCall | None) -> tuple[str, str]:
         if call is not None:
             return call.where, call.source
         return shown_line(user_line_of_traceback("\n".join(node.metadata.get("traceback_", ()))))

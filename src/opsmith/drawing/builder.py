@@ -77,7 +77,7 @@ def given_names(given: Any) -> TensorNames:
     fits = isinstance(given, Mapping) and all(isinstance(key, str) for key in given)
     if not fits or not all(isinstance(each, Tensor | torch.nn.Module) for each in given.values()):
         raise errors.UsageError(
-            "`names` names no tensors",
+            "`names` must name tensors",
             argument="names",
             expected="a module, or a dict from names to tensors and modules",
             got=type(given).__name__,

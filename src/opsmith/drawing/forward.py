@@ -149,14 +149,14 @@ class CallGraphBuilder(GraphBuilder):
         """
         sources = [recording.source_of(end) for end in ends]
         used = _used(sources, recording.calls)
-        places = {each.id: f"{group or ''}{each.id}" for each in recording.groups}
+        ids = {each.id: f"{group or ''}{each.id}" for each in recording.groups}
         self.groups += [
-            replace(each, id=places[each.id], parent=places[each.parent] if each.parent else group)
+            replace(each, id=ids[each.id], parent=ids[each.parent] if each.parent else group)
             for each in recording.groups
         ]
         for call in recording.calls:
             if call.number in used:
-                self._add(call, places[call.group] if call.group else group)
+                self._add(call, ids[call.group] if call.group else group)
         return [self._source(source) for source in sources]
 
     def _add(self, call: RecordedCall, group: str | None) -> None:
@@ -176,7 +176,7 @@ class CallGraphBuilder(GraphBuilder):
             self.edge(source, added, label)
 
     def _saved(self, call: RecordedCall) -> tuple[Saved, ...]:
-        """The tensors that autograd saves for a call; none if a backward inside the recording freed them."""
+        """The tensors that autograd saves for a call; empty if a backward inside the recording freed them."""
         if not self.memory:
             return ()
         return tuple(

@@ -46,8 +46,8 @@ class Form:
     device: str = "cpu"
 
     def __str__(self) -> str:
-        place = "" if self.device == "cpu" else f" {self.device}"
-        return f"[{', '.join(map(str, self.shape))}] {self.dtype}{place}"
+        device = "" if self.device == "cpu" else f" {self.device}"
+        return f"[{', '.join(map(str, self.shape))}] {self.dtype}{device}"
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class Saved:
 
     def __str__(self) -> str:
         form = f" {self.form}" if self.form else ""
-        whose = {"packed": "packed by a hook", "intermediate": self.of}.get(
+        owner = {"packed": "packed by a hook", "intermediate": self.of}.get(
             self.role, f"{self.role} {self.of}"
         )
-        remarks = [whose.strip()] * bool(whose.strip()) + ["counted elsewhere"] * (not self.counted)
+        remarks = [owner.strip()] * bool(owner.strip()) + ["counted elsewhere"] * (not self.counted)
         size = format_bytes(self.bytes) if self.role != "packed" else ""
         return f"{self.name}{form}{' ' * bool(size)}{size}" + (f" ({', '.join(remarks)})" if remarks else "")
 
@@ -123,7 +123,7 @@ class Node:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of that which the graph alone keeps alive."""
+        """Bytes that it saves and that the graph alone keeps alive."""
         return sum(each.bytes for each in self.saved if each.counted and each.role in INTERMEDIATE)
 
 
@@ -200,7 +200,7 @@ class Graph:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of that in intermediate results, which are freed with the graph."""
+        """Bytes among them that are intermediate results, which are freed with the graph."""
         return sum(node.own_bytes for node in self.nodes)
 
     def heaviest(self, count: int = 10) -> list[Node]:
@@ -240,7 +240,7 @@ class Graph:
         """Number of nodes, and bytes that they save, in one line."""
         text = counted(len(self.nodes), "node")
         if not self.memory:
-            return f"{text}; what it keeps was not looked at"
+            return f"{text}; saved tensors were not recorded"
         if self.subject != "operator" or self.kept_bytes:
             text += f"; keeps {format_bytes(self.kept_bytes) if self.kept_bytes else 'nothing'}"
             if self.kept_bytes:
@@ -302,7 +302,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def numbered(labels: Iterable[str]) -> list[str]:
-    """Labels, of which repeated ones get a number.
+    """Labels, with a number behind each repeated one.
 
     Example:
         >>> numbered(["relu", "conv", "relu"])

@@ -214,7 +214,7 @@ def schema_of(domain: str, op_type: str, inputs: int, outputs: int, attributes: 
 
 
 def varies(size: Any) -> bool:
-    """Return True for a symbolic size; a symbol that torch has resolved to a number is none.
+    """Return True for a symbolic size, and False for a symbol that torch has resolved to a number.
 
     Example:
         >>> varies(3)

@@ -57,7 +57,7 @@ def translated_model(
         inputs: The inputs for tracing.
         axes: Their dynamic axes.
         translate: torch's exporter.
-        table: The operators that it knows besides torch's.
+        table: The operators that it translates besides torch's.
 
     Raises:
         DynamicAxisError: If the model fixes a dynamic axis.
@@ -83,7 +83,8 @@ def translated_model(
     return program
 
 
-def _chain(error: BaseException) -> Any:
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception and its causes, the outermost first."""
     current: BaseException | None = error
     while current is not None:
         yield current
@@ -110,7 +111,7 @@ def _refuse_fixed(model: torch.nn.Module, inputs: Sequence[Tensor], axes: Axes, 
     """Refuse a model that fixes the size of a dynamic axis.
 
     Raises:
-        DynamicAxisError: Naming the axis, and the line.
+        DynamicAxisError: If it does; the message names the axis and the line.
     """
     if not axes:
         return
@@ -136,7 +137,7 @@ def _refuse_unknown(model: torch.nn.Module, inputs: Sequence[Tensor], table: Tab
     """Refuse a model with an operator that is neither torch's nor ours.
 
     Raises:
-        ExportError: Naming it, and what is wrong with it.
+        ExportError: If there is one.
     """
     found = _exported_or_none(model, inputs, Axes((), ()))
     for node in () if found is None else found.graph.nodes:
@@ -252,13 +253,7 @@ def _traced(calls: Sequence[OperatorCall]) -> Any:
     )
 
     def trace() -> Any:
-        with quiet_exporter(), torch.no_grad():
-            return torch.export.export(
-                References(calls).eval(),
-                tuple(map(_example, inputs)),
-                dynamic_shapes=(dims,) if any(dims) else None,
-                strict=False,
-            )
+        return exported(References(calls).eval(), list(map(_example, inputs)), dims)
 
     program = trace()
     names = [(call, name) for call in calls for name, node in call.slots() if node is not None]

@@ -21,7 +21,7 @@ _TYPES = (
 )
 
 ONNX_TYPES = {dtype: number for dtype, _, number in _TYPES}
-"""Number of each dtype in `onnx.TensorProto`; what is not here cannot go through an input or output."""
+"""Number of each dtype in `onnx.TensorProto`; other dtypes cannot be inputs or outputs."""
 
 TYPE_NAMES = ", ".join(str(dtype).removeprefix("torch.") for dtype in ONNX_TYPES)
 """Their names, for messages."""
@@ -30,4 +30,4 @@ BY_NUMBER = {number: dtype for dtype, _, number in _TYPES}
 """Each dtype, by its number in `onnx.TensorProto`."""
 
 DTYPES = {name: dtype for dtype, name, _ in _TYPES}
-"""Each dtype, by what ONNX's schemas and ONNX Runtime call it."""
+"""Each dtype, by its name in ONNX's schemas and in ONNX Runtime."""

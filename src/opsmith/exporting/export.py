@@ -201,10 +201,10 @@ class ExportOptions:
 
 
 def read_options(path: Any, body: Any, opset: Any, verify: Any, library: Any = None) -> ExportOptions:
-    """The options, refused where they cannot work, before anything takes long.
+    """The options, validated before the export begins.
 
     Raises:
-        UsageError: With the option that does not fit.
+        UsageError: If one is invalid.
     """
     if body not in get_args(Body):
         raise errors.UsageError(
@@ -279,10 +279,10 @@ def read_names(given: Any, default: Sequence[str], argument: str, taken: Sequenc
             got=", ".join(map(str, names)) or "none",
             hint="give each tensor a name, in this order, or leave it out",
         )
-    both = [name for name in names if name in taken]
-    if both:
+    clashing = [name for name in names if name in taken]
+    if clashing:
         raise errors.UsageError(
-            f"`{both[0]}` is the name of an input and of an output",
+            f"`{clashing[0]}` is the name of an input and of an output",
             argument=argument,
             expected="names that no input has",
             got=", ".join(names),

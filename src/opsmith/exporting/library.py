@@ -125,7 +125,7 @@ def _kernels_for(calls: Sequence[OperatorCall]) -> list[CppKernel] | str:
         if call.named is not None:
             return "its node is named by `symbolic`, which may write its attributes in any form"
         if any(size_items(value) for leaf, value in call.values() if not leaf.kind.is_tensor):
-            return "a whole number follows from a dynamic axis: it is an input of the node, no attribute"
+            return "a whole number follows from a dynamic axis: it is an input of the node, not an attribute"
         values = [_value(value) if leaf.kind.is_tensor else value for leaf, value in call.values()]
         refusals = []
         for kernel in kernels:

@@ -42,12 +42,12 @@ def build_kernel(
         operator: The operator that the kernel computes.
         device: Type of device.
         frame: Frame that declares the kernel.
-        function: A kernel in Python, which is not a source.
+        function: A function in Python; refused, since it is not a source.
         dtypes: The dtypes that a template is instantiated for.
         cpp: Text in C++.
         cpp_file: File with text in C++.
         entry: Name of the function in the source.
-        strict: Whether it is an error that the kernel cannot be built here.
+        strict: True if a kernel that cannot be built here is an error.
         options: A source in CUDA C++ or Triton, and its launch: `CudaOptions` or `TritonOptions`.
 
     Raises:
@@ -113,7 +113,7 @@ class _Declaration:
             )
 
     def ordered_dtypes(self, language: str, known: Collection[torch.dtype]) -> tuple[torch.dtype, ...] | None:
-        """Return the dtypes in the order of those that the language knows; None for the default ones."""
+        """Return the dtypes in the order of `known`; None for the default ones."""
         if self.dtypes is None:
             return None
         unknown = [dtype for dtype in self.dtypes if dtype not in known]
@@ -221,7 +221,7 @@ def _not_a_template(operator: str, source: CppSource, language: str, returns: st
 
 
 def _check_constants(source: CudaSource, operator: str, constants: Mapping[str, Any]) -> None:
-    """Hold the declared constants to the numbers of the template.
+    """Compare the declared constants with the numbers of the template.
 
     Raises:
         LaunchError: If one is missing, or the template has no such number.

@@ -36,22 +36,22 @@ def abilities(
     apply: Callable[..., Any] = function_class.apply
     found: dict[str, str] = {}
     if "second_order" in passed:
-        found["second order"] = _kept(lambda: _second_order(apply, guess))
+        found["second order"] = _new_or_kept(lambda: _second_order(apply, guess))
     if "forward_mode" in passed:
-        found["jvp"] = _kept(lambda: _jvp(apply, guess))
+        found["jvp"] = _new_or_kept(lambda: _jvp(apply, guess))
     if not operator.specification.random and _succeeds(lambda: _vmap(operator, guess)):
-        found["vmap"] = _kept(lambda: _vmap(apply, guess))
+        found["vmap"] = _new_or_kept(lambda: _vmap(apply, guess))
     if "opcheck" in complete:
         found["torch.compile"] = "kept"
     return found
 
 
-def _kept(attempt: Callable[[], None]) -> str:
+def _new_or_kept(attempt: Callable[[], None]) -> str:
     return "kept" if _succeeds(attempt) else "new"
 
 
 def _succeeds(attempt: Callable[[], None]) -> bool:
-    """Return True if an attempt raises no exception, whatever its reason."""
+    """Return True if an attempt raises no exception of any type."""
     try:
         with seeded(0):
             attempt()
@@ -62,8 +62,8 @@ def _succeeds(attempt: Callable[[], None]) -> bool:
 
 def _floating(guess: Guess) -> list[int]:
     return [
-        place
-        for place, value in enumerate(guess.values)
+        index
+        for index, value in enumerate(guess.values)
         if isinstance(value, Tensor) and value.is_floating_point()
     ]
 
@@ -71,14 +71,14 @@ def _floating(guess: Guess) -> list[int]:
 def _call(function: Callable[..., Any], guess: Guess, tensors: Sequence[Tensor]) -> Tensor:
     """Call a function with copies of these tensors as its floating arguments; return all results in one."""
     values = list(guess.values)
-    for place, tensor in zip(_floating(guess), tensors, strict=True):
-        values[place] = tensor.clone()
+    for index, tensor in zip(_floating(guess), tensors, strict=True):
+        values[index] = tensor.clone()
     results = [each for each in leaves(function(*values)) if isinstance(each, Tensor)]
     return torch.cat([each.flatten() for each in results if each.is_floating_point()])
 
 
 def _inputs(guess: Guess) -> list[Tensor]:
-    return [guess.values[place].detach().clone() for place in _floating(guess)]
+    return [guess.values[index].detach().clone() for index in _floating(guess)]
 
 
 def _second_order(function: Callable[..., Any], guess: Guess) -> None:
@@ -99,12 +99,12 @@ def _vmap(function: Callable[..., Any], guess: Guess) -> None:
     """Compare the results and gradients of vmap over two examples with those of each alone."""
     inputs = _inputs(guess)
     batch = [torch.stack([each, each.flip(0) if each.dim() else each]) for each in inputs]
-    places = tuple(range(len(batch)))
+    argnums = tuple(range(len(batch)))
 
     def total(*tensors: Tensor) -> Tensor:
         return _call(function, guess, tensors).square().sum()
 
-    for mapped in (lambda *tensors: _call(function, guess, tensors), torch.func.grad(total, places)):
+    for mapped in (lambda *tensors: _call(function, guess, tensors), torch.func.grad(total, argnums)):
         together = list(leaves(torch.func.vmap(mapped)(*batch)))
         alone = [list(leaves(mapped(*(each[row] for each in batch)))) for row in range(2)]
         for got, *rows in zip(together, *alone, strict=True):

@@ -61,17 +61,17 @@ class Declaration:
 
     def options(self) -> dict[str, str]:
         """Return the declarations as code, by their keywords."""
-        said: dict[str, str] = {}
+        code: dict[str, str] = {}
         if self.signature is not None:
-            said["signature"] = f'"{self.signature}"'
+            code["signature"] = f'"{self.signature}"'
         if self.kinds:
             words = [f'"{kind}"' for kind in self.kinds]
-            said["kind"] = words[0] if len(words) == 1 else f"({', '.join(words)})"
+            code["kind"] = words[0] if len(words) == 1 else f"({', '.join(words)})"
         if self.opaque:
-            said["opaque"] = "True"
+            code["opaque"] = "True"
         if self.by_samples:
-            said["samples"] = f"lambda: [({self.guess.code()})]"
-        return said
+            code["samples"] = f"lambda: [({self.guess.code()})]"
+        return code
 
     def operator(self) -> Operator[..., Any]:
         """Adopt the class under a temporary name."""
@@ -88,9 +88,9 @@ class Declaration:
 
     def typed(self) -> Operator[..., Any]:
         """Adopt the class, and add the declarations of types that it needs."""
-        attempts: list[Callable[[], None]] = [lambda: None, self._say_signature, self._say_samples]
-        for last, say in enumerate(attempts, start=1 - len(attempts)):
-            say()
+        attempts: list[Callable[[], None]] = [lambda: None, self._declare_signature, self._declare_samples]
+        for last, declare in enumerate(attempts, start=1 - len(attempts)):
+            declare()
             try:
                 operator = self.operator()
                 with seeded(self.seed):
@@ -118,19 +118,18 @@ class Declaration:
         # A positive guess tests a restricted domain, which special values would leave.
         skip = ["values"] if self.guess.positive else None
         report = check(operator, samples=samples, seed=self.seed, effort=ON_THE_GUESS, skip=skip)
-        looked = {outcome.property for outcome in report.outcomes if outcome.status != "skipped"}
-        if TRACED not in looked:
+        checked = {outcome.property for outcome in report.outcomes if outcome.status != "skipped"}
+        if TRACED not in checked:
             return report
         traced = check(operator, samples=samples, seed=self.seed, only=[TRACED])
         instead = {outcome.property: outcome for outcome in traced.outcomes if not outcome.left_out}
         outcomes = tuple(instead.get(outcome.property, outcome) for outcome in report.outcomes)
         return replace(report, outcomes=outcomes)
 
-    def _say_signature(self) -> None:
-        words = signature_text(self.source, self.guess, self._returned())
-        self.signature = words
+    def _declare_signature(self) -> None:
+        self.signature = signature_text(self.source, self.guess, self._returned())
 
-    def _say_samples(self) -> None:
+    def _declare_samples(self) -> None:
         self.signature, self.by_samples = None, True
 
     def _returned(self) -> Any:
@@ -142,11 +141,11 @@ class Declaration:
 def signature_text(source: ClassSource, guess: Guess, returned: Any) -> str:
     """Return a signature in Python's notation that fits a guess and its results."""
     parts = []
-    for place, parameter in enumerate(source.parameters):
+    for index, parameter in enumerate(source.parameters):
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             parts.append(f"*{parameter.name}: Tensor")
             continue
-        value, default = guess.values[place], parameter.default
+        value, default = guess.values[index], parameter.default
         kind = "Tensor | None" if default is None and isinstance(value, Tensor) else _annotation(value)
         ending = "" if default is parameter.empty else f" = {default!r}"
         parts.append(f"{parameter.name}: {kind}{ending}")
@@ -176,10 +175,10 @@ COARSE = 1e-6
 Class = type[torch.autograd.Function]
 
 
-def is_piecewise_constant(function_class: Class, guess: Guess, place: int, seed: int) -> bool:
+def is_piecewise_constant(function_class: Class, guess: Guess, index: int, seed: int) -> bool:
     """Return True if a small step of one argument changes no result."""
     moved = list(guess.values)
-    moved[place] = moved[place] * (1 + STEP)
+    moved[index] = moved[index] * (1 + STEP)
     pairs = zip(
         _results(function_class, guess.values, seed),
         _results(function_class, tuple(moved), seed),
@@ -188,10 +187,10 @@ def is_piecewise_constant(function_class: Class, guess: Guess, place: int, seed:
     return all(torch.equal(one, other) for one, other in pairs)
 
 
-def is_identity(function_class: Class, guess: Guess, place: int, seed: int) -> bool:
+def is_identity(function_class: Class, guess: Guess, index: int, seed: int) -> bool:
     """Return True if the forward returns this argument unchanged."""
     results = _results(function_class, guess.values, seed)
-    return any(torch.equal(each, guess.values[place]) for each in results)
+    return any(torch.equal(each, guess.values[index]) for each in results)
 
 
 def is_nonlinear(function_class: Class, guess: Guess, seed: int) -> bool:
@@ -235,10 +234,10 @@ OTHER = ("layout", "raises", "nondeterministic", "not-exercised")
 def add_declaration(declaration: Declaration, report: Report) -> str | None:
     """Add a declaration that the failures suggest, and return its reason; None if they suggest none."""
     failures = [failure for failure in report.failures if failure.follows is None]
-    for each in (_random, _narrow, _outside, _on_purpose):
-        word = each(declaration, failures)
-        if word is not None:
-            return word
+    for rule in (_random, _low_precision, _leaves_torch, _deliberate_gradient):
+        reason = rule(declaration, failures)
+        if reason is not None:
+            return reason
     return None
 
 
@@ -254,7 +253,7 @@ def _random(declaration: Declaration, failures: list[Failure]) -> str | None:
     )
 
 
-def _narrow(declaration: Declaration, failures: list[Failure]) -> str | None:
+def _low_precision(declaration: Declaration, failures: list[Failure]) -> str | None:
     source = declaration.source.function_class
     if "float32" in declaration.kinds or not failures:
         return None
@@ -266,7 +265,7 @@ def _narrow(declaration: Declaration, failures: list[Failure]) -> str | None:
     return f'it {what} float32 for float64: if that is meant, `kind="float32"` says so'
 
 
-def _outside(declaration: Declaration, failures: list[Failure]) -> str | None:
+def _leaves_torch(declaration: Declaration, failures: list[Failure]) -> str | None:
     raised = [failure for failure in failures if failure.evidence.get("exception") == LEAVES_TORCH]
     if declaration.opaque or not raised:
         return None
@@ -279,13 +278,13 @@ def _outside(declaration: Declaration, failures: list[Failure]) -> str | None:
     )
 
 
-def _on_purpose(declaration: Declaration, failures: list[Failure]) -> str | None:
+def _deliberate_gradient(declaration: Declaration, failures: list[Failure]) -> str | None:
     """Declare a gradient that differs from the derivative, if there is evidence that it is intended."""
     if set(declaration.kinds) & {"surrogate", "nonlinear", "approximate"}:
         return None
     for failure in failures:
-        place = _place(declaration, failure)
-        if failure.property not in ("gradient", "linearity") or failure.cause in OTHER or place is None:
+        index = _argument_index(declaration, failure)
+        if failure.property not in ("gradient", "linearity") or failure.cause in OTHER or index is None:
             continue
         function_class = declaration.source.function_class
         if is_nonlinear(function_class, declaration.guess, declaration.seed):
@@ -294,14 +293,14 @@ def _on_purpose(declaration: Declaration, failures: list[Failure]) -> str | None
                 "twice the incoming gradient does not give twice the gradient, as when one clips gradients: "
                 'if that is meant, `kind="nonlinear"` says so; otherwise its backward is wrong'
             )
-        if is_piecewise_constant(function_class, declaration.guess, place, declaration.seed):
+        if is_piecewise_constant(function_class, declaration.guess, index, declaration.seed):
             declaration.kinds.append("surrogate")
             return (
                 f"small steps of `{failure.input}` do not change what its forward gives, so the derivative "
                 "is zero, and its backward gives something else: if that is meant (a straight-through "
                 'estimator), `kind="surrogate"` says so; otherwise its backward is wrong'
             )
-        if is_identity(function_class, declaration.guess, place, declaration.seed):
+        if is_identity(function_class, declaration.guess, index, declaration.seed):
             declaration.kinds.append("surrogate")
             return (
                 f"its forward returns `{failure.input}` as it came, and its backward changes the gradient: "
@@ -311,6 +310,6 @@ def _on_purpose(declaration: Declaration, failures: list[Failure]) -> str | None
     return None
 
 
-def _place(declaration: Declaration, failure: Failure) -> int | None:
+def _argument_index(declaration: Declaration, failure: Failure) -> int | None:
     """Return the index of the argument that a failure names."""
     return declaration.names.index(failure.input) if failure.input in declaration.names else None

@@ -1,4 +1,4 @@
-"""Guesses at the arguments of a Function class, from its source: plausible arguments, the simplest first."""
+"""Guesses at the arguments of a Function class from its source, the simplest first."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ClassSource:
         parameters = tuple(forward_signature(function_class).parameters.values())
         names = {parameter.name for parameter in parameters}
         trees = list(_trees(function_class))
-        kept = {
+        attributes = {
             target.attr: node.value.id
             for tree in trees
             for node in ast.walk(tree)
@@ -60,10 +60,10 @@ class ClassSource:
         for tree in trees:
             for node in ast.walk(tree):
                 if isinstance(node, ast.Call):
-                    called.add(_name(node.func, kept))
+                    called.add(_name(node.func, attributes))
                 elif isinstance(node, ast.Compare):
                     constants = [value for each in node.comparators for value in _constants(each)]
-                    compared.setdefault(_name(node.left, kept), {}).update(dict.fromkeys(constants))
+                    compared.setdefault(_name(node.left, attributes), {}).update(dict.fromkeys(constants))
         return cls(
             function_class,
             name or function_class.__qualname__,
@@ -97,12 +97,12 @@ def _trees(function_class: type) -> Iterator[ast.AST]:
             continue
 
 
-def _name(expression: ast.expr, kept: dict[str, str]) -> str:
+def _name(expression: ast.expr, attributes: dict[str, str]) -> str:
     """Return the argument that an expression names, itself or as an attribute of `ctx`; else empty."""
     if isinstance(expression, ast.Name):
         return expression.id
     if isinstance(expression, ast.Attribute) and isinstance(expression.value, ast.Name):
-        return kept.get(expression.attr, "")
+        return attributes.get(expression.attr, "")
     return ""
 
 
@@ -267,8 +267,8 @@ def guesses(source: ClassSource, seed: int) -> Iterator[list[Guess]]:
 def _cheapest(roles: list[list[Any]]) -> Iterator[tuple[Any, ...]]:
     """Yield a role of each argument, those with the likeliest roles first."""
     ranked = itertools.product(*(range(len(each)) for each in roles))
-    for places in sorted(itertools.islice(ranked, 4096), key=sum):
-        yield tuple(role[place] for role, place in zip(roles, places, strict=True))
+    for ranks in sorted(itertools.islice(ranked, 4096), key=sum):
+        yield tuple(options[rank] for options, rank in zip(roles, ranks, strict=True))
 
 
 def _with_shapes(roles: Sequence[Any], seed: int) -> Iterator[list[Guess]]:
@@ -372,7 +372,7 @@ def _code(value: Any) -> str:
 
 
 def placeholder_code(source: ClassSource, unknown: Sequence[str]) -> str:
-    """Return a sample as code, with a name in capitals for each argument that only the author knows."""
+    """Return a sample as code, with a name in capitals for each argument that cannot be guessed."""
     parts = []
     for parameter in source.parameters:
         roles = _roles(source, parameter)

@@ -1,4 +1,4 @@
-"""The survey of one Function: guess arguments, adopt it, check it, and say what its author has to do."""
+"""Survey of one Function: guess arguments, adopt it, check it, and find the declarations that it needs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _survey(function_class: type[torch.autograd.Function], seed: int, seconds: f
         return Finding(source.name, where(function_class.forward), "wrong", (reason,))
     unknown = unguessable(source)
     if unknown:
-        return _ask_for_samples(source, unknown)
+        return _samples_needed(source, unknown)
     trials = run_guesses(source, seed, seconds)
     if not trials.ran:
         return _nothing_ran(source, trials)
@@ -102,10 +102,10 @@ def _check_and_declare(declaration: Declaration) -> Finding:
         reasons.append(_about_types(declaration))
     report = declaration.check(operator)
     for _ in range(ROUNDS):
-        word = add_declaration(declaration, report)
-        if word is None:
+        reason = add_declaration(declaration, report)
+        if reason is None:
             break
-        reasons.append(word)
+        reasons.append(reason)
         operator = declaration.operator()
         report = declaration.check(operator)
     faults = _faults(report)
@@ -147,7 +147,7 @@ def _finding(
     )
 
 
-def _ask_for_samples(source: ClassSource, unknown: list[str]) -> Finding:
+def _samples_needed(source: ClassSource, unknown: list[str]) -> Finding:
     """Return the finding for a class whose arguments cannot be guessed."""
     called = [name for name in unknown if name in source.called]
     other = [name for name in unknown if name not in called]
@@ -178,9 +178,9 @@ def _with_samples(source: ClassSource, reasons: tuple[str, ...], unknown: list[s
 
 def _nothing_ran(source: ClassSource, trials: Trials) -> Finding:
     """Return the finding for a class that ran on no guess: it is wrong, or the guesses are."""
-    name, place = source.name, where(source.function_class.forward)
+    name, location = source.name, where(source.function_class.forward)
     stop = trials.mistake or trials.nearest
-    file = place.rpartition(":")[0]
+    file = location.rpartition(":")[0]
     if stop is None:
         reason = f"on all {trials.tried} guesses its results or gradients were not finite numbers"
         return _with_samples(source, (reason, SAMPLES), [p.name for p in source.parameters])
@@ -192,10 +192,10 @@ def _nothing_ran(source: ClassSource, trials: Trials) -> Finding:
             f"its backward raises {stop.text} ({at}): if it is a base of other classes, adopt those; if "
             "it has no gradient, leave the backward out"
         )
-        return Finding(name, place, "needs a declaration", (reason,), words)
+        return Finding(name, location, "needs a declaration", (reason,), words)
     if trials.mistake is not None:
         reason = f"its {stop.method} {stop.fault}, whatever it is given ({at})"
-        return Finding(name, place, "wrong", (reason,), words)
+        return Finding(name, location, "wrong", (reason,), words)
     reason = (
         f"none of {trials.tried} guessed calls ran; the one that came furthest, {words}, "
         f"stopped in its {stop.method}: {stop.text} ({at})"
@@ -247,7 +247,7 @@ def _about_types(declaration: Declaration) -> str:
         and parameter.default is parameter.empty
     ]
     if plain:
-        has = "is no tensor and has" if len(plain) == 1 else "are no tensors and have"
+        has = "is not a tensor and has" if len(plain) == 1 else "are not tensors and have"
         return f"{_listed(plain)} {has} no type hint that says so: say it by `signature=`"
     return "nothing says how many results it returns: say it by `signature=`"
 
@@ -257,7 +257,7 @@ def _written(operator: Operator[..., object]) -> list[str]:
     if adopted is None or not adopted.facts.written:
         return []
     names = adopted.schema.names
-    written = [names[min(place, len(names) - 1)] for place in sorted(adopted.facts.written)]
+    written = [names[min(index, len(names) - 1)] for index in sorted(adopted.facts.written)]
     return [
         f"its forward writes into {_listed(written)}; the operator works on a copy and leaves "
         f"{_listed(written)} as it was: where callers relied on the change, let them use the result"
@@ -303,7 +303,7 @@ def _faults(report: Report) -> list[str]:
 
 
 def _is_cut(failure: Failure) -> bool:
-    """Return True if a failure only says that a second order is lost in code that leaves torch."""
+    """Return True if a failure only reports that a second order is lost in code that leaves torch."""
     late = failure.property in TITLES and failure.cause == "raises"
     return (
         late

@@ -38,7 +38,7 @@ class Stop:
 
     Args:
         method: `forward` or `backward`.
-        error: What was raised.
+        error: The exception.
         guess: The arguments.
     """
 
@@ -88,7 +88,7 @@ class Trials:
 
     Args:
         ran: Guesses on which forward and backward ran, no two of the same shapes; those without any gradient
-            only where there are no others.
+            only if there are no others.
         stops: Errors of the others.
         tried: Number of guesses.
     """
@@ -166,14 +166,14 @@ def run(function_class: type[torch.autograd.Function], guess: Guess, seed: int) 
             results = [each for each in leaves(apply(*given)) if isinstance(each, Tensor)]
             if not results:
                 return Stop(method, TypeError(NO_TENSOR), guess)
-            followed = [result for result in results if result.requires_grad]
+            differentiable = [result for result in results if result.requires_grad]
             gradients: tuple[Tensor | None, ...] = ()
             if not has_backward(function_class):
                 return "gradients"
-            if followed:
+            if differentiable:
                 method = "backward"
-                grads = [torch.randn_like(result) for result in followed]
-                gradients = torch.autograd.grad(followed, inputs, grads, allow_unused=True)
+                grads = [torch.randn_like(result) for result in differentiable]
+                gradients = torch.autograd.grad(differentiable, inputs, grads, allow_unused=True)
         except (Exception, SystemExit) as error:
             return Stop(method, error, guess)
     if not all(bool(each.isfinite().all()) for each in [*results, *gradients] if each is not None):
@@ -259,7 +259,7 @@ def guessed_samples(
         seconds: After so many no further guess is begun.
 
     Raises:
-        MissingSamplesError: If nothing that was guessed ran.
+        MissingSamplesError: If no guess ran.
 
     Example:
         >>> class Scale(torch.autograd.Function):
@@ -276,13 +276,13 @@ def guessed_samples(
     if not overrides(function_class, "forward"):
         problem = "it has no `forward`, so there is nothing to check"
         raise _missing(name, None, problem, "check what derives from it")
-    place = where(function_class.forward)
+    location = where(function_class.forward)
     source = ClassSource.of(function_class, name)
     unknown = unguessable(source)
     if unknown:
         listed = " and ".join(f"`{each}`" for each in unknown)
         problem = f"there are no samples to check it on, and what {listed} takes cannot be guessed"
-        raise _missing(name, place, problem, hint)
+        raise _missing(name, location, problem, hint)
     with one_thread():
         trials = run_guesses(source, seed, seconds)
         if not trials.ran:
@@ -291,7 +291,7 @@ def guessed_samples(
             problem = (
                 f"there are no samples to check it on, and none of {trials.tried} guessed calls ran{end}"
             )
-            raise _missing(name, place, problem, hint)
+            raise _missing(name, location, problem, hint)
         chosen = [trials.ran[0]]
         varied = _with_other_numbers(chosen[0])
         for other in (_with_other_sizes(varied or chosen[0]), varied):
@@ -334,5 +334,5 @@ OTHER_SIZES = {3: 2, 4: 5}
 """Replacements of the sizes of a guess."""
 
 
-def _missing(name: str, place: str | None, problem: str, hint: str) -> errors.MissingSamplesError:
-    return errors.MissingSamplesError(problem, operator=name, where=place, hint=hint)
+def _missing(name: str, location: str | None, problem: str, hint: str) -> errors.MissingSamplesError:
+    return errors.MissingSamplesError(problem, operator=name, where=location, hint=hint)

@@ -322,7 +322,7 @@ def test_an_nvrtc_that_is_not_whole() -> None:
         compiler.compile("", options=[])
     assert str(caught.value).splitlines() == [
         "NVRTC fails: nvrtcCompileProgram returns NVRTC_ERROR_BUILTIN_OPERATION_FAILURE",
-        "  expected: an NVRTC that is whole, and of one version with what lies beside it",
+        "  expected: a complete NVRTC, of the same version as the files beside it",
         "  got: /here/libnvrtc.so.13",
         "  hint: install it again: `pip install --force-reinstall nvidia-cuda-nvrtc`",
     ]

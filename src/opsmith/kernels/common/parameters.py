@@ -60,12 +60,11 @@ class Parameter:
         return f"{self.OPTIONAL}<{text}>" if self.optional else text
 
     def serves(self, wanted: Parameter) -> bool:
-        """Return whether it is of the wanted type, whatever its dtype, dimensions and layout are."""
-        mine = (self.type, self.written, self.optional)
-        return mine == (wanted.type, wanted.written, wanted.optional)
+        """Return True if type, access and optionality match, regardless of dtype, dimensions and layout."""
+        return (self.type, self.written, self.optional) == (wanted.type, wanted.written, wanted.optional)
 
     def holds(self, dtype: torch.dtype, dim: int) -> bool:
-        """Return whether it takes tensors of this dtype and number of dimensions."""
+        """Return True if it takes tensors of this dtype and number of dimensions."""
         return dtype == self.dtype and self.dim in (None, dim)
 
     def number(self, item: str) -> str:
@@ -203,9 +202,9 @@ def choose_candidate(
         if mismatch is None:
             return number
         mismatches.append(mismatch)
-    _, what = max(mismatches)[:2]  # of the instance that takes the most of them
-    taken = " or ".join(takes for _, same, takes in mismatches if same == what)
-    return f"{what}, and it takes {taken}"
+    _, found, _ = max(mismatches)  # of the instance that takes the most arguments
+    taken = " or ".join(takes for _, value, takes in mismatches if value == found)
+    return f"{found}, and it takes {taken}"
 
 
 def _mismatch(

@@ -1,4 +1,4 @@
-"""Memory layouts of tensors, and those of results, which are found before a kernel writes them."""
+"""Memory layouts of tensors, and of results before a kernel writes them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LAYOUTS = ("any", "contiguous", "channels-last")
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Memory formats of channels-last tensors, by number of dimensions."""
 SMALL = 2**16
-"""Elements up to which the reference may run on the data instead of `meta` tensors. The first of those makes
-torch import modules for one to two seconds."""
+"""Elements up to which the reference may run on the data instead of `meta` tensors. The first `meta` tensor
+makes torch import modules for one to two seconds."""
 _READS = frozenset(("numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"))
 """Methods that read a tensor's data without an operation of torch."""
 _DEPENDS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -50,7 +50,7 @@ class ResultLayout:
 
     @classmethod
     def of(cls, result: Tensor) -> ResultLayout:
-        """Return that of a tensor."""
+        """Return the layout of a tensor."""
         return cls(tuple(result.shape), result.stride(), result.dtype)
 
     def allocate(self, device: torch.device | str, layout: str = "any") -> Tensor:
@@ -68,9 +68,9 @@ class ResultLayout:
 def result_layouts(specification: Specification, values: Sequence[Any]) -> tuple[ResultLayout, ...]:
     """Find the layouts of the results for argument values, by the fake kernel, `shapes=` or the reference.
 
-    They run on `meta` tensors, and on torch's fake tensors where they create tensors of their own: fake
-    tensors know devices, but take seconds to import. Where nothing has imported them yet, small tensors
-    are used themselves, unless their data is read.
+    They run on `meta` tensors, and on torch's fake tensors if that fails: fake tensors have a device, but
+    take seconds to import. As long as nothing has imported them, they run on the tensors themselves if
+    these are small and their data is not read.
 
     Raises:
         MissingFakeError: If the layouts depend on the tensors' data.
@@ -115,19 +115,19 @@ def _is_about_meta(error: Exception) -> bool:
 
 
 def _on_data(specification: Specification, values: Sequence[Any]) -> tuple[ResultLayout, ...] | None:
-    """Run on the tensors themselves; None where that is not allowed, or their data was read."""
+    """Find the layouts by a run on the tensors themselves; None if not allowed, or if their data is read."""
     large = sum(tensor.numel() for tensor in tensors_in(list(values))) > SMALL
     unknown = specification.random or (specification.opaque and specification.fake is None)
     if large or unknown or specification.adopted is not None or capabilities.tracing_imported():
         return None
     reads: list[Any] = []
 
-    def see(operator: Any, _keywords: dict[str, Any]) -> None:
+    def record(operator: Any, _keywords: dict[str, Any]) -> None:
         if any(tag in operator.tags for tag in _DEPENDS):
             reads.append(operator)
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        with capabilities.observe_operators(see), _DataReads(reads):
+        with capabilities.observe_operators(record), _DataReads(reads):
             return _implementation(specification)(*args, **kwargs)
 
     with torch.no_grad():

@@ -101,9 +101,9 @@ def _candidate(source: CppSource, type: str, by_shapes: bool) -> str:
 
 
 def shapes_in_cpp(shapes: Shapes | None, schema: Schema) -> str:
-    """Return a C++ function that computes the sizes of the results; empty if `shapes=` does not say all.
+    """Return a C++ function that computes the sizes of the results; empty if `shapes=` is incomplete.
 
-    It computes none for tensors that do not have the declared shapes, which Python refuses.
+    For tensors without the declared shapes it returns `UNKNOWN`, and Python refuses them.
 
     Example:
         >>> from torch import Tensor

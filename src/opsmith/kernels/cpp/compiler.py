@@ -27,7 +27,7 @@ RUNTIME_HEADERS = tuple(
 )
 LIBRARY = "kernel.so"
 STUB = "libtorch_cpu.so"
-"""Empty library with the name of torch's own. To link against the real one takes a third of a second."""
+"""Empty library with the name of torch's own. Linking against the real one takes a third of a second."""
 MAX_ERRORS = 3
 """Errors that a message quotes: later ones mostly follow from these."""
 
@@ -200,35 +200,34 @@ class Diagnostic:
 def diagnostics(printed: str, source: CppSource) -> list[Diagnostic]:
     """Return the errors that a compiler printed, each location once.
 
-    An error in another file, or in generated code, is reported at the author's line from which the compiler
-    came there, or else at the kernel. An unclosed brace makes errors of all generated code behind it; it is
-    reported first, at itself.
+    An error in another file, or in generated code, is reported at the author's line that led there, or else
+    at the kernel. An unclosed brace causes errors in all generated code behind it, so it is reported first.
     """
     found: list[Diagnostic] = []
-    own, closes = own_headers(source), False
+    headers, brace_missing = own_headers(source), False
     last: tuple[int, int | None] | None = None
     for line in printed.splitlines():
         match = _LINE.match(line)
         if match is None:
             continue
-        mine = match["file"] == source.path
+        in_source = match["file"] == source.path
         location = int(match["line"]), None if match["column"] is None else int(match["column"])
         text = match["text"]
-        header = match["file"] if match["file"] in own else None
+        header = match["file"] if match["file"] in headers else None
         if re.match(r"(fatal )?error: ", text):
-            at = location if mine or header else last or (source.at, None)
+            at = location if in_source or header else last or (source.at, None)
             add_diagnostic(found, Diagnostic(text.partition("error: ")[2], *at, header))
             last = None
-            closes = re.search(r"error: expected '}'( at end of input)?$", text) is not None
-        elif mine and closes and text == "note: to match this '{'":
+            brace_missing = re.search(r"error: expected '}'( at end of input)?$", text) is not None
+        elif in_source and brace_missing and text == "note: to match this '{'":
             found.insert(0, Diagnostic("expected '}' that matches this '{'", *location))
-        elif mine:
+        elif in_source:
             last = location
     return found
 
 
 def add_diagnostic(found: list[Diagnostic], new: Diagnostic) -> None:
-    """Append an error, unless there is one at its location: each dtype of a template has the same."""
+    """Append an error, unless there is one at its location: every dtype of a template repeats it."""
     if (new.line, new.column, new.header) not in {(each.line, each.column, each.header) for each in found}:
         found.append(new)
 

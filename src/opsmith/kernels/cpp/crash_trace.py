@@ -1,4 +1,4 @@
-"""Line of a C++ kernel at which a process died, or was when it took too long."""
+"""Line of a C++ kernel at which a process died or timed out."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ _OPTIONAL = 100
 _numbers = itertools.count()
 
 _fills_memory = False
-"""Whether results are filled with nan before a kernel writes them."""
+"""Setting of `fill_new_memory`."""
 _retired: list[Any] = []
-"""Operators that are no longer called. They are kept: a call in another thread may be about to use one, and
-torch crashes in an operator that is gone."""
+"""Operators that are no longer called. They stay alive: a call in another thread may be about to use one, and
+torch crashes in an operator that was deleted."""
 
 
 class _Parameter(ctypes.Structure):
@@ -168,8 +168,9 @@ class DispatchedKernel:
 
     def remember(self, signature: int, plan: Sequence[int] | None) -> None:
         """Run calls of this signature by an encoded plan from now on; without one, by the fallback."""
-        kept = plan if self._remembers else None
-        packed = None if kept is None else (ctypes.c_int64 * len(kept))(*kept)
+        packed = None
+        if plan is not None and self._remembers:
+            packed = (ctypes.c_int64 * len(plan))(*plan)
         _runtime().opsmith_remember(self._record, signature, packed)
 
     def forget(self) -> None:
@@ -194,12 +195,12 @@ class DispatchedKernel:
         self._defined[entry].append(library)
 
     def _register(self, entry: int, namespace: str, name: str, fallback: Callable[..., Any]) -> None:
-        beside = f"fallback_{next(_numbers)}"
-        self._define(entry, beside)
+        fallback_name = f"fallback_{next(_numbers)}"
+        self._define(entry, fallback_name)
         held = _holding_errors(fallback, self._results)
-        self._defined[entry][-1].impl(beside, held, "CompositeExplicitAutograd")
+        self._defined[entry][-1].impl(fallback_name, held, "CompositeExplicitAutograd")
         if not _runtime().opsmith_register(
-            self._record, entry, namespace.encode(), name.encode(), f"{NAMESPACE}::{beside}".encode()
+            self._record, entry, namespace.encode(), name.encode(), f"{NAMESPACE}::{fallback_name}".encode()
         ):
             raise errors.ToolchainError(
                 "torch does not take the kernel",
@@ -215,15 +216,15 @@ class DispatchedKernel:
 
 
 def _holding_errors(fallback: Callable[..., Any], results: int) -> Callable[..., Any]:
-    """Wrap a function so that the runtime raises its exceptions: the C functions between cannot."""
+    """Wrap a function so that the runtime raises its exceptions, which cannot pass through C functions."""
 
     def held(*args: Any, **kwargs: Any) -> Any:
         try:
             return fallback(*args, **kwargs)
         except BaseException as error:
             _python_runtime().opsmith_hold(ctypes.py_object(error), str(error).encode())
-            nothing = [torch.empty(0) for _ in range(results)]
-            return nothing[0] if results == 1 else tuple(nothing)
+            placeholders = [torch.empty(0) for _ in range(results)]
+            return placeholders[0] if results == 1 else tuple(placeholders)
 
     return held
 

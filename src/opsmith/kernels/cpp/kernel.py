@@ -128,7 +128,7 @@ class CppKernel(KernelFromSource[CppSource]):
 
     @property
     def direct(self) -> Callable[..., Any]:
-        """The fastest way to call the kernel, for callers that know that it takes the call."""
+        """Fastest callable of the kernel, valid only for calls that the kernel takes."""
         single = self.operator.specification.schema.single
         return capabilities.direct_call(self._load().dispatched.overload) if single else self
 
@@ -194,7 +194,7 @@ class CppKernel(KernelFromSource[CppSource]):
         Raises:
             CompileError: If the compiler refuses the source.
         """
-        # Without the library where that is enough: it takes a while to compile, and may never be needed.
+        # Check dtypes first: the library takes a while to compile, and may never be needed.
         refused = dtype_refusal(self.operator.specification.schema.names, values, self.dtypes or ())
         if refused is not None:
             return refused
@@ -205,7 +205,7 @@ class CppKernel(KernelFromSource[CppSource]):
                 raise
             return f"{error.problem}: {error.got}; {error.hint}"
         if not tensors_in(list(values)):
-            return "there is no tensor among the arguments, by whose device torch would find it"
+            return "the arguments contain no tensor, and torch chooses a kernel by the device of one"
         choice = self._choose(loaded, values)
         return choice if isinstance(choice, str) else None
 

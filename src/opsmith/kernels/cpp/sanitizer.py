@@ -24,7 +24,7 @@ from opsmith.kernels.cpp.source import CppSource
 Fill = Literal["pattern", "zero"]
 """Initial content of variables: a kernel whose results depend on it is wrong."""
 
-_KEPT = [flag for flag in FLAGS if not flag.startswith(("-O", "-g"))]
+_BASE_FLAGS = [flag for flag in FLAGS if not flag.startswith(("-O", "-g"))]
 _SANITIZING = (
     "-O1",
     "-g",
@@ -68,7 +68,7 @@ def sanitized(fill: Fill) -> Iterator[None]:
     Args:
         fill: Initial content of variables.
     """
-    with building_with((*_KEPT, *_SANITIZING, f"-ftrivial-auto-var-init={fill}")):
+    with building_with((*_BASE_FLAGS, *_SANITIZING, f"-ftrivial-auto-var-init={fill}")):
         yield
 
 
@@ -217,8 +217,8 @@ def unset_lines(
         folder = Path(name)
         (folder / HEADER.name).write_bytes(HEADER.read_bytes())
         (folder / "kernel.cpp").write_text(kernel_code(source, operator, instances), encoding="utf-8")
-        warned = ["-Wuninitialized", "-Wmaybe-uninitialized", "-S", "-o", "kernel.s"]
-        printed = find_toolchain().run([*FLAGS, *warned, "kernel.cpp"], folder).printed
+        options = ["-Wuninitialized", "-Wmaybe-uninitialized", "-S", "-o", "kernel.s"]
+        printed = find_toolchain().run([*FLAGS, *options, "kernel.cpp"], folder).printed
     found = {
         (int(match["line"]), match["words"].replace("\N{LEFT SINGLE QUOTATION MARK}", "`"))
         for match in _WARNING.finditer(printed)

@@ -104,7 +104,7 @@ def name_expression(source: CudaSource, instance: Instance) -> str:
             value = constants[parameter.name]
             arguments.append(f"{value}".lower() if isinstance(value, bool) else f"({value})")
         else:
-            break  # it has a default, as all after it
+            break  # it has a default, as have all parameters behind it
     return f"{source.entry}<{', '.join(arguments)}>" if source.template else source.entry
 
 
@@ -136,11 +136,11 @@ def describe_instances(
 
     Raises:
         CompileError: If NVRTC refuses the source, with its errors at the author's lines.
-        ToolchainError: If there is no NVRTC, or it does not know the architecture.
+        ToolchainError: If there is no NVRTC, or it does not support the architecture.
     """
     text = description_code(source, operator, instances)
 
-    # Nothing of it runs, but the preprocessor sees the architecture.
+    # The code never runs, but the preprocessor may depend on the architecture.
     def build(directory: Path) -> None:
         target = f"--gpu-architecture={nearest_architecture(architecture).replace('sm_', 'compute_')}"
         (directory / SOURCE).write_text(text, encoding="utf-8")
@@ -163,7 +163,7 @@ def compile_instance(source: CudaSource, operator: str, instance: Instance, arch
 
     Raises:
         CompileError: If NVRTC refuses the source, with its errors at the author's lines.
-        ToolchainError: If there is no NVRTC, or it does not know the architecture.
+        ToolchainError: If there is no NVRTC, or it does not support the architecture.
     """
     text, name = instance_code(source, operator), name_expression(source, instance)
     options = (*OPTIONS, VERBOSE)
@@ -220,7 +220,7 @@ def nearest_architecture(architecture: str) -> str:
         f"NVRTC does not compile for `{architecture}`",
         expected=f"one of {', '.join(known)}",
         got=f"NVRTC of CUDA {version}",
-        hint="install an NVRTC that knows it: `pip install -U nvidia-cuda-nvrtc`",
+        hint="install an NVRTC that supports it: `pip install -U nvidia-cuda-nvrtc`",
     )
 
 
@@ -261,8 +261,8 @@ def _parts(kind: str, operator: str, text: str, options: Sequence[str], source: 
 def diagnostics(log: str, source: CudaSource) -> list[Diagnostic]:
     """Return the errors that NVRTC printed, each location once.
 
-    An error in another file, or in generated code, is reported at the author's line from which the compiler
-    came there, or else at the kernel.
+    An error in another file, or in generated code, is reported at the author's line that led there, or else
+    at the kernel.
     """
     found: list[Diagnostic] = []
     own = own_headers(source)

@@ -120,7 +120,7 @@ class CudaKernel(KernelFromSource[CudaSource]):
             return reason
         specification = self.operator.specification
         if is_symbolic(call_signature(values)):
-            # Its sizes are symbols of a compiler; each run decides for itself.
+            # The sizes are symbols of a compiler: each run of the compiled code decides again.
             return dtype_refusal(specification.schema.names, values, self.dtypes)
         try:
             choice = self._cached_choice(specification, _with_defaults(specification, values))
@@ -238,7 +238,7 @@ class CudaKernel(KernelFromSource[CudaSource]):
             ) from None
 
     def _function(self, instance: Instance, geometry: Geometry, index: int) -> _LoadedFunction:
-        """Load the kernel on the GPU whose context is this thread's."""
+        """Load the kernel into the current context, once for each GPU."""
         with self._lock:
             driver = self._machine.driver()
             function = self._functions.get((instance, index))

@@ -265,7 +265,7 @@ def _outside_limits(
         argument=rule.name,
         expected=expected,
         got=f"{' x '.join(map(str, found))}, for {shapes}",
-        hint="compute the grid from the results, all of whose elements a kernel has to write"
+        hint="compute the grid from the results, which a kernel must fill completely"
         if rule.name == "grid"
         else "take fewer, and let each do more",
     )

@@ -216,7 +216,7 @@ class Nvrtc:
         text = self._library.nvrtcGetErrorString(status).decode()
         return errors.ToolchainError(
             f"NVRTC fails: nvrtc{name} returns {text}",
-            expected="an NVRTC that is whole, and of one version with what lies beside it",
+            expected="a complete NVRTC, of the same version as the files beside it",
             got=" ".join(filter(None, [self._file.path, log.strip()])),
             hint="install it again: `pip install --force-reinstall nvidia-cuda-nvrtc`",
         )

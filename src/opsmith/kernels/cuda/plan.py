@@ -101,7 +101,7 @@ def without_data(schema: Schema, values: Sequence[Any]) -> list[Any]:
 
 
 def needs_copy(value: Any, parameter: CudaParameter) -> bool:
-    """Return whether a kernel takes an argument in another layout, or without its negative bit."""
+    """Return True if a kernel takes an argument in another layout, or without its negative bit."""
     tensors = tensors_in([value])
     return any(tensor.is_neg() or not has_layout(tensor, parameter.layout) for tensor in tensors)
 
