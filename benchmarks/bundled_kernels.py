@@ -1,4 +1,4 @@
-"""Whether a kernel in C++ would make a bundled operator faster than its reference, which torch computes.
+"""Speed of bundled operators with a kernel in C++ beside their references, which torch computes.
 
 Each candidate is declared beside the operator and held to its reference before anything is timed; ratios are
 of the time through the handle with the kernel to that without, in turns, medians over rounds. A kernel comes
@@ -119,7 +119,7 @@ class Call:
         self.once = once
 
     def seconds(self, operator: Any, number: int) -> float:
-        """Of one call, of so many times all sets."""
+        """Seconds of one call, over so many rounds of all sets."""
         begin = time.perf_counter()
         for _ in range(number):
             for given in self.arguments:
@@ -142,7 +142,7 @@ class Call:
 
 
 def calls(name: str) -> Iterator[Call]:
-    """What is timed of an operator."""
+    """Calls of an operator to time."""
     random = torch.randn
     if name == "exp":
         for shape in [(8,), (1000,), (256, 256), (2000, 1000)]:
@@ -193,7 +193,7 @@ def held(kernel: Any, plain: Any, given: Sequence[Any]) -> None:
 
 
 def once() -> None:
-    """What a kernel costs before its first result."""
+    """Costs of a kernel before its first result."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "OPSMITH_CACHE": cache}
 

@@ -1,4 +1,4 @@
-"""What finds the faults of the corpus in tests/checking/corpora: opsmith's `check`, gradcheck, opcheck.
+"""Faults of the corpus in tests/checking/corpora that opsmith's `check`, gradcheck and opcheck find.
 
     python benchmarks/check_power.py
     python benchmarks/check_power.py --effort quick --only linear_transposed swish
@@ -39,7 +39,7 @@ TOOLS = ("opsmith", "gradcheck", "gradcheck fast", "gradcheck + opcheck", "all o
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one entry: which tools complain, and whether opsmith names the cause."""
+    """Outcome of one entry: the tools that complain, and whether opsmith names the cause."""
 
     entry: Planted | Sound
     complains: dict[str, bool]
@@ -82,7 +82,7 @@ DIED = "the process died"
 
 
 def apart(function: Callable[[], Any]) -> Any:
-    """What a function returns, run in a forked child; None where that dies. What it changes stays there."""
+    """Return the result of a function in a forked child, where side effects stay; None if it dies."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
@@ -107,7 +107,7 @@ def _died_or(answer: tuple[Verdict] | None) -> Verdict:
 
 
 def _by_us(entry: Planted | Sound, effort: str, seed: int) -> tuple[str, bool, str]:
-    """What check complains of, whether it names the cause, and what is said of that."""
+    """Complaint of check, whether it names the cause, and the message."""
     operator, samples = entry.build()
     report = opsmith.check(operator, samples=samples, seed=seed, effort=effort, skip=COMPILED)  # type: ignore[arg-type]
     if isinstance(entry, Planted):

@@ -1,4 +1,4 @@
-"""Is an operator a fusion barrier?  relu(op(x * .5, y) * 2 + 1) on 2M floats under torch.compile.
+"""Fusion around an operator: relu(op(x * .5, y) * 2 + 1) on 2M floats under torch.compile.
 
 Beside the operator, in the same run: the expression without one, and an opaque torch.library.custom_op. The
 generated kernels are counted in the code that Inductor writes. Stated limit: 1.1 times the plain expression.

@@ -1,4 +1,4 @@
-"""How long `import opsmith` takes beyond `import torch`: fresh processes in turn, medians and spread.
+"""Time of `import opsmith` beyond `import torch`: fresh processes in turn, medians and spread.
 
 The stated limit is 60 ms; this prints figures and judges nothing.
 """

@@ -1,4 +1,4 @@
-"""How involution's times grow with the batch, the image, the channels and the threads, plotted.
+"""Plot of involution's times over the batch, the image, the channels and the threads.
 
 Ours and `unfold` under torch.compile, forward and backward together, and a depthwise convolution, forward
 alone; float32. It writes `out/involution-scaling.svg` and `.png`, and prints the figures.

@@ -1,4 +1,4 @@
-"""What a call of a C++ kernel costs beyond the work: multiply 8 floats, by each way to call it, in one run.
+"""Cost of a call of a C++ kernel beyond the work: multiply 8 floats, by each way to call it, in one run.
 
 The ways take turns within each round; a figure is the median over rounds, a ratio that of the ratios to aten,
 called as `torch.ops.aten.mul.Tensor`, within each round. Stated limit through `torch.ops`: 2.0.

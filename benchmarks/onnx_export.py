@@ -1,4 +1,4 @@
-"""What a named node with a body costs in an export: RedNet-26 by `opsmith.export_onnx`, beside
+"""Cost of named nodes with bodies in an export: RedNet-26 by `opsmith.export_onnx`, beside
 `torch.onnx.export` of the same network with involution in plain PyTorch layers, in turns in one run.
 
 Run it with nothing else running: `python benchmarks/onnx_export.py [--rounds 3] [--cpu]`. With `--cpu`

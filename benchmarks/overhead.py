@@ -1,4 +1,4 @@
-"""What one call costs beyond the work: multiply 8 floats, by each way to make an operator, in one run.
+"""Cost of one call beyond the work: multiply 8 floats, by each way to make an operator, in one run.
 
 The ways take turns within each round, so that a machine that slows down slows all of them; a figure is the
 median over rounds, a ratio the median of the ratios to aten within each round. Stated limits for opsmith:
@@ -117,7 +117,7 @@ def cpp_operator() -> Callable[..., Tensor]:
 
 
 def cases() -> dict[str, Callable[[Callable[..., Tensor]], Callable[[], Any]]]:
-    """What is timed, as a closure over the function under test."""
+    """Calls to time, as closures over the function under test."""
     x, w = torch.randn(SIZE), torch.randn(SIZE)
     a, b, grad = x.clone().requires_grad_(), w.clone().requires_grad_(), torch.ones(SIZE)
     return {
