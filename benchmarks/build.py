@@ -1,8 +1,8 @@
 """Time of a kernel in C++ from its text to its first result, beside torch's own `load_inline`.
 
 Each figure is of a process of its own, from the text of the kernel to its first result; imports of torch,
-of opsmith and of modules that declare kernels are not counted, and modules are found compiled, as they are
-where opsmith is installed. "edited" is another text in a process that has run one already. Run it with nothing
+of opsmith and of modules that declare kernels are not counted, and modules are compiled already, as where
+opsmith is installed. "edited" is another text in a process that has run one already. Run it with nothing
 else running: `python benchmarks/build.py [--rounds 3] [--without-load-inline]`.
 """
 

@@ -1,4 +1,4 @@
-"""The quick start of the README: an operator, its gradients, its samples, and the check."""
+"""Quick start: an operator, its gradients, its samples, and the check."""
 
 import torch
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SHIFTED = 0.6
-"""Which part of the training images is shifted by up to one pixel."""
+"""Part of the training images that is shifted by up to one pixel."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ TRAINING_IMAGES = 1437
 
 @dataclass(frozen=True)
 class Configuration:
-    """What determines the numbers of a run: a checkpoint goes on under the same alone."""
+    """Options that determine the numbers of a run: a checkpoint goes on under the same alone."""
 
     epochs: int
     batch: int
@@ -42,7 +42,7 @@ class Options:
 
     @property
     def device(self) -> torch.device:
-        """Of this process: several share the GPUs of their machine in turn."""
+        """Device of this process: several share the GPUs of their machine in turn."""
         if self.configuration.device == "cpu":
             return torch.device("cpu")
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -72,7 +72,7 @@ def parse(arguments: Sequence[str] | None, processes: Processes) -> Options:
 
 
 class _Silent(argparse.ArgumentParser):
-    """Ends the process without a word: rank 0 has said it."""
+    """Ends the process and prints nothing: rank 0 has printed the message."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2)

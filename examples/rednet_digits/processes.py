@@ -54,7 +54,7 @@ class Processes:
 
 
 def started() -> Processes:
-    """What `torchrun` says in the environment; without it, one process."""
+    """Ranks that `torchrun` sets in the environment; without it, one process."""
     return Processes(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 

@@ -1,4 +1,4 @@
-"""What a run says while it runs: bars on a terminal, and a line for each epoch everywhere."""
+"""Output of a run while it runs: bars on a terminal, and a line for each epoch everywhere."""
 
 from __future__ import annotations
 

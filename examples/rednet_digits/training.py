@@ -18,11 +18,11 @@ from opsmith.ops.rednet import RedNet
 WEIGHT_DECAY, SMOOTHING = 0.05, 0.1
 
 Record = dict[str, float]
-"""What an epoch came to: `epoch`, `training_loss`, `held_out_loss` (nats), `accuracy`, `learning_rate`."""
+"""Figures of an epoch: `epoch`, `training_loss`, `held_out_loss` (nats), `accuracy`, `learning_rate`."""
 
 
 class DivergedError(Exception):
-    """The loss is no finite number any more, and no step will make it one."""
+    """The loss is not finite, and no step will make it finite again."""
 
 
 class Training:
@@ -53,7 +53,7 @@ class Training:
 
     @property
     def steps(self) -> int:
-        """Of an epoch."""
+        """Number of steps of an epoch."""
         return len(self.images) // self.batch
 
     def epoch(self, advance: Callable[[], None] = lambda: None) -> Record:
@@ -111,7 +111,7 @@ class Training:
         return loss_of_all / len(self.held_out), right_of_all / len(self.held_out)
 
     def is_best(self) -> bool:
-        """Whether no epoch before the last was as accurate."""
+        """Return True if no epoch before the last was as accurate."""
         accuracies = [record["accuracy"] for record in self.history]
         return accuracies[-1] > max(accuracies[:-1], default=-1.0)
 
