@@ -23,8 +23,8 @@ class LiveCall:
     Args:
         sample: The sample.
         argnums: The arguments that require a gradient.
-        leaves: Flat arguments that gradients are asked for.
-        given: What was passed: the same, or copies that autograd follows, where the operator takes no leaves.
+        leaves: Flat arguments, those at `argnums` as leaves of autograd.
+        given: Arguments of the call: the leaves, or recorded copies where the operator refuses leaves.
         results: The visible results.
     """
 
@@ -75,11 +75,11 @@ def live_call(
     """Call an operator with some of its arguments requiring gradients.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
         sample: The sample that the arguments are of.
         flat: Flat arguments; those that require a gradient get the same memory.
-        argnums: Which arguments require a gradient.
-        leaf: Whether to pass leaves; else what autograd has computed from them.
+        argnums: Arguments that require a gradient.
+        leaf: True to pass leaves; else copies that autograd has computed from them.
     """
     leaves, given, results = record(partial(subject.call, sample), flat, argnums, leaf=leaf)
     return LiveCall(sample, tuple(argnums), leaves, given, results)
@@ -91,8 +91,8 @@ class CallValues:
 
     Args:
         results: The visible results.
-        gradients: The gradient by each place; None for each where no result requires one, so that a call that
-            loses its graph is seen beside one that does not.
+        gradients: The gradient by each argument; None for each if no result requires one, so that a lost
+            graph shows in a comparison.
     """
 
     results: tuple[Tensor | None, ...]

@@ -14,7 +14,7 @@ class Cause:
 
     Args:
         name: The word, as it stands in `Failure.cause`.
-        meaning: What is wrong, in a sentence.
+        meaning: The fault, in a sentence.
         decided_by: The evidence that it takes.
         numeric: It is read off the numbers: where samples disagree, the cause that fits all of them counts.
         unsteady: Two runs may give different numbers, so that comparing runs is meaningless.

@@ -36,7 +36,7 @@ from opsmith.core.operator import Operator
 Progress = Callable[[str, int, int], None]
 
 
-# In a caller's inference mode there would be nothing to differentiate, but in the threads of `state`.
+# Inference mode of the caller would leave nothing to differentiate.
 @torch.inference_mode(mode=False)
 def check(
     operator: Any,
@@ -87,7 +87,7 @@ def check(
     limit_s = limit_of(isolate)
     _refuse_seed(seed)
     refuse_hooks()
-    loading = load_compiler() if only is None else 0.0  # one property alone may need none of it
+    loading = load_compiler() if only is None else 0.0  # a single property may need no compiler
     if limit_s:
         fallen = _fallen(operator, samples, seed, level, limit_s)
         if fallen is not None:
@@ -96,7 +96,7 @@ def check(
         subject = subject_of(operator, samples, seed, level)
     except ForwardRaisedError as raised_:
         return _unrun(operator, raised_.outcome, seed, level)
-    if limit_s and subject.devices:  # looking at the devices is what wakes an accelerator up
+    if limit_s and subject.devices:  # `devices` initializes an accelerator
         refuse_isolation()
     found: dict[str, Outcome] = {}
     for name in (each for each in names if each not in USUAL):  # before anything runs its kernels here
@@ -216,7 +216,7 @@ def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failur
 def _fallen(operator: Any, samples: GivenSamples, seed: int, level: Effort, limit_s: float) -> Report | None:
     """The report on an operator that ends the process before any property runs; None where it does not.
 
-    A class may, since a run of it tells its types.
+    A class may, since it is run to find its types.
     """
 
     def begin() -> Outcome:
@@ -251,10 +251,10 @@ def selected(
     Args:
         only: As of `check`.
         skip: As of `check`.
-        also: Names of properties that are asked for by options of their own.
+        also: Names of properties that options of their own request.
 
     Raises:
-        UsageError: If a name is no property or no string, or nothing is left.
+        UsageError: If a name is not a property or not a string, or nothing is left.
 
     Example:
         >>> sorted(selected(["forward", "integration"], ["compile", "export", "opcheck"]))

@@ -40,26 +40,26 @@ class Effort:
         special_samples: Samples that special values are put into.
         transform_samples: Samples on which `vmap` and symbolic sizes are tried in full.
         batched_samples: Samples that are differentiated by several grad_outputs at once.
-        elements: Elements of a sample that finite differences move one at a time; beyond, some of them and
-            random directions stand for all.
-        glanced_after: Samples of which every element is moved; a few elements and random directions stand for
-            the others, as long as these agree with autograd.
+        elements: Elements of a sample that finite differences move one at a time; in a larger sample, some of
+            them and random directions stand for all.
+        glanced_after: Samples on which every element is moved; on later ones a few elements and random
+            directions stand for all, as long as these agree with autograd.
         tangent_weights: Random weights of the results by which tangents are held to finite differences.
         fresh: Fresh inputs on which a hypothesis about a cause is tested.
-        repeats: Runs of what should be the same each time.
-        neighbours: Samples of other shapes whose calls come before and between.
+        repeats: Runs of a call that must give the same each time.
+        neighbours: Samples of other shapes whose calls are interleaved with the tested call.
         programs: Programs of Triton that are interpreted in all.
         call_programs: Programs of Triton that are interpreted in one call.
-        compiled: Whether the operator is compiled and exported.
-        exhaustive: Whether each sample is traced by every means: opcheck, each backend of `torch.compile`,
+        compiled: True if the operator is compiled and exported.
+        exhaustive: True if each sample is traced by every means: opcheck, each backend of `torch.compile`,
             each dtype of autocast, fake tensors of each dtype. Kernels run in several threads, too.
-        fake_dtypes: Whether fake tensors of every dtype are tried, and not of two.
-        input_choices: Whether gradients are taken by several inputs at once, and not only by one and by all.
-        sliced: Whether side effects are looked for in tensors that are slices as well.
-        architectures: Whether CUDA kernels are compiled for every architecture, and not for the latest alone.
+        fake_dtypes: True if fake tensors of every dtype are tried; else of two.
+        input_choices: True if gradients are taken by every choice of inputs; else by each alone and by all.
+        sliced: True if side effects are checked on slices of larger tensors too.
+        architectures: True if CUDA kernels are compiled for every architecture; else for the latest alone.
 
     Raises:
-        UsageError: If the name is that of no level.
+        UsageError: If the name is not a level.
 
     Example:
         >>> from dataclasses import replace
@@ -101,7 +101,7 @@ class Effort:
         """Number of elements of a sample to move: fewer in a large one, since each move costs a whole run.
 
         Args:
-            size: How many elements the sample has.
+            size: Number of elements of the sample.
 
         Example:
             >>> EFFORTS["quick"].moved(100), EFFORTS["quick"].moved(1_000_000)

@@ -115,11 +115,11 @@ _TORCHS: dict[str, Callable[[re.Match[str]], NamedFault]] = {
 
 def _shape_cause(got: str, expected: str) -> str:
     """Decide whether a gradient of a wrong shape was not summed over what was broadcast."""
-    mine, right = _sizes(got), _sizes(expected.partition(",  ")[0].partition(", or")[0])
-    if len(mine) < len(right) or mine == right:
+    got_sizes, right = _sizes(got), _sizes(expected.partition(",  ")[0].partition(", or")[0])
+    if len(got_sizes) < len(right) or got_sizes == right:
         return "shape"
-    # What was broadcast is longer, or larger where the input has one: what is left over must be the input.
-    left = list(mine)
+    # A gradient before the sum has more dimensions, or larger ones where the input has size one.
+    left = list(got_sizes)
     for size in right:
         if size in left:
             left.remove(size)
@@ -167,10 +167,10 @@ def calls_operator(function: Call) -> Call:
 
 
 def refuse_own(error: BaseException) -> None:
-    """Raise an exception of the checker itself again: it is a bug of ours, and no finding.
+    """Raise an exception of the checker itself again: it is a bug of ours, not a finding.
 
-    An operator that calls `sys.exit` raises SystemExit. Ctrl-C is not its doing, but in a child process,
-    which no Ctrl-C reaches.
+    An operator that calls `sys.exit` raises SystemExit. KeyboardInterrupt is the user's, except in a child
+    process, which Ctrl-C does not reach.
 
     Example:
         >>> try:
@@ -200,7 +200,7 @@ class Overlooking:
 
 def _is_own(error: BaseException) -> bool:
     while isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
-        error = error.__cause__  # what Python makes another of where it leaves a generator of the check
+        error = error.__cause__  # Python replaces a StopIteration that leaves a generator
     code = _innermost(error.__traceback__)
     if code is None or isinstance(error, AboutOperatorError | errors.OpsmithError):
         return False
@@ -240,8 +240,8 @@ def attribute_exception(error: Exception, again: Callable[[], Any]) -> bool:
     """True if the operator raises an exception on purpose; in doubt, it does.
 
     Args:
-        error: What was raised.
-        again: Makes the call again that raised it.
+        error: The exception.
+        again: Repeats the call that raised it.
 
     Example:
         >>> def first(items):
@@ -249,7 +249,7 @@ def attribute_exception(error: Exception, again: Callable[[], Any]) -> bool:
         >>> try:
         ...     first([])
         ... except IndexError as error:
-        ...     own_words(error, lambda: first([]))
+        ...     attribute_exception(error, lambda: first([]))
         False
     """
     if isinstance(error, errors.OpsmithError):
@@ -311,7 +311,7 @@ def _is_operators(frame: FrameType) -> bool:
 
 
 def _calls_other_operator(frame: FrameType) -> bool:
-    """True if a frame of torch calls an operator of somebody else, which may check its arguments."""
+    """True if a frame of torch calls an operator that is not torch's, which may check its arguments."""
     called = frame.f_locals.get("self")
     return is_operator(called) and str(called).partition(".")[0] not in TORCHS
 
@@ -335,7 +335,7 @@ def _raising(again: Callable[[], Any], frame: FrameType, instruction: int) -> An
 
 
 def _profile_on(before: Any) -> None:
-    """Restore the profiler; that of cProfile, which is no function in Python 3.11, must start anew."""
+    """Restore the profiler; that of cProfile, which is not callable in Python 3.11, must be enabled again."""
     if before is None or callable(before):
         sys.setprofile(before)
     else:
@@ -372,8 +372,8 @@ class WrongFormError(AboutOperatorError):
 
     Args:
         result: Name of its first result.
-        got: What came, in words.
-        expected: What was there in that run, in words.
+        got: Description of the returned value.
+        expected: Description of the value in that run.
         where: `file:line` of what returned it.
     """
 

@@ -39,15 +39,15 @@ class Property:
 
     Args:
         name: One word, as in `only=["forward"]`.
-        title: What is promised, in one sentence.
-        run: Yields what is wrong, what was left out, or that nothing could be looked at; nothing is a pass.
+        title: Promise, in one sentence.
+        run: Yields failures, notes on parts left out, or the reason for skipping; yielding nothing is a pass.
         varied: Runs on the inputs that were derived from the author's samples as well.
         subset: Runs on a subset of the samples where `Effort.subset` limits them: it makes many runs of each,
             and a fault seldom shows on one sample alone.
         first: Runs before the others: its failures can make every comparison meaningless.
         compares_runs: Compares runs with each other, and is skipped where two runs give different numbers.
-        differences: Holds derivatives to finite differences, so that inputs of which one triangle is read
-            must be made symmetric.
+        differences: Compares derivatives with finite differences, so that inputs that are read in one
+            triangle alone must be made symmetric.
         compiles: Compiles, so that its time is reported apart.
         on_request: Runs only where it is named: it takes long, or needs more than torch.
         group: Name that stands for it and others in `only` and `skip`.
@@ -79,11 +79,13 @@ class Property:
     gradcheck: str = ""
 
 
-def each_sample(property: str, subject: Subject, look: Callable[[Subject, Sample], Findings]) -> Findings:
+def each_sample(
+    property: str, subject: Subject, check_sample: Callable[[Subject, Sample], Findings]
+) -> Findings:
     """Run a function on every sample; an exception of the operator is a finding, and ends nothing."""
     for sample in subject.samples:
         try:
-            yield from look(subject, sample)
+            yield from check_sample(subject, sample)
         except BaseException as error:
             refuse_own(error)
             yield raised(property, subject, error, str(sample))
@@ -96,13 +98,13 @@ def raised(
 
     Args:
         property: Name of the property.
-        subject: What is under check.
-        error: What was raised.
-        when: What was being done, for the message.
+        subject: The subject of the check.
+        error: The exception.
+        when: Action in which it was raised, for the message.
         input: Argument that was being looked at.
     """
     found = raised_at(property, subject.specification.where, error, when, input)
-    # A class has a name of the check's own, which nobody knows.
+    # The check gives a class a temporary name, which users do not know.
     return replace(found, message=found.message.replace(subject.specification.name, subject.name))
 
 
@@ -114,8 +116,8 @@ def raised_at(
     Args:
         property: Name of the property.
         location: `file:line` of the operator.
-        error: What was raised.
-        when: What was being done, for the message.
+        error: The exception.
+        when: Action in which it was raised, for the message.
         input: Argument that was being looked at.
     """
     if isinstance(error, WrongCountError | WrongFormError):
@@ -150,12 +152,12 @@ def first_line(error: BaseException) -> str:
         >>> first_line(ValueError(f"no room in {object()}\\nbuy more"))
         'no room in <object object>'
     """
-    # An address is another one in each process, and the same seed is to give the same report.
+    # Addresses differ between processes, and the same seed must give the same report.
     return ADDRESS.sub("", str(error).splitlines()[0]) if str(error) else type(error).__name__
 
 
 def _end(error: BaseException) -> str:
-    """Words for an exception that is no error."""
+    """Words for an exception that is not an `Exception`, as SystemExit."""
     return (
         "" if isinstance(error, Exception) else "it ends the process instead of returning or raising an error"
     )

@@ -15,7 +15,7 @@ from opsmith.checking.output.text import folded, rows
 from opsmith.core.call_arguments import tensors_in
 
 SCHEMA = 3
-"""Version of what `Report.to_json` writes; it changes when a key changes its meaning or goes."""
+"""Version of the format of `Report.to_json`; it changes when a key changes its meaning or is removed."""
 
 WIDTH = 80
 """Columns of the report in text."""
@@ -41,7 +41,7 @@ class Failure:
         where: `file:line` of the formula, kernel or reference at fault.
         evidence: Measurements by name.
         replay: A few lines of Python that show the failure again, where that is possible.
-        follows: Name of the property whose failure explains this one, so that fixing that may fix this.
+        follows: Name of the property whose failure is the root cause of this one.
         dtypes: The dtypes in which it was seen; empty where it is bound to none.
     """
 
@@ -85,8 +85,8 @@ class Outcome:
         seconds: Seconds that it took.
         failures: Everything that is wrong.
         notes: Parts of it that did not run, each with its reason.
-        left_out: Whether the caller asked for it not to run.
-        compiles: Whether it compiles: its time is reported apart, since all later checks of a process share
+        left_out: True if the caller left it out.
+        compiles: True if it compiles: its time is reported apart, since all later checks of a process share
             what the first compilation takes.
         dtypes: The floating and complex dtypes in which the operator was run for it.
     """
@@ -108,8 +108,8 @@ class Outcome:
             dtype: As torch calls it, without `torch.`.
 
         Returns:
-            `unclear` where it ran in it, and something is wrong that is told of no dtype, or of float64 or
-            complex128, beside which what narrower ones do is not told; empty where it did not run in it.
+            `unclear` if it ran in this dtype, and a failure names no dtype, or names float64 or complex128,
+            after which lower precision is not reported; empty if it did not run in this dtype.
 
         Example:
             >>> Outcome("forward", "passed", dtypes=("float32",)).in_dtype("float32")
@@ -119,8 +119,8 @@ class Outcome:
             return "failed"
         if dtype not in self.dtypes or self.status == "skipped":
             return ""
-        told = all(failure.dtypes and not WIDEST & {*failure.dtypes} for failure in self.failures)
-        return "passed" if told else "unclear"
+        below_float64 = all(failure.dtypes and not WIDEST & {*failure.dtypes} for failure in self.failures)
+        return "passed" if below_float64 else "unclear"
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Report:
         effort: Level of effort: `quick`, `default` or `thorough`.
         remarks: Notes on the whole report: that the samples were guessed, for example.
         inputs: Every input that it was run on: the author's samples, and those that were derived from them.
-        rejected: Inputs that were derived and that it rejects by an error of its own, which is no fault.
+        rejected: Derived inputs that the operator rejects by an error of its own, which is not a fault.
         loading: Seconds that torch took to load its compiler, which it does once in a process.
 
     Example:
@@ -224,9 +224,9 @@ class Report:
         return f"{self.seconds:.2f} s{compiled}; seed {self.seed}, {self.effort} effort"
 
     def looked_at(self) -> list[Outcome]:
-        """The outcomes that were asked for, those that compile last."""
-        asked = [outcome for outcome in self.outcomes if not outcome.left_out]
-        return sorted(asked, key=lambda outcome: outcome.compiles)
+        """The requested outcomes, those that compile last."""
+        requested = [outcome for outcome in self.outcomes if not outcome.left_out]
+        return sorted(requested, key=lambda outcome: outcome.compiles)
 
     def omissions(self) -> str:
         """One line: the properties that were left out, as asked; empty where none was."""

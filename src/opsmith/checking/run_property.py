@@ -28,7 +28,7 @@ def run(known: Property, subject: Subject, limit_s: float) -> Outcome:
 
     Args:
         known: The property.
-        subject: What is under check.
+        subject: The subject of the check.
         limit_s: Seconds that it may take in a child process; 0 for none.
     """
     if not limit_s:
@@ -63,7 +63,7 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
     start = time.perf_counter()
     subject.ran.seen.clear()
     try:
-        # What an operator warns of, it would warn of hundreds of times.
+        # An operator would repeat its warnings hundreds of times.
         with without_warnings(), few_threads(subject.effort):
             for finding in known.run(subject):
                 if isinstance(finding, Failure):
@@ -97,8 +97,8 @@ def merged(failures: Sequence[Failure], samples: Sequence[Sample] = ()) -> tuple
     """One failure for each thing that is wrong, however many samples, dtypes and layouts show it.
 
     Args:
-        failures: What one property found.
-        samples: What it looked at.
+        failures: Failures of one property.
+        samples: Samples that it ran on.
     """
     groups: dict[tuple[Any, ...], list[Failure]] = {}
     for failure in failures:
@@ -116,9 +116,9 @@ def _one(group: list[Failure]) -> Failure:
         cause = first_of(fitting)
         best = next((failure for failure in group if failure.cause == cause), group[0])
         return _seen(replace(best, cause=cause), group)
-    telling = [failure for failure in group if _elements(failure) >= FEW]
-    if telling and len({failure.cause for failure in telling}) == 1:
-        return _seen(telling[0], group)
+    decisive = [failure for failure in group if _elements(failure) >= FEW]
+    if decisive and len({failure.cause for failure in decisive}) == 1:
+        return _seen(decisive[0], group)
     evidence = {**group[0].evidence, "looks like": ", ".join(sorted(causes))}
     return _seen(replace(group[0], cause=UNKNOWN, evidence=evidence), group)
 

@@ -47,8 +47,8 @@ class SubjectKind:
     Args:
         name: In words.
         truth: `reference`: the author's reference, and autograd through it where finite differences agree.
-            `forward`: the class's own forward, which nobody wrote for autograd. `itself`: the operator alone,
-            and finite differences of it.
+            `forward`: the class's own forward, which was not written for autograd. `itself`: the operator
+            alone, and finite differences of it.
         applied: Called through the class's own `apply`.
         in_library: Called through `torch.ops`; rules for it are registered with torch.library.
     """
@@ -81,15 +81,15 @@ class Subject:
     """An operator under check.
 
     Args:
-        specification: What is known of it.
-        samples: What it is run on.
+        specification: Specification of the operator.
+        samples: Its samples.
         seed: Seed of everything random.
-        effort: How much to look at.
-        kind: What it is, and what it is held to.
+        effort: Level of effort.
+        kind: Its kind, with its truth policy.
         operator: The operator; None for one of torch.library.
-        apply: What is called in the operator's place, with the same arguments: a class's own `apply`, or the
+        apply: Function called instead of the operator, with the same arguments: a class's own `apply`, or the
             operator of torch.library.
-        shown_as: How the report calls it, if not by the operator's name.
+        shown_as: Name in the report, if not the operator's name.
         symmetric: Labels of the inputs that are made symmetric before it sees them (see `symmetry`).
         limit_s: Seconds that a call may take in a process that is watched.
         ran: The dtypes in which it was run.
@@ -126,11 +126,11 @@ class Subject:
         return self.specification.reference(*args, **kwargs)
 
     def by_reference(self) -> Subject:
-        """The subject with the reference in the operator's place: no kernel runs that may end the process."""
+        """The subject with the reference instead of the operator: no kernel runs that may end the process."""
         return replace(self, apply=self.specification.reference) if self.apply is None else self
 
     def lacks(self, rule: Literal["autograd", "fake", "vmap"]) -> bool:
-        """True if it is an operator of torch.library for which nobody registered a rule."""
+        """True if it is an operator of torch.library without a registered rule."""
         own = self.specification.library_operator
         return self.kind.in_library and (own is None or not getattr(own, rule))
 
@@ -146,8 +146,8 @@ class Subject:
     def has_truth(self) -> bool:
         """True if a run in a higher precision is closer to the truth.
 
-        It is not for an opaque operator, whose function is all there is, nor for a random one, which draws
-        other numbers in another dtype.
+        False for an opaque operator, which has no other definition, and for a random one, which draws other
+        numbers in another dtype.
         """
         opaque = self.specification.opaque and not self.kind.in_library
         return not (opaque or self.specification.random or self._reference_draws)
@@ -156,8 +156,8 @@ class Subject:
         """Every flat result for a sample: one for each tensor of a list, by its label."""
         if self.specification.schema.always_tensors:
             return self.specification.schema.results
-        lying = self._lying(sample)
-        pairs = zip(lying.described, lying.labels, strict=True)
+        flattening = self._result_flattening(sample)
+        pairs = zip(flattening.described, flattening.labels, strict=True)
         return tuple(replace(result, name=label) for result, label in pairs)
 
     def results(self, sample: Sample) -> tuple[Result, ...]:
@@ -168,20 +168,20 @@ class Subject:
         """Positions of the results that callers see among all flat ones."""
         return [position for position, result in enumerate(self.every(sample)) if not result.hidden]
 
-    def _lying(self, sample: Sample) -> ResultFlattening:
+    def _result_flattening(self, sample: Sample) -> ResultFlattening:
         """Flattening of the reference's results for a sample, which is run once for each."""
-        if sample.position not in self._lies:
+        if sample.position not in self._result_flattenings:
             schema = self.specification.schema
             with self.seeded(), torch.no_grad():
                 args, kwargs = sample.arguments(_own_generators(sample.at()))
                 returned = self.referred(args, kwargs)
-            self._lies[sample.position] = ResultFlattening.of(
+            self._result_flattenings[sample.position] = ResultFlattening.of(
                 schema, (returned,) if schema.single else returned
             )
-        return self._lies[sample.position]
+        return self._result_flattenings[sample.position]
 
     @cached_property
-    def _lies(self) -> dict[int, ResultFlattening]:
+    def _result_flattenings(self) -> dict[int, ResultFlattening]:
         return {}
 
     def call(self, sample: Sample, flat: Sequence[Any]) -> list[Any]:
@@ -204,7 +204,7 @@ class Subject:
     def reference(
         self, sample: Sample, flat: Sequence[Any], function: Callable[..., Any] | None = None
     ) -> list[Tensor]:
-        """All results of the reference, or of a function in its place, as plain PyTorch: hidden ones too."""
+        """All results of the reference, or of another function, as plain PyTorch; hidden ones too."""
         with self.seeded():
             args, kwargs = sample.arguments(_own_generators(self._symmetrised(sample, flat)))
             return self._listed((function or self.specification.reference)(*args, **kwargs))
@@ -237,7 +237,7 @@ class Subject:
         if not any(result.sequence for result in described):
             return
         results = returned if isinstance(returned, tuple) else (returned,)
-        spans = self._lying(sample).spans
+        spans = self._result_flattening(sample).spans
         for result, each in zip(described, results, strict=True):
             span = spans[result.name]
             if result.sequence and len(each) != span.stop - span.start:
@@ -267,7 +267,7 @@ class Subject:
     def plain(
         self, sample: Sample, function: Callable[..., Any] | None = None
     ) -> Callable[[Sequence[Any]], list[Tensor]]:
-        """The reference, or a function in its place, from flat arguments to visible results."""
+        """The reference, or another function, from flat arguments to visible results."""
         return lambda flat: self.visible(sample, self.reference(sample, flat, function))
 
     def runs_at(self, flat: Sequence[Any]) -> str:
@@ -285,7 +285,7 @@ class Subject:
     def single_precision(self) -> bool:
         """True if it computes in float32, whatever the dtype of its arguments.
 
-        An adopted class may be declared so. Of what is checked as it is, its results tell.
+        An adopted class may be declared so; for other subjects the results are examined.
         """
         adopted = self.specification.adopted
         declared = adopted is not None and "float32" in adopted.kinds
@@ -294,7 +294,7 @@ class Subject:
     def _rounds_in(self, sample: Sample) -> bool:
         """True if results in float64 are float32 numbers, and blind to changes of the inputs below float32.
 
-        Whoever rounds on purpose, as to whole numbers, does not see large steps either.
+        A function that rounds on purpose, as to whole numbers, ignores large steps too.
         """
         if not sample.inexact:
             return False
@@ -351,10 +351,10 @@ class Subject:
     def generator(self, stream: int = 0) -> torch.Generator:
         """A generator for probes, at its start; its numbers differ from samples of the same seed.
 
-        A grad_output that is the input itself hides faults: much of the right gradient may vanish.
+        A probe with the numbers of the input itself would hide faults: much of the right gradient may vanish.
 
         Args:
-            stream: Which of several; each gives other numbers.
+            stream: Number of the stream; each stream gives other numbers.
         """
         return torch.Generator().manual_seed(self.seed + APART * (stream + 1))
 
@@ -392,7 +392,7 @@ def _equal(first: list[Tensor], *others: list[Tensor]) -> bool:
 
 
 def drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool]]:
-    """The operations of the reference that draw, each with whether it draws from a generator of its own."""
+    """The random operations of the reference, each with True if it draws from its own generator."""
     draws: list[tuple[str, bool]] = []
 
     def see(operator: Any, kwargs: dict[str, Any]) -> None:
@@ -411,7 +411,7 @@ def missing_device(kind: str) -> str | None:
     try:
         torch.empty(1, device=kind).fill_(0)
     except (RuntimeError, AssertionError, ImportError) as error:
-        # torch says "not compiled with ..." by AssertionError; its first line is the reason.
+        # torch raises AssertionError ("not compiled with ..."); its first line is the reason.
         return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
     return None
 
@@ -425,5 +425,5 @@ def _has_dtype(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _own_generators(flat: Sequence[Any]) -> list[Any]:
-    """The values, each generator at the state it was given in: a run must not see what another one drew."""
+    """The values, with each generator copied, so that no run advances the generator of another."""
     return [value.clone_state() if isinstance(value, torch.Generator) else value for value in flat]

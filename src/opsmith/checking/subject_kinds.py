@@ -53,7 +53,7 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
         checked: An operator of ours, an `autograd.Function` class, or an operator of torch.library.
         samples: As of `check`.
         seed: Seed of everything random.
-        effort: How much to look at.
+        effort: Level of effort.
 
     Raises:
         UsageError: If it is none of these.
@@ -174,7 +174,7 @@ def _drawn(
 
 @contextmanager
 def _drawing(seed: int) -> Iterator[Make]:
-    """A region in which samples are the same for the same seed, though an author may draw past `make`."""
+    """A region with seeded random state, for authors who draw without `make`."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield Make(generator=torch.Generator().manual_seed(seed))
@@ -187,7 +187,7 @@ class ForwardRaisedError(Exception):
     """A class's forward raises on every sample, so that its results are unknown.
 
     Args:
-        outcome: What is to be reported of it.
+        outcome: Outcome to report.
     """
 
     def __init__(self, outcome: Outcome) -> None:
@@ -203,12 +203,12 @@ def as_operator(
     Args:
         function_class: The class.
         samples: Tuples of arguments as `apply` takes them, or a function that returns them.
-        make: What makes tensors for such a function.
+        make: Maker of tensors for such a function.
 
     Raises:
         MissingSamplesError: If there are none.
         SampleError: If one does not fit forward.
-        ForwardRaisedError: If forward has to be run to know what it returns, and raises.
+        ForwardRaisedError: If forward must run to determine its results, and raises.
         UsageError, ParameterKindError, ...: As of `opsmith.adopt`.
     """
     name = throwaway_name(NAMESPACE, function_class)
@@ -275,7 +275,7 @@ def labels_of(function_class: type[torch.autograd.Function], values: Sequence[An
 
 
 def _about(error: errors.OpsmithError, operator: str) -> errors.OpsmithError:
-    """The same error, with the name that the user knows."""
+    """Copy an error, with the name that the user knows."""
     return type(error)(
         error.problem,
         operator=operator,
@@ -306,7 +306,7 @@ def as_specification(operator: Any) -> tuple[Specification, Callable[..., Any]]:
         operator: `torch.ops.ns.name`, one of its overloads, or a `torch.library.custom_op`.
 
     Raises:
-        UsageError: If it has several overloads, or is one of torch's own.
+        UsageError: If it has several overloads, or belongs to torch.
         UnsupportedTypeError: If its schema has types that opsmith does not know.
     """
     overload = overload_of(operator)

@@ -191,7 +191,7 @@ class ArgumentType:
         """Return the type in torch's schema language."""
         if not self.sequence:
             return self.base.schema + "?" * self.optional
-        # torch spreads a single number over `int[2]`, and not over `SymInt[2]`.
+        # torch spreads a single number over `int[2]`, but not over `SymInt[2]`.
         item = "int" if self.spread and self.base is INT else self.base.schema
         size = "" if self.length is None else str(self.length)
         return f"{item}{'?' * self.item_optional}[{size}]{'?' * self.optional}"
@@ -218,7 +218,7 @@ class ArgumentType:
 
     @property
     def encoded(self) -> bool:
-        """True if torch's dispatcher carries another value in place of this one."""
+        """True if torch's dispatcher carries another value instead of this one."""
         return self.structure is not None or self.base.lower is not None
 
     def accepts(self, value: Any) -> bool:
@@ -230,7 +230,7 @@ class ArgumentType:
         if not self.sequence:
             return self.base.accepts(value)
         if self.spread and self.base.accepts(value):
-            return self.base is not FLOAT or not is_int(value)  # torch spreads no value that it converts
+            return self.base is not FLOAT or not is_int(value)  # torch does not spread a converted value
         if not isinstance(value, list | tuple | torch.Size):
             return False
         if self.length is not None and len(value) != self.length:
@@ -276,14 +276,14 @@ class ArgumentType:
         return [[lower(item) for item in value]] if self.sequence else [lower(value)]
 
     def flat(self, value: Any) -> list[Any]:
-        """Return the value in a list, or its parts and theirs, unconverted."""
+        """Return the value in a list, or all its nested parts, unconverted."""
         if self.structure is None:
             return [value]
         pairs = zip(self.structure.parts.values(), self.structure.take_apart(value), strict=True)
         return [item for kind, part in pairs for item in kind.flat(part)]
 
     def lift(self, values: Iterator[Any]) -> Any:
-        """Return the value again; inverse of `lower`, and takes as many items."""
+        """Return the original value from the next items; inverse of `lower`."""
         return self.restore(next(values)) if self.structure is None else self.structure.lift(values)
 
     def leaves(self, name: str) -> list[tuple[str, ArgumentType]]:
@@ -355,7 +355,7 @@ class Structure:
         return lowered
 
     def lift(self, values: Iterator[Any]) -> Any:
-        """Return the value again; inverse of `lower`."""
+        """Return the original value; inverse of `lower`."""
         parts = [kind.lift(values) for kind in self.parts.values()]
         if self.type is tuple:
             return tuple(parts)

@@ -91,7 +91,7 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
             name: f"formula, {rule.where}" if isinstance(rule, Formula) else repr(rule)
             for name, rule in specification.tangents.rules.items()
         },
-        () if ordinary or own_autograd else _saved(specification, plan),
+        () if ordinary or own_autograd else _saved(plan),
         ordinary,
         runs_again(specification, bool(plan.derived)) and not (ordinary or own_autograd),
         tuple(specification.adopted.notes()) if specification.adopted else (),
@@ -115,7 +115,7 @@ def _computing(specification: Specification) -> str:
     return f"forward of {specification.adopted.name}" if specification.adopted else "reference"
 
 
-def _saved(specification: Specification, plan: BackwardPlan) -> tuple[str, ...]:
+def _saved(plan: BackwardPlan) -> tuple[str, ...]:
     """Return the names of saved tensors; an adopted class saves its own while it runs."""
     of_class = any(isinstance(formula, ClassFormula) for formula in plan.formulas)
     return ("what its forward keeps on `ctx`",) if of_class else plan.saved

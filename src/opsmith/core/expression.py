@@ -46,7 +46,7 @@ def _divide(left: Any, right: Any) -> Any:
 
 
 class ExpressionError(Exception):
-    """A text that is not an expression, or an expression without a value; the message says why."""
+    """A text that is not an expression, or an expression without a value; the message has the reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,12 @@ class Expression:
         return tuple(dict.fromkeys(name for name in found if name not in self.language.functions))
 
     @cached_property
-    def _evaluate(self) -> _Evaluate:
+    def compiled(self) -> _Evaluate:
+        """The function that computes it from the values of its names.
+
+        Raises:
+            ExpressionError: If the language does not allow it.
+        """
         return _compiled(self.tree, self.language)
 
     def value(self, values: Mapping[str, Any]) -> Any:
@@ -124,7 +129,7 @@ class Expression:
             4
         """
         try:
-            return self._evaluate(values)
+            return self.compiled(values)
         except ZeroDivisionError:
             raise ExpressionError("it divides by zero") from None
         except (TypeError, IndexError, ValueError) as error:
@@ -155,7 +160,7 @@ def parse(text: str, language: Language = SIZES) -> Expression:
         ('hidden',)
     """
     expression = Expression(text.strip(), language)
-    expression._evaluate  # noqa: B018  refuses what the language does not allow
+    expression.compiled  # noqa: B018  refuses what the language does not allow
     return expression
 
 

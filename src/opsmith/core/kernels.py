@@ -210,7 +210,7 @@ class Rejected:
 
     Args:
         kernel: The kernel.
-        reason: Why.
+        reason: The reason.
         elsewhere: True if the only reason is that the call is on another type of device.
     """
 

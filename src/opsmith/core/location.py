@@ -139,6 +139,6 @@ def short_path(file: str) -> str:
 
 
 def short_location(where: str) -> str:
-    """The same for `file:line`."""
+    """Shorten a `file:line` likewise."""
     file, colon, line = where.rpartition(":")
     return f"{short_path(file)}:{line}" if colon else where

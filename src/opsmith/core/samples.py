@@ -96,7 +96,7 @@ def read_samples(source: Any, make: Make, operator: str | None, location: str) -
 
     Args:
         source: The list, or the function, which may take `make`.
-        make: What makes tensors.
+        make: Maker of tensors.
         operator: The operator's name, in messages.
         location: `file:line` of a list.
 
@@ -159,7 +159,7 @@ def _last_line(error: BaseException, location: str) -> str:
 
 
 def missing_list_hint(source: Any, fits: Callable[[Sequence[Any]], bool]) -> str:
-    """Return the beginning of a hint if the samples look like the arguments of one call; else empty.
+    """Return the start of a hint if the samples look like the arguments of one call, else an empty string.
 
     Args:
         source: The samples as given.
@@ -238,7 +238,7 @@ def samples_of(
 
     Args:
         source: As for `read_samples`.
-        make: What makes tensors.
+        make: Maker of tensors.
         schema: The signature.
         operator: The operator's name, in messages.
         location: `file:line` of a list.

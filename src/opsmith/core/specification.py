@@ -41,7 +41,7 @@ class Specification:
         fake: Function that computes shapes and dtypes only, if the author gave one.
         samples: Function that yields representative inputs.
         flops: Function that counts the floating-point operations of a call, if the author gave one.
-        library_operator: What it has of its own, if it was registered elsewhere and adopted.
+        library_operator: Its own kernels and rules, if it was registered elsewhere and adopted.
         adopted: The `autograd.Function` class that it was adopted from, if it was.
         forward: The forward of that class, which runs in place of the reference.
     """

@@ -19,13 +19,12 @@ from opsmith.core.specification import Autocast
 from opsmith.torch_library import capabilities
 
 
-def autocast_kernel(operator: Any, device: str, key: str, rule: Any) -> Any:
-    """The kernel for one autocast key.
+def autocast_kernel(operator: Any, device: str, rule: Any) -> Any:
+    """The kernel for the autocast key of a device.
 
     Args:
         operator: The operator to call, with inputs cast and the key off.
-        device: Device type of the key.
-        key: Name of the key.
+        device: Device type.
         rule: A function that returns the operator's rule at the time of the call.
     """
 

@@ -31,7 +31,7 @@ def inline_reference(
         specification: Returns the current specification.
         reference: Takes a call of the operator, returns what the operator does.
         received: The argument values of a call.
-        returned: What the operator returns, of all results.
+        returned: Positions of the visible results.
     """
 
     def rule(mode: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -84,7 +84,7 @@ class CompiledCode:
     def notice(self, specification: Specification, tensors: list[Tensor]) -> None:
         """Record a call: if its tensors are proxies, the operator is being traced.
 
-        A trace comes before the look into the disk caches, so this is the moment to put the hash of the
+        A trace comes before the disk caches are read, so this is the moment to put the hash of the
         operator's sources into their keys. Before Inductor is imported there is no key, and importing it
         would take longer than everything else.
         """

@@ -279,7 +279,7 @@ class ShardLayout:
     stride: tuple[int, ...]
 
     def __call__(self, shard: Tensor) -> Tensor:
-        """The DTensor of which this is the shard of this rank."""
+        """The DTensor that has this tensor as the shard of this rank."""
         placed: Tensor = dtensor().from_local(
             shard, self.mesh, self.placements, run_check=False, shape=self.shape, stride=self.stride
         )
@@ -298,8 +298,8 @@ class _NotProvenError(Exception):
 class _TermNumbering:
     """Numbers of the tensors of a run: equal for equal inputs, and for equal operations on equal tensors.
 
-    The same operation on the same tensors has the same number in every run. What nothing is made of, as when
-    DTensor looks up the shape of a result, takes no part.
+    The same operation on the same tensors has the same number in every run. Unused tensors, as when DTensor
+    looks up the shape of a result, do not affect the comparison.
     """
 
     def __init__(self) -> None:

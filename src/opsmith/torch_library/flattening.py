@@ -76,7 +76,7 @@ class Flattening:
         return [f"{name}[{i}]" for i in range(span.stop - span.start)]
 
     def needed(self, needs: Sequence[bool]) -> frozenset[str]:
-        """Arguments of which at least one tensor needs a gradient."""
+        """Arguments with at least one tensor that needs a gradient."""
         return frozenset(name for name, span in self.spans.items() if any(needs[span]))
 
 
@@ -145,7 +145,7 @@ class ResultFlattening:
 
 
 def lengths_of(results: Sequence[Any]) -> tuple[int | None, ...]:
-    """For each result the length of its list; None where it is a single tensor."""
+    """Length of the list of each result; None for a single tensor."""
     return tuple(len(result) if isinstance(result, list | tuple) else None for result in results)
 
 

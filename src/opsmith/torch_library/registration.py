@@ -50,7 +50,7 @@ class DispatcherRegistration:
         overload: `torch.ops.namespace.name.default`.
         whole: The overload that returns hidden results too.
         node: The class of its autograd node.
-        proven: Whether a call has passed validation.
+        proven: True if a call has passed validation.
     """
 
     overload: Any
@@ -228,7 +228,7 @@ class DispatcherRegistration:
             kernels[device] = self._own_autocast(overload, device, key)
             if kernels[device] is not None:
                 continue
-            kernel = autocast.autocast_kernel(overload, device, key, lambda: self.specification.autocast)
+            kernel = autocast.autocast_kernel(overload, device, lambda: self.specification.autocast)
             self._library.impl(name, kernel, key, with_keyset=True)
             capabilities.serve_autocast_while_tracing(overload, key, partial(kernel, None))
             kernels[device] = kernel

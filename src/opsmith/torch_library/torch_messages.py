@@ -91,7 +91,7 @@ def has_message(error: BaseException, texts: tuple[str, ...]) -> bool:
     """Return True if the message of an error contains one of these texts.
 
     Example:
-        >>> has_message(RuntimeError('"addmm_impl" not implemented for \'Bool\''), NO_DTYPE_KERNEL)
+        >>> has_message(RuntimeError("mul not implemented for 'Bool'"), NO_DTYPE_KERNEL)
         True
     """
     message = str(error)

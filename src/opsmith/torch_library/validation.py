@@ -48,7 +48,7 @@ def validate_results(
     Args:
         specification: The operator.
         function: The reference or kernel.
-        returned: What it returned.
+        returned: Value that it returned.
         values: Its argument values.
         before: Version counters of the tensors among them before the call; None to allow writes.
     """

@@ -60,7 +60,7 @@ class ElementTable:
 
     Args:
         wrong: Mask of the wrong elements.
-        excused: Mask of the elements that are no evidence where they are right.
+        excused: Mask of the elements that are not evidence if they are right.
         columns: Numbers beside each element.
         marks: Truth values beside each element.
     """
@@ -98,8 +98,8 @@ class ElementTable:
     @property
     def bits(self) -> float:
         """Logarithm of the number of ways to choose so many elements, in bits."""
-        telling = self.wrong | ~self.excused
-        return chances(int(telling.sum()), int(self.wrong.sum()))
+        counted = self.wrong | ~self.excused
+        return chances(int(counted.sum()), int(self.wrong.sum()))
 
     def fits(self, chosen: Tensor) -> bool:
         """Report whether a condition holds for the wrong elements, and for no other that is evidence."""
@@ -124,8 +124,8 @@ def chances(many: int, chosen: int) -> float:
     """Compute the bits of one choice of so many elements among many."""
     if not 0 < chosen < many:
         return 0.0
-    ways = math.lgamma(many + 1) - math.lgamma(chosen + 1) - math.lgamma(many - chosen + 1)
-    return ways / math.log(2)
+    log_count = math.lgamma(many + 1) - math.lgamma(chosen + 1) - math.lgamma(many - chosen + 1)
+    return log_count / math.log(2)
 
 
 def conditions(table: ElementTable) -> Iterator[Condition]:
@@ -165,13 +165,13 @@ def _candidates(table: ElementTable) -> Iterator[Candidate]:
     # Conditions on inputs alone are simpler than those on results and grad_outputs.
     given = {source: each for source, each in plain.items() if source[0].startswith("`")}
     for some in (given, plain):
-        for ((first, how), mine), ((other, kind), theirs) in combinations(some.items(), 2):
+        for ((first, how), first_values), ((other, kind), other_values) in combinations(some.items(), 2):
             if how == "number":
                 continue
-            yield from _against(first, mine, other, theirs)
+            yield from _against(first, first_values, other, other_values)
             if kind == "number":
-                yield from _against(f"the size of {first}", mine.abs(), other, theirs)
-                yield from _against(first, mine, f"minus {other}", -theirs)
+                yield from _against(f"the size of {first}", first_values.abs(), other, other_values)
+                yield from _against(first, first_values, f"minus {other}", -other_values)
         if some is given:
             yield from ((PLAIN, words, chosen) for words, chosen in table.marks.items())
             yield from _differing(table, given)
@@ -189,12 +189,12 @@ def _candidates(table: ElementTable) -> Iterator[Candidate]:
 
 def _differing(table: ElementTable, given: dict[Source, Tensor]) -> Iterator[Candidate]:
     """Yield thresholds of the difference of two inputs."""
-    for ((first, how), mine), ((other, kind), theirs) in combinations(given.items(), 2):
+    for ((first, how), first_values), ((other, kind), other_values) in combinations(given.items(), 2):
         if "number" not in (how, kind):
             name = f"the difference of {first} and {other}"
-            yield from _thresholds(table, name, mine - theirs)
-            yield from _thresholds(table, f"the size of {name}", (mine - theirs).abs())
-            yield from _bands(table, name, mine - theirs)
+            yield from _thresholds(table, name, first_values - other_values)
+            yield from _thresholds(table, f"the size of {name}", (first_values - other_values).abs())
+            yield from _bands(table, name, first_values - other_values)
 
 
 def _constants(name: str, each: Tensor) -> Iterator[Candidate]:
@@ -206,9 +206,9 @@ def _constants(name: str, each: Tensor) -> Iterator[Candidate]:
     yield PLAIN, f"where {name} is not a whole number", ~whole
 
 
-def _against(one: str, mine: Tensor, other: str, theirs: Tensor) -> Iterator[Candidate]:
+def _against(one: str, first_values: Tensor, other: str, other_values: Tensor) -> Iterator[Candidate]:
     for words, relation in RELATIONS.items():
-        yield PLAIN, f"where {one} {words} {other}", relation(mine, theirs)
+        yield PLAIN, f"where {one} {words} {other}", relation(first_values, other_values)
 
 
 def _thresholds(table: ElementTable, name: str, each: Tensor) -> Iterator[Candidate]:

@@ -42,9 +42,9 @@ def decomposition(
     ready = partial(formula, *args, **given)
     try:
         with torch.no_grad():
-            mine = ready()  # first: if it rejects the arguments, an operation in place is not run
+            composed = ready()  # first: if it rejects the arguments, an operation in place is not run
             right = operation(*args, **kwargs)
-            same = all_close(mine, right, CLOSE * right.abs())
+            same = all_close(composed, right, CLOSE * right.abs())
     except (TypeError, RuntimeError):  # arguments that the formula does not support
         return None
     return ready if same else None

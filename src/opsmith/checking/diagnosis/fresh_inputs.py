@@ -24,13 +24,13 @@ METHODS = ("like", "mixed", "scaled")
 moves them a little, except zeros and repeated numbers; `scaled` scales the given ones in place."""
 
 
-def draw_fresh(flat: Sequence[Any], generator: torch.Generator, way: str = "mixed") -> list[Any]:
+def draw_fresh(flat: Sequence[Any], generator: torch.Generator, method: str = "mixed") -> list[Any]:
     """Draw fresh arguments of the same shapes and dtypes.
 
     Args:
         flat: Flat arguments.
         generator: Source of random numbers.
-        way: One of `METHODS`.
+        method: One of `METHODS`.
 
     Example:
         >>> import torch
@@ -38,9 +38,9 @@ def draw_fresh(flat: Sequence[Any], generator: torch.Generator, way: str = "mixe
         >>> int(mask.sum())
         1
     """
-    if way == "scaled":
+    if method == "scaled":
         return [_scaled(value, generator) for value in flat]
-    return [_drawn(value, generator, way) for value in flat]
+    return [_drawn(value, generator, method) for value in flat]
 
 
 def _scaled(value: Any, generator: torch.Generator) -> Any:
@@ -49,13 +49,13 @@ def _scaled(value: Any, generator: torch.Generator) -> Any:
     return _put(value, _apart(value.detach()) * (1 + GENTLE * float(_uniform((), generator))))
 
 
-def _drawn(value: Any, generator: torch.Generator, way: str) -> Any:
+def _drawn(value: Any, generator: torch.Generator, method: str) -> Any:
     if isinstance(value, float) and value:
         return value * (1 + 0.1 * GENTLE * float(_uniform((), generator)))
     if not isinstance(value, Tensor) or not value.numel():
         return replica(value)
     apart = _apart(value.detach())
-    numbers = generate_like(apart, apart.shape, generator) if way == "like" else _values(apart, generator)
+    numbers = generate_like(apart, apart.shape, generator) if method == "like" else _values(apart, generator)
     fresh = numbers.reshape(apart.shape).to(value.device)
     return _put(value, fresh)
 
@@ -98,7 +98,7 @@ def _between(values: Tensor, generator: torch.Generator) -> Tensor:
     if count < 3:
         return mixed * (1 + GENTLE * _uniform((count,), generator).to(values.dtype))
     repeated = distinct[times > 1]
-    kept = torch.isin(mixed, repeated) | (mixed == 0) | ~mixed.isfinite()
+    unchanged = torch.isin(mixed, repeated) | (mixed == 0) | ~mixed.isfinite()
     ordered = values[~torch.isin(values, repeated) & (values != 0) & values.isfinite()].sort().values
     if len(ordered) < 2:
         return mixed
@@ -106,7 +106,7 @@ def _between(values: Tensor, generator: torch.Generator) -> Tensor:
     low = rank.long().clamp(max=len(ordered) - 2)
     share = (rank - low).to(values.dtype)
     drawn = ordered[low] * (1 - share) + ordered[low + 1] * share
-    return torch.where(kept, mixed, drawn)
+    return torch.where(unchanged, mixed, drawn)
 
 
 def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

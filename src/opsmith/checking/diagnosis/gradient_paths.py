@@ -127,7 +127,7 @@ class _Cutting(TorchFunctionMode):
 
     Args:
         cuts: Call and slot of each edge to cut.
-        zeros: If True, replace the operand by zeros, not by the detached operand.
+        zeros: True to replace the operand by zeros, not by the detached operand.
     """
 
     def __init__(self, cuts: frozenset[tuple[int, int]], *, zeros: bool = False) -> None:

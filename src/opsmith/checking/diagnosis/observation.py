@@ -151,8 +151,8 @@ class Observer:
         if empty or sample is self.sample or sample.labels != self.sample.labels:
             return False
         alike = all(
-            isinstance(mine, Tensor) == isinstance(theirs, Tensor)
-            for mine, theirs in zip(self.sample.flat, sample.flat, strict=True)
+            isinstance(own, Tensor) == isinstance(rights, Tensor)
+            for own, rights in zip(self.sample.flat, sample.flat, strict=True)
         )
         return alike and _shapes(sample.flat) != _shapes(self.sample.flat)
 
@@ -163,9 +163,9 @@ class Observer:
 
     def draw(self, flat: Sequence[Any], grads: Grads, seed: int) -> Observation | None:
         """Observe on fresh inputs, drawn closer to the sample's where the operator rejects them."""
-        for way in METHODS if seed % 2 else ("mixed", "like", "scaled"):
+        for method in METHODS if seed % 2 else ("mixed", "like", "scaled"):
             generator = torch.Generator().manual_seed(APART + self.subject.seed * 1000 + seed)
-            values = draw_fresh(flat, generator, way)
+            values = draw_fresh(flat, generator, method)
             try:
                 results = self.subject.plain(self.sample)([replica(value) for value in values])
                 if not all_finite(results):
@@ -229,9 +229,9 @@ class Observer:
 
         def others() -> dict[str, tuple[Tensor | None, Tensor]]:
             every = tuple(argnum for argnum in self.sample.inexact if argnum != self.argnum)
-            theirs = right(every, grads) if every else []
+            rights = right(every, grads) if every else []
             found: dict[str, tuple[Tensor | None, Tensor]] = {}
-            for argnum, expected in zip(every, theirs, strict=True):
+            for argnum, expected in zip(every, rights, strict=True):
                 got = answers.get(argnum)
                 if argnum not in answers:
                     try:
@@ -287,10 +287,10 @@ class Observer:
 
     def _backward(self, flat: Sequence[Any], argnums: Sequence[int], grads: Grads) -> list[Tensor | None]:
         """Compute the operator's gradients."""
-        mine = [replica(value, self.dtype, self.device) for value in flat]
+        own = [replica(value, self.dtype, self.device) for value in flat]
         grad_outputs = [replica(grad, self.dtype, self.device) for grad in grads]
         call = partial(self.subject.call, self.sample)
-        return vjp(call, mine, argnums, grad_outputs) or [None] * len(argnums)
+        return vjp(call, own, argnums, grad_outputs) or [None] * len(argnums)
 
     def _right(self, flat: Sequence[Any], argnums: Sequence[int], grads: Grads) -> list[Tensor]:
         """Compute the right gradients; zeros where autograd has none."""

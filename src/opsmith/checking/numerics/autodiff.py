@@ -110,7 +110,7 @@ def record(
         call: Takes flat arguments.
         flat: Flat arguments; the leaves share their memory.
         argnums: The arguments that require a gradient.
-        leaf: Whether to pass the leaves themselves, where the function takes them.
+        leaf: True to pass the leaves themselves, where the function takes them.
 
     Returns:
         The leaves, what was passed, and what the call returns.

@@ -116,7 +116,7 @@ def low_precision_operand(compute: Callable[[], Any], *, mixed: bool = True) -> 
 
     Args:
         compute: Computation in float64.
-        mixed: If True, the operation must also take a tensor of float64.
+        mixed: True if the operation must also take a tensor of float64.
 
     Example:
         >>> x = torch.ones(2, dtype=torch.float64)

@@ -202,13 +202,13 @@ def worst_difference(
         judged: Mask of the elements that count; all by default.
         name: Name of the unit.
     """
-    mine = got.detach().to(expected.dtype)
+    actual = got.detach().to(expected.dtype)
     # An infinity that the coarser dtype makes of a right number is right.
-    close = is_close(mine, expected, allowed * unit) | (mine == expected.to(got.dtype).to(expected.dtype))
+    close = is_close(actual, expected, allowed * unit) | (actual == expected.to(got.dtype).to(expected.dtype))
     wrong = ~close if judged is None else judged & ~close
     if not wrong.any():
         return None
-    units = ((mine - expected).abs() / unit).nan_to_num(float("inf"), float("inf"))
+    units = ((actual - expected).abs() / unit).nan_to_num(float("inf"), float("inf"))
     index = _index_of_largest(torch.where(wrong, units, 0.0))
     value = got.detach()[index].item()
     right, count = expected[index].item(), int(wrong.sum())
@@ -240,17 +240,17 @@ def exact_difference(got: Tensor, *right: Tensor) -> Difference | None:
         got: The computed tensor.
         *right: The right tensor, and others that are as good.
     """
-    mine = got.detach()
-    if any(each.shape != mine.shape for each in right):
-        form = f"its shape is {list(mine.shape)} where {list(right[0].shape)} is right"
-        return Difference((), mine.numel(), right[0].numel(), mine.numel(), mine.numel(), form=form)
-    same = torch.zeros(mine.shape, dtype=torch.bool, device=mine.device)
+    actual = got.detach()
+    if any(each.shape != actual.shape for each in right):
+        form = f"its shape is {list(actual.shape)} where {list(right[0].shape)} is right"
+        return Difference((), actual.numel(), right[0].numel(), actual.numel(), actual.numel(), form=form)
+    same = torch.zeros(actual.shape, dtype=torch.bool, device=actual.device)
     for each in right:
-        same |= is_same(mine, each.detach().to(mine.device))
+        same |= is_same(actual, each.detach().to(actual.device))
     if same.all():
         return None
     index = _index_of_largest(~same)
-    return Difference(index, mine[index].item(), right[0][index].item(), int((~same).sum()), got.numel())
+    return Difference(index, actual[index].item(), right[0][index].item(), int((~same).sum()), got.numel())
 
 
 def _index_of_largest(score: Tensor) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ class DirectionalFunction:
         self._start = flat[argnum].detach().contiguous().clone()
         self._numbers = coordinates(self._start)
         self.coordinates = self._numbers.double()
-        kept = [
+        compared = [
             (
                 position,
                 coordinates(result).double(),
@@ -45,16 +45,18 @@ class DirectionalFunction:
             for position, (grad, result) in enumerate(zip(grads, self._results(self._start), strict=True))
             if grad is not None and result is not None and is_inexact(result)
         ]
-        self._kept = [position for position, *_ in kept]
-        self._counts = [value.numel() for _, value, _, _ in kept]
-        self._values = _joined([value for _, value, _, _ in kept])
-        self._weights = _joined([weight for _, _, weight, _ in kept])
+        self._compared = [position for position, *_ in compared]
+        self._counts = [value.numel() for _, value, _, _ in compared]
+        self._values = _joined([value for _, value, _, _ in compared])
+        self._weights = _joined([weight for _, _, weight, _ in compared])
         self._steady = bool(self._values.isfinite().all())
         self.has_nan = bool(self._values.isnan().any())
         """True if a result is nan at the point itself: then nan flows into gradients."""
         self.weighed = (self._values * self._weights).nan_to_num(0.0, 0.0, 0.0)
         """Weighted results at the point itself; 0 where they are not finite."""
-        self.rounding = _joined([torch.full_like(v, torch.finfo(dtype).eps / 2) for _, v, _, dtype in kept])
+        self.rounding = _joined(
+            [torch.full_like(v, torch.finfo(dtype).eps / 2) for _, v, _, dtype in compared]
+        )
         """Half of the eps of each weighted result's dtype."""
         self.unit = float(torch.finfo(self._start.dtype).eps) / 2
         sizes = self._start.abs().double().reshape(-1).nan_to_num(0.0, 0.0, 0.0)
@@ -97,7 +99,7 @@ class DirectionalFunction:
             results = self._results(self._shaped(moved))
         except Exception:  # outside of its domain: no information
             return torch.full_like(self._values, torch.nan)
-        numbers = [coordinates(results[position]).double() for position in self._kept]
+        numbers = [coordinates(results[position]).double() for position in self._compared]
         if [each.numel() for each in numbers] != self._counts:  # as of `x[x > 0]`: a jump
             return torch.full_like(self._values, torch.nan)
         after = _joined(numbers)

@@ -18,7 +18,7 @@ from opsmith.checking.numerics.rounding import LIBRARY, allowed_roundings
 from opsmith.checking.numerics.slope import Slope, slope
 
 GOAL = 1e-6
-"""Relative error at which differences are good enough, where the noise allows it. Less is not claimed, since
+"""Relative error at which differences are good enough, where the noise allows it. It is not smaller, since
 library functions such as `polygamma` need not be more exact."""
 
 FINER = 8
@@ -108,19 +108,19 @@ class NumericalGradient:
         Args:
             got: Gradient, of the argument's shape; None stands for zeros.
         """
-        mine = _coordinates(self._given(got))
-        return _of_elements(self._confirmed(mine, self._units(mine)) > 1, self.values)
+        given_numbers = _coordinates(self._given(got))
+        return _of_elements(self._confirmed(given_numbers, self._units(given_numbers)) > 1, self.values)
 
-    def _units(self, mine: Tensor) -> Tensor:
+    def _units(self, given_numbers: Tensor) -> Tensor:
         """Compute the distance of each coordinate in error bounds; 0 where the derivative is unknown."""
         bounds = self.errors + self.rounding
-        off = (mine - _coordinates(self.values)).abs()
+        off = (given_numbers - _coordinates(self.values)).abs()
         low, high = torch.minimum(self.left, self.right), torch.maximum(self.left, self.right)
-        outside = torch.maximum(low - mine, mine - high)
+        outside = torch.maximum(low - given_numbers, given_numbers - high)
         kinked = self._kinked
         off = torch.where(kinked, outside, off)
         bounds = torch.where(kinked, KINK * (high - low) + self.rounding, bounds)
-        natural = mine.isfinite() | (mine.isnan() & self.has_nan_results)
+        natural = given_numbers.isfinite() | (given_numbers.isnan() & self.has_nan_results)
         units = torch.where(natural, off / bounds, torch.inf)
         return torch.where(
             (self.is_known | kinked) & bounds.isfinite(), units.nan_to_num(0.0, torch.inf), 0.0
@@ -133,20 +133,20 @@ class NumericalGradient:
             got: Gradient, of the argument's shape; None stands for zeros.
         """
         given = self._given(got)
-        mine = _coordinates(given)
-        units = self._confirmed(mine, self._units(mine))
+        given_numbers = _coordinates(given)
+        units = self._confirmed(given_numbers, self._units(given_numbers))
         if (units > 1).any():
             return self._worst(given, units)
         for each in self.along:
-            value = float(mine.reshape(-1) @ each.direction)
+            value = float(given_numbers.reshape(-1) @ each.direction)
             if not abs(value - each.value) <= each.error:
                 off = abs(value - each.value) / each.error
                 return Difference((), value, each.value, 1, 1, off, 1.0, f"{_UNIT} along a random direction")
         return None
 
-    def _confirmed(self, mine: Tensor, units: Tensor) -> Tensor:
+    def _confirmed(self, given_numbers: Tensor, units: Tensor) -> Tensor:
         """Set to 0 what a second estimate excuses; stops once it confirms that some elements are wrong."""
-        units, numbers = units.clone(), mine.reshape(-1)
+        units, numbers = units.clone(), given_numbers.reshape(-1)
         found = units.view(-1)
         beyond = (found > 1).nonzero().view(-1)
         suspects = beyond[found[beyond].argsort(descending=True)].tolist()
@@ -214,8 +214,8 @@ def numerical_gradient(
 ) -> NumericalGradient:
     """Compute the gradient with respect to one argument from differences, with an error for each element.
 
-    It first measures the precision that the function computes in; steps and errors follow from it. A function
-    that computes in float32 is not blamed for it, and that of one in float64 is held to more digits. The
+    It first measures the precision that the function computes in; steps and errors follow from it. The
+    bounds are wider for a function that computes in float32 than for one in float64. The
     argument is copied before it is moved.
 
     Args:
@@ -259,8 +259,8 @@ def numerical_gradient(
         if all_of_them
         else [derivative_along(line, noise, line.direction(generator)) for _ in range(directions)]
     )
-    looked = torch.zeros(total, dtype=torch.bool)
-    looked[list(chosen)] = True
+    estimated = torch.zeros(total, dtype=torch.bool)
+    estimated[list(chosen)] = True
     known = values[errors.isfinite()].abs()
     largest = float(known.max()) if known.numel() else 0.0
     # Rounding of the judged gradient itself, in units of the measured precision.
@@ -278,7 +278,7 @@ def numerical_gradient(
         torch.view_as_complex(shaped) if argument.is_complex() else shaped,
         errors.view(shape),
         rounding.view(shape),
-        looked.view(shape),
+        estimated.view(shape),
         left.view(shape),
         right.view(shape),
         tuple(each for each in along if each is not None),

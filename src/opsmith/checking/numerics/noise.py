@@ -119,7 +119,7 @@ def _typical(values: Tensor) -> float:
 
 
 def _plateau(ratio: Tensor, apart: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor]:
-    """Find for each result the step whose quotient agrees best with its neighbour, and how well it agrees.
+    """Find for each result the step whose quotient agrees best with its neighbour, and the disagreement.
 
     On a stair whose tread is not level, as of `x * x.float().exp()`, quotients agree best, but on another
     value than over many stairs. The value over many stairs is the derivative.
@@ -154,7 +154,7 @@ POINTS = 8
 TREADS = (2.0**-26, 2.0**-32)
 """Relative steps small enough to stay on one tread."""
 WIDE = 2.0**-14
-"""A precision coarser than this may be that of a staircase; nobody rounds to more digits on purpose."""
+"""A precision coarser than this may be a staircase; functions that round on purpose keep fewer digits."""
 
 SPREAD = 1e-4
 """Derivatives at neighbouring points that differ by more than this fraction may lie across a kink."""
@@ -236,7 +236,7 @@ class SecondEstimate:
         return (min(slopes), max(slopes)), NOISES * float(self._noise.levels.norm()) / step
 
     def _on_a_tread(self, coordinate: int, got: float, found: Slope, bound: float) -> bool:
-        """Explain the difference by a staircase, on a tread of which the gradient is right."""
+        """Explain the difference by a staircase, if the gradient is right on one of its treads."""
         own = self._size(coordinate)
         for size in TREADS:
             (rise, above), (fall, below) = (self._line.at(coordinate, side * size * own) for side in (1, -1))

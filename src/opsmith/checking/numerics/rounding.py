@@ -20,7 +20,7 @@ reference itself in that dtype, in the same units.
   probabilistic rounding error analysis", SIAM J. Sci. Comput., 2019); the bound is four times as large.
 - 2 k: a kernel may order its operations differently from the reference, and need not be more exact.
 
-Elements of which the reference loses more than half of the digits in a dtype are not judged in that dtype.
+An element is not judged in a dtype in which the reference loses more than half of its digits.
 """
 
 from __future__ import annotations
@@ -186,8 +186,10 @@ def rounding_bound(
         judged = ~judged  # rounding changes its shape
     elif ordinary is not None:
         error = (ordinary.to(truth.dtype) - truth).abs()
-        kept = torch.finfo(dtype).eps ** 0.5 * size.nan_to_num(0.0, 0.0, 0.0).max() if size.numel() else 0.0
-        judged = ~(error > kept) & (ordinary.isfinite() | ~truth.isfinite())
+        noise_floor = (
+            torch.finfo(dtype).eps ** 0.5 * size.nan_to_num(0.0, 0.0, 0.0).max() if size.numel() else 0.0
+        )
+        judged = ~(error > noise_floor) & (ordinary.isfinite() | ~truth.isfinite())
         measured = (error / unit)[judged & truth.isfinite()]
         own_error = float(measured.max()) if measured.numel() else 0.0
     return RoundingBound(truth, unit, own_error, accumulated, judged)

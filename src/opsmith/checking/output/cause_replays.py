@@ -25,7 +25,7 @@ def with_replays(outcomes: Sequence[Outcome], subject: Subject, *, run: bool) ->
     Args:
         outcomes: One for each property.
         subject: The operator under check, with every input that it was checked on.
-        run: Whether lines may be run here: not where they would end the process.
+        run: True if lines may be run here: not where they would end the process.
     """
     return [
         replace(outcome, failures=tuple(_with_replay(failure, subject, run) for failure in outcome.failures))
@@ -70,8 +70,8 @@ def _shows(error: Exception, failure: Failure) -> bool:
     named = failure.evidence.get("exception")
     if isinstance(named, str):
         first = failure.message.removeprefix(f"{named}: ").splitlines()[0]
-        said = str(error).splitlines()
-        return type(error).__name__ == named and bool(said) and first.startswith(said[0])
+        lines = str(error).splitlines()
+        return type(error).__name__ == named and bool(lines) and first.startswith(lines[0])
     refused = isinstance(error, GradcheckError) and "mismatch" in str(error)
     return refused or isinstance(error, AssertionError)
 
@@ -119,7 +119,7 @@ def _parts(target: ReplayTarget, sample: Sample, failure: Failure) -> list[str] 
         found = target.parts(sample)
     except (Exception, SystemExit):  # it is what the failure is about
         found = [("", "")] if failure.cause == "raises" else None
-    return None if found is None else [mine for mine, _ in found]
+    return None if found is None else [lines for lines, _ in found]
 
 
 def _backward(call: str, parts: Sequence[str]) -> list[str]:

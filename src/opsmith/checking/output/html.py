@@ -20,7 +20,7 @@ def page(reports: Sequence[Report], unchecked: Sequence[tuple[str, str]] = ()) -
     """A page about one or several checks.
 
     Args:
-        reports: What the checks found.
+        reports: Reports of the checks.
         unchecked: Names of operators that could not be checked, each with the reason.
 
     Example:

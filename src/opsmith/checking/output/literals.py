@@ -38,7 +38,7 @@ def written(value: Any, *, rounded: bool = False) -> str:
     """A value as code.
 
     Args:
-        value: What `writable` says yes to.
+        value: A value that `writable` accepts.
         rounded: Write floating numbers with a few digits.
 
     Example:

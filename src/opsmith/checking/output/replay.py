@@ -74,9 +74,9 @@ class ReplayTarget:
         return f"{self.reference}({given})"
 
     def parts(self, sample: Sample) -> list[tuple[str, str]] | None:
-        """The index behind a call that picks each visible result: for the operator, and for the reference.
+        """Subscript of each visible result after a call: for the operator, and for the reference.
 
-        None where an index cannot pick them.
+        None if a subscript cannot select them.
         """
         subject, schema = self.subject, self.subject.specification.schema
         with subject.seeded(), torch.no_grad():
@@ -85,19 +85,19 @@ class ReplayTarget:
         bare = len(schema.visible) == 1 and subject.specification.adopted is None
         found: list[tuple[str, str]] = []
         for at, one in enumerate([returned] if bare or not isinstance(returned, tuple | list) else returned):
-            mine = "" if bare or one is returned else f"[{at}]"
+            index = "" if bare or one is returned else f"[{at}]"
             whole = "" if schema.single else f"[{schema.visible[at] if at < len(schema.visible) else at}]"
             if isinstance(one, list | tuple):
                 if not all(isinstance(each, Tensor) or each is None for each in one):
                     return None
-                found += [(f"{mine}[{k}]", f"{whole}[{k}]") for k in range(len(one))]
+                found += [(f"{index}[{k}]", f"{whole}[{k}]") for k in range(len(one))]
             elif isinstance(one, Tensor) or one is None:
-                found.append((mine, whole))
+                found.append((index, whole))
         return found if len(found) == len(subject.results(sample)) else None
 
 
 def target_of(subject: Subject) -> ReplayTarget | None:
-    """The target of a replay; None for a class of the oldest kind, whose `apply` does not run."""
+    """The target of a replay; None for an old-style class, whose `apply` does not run."""
     specification = subject.specification
     if subject.kind.in_library:
         name = f"torch.ops.{specification.name.replace('::', '.')}"
@@ -152,7 +152,7 @@ def script(target: ReplayTarget | None, *parts: Sequence[str]) -> str:
     """The template of every replay.
 
     Args:
-        target: What is called; None where it cannot be imported or found.
+        target: Target of the replay; None where it cannot be imported or found.
         parts: Lines that set the inputs up, call and assert.
     """
     head = ["import torch, opsmith", *target.found] if target is not None else ["import opsmith", ""]
@@ -180,7 +180,7 @@ def replay(
         more: Other values that the lines name.
         property: Name of the property, which is run again where the lines do not fail.
         fresh: The lines fail for other numbers too, so that these may be rounded or drawn.
-        shows: Whether an exception of the lines shows the failure.
+        shows: True if an exception of the lines shows the failure.
 
     Returns:
         The replay; None where no lines fail and `property` is not given.
@@ -214,7 +214,7 @@ def _short(value: Any) -> str:
 
 
 def _fails(target: ReplayTarget, values: Mapping[str, Any], lines: Sequence[str], shows: Shows) -> bool:
-    """Run lines as a reader would, and see whether they fail."""
+    """Return True if lines fail when they are executed."""
     space: dict[str, Any] = {"torch": torch, **target.bound}
     space.update({type(each).__qualname__: type(each) for each in values.values()})
     with torch.random.fork_rng(), warnings.catch_warnings():
@@ -269,7 +269,7 @@ def _given(subject: Subject) -> list[str]:
 
 
 Lines = Callable[[str, str, int], list[str]]
-"""Lines that assign to a name what a call gives: of the operator (0), or of the reference (1)."""
+"""Lines that assign the value of a call to a name: for the operator (0), or for the reference (1)."""
 
 
 def result_replay(
@@ -286,7 +286,7 @@ def result_replay(
         subject: The operator under check.
         sample: The sample.
         flat: Its arguments.
-        position: Which of the visible results is wrong.
+        position: Position of the wrong result among the visible ones.
         expected: The right one.
         property: Name of the property.
     """
@@ -413,12 +413,12 @@ def layout_replay(
         grads: Gradients of results, contiguous.
         argnums: The inputs that are differentiated by.
         odd: The tensors that are not contiguous: position, whether it is a grad_output, and layout.
-        output: Which of the results and gradients differs.
+        output: Position of the differing output among results and gradients.
         property: Name of the property.
     """
     target = target_of(subject)
     parts = target.parts(sample) if target is not None else None
-    # An item of a list cannot be passed by a name of its own.
+    # An item of a list has no argument name.
     items = any("[" in sample.labels[position] for position, backward, _ in odd if not backward)
     if target is None or parts is None or items:
         return check_again(subject, property)

@@ -27,7 +27,7 @@ def rows(evidence: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[int, str
 
     Args:
         evidence: By name; a mapping in it, such as the other causes that fit, lies deeper.
-        depth: How deep this lies.
+        depth: Nesting depth of the mapping.
     """
     for name, value in evidence.items():
         if isinstance(value, Mapping):
@@ -42,7 +42,7 @@ def folded(code: str, width: int) -> str:
 
     Args:
         code: The code.
-        width: How many columns there are.
+        width: Number of columns.
 
     Example:
         >>> print(folded("f(first, second, third)  # all", 18))

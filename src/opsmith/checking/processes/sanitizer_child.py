@@ -153,7 +153,7 @@ class SanitizerChild:
         """Find results that depend on uninitialized memory.
 
         Two builds and two fillings of new memory differ in variables and in the results' memory; a third run
-        tells which.
+        decides which.
         """
         others = self._called("zero", values, nan=False)
         suspects = [at for at, pair in enumerate(zip(results, others, strict=True)) if not same_bits(*pair)]
@@ -185,7 +185,7 @@ class SanitizerChild:
         Args:
             build: Name of the build.
             values: The arguments.
-            nan: If True, new memory holds nan instead of the allocator's leftovers.
+            nan: True to fill new memory with nan instead of the allocator's leftovers.
         """
         fill_new_memory(nan)
         with torch.no_grad():

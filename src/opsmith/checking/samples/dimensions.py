@@ -164,28 +164,28 @@ def _formula(expression: Expression) -> Callable[[Mapping[str, int]], int | None
 
 def _shown(subject: Subject, sample: Sample) -> tuple[Symbol, ...]:
     """Build symbols from sizes that are equal in this sample and in every other with the same tensors."""
-    mine = _locations(sample)
+    sizes = _locations(sample)
     others = [_by_label(each) for each in subject.samples if each.position != sample.position]
     ranks = _ranks(sample)
-    known = {location: [each.get(_label(sample, location, ranks)) for each in others] for location in mine}
-    parents = {location: location for location in mine}
+    known = {location: [each.get(_label(sample, location, ranks)) for each in others] for location in sizes}
+    parents = {location: location for location in sizes}
 
     def root(location: SizeLocation) -> SizeLocation:
         return location if parents[location] == location else root(parents[location])
 
-    for first, second in combinations(sorted(mine), 2):
-        if mine[first] == mine[second] and _together(mine[first], known, first, second):
+    for first, second in combinations(sorted(sizes), 2):
+        if sizes[first] == sizes[second] and _together(sizes[first], known, first, second):
             parents[root(second)] = root(first)
     groups: dict[SizeLocation, list[SizeLocation]] = {}
-    for location in sorted(mine):
+    for location in sorted(sizes):
         groups.setdefault(root(location), []).append(location)
     found: list[Symbol] = []
     for locations in groups.values():
         tensors = [location for location in locations if not location.number]
         if not tensors:
             continue
-        size = mine[tensors[0]]
-        varies = any(theirs not in (None, size) for location in tensors for theirs in known[location])
+        size = sizes[tensors[0]]
+        varies = any(other not in (None, size) for location in tensors for other in known[location])
         name = f"{sample.labels[tensors[0].argnum]}.shape[{tensors[0].index}]"
         found.append(Symbol(name, size, tuple(locations), varies))
     return tuple(found)
@@ -234,7 +234,7 @@ def _by_label(sample: Sample) -> dict[tuple[Any, ...], int]:
 
 
 def is_batch_like(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
-    """Report whether a slice of a dimension gives a slice of the results: its size may then be any."""
+    """Report whether a slice of a dimension gives a slice of the results, so that its size is arbitrary."""
     if (
         symbol.size < 2
         or symbol.doubled
@@ -296,9 +296,9 @@ def _one_is_part(whole: Tensor | None, part: Tensor | None, size: int, start: in
 def broadcast_shapes(subject: Subject, sample: Sample) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield positions of arguments, each with a shape that broadcasts to its own.
 
-    Only for an operator whose results have the broadcast shape of its arguments in every sample: others may
-    accept a size of 1 with another meaning. And only forms that a sample shows: a dimension of 1 beside a
-    larger one, fewer dimensions than the result, or none.
+    Only for an operator whose results have the broadcast shape of its arguments in every sample, since others
+    may accept a size of 1 with another meaning; and only for broadcasts that a sample shows: a dimension of 1
+    beside a larger one, fewer dimensions than the result, or none.
     """
     if not all(_pointwise(subject, each) for each in subject.samples):
         return

@@ -1,4 +1,4 @@
-"""Symmetric matrices among the samples: detect inputs of which an operator reads one triangle alone."""
+"""Symmetric matrices among the samples: detect inputs that an operator reads in one triangle alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opsmith.checking.subject import Subject
 
 
 def among_symmetric(subject: Subject) -> Subject:
-    """Return the subject with its inputs marked of which only one triangle of a symmetric matrix is read.
+    """Return the subject with the symmetric inputs marked that it reads in one triangle alone.
 
     Args:
         subject: The checked operator.
@@ -46,7 +46,7 @@ def remark(subject: Subject) -> tuple[str, ...]:
 
 
 def _of_one_triangle(subject: Subject, sample: Sample) -> set[str]:
-    """Return the labels of a sample's symmetric matrices of which one triangle is read."""
+    """Return the labels of a sample's symmetric matrices that are read in one triangle alone."""
     return {
         sample.labels[argnum]
         for argnum in sample.inexact

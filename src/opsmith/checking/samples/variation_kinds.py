@@ -162,7 +162,7 @@ def _values(subject: Subject, sample: Sample, generator: torch.Generator) -> Ite
 
 
 def _ordered(sample: Sample, flat: list[Any]) -> list[Any]:
-    """Keep the order of tensors of which one is below another everywhere, as bounds are."""
+    """Keep the order of tensors where one is below another everywhere, as bounds are."""
     real = [
         argnum
         for argnum in sample.inexact

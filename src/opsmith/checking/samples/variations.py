@@ -173,7 +173,7 @@ class UnhandledEmptyInput:
 def unhandled_empty_input(
     subject: Subject, change: Variation, sample: Sample, error: Exception, dtype: torch.dtype | None
 ) -> UnhandledEmptyInput | None:
-    """Return the fault if nobody refuses an empty input whose results are empty.
+    """Return the fault if an empty input with empty results is not refused.
 
     An error raised by the operator's own code refuses the input. The results are empty if the dimension is
     batch-like: a reduction over it, such as a mean or a maximum, may have no result for no elements.

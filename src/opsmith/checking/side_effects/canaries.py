@@ -45,7 +45,7 @@ class GuardedTensor:
 
         Args:
             value: The tensor; its strides are kept.
-            sliced: If True, double the strides, so that there is memory between the elements.
+            sliced: True to double the strides, so that there is memory between the elements.
         """
         plain = value.detach().resolve_conj().resolve_neg()
         shape, step = plain.shape, 2 if sliced else 1

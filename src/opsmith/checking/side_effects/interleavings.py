@@ -76,14 +76,14 @@ class InterleavedCalls:
         hidden_state: Hidden state of the operator; cleared before each interleaving.
         calls: Recipe of each call: `MINE`, and others that may disturb it.
         right: Answer of each call alone.
-        kept: Arguments that are kept alive, so that no other tensor gets their addresses.
+        arguments: Arguments of the calls, referenced so that no other tensor gets their addresses.
     """
 
     subject: Subject
     hidden_state: HiddenState
     calls: dict[str, CallRecipe]
     right: dict[str, CallValues] = field(default_factory=dict)
-    kept: list[Any] = field(default_factory=list)
+    arguments: list[Any] = field(default_factory=list)
 
     def prepare(self) -> None:
         """Run each call alone; remove one that raises."""
@@ -98,15 +98,15 @@ class InterleavedCalls:
                     raise
                 del self.calls[call]
             else:
-                self.kept.append(flat)
+                self.arguments.append(flat)
 
     @property
-    def mine(self) -> CallRecipe:
+    def tested(self) -> CallRecipe:
         """The tested call."""
         return self.calls[MINE]
 
-    def alive(self, call: str, flat: list[Any] | None = None, *, leaf: bool = True) -> LiveCall:
-        """A call with its graph."""
+    def graph(self, call: str, flat: list[Any] | None = None, *, leaf: bool = True) -> LiveCall:
+        """Make a call, and keep its graph."""
         made = self.calls[call]
         return live_call(self.subject, made.sample, flat or made.make(), made.argnums, leaf=leaf)
 
@@ -120,7 +120,7 @@ class InterleavedCalls:
 
     def answer(self, call: str) -> CallValues:
         """Make a call, forward and backward."""
-        return self.alive(call).answered(self.subject)
+        return self.graph(call).answered(self.subject)
 
 
 def one_after_another(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -143,28 +143,27 @@ def two_graphs(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
             if other == MINE:
                 continue
             stage.hidden_state.forget()
-            mine, theirs = stage.alive(MINE), stage.alive(other)
-            pairs = [(MINE, mine), (other, theirs)]
+            pairs = [(MINE, stage.graph(MINE)), (other, stage.graph(other))]
             for call, graph in pairs if early else reversed(pairs):
                 beside = other if call == MINE else MINE
                 when = f"when {beside} comes between its forward and its backward"
                 yield stage.record(call, when, partial(graph.answered, stage.subject))
 
 
-def renewed(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+def in_rewritten_tensors(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Write other numbers into the same tensors, as an optimizer does; then reuse freed memory."""
     if OTHER not in stage.calls or any(
-        isinstance(each, Tensor) and 0 in each.stride() for each in stage.mine.make()
+        isinstance(each, Tensor) and 0 in each.stride() for each in stage.tested.make()
     ):
         return
     stage.hidden_state.forget()
-    first = stage.alive(MINE)
+    first = stage.graph(MINE)
     first.answered(stage.subject)
     leaves = stage.calls[OTHER].make()
     with torch.no_grad():
-        for at, mine in enumerate(first.leaves):
-            if isinstance(mine, Tensor):
-                leaves[at] = mine.copy_(leaves[at])
+        for at, leaf in enumerate(first.leaves):
+            if isinstance(leaf, Tensor):
+                leaves[at] = leaf.copy_(leaves[at])
 
     def again() -> CallValues:
         with torch.enable_grad():
@@ -182,14 +181,14 @@ def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def gone(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+def after_freed_graph(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Keep the results of a call after its graph is freed."""
     stage.hidden_state.forget()
-    results = stage.alive(MINE).results
+    results = stage.graph(MINE).results
     with Overlooking():
         stage.answer(OTHER if OTHER in stage.calls else MINE)
-    kept = CallValues(copies(results), stage.right[MINE].gradients)
-    yield InterleavedAnswer(MINE, "when its graph is gone and another call has been made", kept)
+    answer = CallValues(copies(results), stage.right[MINE].gradients)
+    yield InterleavedAnswer(MINE, "when its graph is gone and another call has been made", answer)
 
 
 def interrupted(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -214,7 +213,7 @@ def _stops(stage: InterleavedCalls, last: int) -> bool:
         if seen == last:
             raise InterruptedOperationError(str(operator))
 
-    graph = stage.alive(MINE, leaf=False)
+    graph = stage.graph(MINE, leaf=False)
     grads = graph.grads(stage.subject)
     with Overlooking():  # the operator may raise another exception instead
         with capabilities.observe_operators(see), torch.enable_grad():
@@ -235,7 +234,7 @@ def in_modes(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
 
         def inside(mode: Mode = mode) -> CallValues:
             with mode():
-                results = copies(stage.subject.call(stage.mine.sample, stage.mine.make()))
+                results = copies(stage.subject.call(stage.tested.sample, stage.tested.make()))
             return CallValues(tuple(_plain(each) for each in results), right.gradients)
 
         stage.hidden_state.forget()
@@ -284,7 +283,7 @@ def _made(stage: InterleavedCalls, call: str, _: None) -> tuple[str, list[Any]]:
 
 
 def _begun(stage: InterleavedCalls, made: tuple[str, list[Any]]) -> LiveCall:
-    return stage.alive(*made)
+    return stage.graph(*made)
 
 
 def _grads(
@@ -303,8 +302,8 @@ Interleaving = Callable[[InterleavedCalls], Iterator[InterleavedAnswer]]
 INTERLEAVINGS: tuple[Interleaving, ...] = (
     one_after_another,
     two_graphs,
-    renewed,
-    gone,
+    in_rewritten_tensors,
+    after_freed_graph,
     interrupted,
     in_modes,
     in_threads,
@@ -326,7 +325,7 @@ def at_once(stages: Sequence[Sequence[Callable[[Any], Any]]], *, in_step: bool) 
 
     Args:
         stages: Stages of each thread; each stage takes the result of the one before.
-        in_step: If True, all threads run each operation of torch together, so that shared state gets mixed.
+        in_step: True to run each operation of torch in all threads together, so that shared state gets mixed.
 
     Returns:
         Result of each thread's last stage, or its exception; None where another exception stopped it.

@@ -24,7 +24,7 @@ class ContextRecord:
         saved_forward: Tensors kept for `jvp`.
         dirty: Inputs that were written into.
         constant: Results that have no gradient.
-        materialize: Whether a gradient that is not there arrives as zeros.
+        materialize: True if a gradient that is not there arrives as zeros.
     """
 
     saved: tuple[Tensor | None, ...] = ()

@@ -32,7 +32,7 @@ def run_or_fall_back(
     Args:
         adopted: The class.
         method: `forward` or `backward`, in messages.
-        values: What the code works on.
+        values: Argument values.
         own: Runs the code.
         instead: Runs the reference; None where its arguments were not kept.
 

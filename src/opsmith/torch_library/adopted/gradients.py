@@ -38,7 +38,7 @@ def run_backward(
 
     Args:
         adopted: The class.
-        context: What its forward kept.
+        context: Context of its forward.
         grads: Gradient of each result, None where there is none.
         metadata: Form of each result, None where there was none.
         given: The arguments of its forward; only what kind they are counts.

@@ -49,7 +49,7 @@ class _NodeState:
 
     Args:
         packed: The class's context, without its tensors.
-        count: How many saved tensors are the context's.
+        count: Number of saved tensors that belong to the context.
         inputs: The inputs, where a second order will need them; None where it goes through the context.
         given: The arguments of the class's forward: for each whether it is a tensor.
         metadata: Metadata of the call's tensors.
@@ -144,7 +144,7 @@ def _save(
 
 
 _TENSOR = torch.empty(0)
-"""Placeholder of an argument of which only the type matters."""
+"""Placeholder of an argument; only its type matters."""
 
 
 def _keeps_inputs(adopted: AdoptedFunction, kept: Sequence[Tensor], run: ForwardRun) -> bool:

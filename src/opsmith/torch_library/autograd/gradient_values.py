@@ -49,12 +49,12 @@ def fit(
     """Fit a gradient to its input: sum over broadcast dimensions, and drop the imaginary part of a real one.
 
     Args:
-        gradient: What the formula returned.
+        gradient: Gradient that the formula returned.
         expected: Metadata of the input.
         label: Name of the input, in messages.
         operator: Name of the operator.
         formula: The formula, for its location.
-        mixed: Whether the call mixed floating dtypes, so that the gradient may come in the wider one.
+        mixed: True if the call mixed floating dtypes, so that the gradient may come in the wider one.
 
     Raises:
         GradientTypeError, GradientShapeError, GradientDtypeError, GradientDeviceError: See their names.
@@ -182,7 +182,7 @@ class CallMetadata:
         inputs: For each flat argument its metadata, where it is a tensor that needs a gradient; else None.
         shapes: For each flat argument its shape, where it is a tensor; else None.
         results: Metadata of each flat result; None for a missing one.
-        mixed: Whether the call mixed floating dtypes.
+        mixed: True if the call mixed floating dtypes.
     """
 
     inputs: tuple[TensorMetadata | None, ...]
@@ -263,7 +263,7 @@ def refuse_graph_cut(
         formula: The formula.
         label: Name of the input, in messages.
         gradient: The gradient in question.
-        arguments: What the formula was called with.
+        arguments: Arguments of the formula.
         find: Finds this gradient in what the formula returns.
 
     Raises:

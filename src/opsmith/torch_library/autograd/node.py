@@ -91,7 +91,7 @@ class OperatorPrimitive:
     Args:
         registered: The operator.
         flattening: Flat form of its arguments.
-        results: How its results do; where there are lists, known after the first computation.
+        results: Flattening of its results; with lists, known after the first computation.
     """
 
     registered: RegisteredOperator

@@ -116,7 +116,7 @@ def vjp_by_recompute(
 
     Args:
         function: Takes the operator's arguments, returns its results.
-        flattening: How `flat` packs into arguments.
+        flattening: Flattening of the arguments.
         flat: The saved arguments, flat.
         wanted: Places in `flat` whose gradient is wanted.
         grads: For each flat result its gradient, or None.

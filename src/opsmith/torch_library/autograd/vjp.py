@@ -31,7 +31,7 @@ class Vjp:
 
     Args:
         specification: The operator.
-        plan: What to run.
+        plan: The backward plan.
         flattening: Flat form of the arguments.
         results: Flat form of the results.
         metadata: Metadata of the call's tensors.

@@ -32,7 +32,7 @@ class BatchedPrimitive:
     Args:
         inner: The primitive of one example.
         dims: For each flat argument its batch dimension, or None.
-        size: How many examples there are.
+        size: Number of examples.
         randomness: The `randomness` argument of `vmap`.
         result_dims: For each result its batch dimension; known after the first computation.
     """
@@ -50,12 +50,12 @@ class BatchedPrimitive:
 
     @property
     def flattening(self) -> Flattening:
-        """Flat tensor_metadata of its arguments."""
+        """Flattening of its arguments."""
         return self.inner.flattening
 
     @property
     def results(self) -> ResultFlattening:
-        """Flat tensor_metadata of its results."""
+        """Flattening of its results."""
         return self.inner.results
 
     @property
@@ -204,10 +204,10 @@ def batched_call(
 
     Args:
         specification: The operator.
-        flattening: Flat tensor_metadata of its arguments.
+        flattening: Flattening of its arguments.
         flat: The arguments, batched ones with one dimension more.
         dims: Batch dimension of each, or None.
-        size: How many examples there are.
+        size: Number of examples.
         randomness: The `randomness` argument of `vmap`.
     """
     draws = generators_in(flat) or (specification.random and randomness != "different")
@@ -308,7 +308,7 @@ class VmapInfo(NamedTuple):
     """Arguments of a class's `vmap` rule, under torch's names.
 
     Attributes:
-        batch_size: How many examples there are.
+        batch_size: Number of examples.
         randomness: The `randomness` argument of `vmap`.
     """
 

@@ -24,8 +24,8 @@ class Capability:
     """A use of torch's private names.
 
     Args:
-        name: What it is called; its functions are in the module of this name in `private`, and in `public`.
-        purpose: What it is for.
+        name: Name; its functions are in the module of this name in `private`, and in `public`.
+        purpose: Purpose.
         instead: Behaviour where it is off; None if opsmith requires it.
         provides: Names of its functions and values.
     """
@@ -41,8 +41,8 @@ class Decision:
     """The decision about a capability.
 
     Args:
-        on: Whether its private names are used.
-        why: Why not, in a few words; empty where it is on.
+        on: True if its private names are used.
+        why: Reason why not, in a few words; empty where it is on.
     """
 
     on: bool
@@ -85,7 +85,7 @@ def implementation(capability: Capability) -> ModuleType:
     """The module that implements a capability: by private names where it is on, else by public ones.
 
     Raises:
-        UnsupportedTorchError: Where it is off, and opsmith cannot do without it.
+        UnsupportedTorchError: If it is off and has no replacement.
     """
     decision = decide(capability)
     if not decision.on and capability.instead is None:
@@ -110,7 +110,7 @@ def examine(capability: Capability, *, self_test: bool = True) -> Decision:
 
     Args:
         capability: The capability.
-        self_test: Whether to run its self-test; otherwise only its private names are looked up.
+        self_test: True to run its self-test; otherwise only its private names are looked up.
     """
     try:
         private = importlib.import_module(f"{__package__}.private.{capability.name}")
@@ -300,9 +300,9 @@ class CapabilityStatus:
     """The state of a capability with the installed torch.
 
     Args:
-        capability: What it is.
-        on: Whether it is used.
-        why: Why not; empty where it is.
+        capability: The capability.
+        on: True if it is used.
+        why: Reason why not; empty where it is.
     """
 
     capability: Capability

@@ -216,13 +216,13 @@ def view_base(tensor: Tensor) -> Tensor | None:
     return None
 
 
-def after_modules(told: Callable[..., None]) -> Callable[[], None]:
+def after_modules(hook: Callable[..., None]) -> Callable[[], None]:
     """Call a function after every call of a module, with the module, its positional arguments and its output.
 
     Returns:
         A function that ends this.
     """
-    return register_module_forward_hook(told, always_call=True).remove
+    return register_module_forward_hook(hook, always_call=True).remove
 
 
 _OPERATOR_TYPES = ("OpOverload", "OpOverloadPacket", "CustomOpDef")

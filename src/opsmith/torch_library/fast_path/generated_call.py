@@ -153,9 +153,9 @@ def _guard_source(tensors: Sequence[Argument], optional: Sequence[str]) -> str:
     choice = ""
     for given in itertools.product((False, True), repeat=len(optional)):
         there = dict(zip(optional, given, strict=True))
-        asked = ", ".join(each.name for each in tensors if there.get(each.name, True))
+        guarded = ", ".join(each.name for each in tensors if there.get(each.name, True))
         missing = " and ".join(f"{name} is {'not ' * is_there}None" for name, is_there in there.items())
-        choice += f"_op_guard({asked})" + (f" if {missing} else " if not all(given) else "")
+        choice += f"_op_guard({guarded})" + (f" if {missing} else " if not all(given) else "")
     return choice
 
 
@@ -278,7 +278,7 @@ class FastCalls:
         operators: `torch.ops.namespace.name` and its overload.
 
     Attributes:
-        installed: Whether they are installed, or there are none.
+        installed: True if they are installed, or there are none.
         from_dispatcher: Takes None and the arguments of a call; returns `NOT_TAKEN` for the slow path.
     """
 

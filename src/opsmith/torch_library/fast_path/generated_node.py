@@ -29,7 +29,7 @@ class NodeSignature:
     Args:
         kernel: The function that computes the result.
         examples: An empty tensor like each input that requires a gradient: rank, dtype, device.
-        mixed: Whether floating dtypes are mixed.
+        mixed: True if floating dtypes are mixed.
     """
 
     kernel: Callable[..., Any]
@@ -257,11 +257,11 @@ class {self.specification.short_name}(_op_Function):
 
     def _check(self, name: str, device: str) -> str:
         """Source of the check of one gradient, which is fitted to its input where it does not match."""
-        asked = _DEVICE_PREDICATES.get(device, f"device == _op_device_{name}")
+        predicate = _DEVICE_PREDICATES.get(device, f"device == _op_device_{name}")
         # The shape of a saved tensor need not be saved.
         shape = f"{name}.shape" if name in self.tensors else f"_op_shape_{name}"
         plain = f"_op_type(_op_d_{name}) is _op_Tensor and _op_d_{name}.layout is _op_strided"
-        fits = f"_op_d_{name}.dtype is _op_dtype_{name} and _op_d_{name}.{asked}"
+        fits = f"_op_d_{name}.dtype is _op_dtype_{name} and _op_d_{name}.{predicate}"
         condition = f"{plain} and {fits} and _op_d_{name}.shape == {shape}"
         return f"if not ({condition}): _op_d_{name} = _op_fit_{name}(_op_d_{name}, {shape})"
 

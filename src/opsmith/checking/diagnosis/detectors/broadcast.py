@@ -69,7 +69,7 @@ def terms_of(pair: Pair) -> BroadcastTerms | None:
         if result.numel() <= own.numel() or result.dim() < own.dim():
             continue
         found = _written_out(observation, own, result, pair.expected)
-        found = found or _put_together(observation, name, result, pair.expected)
+        found = found or _put_together(observation, name, pair.expected)
         if found is not None:
             return found
     return None
@@ -88,12 +88,10 @@ def _written_out(
         return None
     ahead = result.dim() - own.dim()
     dims = [dim for dim in range(result.dim()) if dim < ahead or own.shape[dim - ahead] == 1]
-    return _borne_out(in_double(found), tuple(dims), right)
+    return _confirmed_terms(in_double(found), tuple(dims), right)
 
 
-def _put_together(
-    observation: Observation, name: str, result: Tensor, right: Tensor
-) -> BroadcastTerms | None:
+def _put_together(observation: Observation, name: str, right: Tensor) -> BroadcastTerms | None:
     grad = observation.grads.get(name)
     if (
         observation.expected_for is None
@@ -116,13 +114,13 @@ def _put_together(
     dims = range(grad.dim())
     for count in range(1, grad.dim() + 1):
         for some in combinations(dims, count):
-            found = _borne_out(values.reshape(grad.shape), some, right)
+            found = _confirmed_terms(values.reshape(grad.shape), some, right)
             if found is not None:
                 return found
     return None
 
 
-def _borne_out(values: Tensor, dims: tuple[int, ...], right: Tensor) -> BroadcastTerms | None:
+def _confirmed_terms(values: Tensor, dims: tuple[int, ...], right: Tensor) -> BroadcastTerms | None:
     """Return the terms, if they add up to the right gradient."""
     if not dims:
         return None

@@ -36,7 +36,7 @@ UNIFORM: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
         "of one sign: its size": lambda grad: grad.abs().to(grad.dtype),
     }
 )
-"""Uniform tensors that a backward may use in place of a grad_output."""
+"""Uniform tensors that a backward may use instead of a grad_output."""
 
 ROOM = 16.0
 """Multiple of the rounding error below which a nonlinearity is not evidence."""
@@ -112,7 +112,7 @@ def nonlinear(backward: Backward, grads: Grads) -> tuple[str, str] | None:
         parts = [in_double(_or_zeros(each, mixed)) for each in alone]
         if mixed is None:
             if largest_magnitude(a * parts[0] + b * parts[1]) > 0:
-                return "nonlinear-grad", _said(a, b, float("inf"))
+                return "nonlinear-grad", _reason(a, b, float("inf"))
             continue
         together = a * parts[0] + b * parts[1]
         off = in_double(mixed) - together
@@ -121,13 +121,13 @@ def nonlinear(backward: Backward, grads: Grads) -> tuple[str, str] | None:
         terms, eps = (in_double(mixed), a * parts[0], b * parts[1]), torch.finfo(mixed.dtype).eps
         bound = share_of_largest(max(ROOM * ROUNDINGS * eps, eps**ROUGH), *terms)
         if not all_close(in_double(mixed), together, bound):
-            return "nonlinear-grad", _said(
+            return "nonlinear-grad", _reason(
                 a, b, largest_magnitude(off) / (share_of_largest(1.0, *terms) or 1.0)
             )
     return None
 
 
-def _said(a: float, b: float, off: float) -> str:
+def _reason(a: float, b: float, off: float) -> str:
     if not a and not b:
         return "it is not zero for a grad_output of zeros, so it is not linear in the grad_output"
     if not b:
@@ -291,9 +291,9 @@ def _table(pair: Pair, name: str) -> JacobianRows | None:
         if got.shape != expected.shape or not _either(in_double(got), in_double(expected)):
             return None
         weights.append((got.detach().cpu(), expected.detach().cpu()))
-    mine, theirs = (torch.stack(each) for each in zip(*weights, strict=True))
+    actual, expected_weights = (torch.stack(each) for each in zip(*weights, strict=True))
     at_each = torch.stack(torch.unravel_index(chosen, grad.shape), -1)
-    return JacobianRows(Pair(Observation(mine, theirs)), at_each, grad.shape)
+    return JacobianRows(Pair(Observation(actual, expected_weights)), at_each, grad.shape)
 
 
 def _either(got: Tensor, expected: Tensor) -> bool:

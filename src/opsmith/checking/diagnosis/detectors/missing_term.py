@@ -23,7 +23,7 @@ from opsmith.checking.diagnosis.gradient_paths import OperandEdge
 from opsmith.checking.numerics.compare import in_double, largest_magnitude
 
 PAIRS = 30
-"""Number of distinct edges of which all pairs are tried."""
+"""Largest number of distinct edges for which all pairs are tried."""
 
 Term = Callable[[Pair], Tensor | None]
 """Computes a term of the right gradient of a pair; None where there is none."""
@@ -144,9 +144,9 @@ def _for_indices(pair: Pair, name: str, dim: int, rule: Callable[[int], frozense
     grad = pair.observation.grads.get(name)
     if grad is None or dim >= grad.dim():
         return None
-    kept = torch.zeros(grad.shape[dim], dtype=torch.bool)
-    kept[sorted(rule(grad.shape[dim]))] = True
-    return _masked(pair, name, kept.reshape(-1, *[1] * (grad.dim() - dim - 1)))
+    selected = torch.zeros(grad.shape[dim], dtype=torch.bool)
+    selected[sorted(rule(grad.shape[dim]))] = True
+    return _masked(pair, name, selected.reshape(-1, *[1] * (grad.dim() - dim - 1)))
 
 
 def _beside(pair: Pair, name: str) -> dict[str, Tensor]:
@@ -173,10 +173,10 @@ def _for_mask(pair: Pair, name: str, label: str, test: Callable[[Tensor], Tensor
     return _masked(pair, name, test(beside[label])) if label in beside else None
 
 
-def _masked(pair: Pair, name: str, kept: Tensor) -> Tensor | None:
+def _masked(pair: Pair, name: str, selected: Tensor) -> Tensor | None:
     return pair.with_grads(
         {
-            each: grad * kept.to(grad.device) if each == name and grad is not None else _zeros(grad)
+            each: grad * selected.to(grad.device) if each == name and grad is not None else _zeros(grad)
             for each, grad in pair.observation.grads.items()
         }
     )
@@ -202,12 +202,14 @@ def _of_two_edges(evidence: Evidence) -> Iterator[Detection]:
         return
     distinct: list[OperandEdge] = []
     for edge in paths.edges:
-        mine = _through(evidence.first, edge)
-        if mine is None or _trivial(evidence.first, mine):
+        through = _through(evidence.first, edge)
+        if through is None or _trivial(evidence.first, through):
             continue
         known = [_through(evidence.first, other) for other in distinct]
         if not any(
-            largest_magnitude(mine - other) <= evidence.first.rounding for other in known if other is not None
+            largest_magnitude(through - other) <= evidence.first.rounding
+            for other in known
+            if other is not None
         ):
             distinct.append(edge)
     pairs = sorted(combinations(distinct[:PAIRS], 2), key=lambda two: two[0].call != two[1].call)

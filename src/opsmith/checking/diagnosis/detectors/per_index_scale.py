@@ -99,7 +99,7 @@ Counts = Callable[[Pair], Tensor | None]
 
 
 def _of_groups(evidence: Evidence) -> Iterator[Detection]:
-    """Detect a mean over groups in place of a sum, or the reverse."""
+    """Detect a mean over groups instead of a sum, or the reverse."""
     for label, index in evidence.observation.inputs.items():
         if not isinstance(index, Tensor) or index.dtype not in WHOLE:
             continue
@@ -148,7 +148,7 @@ def _beside(counts: Tensor, pair: Pair, dim: int, dims: int) -> Tensor:
 
 
 def _has(pair: Pair, counts: Counts, take: Callable[[Tensor], Tensor]) -> bool:
-    """Report whether such factors, of which there is more than one, explain the gradient."""
+    """Report whether these factors, if they differ, explain the gradient."""
     found = counts(pair)
     return (
         found is not None and _varied(found[pair.expected != 0]) and pair.equals(pair.expected * take(found))

@@ -111,7 +111,7 @@ def _inside(pair: Pair, shift: Shift) -> bool:
 
 
 def _is_evidence(pair: Pair, shift: Shift) -> bool:
-    """Report whether enough elements have moved; of two, a shift is as good as another order."""
+    """Report whether enough elements have moved; two elements fit a transpose as well as a shift."""
     inside = shift.inside(pair.expected.shape)
     moved = inside & pair.wrong & (pair.got != 0)
     longer = all(dim < 0 or pair.expected.shape[dim] > 2 for dim, _ in shift.steps)
@@ -121,8 +121,8 @@ def _is_evidence(pair: Pair, shift: Shift) -> bool:
 def _is_evidence_at_other_sizes(evidence: Evidence, shift: Shift) -> bool:
     """Report whether larger tensors decide between shifts that small ones leave open."""
     larger = [pair for pair in evidence.other_sizes if pair.same_shape and shift.fits(pair.expected.shape)]
-    telling = [pair for pair in larger if _is_evidence(pair, shift)]
-    return bool(telling) and all(_inside(pair, shift) for pair in telling)
+    informative = [pair for pair in larger if _is_evidence(pair, shift)]
+    return bool(informative) and all(_inside(pair, shift) for pair in informative)
 
 
 def _wraps(pair: Pair, shift: Shift) -> bool:
@@ -208,9 +208,9 @@ def swapped(evidence: Evidence) -> Iterator[Detection]:
             if right.shape != evidence.first.got.shape:
                 continue
             if evidence.everywhere(partial(_is_of, label=label)):
-                back = evidence.everywhere(partial(_has_mine, label=label))
-                mine = evidence.observation.argument
-                more = f", and that of `{label}` is the right one of `{mine}`" if back else ""
+                back = evidence.everywhere(partial(_is_exchanged, label=label))
+                own = evidence.observation.argument
+                more = f", and that of `{label}` is the right one of `{own}`" if back else ""
                 reason = f"it is the right one of `{label}`{more}"
                 yield Detection("swapped-inputs", reason, {"that of": label}, weak=not back)
                 return
@@ -232,7 +232,7 @@ def _is_of(pair: Pair, label: str) -> bool:
     return others is not None and pair.equals(in_double(others()[label][1]))
 
 
-def _has_mine(pair: Pair, label: str) -> bool:
+def _is_exchanged(pair: Pair, label: str) -> bool:
     others = pair.observation.other_gradients
     if others is None:
         return False
@@ -269,20 +269,20 @@ def _is_for(pair: Pair, first: str, second: str) -> bool:
 
 
 MOST_TURNS = 4
-"""Largest number of dimensions of which every order is tried."""
+"""Largest number of dimensions for which every order is tried."""
 
 
 def transposed(evidence: Evidence) -> Iterator[Detection]:
     """Detect exchanged dimensions, dimensions in another order, or the memory order of the transpose."""
     for words, turn in _turns(evidence.first.expected.dim()):
         if evidence.everywhere(lambda pair, turn=turn: pair.equals(turn(pair.expected))):  # type: ignore[misc]
-            yield Detection("transposed", _said(evidence.first, words, turn))
+            yield Detection("transposed", _reason(evidence.first, words, turn))
             return
     for first, second in combinations(range(evidence.first.expected.dim()), 2):
         lay = partial(_laid, first=first, second=second)
         if evidence.everywhere(lambda pair, lay=lay: pair.equals(lay(pair.expected))):  # type: ignore[misc]
             words = f"it is laid out as if dimensions {first} and {second} were swapped"
-            yield Detection("transposed", _said(evidence.first, words, lay))
+            yield Detection("transposed", _reason(evidence.first, words, lay))
             return
     for label, grad in evidence.observation.grads.items():
         if grad is None:
@@ -307,7 +307,7 @@ def _turns(dims: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
 
 
 def _laid(right: Tensor, first: int, second: int) -> Tensor:
-    """Return the right numbers in the memory order of the transpose: a reshape in place of a transpose."""
+    """Return the right numbers in the memory order of the transpose: a reshape instead of a transpose."""
     turned = right.transpose(first, second)
     return turned.reshape(right.shape)
 
@@ -319,7 +319,7 @@ def _of_turned(pair: Pair, label: str, first: int, second: int) -> Tensor | None
     return pair.with_grads({label: grad.transpose(first, second).contiguous()})
 
 
-def _said(pair: Pair, words: str, turn: Callable[[Tensor], Tensor]) -> str:
+def _reason(pair: Pair, words: str, turn: Callable[[Tensor], Tensor]) -> str:
     size = largest_magnitude(pair.expected) or 1.0
     after = largest_magnitude(pair.got - turn(pair.expected)) / size
     before = largest_magnitude(pair.error) / size

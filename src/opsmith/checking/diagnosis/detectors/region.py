@@ -35,20 +35,20 @@ def region(evidence: Evidence) -> Iterator[Detection]:
 
 def inside(evidence: Evidence) -> str:
     """Describe the values of the wrong elements; empty if there is no simple description."""
-    mine = torch.cat([pair.got[pair.wrong] for pair in evidence.pairs])
+    actual = torch.cat([pair.got[pair.wrong] for pair in evidence.pairs])
     right = torch.cat([pair.expected[pair.wrong] for pair in evidence.pairs])
-    if not bool(mine.isfinite().all()):
+    if not bool(actual.isfinite().all()):
         return ""
     slack = float(evidence.first.slack.max())
-    if not bool(mine.any()):
+    if not bool(actual.any()):
         return "it is zero there"
     weight = float((right.abs() ** 2).sum())
-    if weight and len(mine) > 1:
-        factor = complex((right.conj() * mine).sum() / weight)
-        if all_close(mine, right * (factor if right.is_complex() else factor.real), slack):
+    if weight and len(actual) > 1:
+        factor = complex((right.conj() * actual).sum() / weight)
+        if all_close(actual, right * (factor if right.is_complex() else factor.real), slack):
             return f"it is {shown_factor(factor)} times the right one there"
-    if len(mine) > 1 and all_close(mine, mine[0].expand_as(mine), slack):
-        return f"it is {mine[0].item():.6g} there"
+    if len(actual) > 1 and all_close(actual, actual[0].expand_as(actual), slack):
+        return f"it is {actual[0].item():.6g} there"
     if not bool(right.any()):
         return "the right one is zero there"
     return ""
@@ -77,17 +77,17 @@ def by_index(evidence: Evidence, mask: Mask) -> str | None:
     if not evidence.fresh and chances(total, int(union.sum())) < PLAIN:
         return None
     there = [(pair, mask(pair)) for pair in evidence.other_sizes if pair.same_shape]
-    kept: list[str] = []
+    fitting: list[str] = []
     fallback = None
     for rule in element_rules(union):
         if fallback is None or rule.words.startswith("at"):
             fallback = rule.words
-        if rule.words.startswith("at") and kept:
+        if rule.words.startswith("at") and fitting:
             continue  # a rule is better than a list
         if all(_predicts(rule.mask(pair.expected.shape), found, pair) for pair, found in there):
-            kept.append(rule.words)
-    if kept:
-        return " or ".join(kept[:MOST_WORDS]) if len(kept[0]) + len(kept[-1]) < 80 else kept[0]
+            fitting.append(rule.words)
+    if fitting:
+        return " or ".join(fitting[:MOST_WORDS]) if len(fitting[0]) + len(fitting[-1]) < 80 else fitting[0]
     return fallback
 
 
@@ -245,7 +245,7 @@ def _boxes(mask: Tensor) -> Iterator[ElementRule]:
         named = dict(zip(limited, chosen, strict=True))
         if int(mask.sum()) == 1 and any(each.words.startswith("{}") for each in chosen) and mask.dim() > 1:
             continue  # a single index is described before
-        words = " and ".join(_said(each.words, dim, mask.dim()) for dim, each in named.items())
+        words = " and ".join(_position_words(each.words, dim, mask.dim()) for dim, each in named.items())
         yield ElementRule(f"in {words}", partial(_box, named=named))
 
 
@@ -254,7 +254,7 @@ def _side(mask: Tensor, dim: int) -> Indices:
     return _set(mask.amax(others) if others else mask)
 
 
-def _said(words: str, dim: int, dims: int) -> str:
+def _position_words(words: str, dim: int, dims: int) -> str:
     """Format the description of indices of one dimension."""
     if dims == 1:
         return words.format("element")

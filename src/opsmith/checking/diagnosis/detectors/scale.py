@@ -38,7 +38,7 @@ def scale(evidence: Evidence) -> Iterator[Detection]:
     got = evidence.observation.got
     close = max(CLOSE, 16 * torch.finfo(got.dtype).eps) if got is not None else CLOSE
     if evidence.observation.tolerance is not None:
-        close = max(close, 1e-4)  # finite differences are no more exact
+        close = max(close, 1e-4)  # finite differences have no more digits
     names = named_factors(evidence, factors, close)
     shown = shown_factor(factor, close)
     few = min(int(pair.expected.nan_to_num(0.0, 0.0, 0.0).count_nonzero()) for pair in evidence.pairs) < FEW
@@ -68,11 +68,11 @@ def factor_of(pair: Pair) -> complex | None:
     if not pair.same_shape:
         return None
     known = pair.expected.isfinite()  # finite differences do not know every element
-    right, mine = pair.expected[known], pair.got[known]
+    right, actual = pair.expected[known], pair.got[known]
     weight = float((right.abs() ** 2).sum())
-    if not weight or not mine.any():
+    if not weight or not actual.any():
         return None
-    factor = complex((right.conj() * mine).sum() / weight)
+    factor = complex((right.conj() * actual).sum() / weight)
     if not pair.expected.is_complex() or abs(factor.imag) < 1e-9 * abs(factor):
         factor = complex(factor.real)
     return factor if pair.equals(pair.expected * (factor if factor.imag else factor.real)) else None
@@ -190,7 +190,7 @@ def named_factors(evidence: Evidence, factors: Sequence[complex], close: float) 
         names.append(first)
     for name in _names(evidence.observation, factors[0].real, close):
         if all(_close(factor.real, _value(name, each), close) for each, factor in cases):
-            names.append(_said(name))
+            names.append(_factor_words(name))
     # A small number is likelier than a size that happens to be equal, and a size is likelier than 1/12.
     if names and names[0] == first and len(names) > 1 and not _plain(factors[0].real):
         names = [*names[1:MOST], first]
@@ -226,7 +226,7 @@ def _value(name: Name, observation: Observation) -> float | None:
     return value
 
 
-def _said(name: Name) -> str:
+def _factor_words(name: Name) -> str:
     form, _, which = name
     return form.format(which)
 

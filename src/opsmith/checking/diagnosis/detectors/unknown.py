@@ -116,8 +116,8 @@ def _has_factor(pair: Pair, name: str, *, times: bool, factor: float) -> bool:
 def _other_order(pair: Pair) -> bool:
     if pair.got.is_complex() or pair.got.numel() < 3:
         return False
-    mine, right = pair.got.flatten().sort().values, pair.expected.flatten().sort().values
-    return all_close(mine, right, float(pair.slack.max()))
+    actual, right = pair.got.flatten().sort().values, pair.expected.flatten().sort().values
+    return all_close(actual, right, float(pair.slack.max()))
 
 
 def _correlation(pair: Pair) -> float:

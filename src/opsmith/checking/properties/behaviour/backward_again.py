@@ -24,35 +24,35 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def run(subject: Subject) -> Findings:
-    """Ask for the gradients of every sample in each way, and compare with those of `torch.autograd.grad`."""
-    looked = False
+    """Compute the gradients of every sample by each method, and compare with `torch.autograd.grad`."""
+    ran = False
 
-    def look(subject: Subject, sample: Sample) -> Findings:
-        nonlocal looked
+    def check_sample(subject: Subject, sample: Sample) -> Findings:
+        nonlocal ran
         argnums = differentiated(subject, sample).argnums
         for device in subject.devices if argnums else ():
-            ask = GradientRequest(subject, sample, argnums, device)
-            if ask.call().open:
-                looked = True
-                yield from _ways(ask)
+            request = GradientRequest(subject, sample, argnums, device)
+            if request.call().open:
+                ran = True
+                yield from _ways(request)
 
     failed = False
-    for finding in each_sample(NAME, subject, look):
+    for finding in each_sample(NAME, subject, check_sample):
         failed = failed or isinstance(finding, Failure)
         yield finding
-    if not looked and not failed:
+    if not ran and not failed:
         yield Skipped("there is nothing to differentiate")
 
 
 @dataclass(frozen=True)
 class GradientRequest:
-    """A sample whose gradients are asked for in several ways.
+    """A sample whose gradients are computed by several methods.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
         sample: The sample.
         argnums: Arguments that require a gradient.
-        device: Where it runs.
+        device: The device.
     """
 
     subject: Subject
@@ -67,30 +67,30 @@ class GradientRequest:
         )
 
 
-def _once(ask: GradientRequest) -> Gradients:
+def _once(request: GradientRequest) -> Gradients:
     """The gradients that `torch.autograd.grad` gives."""
-    call = ask.call()
-    return copies(call.backward(call.grads(ask.subject)))
+    call = request.call()
+    return copies(call.backward(call.grads(request.subject)))
 
 
-def _twice(ask: GradientRequest) -> Gradients:
+def _twice(request: GradientRequest) -> Gradients:
     """Twice these gradients: the sum of two backwards."""
-    return tuple(None if each is None else 2 * each for each in _once(ask))
+    return tuple(None if each is None else 2 * each for each in _once(request))
 
 
-def _of_doubled(ask: GradientRequest) -> Gradients:
+def _of_doubled(request: GradientRequest) -> Gradients:
     """The gradients for grad_outputs that are twice as large."""
-    call = ask.call()
-    return copies(call.backward([2 * each for each in call.grads(ask.subject)]))
+    call = request.call()
+    return copies(call.backward([2 * each for each in call.grads(request.subject)]))
 
 
-def _ways(ask: GradientRequest) -> Findings:
+def _ways(request: GradientRequest) -> Findings:
     expected: dict[Callable[[GradientRequest], Gradients], Gradients] = {}
     for way, (cause, give, right) in WAYS.items():
         if right not in expected:
-            expected[right] = right(ask)
+            expected[right] = right(request)
         try:
-            given = give(ask)
+            given = give(request)
         except Exception as error:
             refuse_own(error)
             if way == KEEPING:  # whether there is a second order at all is another property's matter
@@ -100,46 +100,48 @@ def _ways(ask: GradientRequest) -> Findings:
                 f"{way}: it raises {type(error).__name__}: {first_line(error)}; by `torch.autograd.grad` it "
                 "goes well"
             )
-            yield Failure(NAME, None, "raises", message, _where(ask, 0), {"sample": str(ask.sample)})
+            yield Failure(NAME, None, "raises", message, _where(request, 0), {"sample": str(request.sample)})
             return
         for at, (one, other) in enumerate(zip(expected[right], given, strict=True)):
             if differ_beyond_rounding(one, other):
-                label = ask.sample.labels[ask.argnums[at]]
+                label = request.sample.labels[request.argnums[at]]
                 message = (
                     f"the gradient of `{label}` differs from that of `torch.autograd.grad`, {way}: "
                     f"{describe_difference(one, other)}"
                 )
-                evidence = {"sample": str(ask.sample), "way": way}
-                yield Failure(NAME, label, cause, message, _where(ask, at), evidence)
+                evidence = {"sample": str(request.sample), "way": way}
+                yield Failure(NAME, label, cause, message, _where(request, at), evidence)
                 return
 
 
-def _where(ask: GradientRequest, at: int) -> str:
-    return rule_location(ask.subject, ask.sample.names[ask.argnums[at]])
+def _where(request: GradientRequest, at: int) -> str:
+    return rule_location(request.subject, request.sample.names[request.argnums[at]])
 
 
-def _results(ask: GradientRequest, call: LiveCall) -> tuple[list[Tensor], list[Tensor]]:
-    return [call.results[at] for at in call.open], call.grads(ask.subject)
+def _results(request: GradientRequest, call: LiveCall) -> tuple[list[Tensor], list[Tensor]]:
+    return [call.results[at] for at in call.open], call.grads(request.subject)
 
 
 def _accumulated(call: LiveCall) -> Gradients:
     return copies([call.leaves[argnum].grad for argnum in call.argnums])
 
 
-def _backward(ask: GradientRequest) -> Gradients:
-    call = ask.call()
-    torch.autograd.backward(*_results(ask, call))
+def _backward(request: GradientRequest) -> Gradients:
+    call = request.call()
+    torch.autograd.backward(*_results(request, call))
     return _accumulated(call)
 
 
-def _backward_twice(ask: GradientRequest) -> Gradients:
-    """Two calls into the same leaves, as losses of two batches are added up."""
-    call = ask.call()
-    torch.autograd.backward(*_results(ask, call))
+def _backward_twice(request: GradientRequest) -> Gradients:
+    """Accumulate the gradients of two calls in the same leaves, as for two batches."""
+    call = request.call()
+    torch.autograd.backward(*_results(request, call))
     with torch.enable_grad():
         given = call.leaves if call.given is call.leaves else [_recorded_copy(each) for each in call.leaves]
-        again = LiveCall(call.sample, call.argnums, call.leaves, given, ask.subject.call(call.sample, given))
-    torch.autograd.backward(*_results(ask, again))
+        again = LiveCall(
+            call.sample, call.argnums, call.leaves, given, request.subject.call(call.sample, given)
+        )
+    torch.autograd.backward(*_results(request, again))
     return _accumulated(call)
 
 
@@ -147,49 +149,49 @@ def _recorded_copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) and value.requires_grad else value
 
 
-def _creating(ask: GradientRequest) -> Gradients:
-    call = ask.call()
+def _creating(request: GradientRequest) -> Gradients:
+    call = request.call()
     return copies(
-        call.backward([each.requires_grad_() for each in call.grads(ask.subject)], create_graph=True)
+        call.backward([each.requires_grad_() for each in call.grads(request.subject)], create_graph=True)
     )
 
 
-def _through_copies(ask: GradientRequest) -> Gradients:
+def _through_copies(request: GradientRequest) -> Gradients:
     """Arguments that autograd has computed, as in the middle of a model."""
-    call = ask.call(leaf=False)
-    return copies(call.backward(call.grads(ask.subject)))
+    call = request.call(leaf=False)
+    return copies(call.backward(call.grads(request.subject)))
 
 
-def _used_twice(ask: GradientRequest) -> Gradients:
-    """Each result goes into two sums: torch adds up their grad_outputs."""
-    call = ask.call()
-    results, grads = _results(ask, call)
-    leaves = [call.leaves[argnum] for argnum in ask.argnums]
+def _used_twice(request: GradientRequest) -> Gradients:
+    """Use each result in two sums, so that torch adds up their grad_outputs."""
+    call = request.call()
+    results, grads = _results(request, call)
+    leaves = [call.leaves[argnum] for argnum in request.argnums]
     return copies(torch.autograd.grad([*results, *results], leaves, [*grads, *grads], allow_unused=True))
 
 
-def _seen_by_hooks(ask: GradientRequest) -> Gradients:
+def _seen_by_hooks(request: GradientRequest) -> Gradients:
     """The gradients that hooks on the arguments see."""
-    call = ask.call()
+    call = request.call()
     seen: dict[int, Tensor] = {}
     handles = [
         call.leaves[argnum].register_hook(partial(seen.__setitem__, argnum))
-        for argnum in ask.argnums
+        for argnum in request.argnums
         if call.leaves[argnum].requires_grad
     ]
-    torch.autograd.backward(*_results(ask, call))
+    torch.autograd.backward(*_results(request, call))
     for handle in handles:
         handle.remove()
-    return copies([seen.get(argnum) for argnum in ask.argnums])
+    return copies([seen.get(argnum) for argnum in request.argnums])
 
 
-def _changed_by_hooks(ask: GradientRequest) -> Gradients:
+def _changed_by_hooks(request: GradientRequest) -> Gradients:
     """Hooks on the results that double grad_output."""
-    call = ask.call()
-    results, grads = _results(ask, call)
+    call = request.call()
+    results, grads = _results(request, call)
     for result in {id(each): each for each in results}.values():  # a class may return one tensor twice
         result.register_hook(_doubled)
-    leaves = [call.leaves[argnum] for argnum in ask.argnums]
+    leaves = [call.leaves[argnum] for argnum in request.argnums]
     return copies(torch.autograd.grad(results, leaves, grads, allow_unused=True))
 
 

@@ -37,11 +37,11 @@ class EffectsRun:
     """A sample on a device, run for side effects.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
         sample: The sample.
         argnums: Arguments that require a gradient.
-        device: Where it runs.
-        sliced: Whether something lies between the elements of each tensor.
+        device: The device.
+        sliced: True if each tensor is a slice, with memory between its elements.
     """
 
     subject: Subject
@@ -77,25 +77,27 @@ def _parts(subject: Subject, sample: Sample) -> Findings:
         return  # there is no memory to write into
     argnums = differentiated(subject, sample).argnums
     for device in subject.devices:
-        look = EffectsRun(subject, sample, argnums, device)
+        observed = EffectsRun(subject, sample, argnums, device)
         failed = False
-        # What lies outside of a call is the same for inputs that are derived.
-        for part in (_forward, _watched) if sample.origin else (_forward, _watched, _outside, _in_slices):
-            for finding in part(look):
+        # State outside of a call does not depend on derived inputs.
+        for part in (
+            (_forward, _backwards) if sample.origin else (_forward, _backwards, _outside_call, _in_slices)
+        ):
+            for finding in part(observed):
                 failed = failed or isinstance(finding, Failure)
                 yield finding
             if failed:  # a later part runs the same again, and would report the same
                 break
 
 
-def _in_slices(look: EffectsRun) -> Findings:
-    """The same with tensors that are slices: a write through a pointer hits what lies between."""
-    if not look.subject.effort.sliced:
+def _in_slices(observed: EffectsRun) -> Findings:
+    """Run forward and backward on slices: a write through a pointer hits the elements between."""
+    if not observed.subject.effort.sliced:
         return
-    sliced = replace(look, sliced=True)
+    sliced = replace(observed, sliced=True)
     try:
         yield from _forward(sliced)
-        yield from _watched(sliced)
+        yield from _backwards(sliced)
     except Exception as error:  # whether it takes such tensors is a matter of layouts
         refuse_own(error)
         yield Note(
@@ -103,9 +105,9 @@ def _in_slices(look: EffectsRun) -> Findings:
         )
 
 
-def _forward(look: EffectsRun) -> Findings:
-    subject, sample = look.subject, look.sample
-    flat, guards = guarded(sample.at(device=look.device), sliced=look.sliced)
+def _forward(observed: EffectsRun) -> Findings:
+    subject, sample = observed.subject, observed.sample
+    flat, guards = guarded(sample.at(device=observed.device), sliced=observed.sliced)
     where = subject.runs_at(flat)
     forms = [_form(value) for value in flat]
     with torch.no_grad():
@@ -115,10 +117,10 @@ def _forward(look: EffectsRun) -> Findings:
         yield Note(f"it writes into `{sample.labels[at]}` and returns it, as it has declared")
     names = dict(enumerate(sample.labels))
     watched = [None if at in declared else guard for at, guard in enumerate(guards)]
-    yield from _written(look, names, watched, "a call", "mutates-input", where)
-    yield from _reformed(look, flat, forms, declared, where)
-    if not look.sliced:
-        yield from shared_memory(look.subject, sample, look.argnums, look.device, NAME)
+    yield from _written(observed, names, watched, "a call", "mutates-input", where)
+    yield from _reformed(observed, flat, forms, declared, where)
+    if not observed.sliced:
+        yield from shared_memory(observed.subject, sample, observed.argnums, observed.device, NAME)
 
 
 def _form(value: Any) -> Any:
@@ -128,24 +130,24 @@ def _form(value: Any) -> Any:
 
 
 def _reformed(
-    look: EffectsRun, flat: Sequence[Any], forms: Sequence[Any], declared: set[int], where: str
+    observed: EffectsRun, flat: Sequence[Any], forms: Sequence[Any], declared: set[int], where: str
 ) -> Findings:
-    """Report arguments whose memory, shape or flags were replaced, though nobody wrote into their memory."""
+    """Report arguments whose memory, shape or flags were replaced without a write into their memory."""
     for at, (value, form) in enumerate(zip(flat, forms, strict=True)):
         if at in declared or form is None or _form(value) == form:
             continue
-        label = look.sample.labels[at]
+        label = observed.sample.labels[at]
         if value.requires_grad != form[-1]:
             message = f"a call changed `{label}.requires_grad` from {form[-1]} to {value.requires_grad}"
             hint = "take a copy that requires what it should: `x.detach().requires_grad_()`"
-            yield look.failure(label, "side-effect", f"{message}; {hint}", where)
+            yield observed.failure(label, "side-effect", f"{message}; {hint}", where)
         else:
             message = f"a call laid other memory, or another shape, under `{label}` (`.data = `, `resize_`)"
-            yield look.failure(label, "mutates-input", f"{message}; work on a new tensor", where)
+            yield observed.failure(label, "mutates-input", f"{message}; work on a new tensor", where)
 
 
 def _written(
-    look: EffectsRun,
+    observed: EffectsRun,
     names: dict[int, str],
     guards: Sequence[GuardedTensor | None],
     what: str,
@@ -164,35 +166,43 @@ def _written(
             )
         else:
             message = f"{what} wrote into `{names[at]}`: {words}; work on a copy, `.clone()`"
-        yield look.failure(names[at], cause, message, where)
+        yield observed.failure(names[at], cause, message, where)
 
 
-def _watched(look: EffectsRun) -> Findings:
+def _backwards(observed: EffectsRun) -> Findings:
     """Backward, again through the same graph, and second order, each tensor watched."""
-    if not look.argnums:
+    if not observed.argnums:
         return
-    subject, sample = look.subject, look.sample
-    flat, guards = guarded(sample.at(device=look.device), sliced=look.sliced)
+    subject, sample = observed.subject, observed.sample
+    flat, guards = guarded(sample.at(device=observed.device), sliced=observed.sliced)
     with record_saved_tensors() as saved:
-        call = live_call(subject, sample, flat, look.argnums)
+        call = live_call(subject, sample, flat, observed.argnums)
     if not call.open:
         return
-    labels = _labels(look, call)
-    kept = [SavedBits.of(tensor) for tensor in (*saved, *(r.detach() for r in call.results if r is not None))]
+    labels = _labels(observed, call)
+    saved_bits = [
+        SavedBits.of(tensor) for tensor in (*saved, *(r.detach() for r in call.results if r is not None))
+    ]
     on_context = [(name, SavedBits.of(tensor.detach())) for name, tensor in attribute_tensors(call.results)]
-    grads, grad_guards = guarded(call.grads(subject), sliced=look.sliced)
+    grads, grad_guards = guarded(call.grads(subject), sliced=observed.sliced)
     names = [subject.results(sample)[at].gradient_name() for at in call.open]
     first = copies(call.backward(grads, retain_graph=True))
-    where = look.by_backward
-    mine = [guard if value is leaf else None for guard, value, leaf in _triples(guards, call)]
-    found = [*_written(look, dict(enumerate(sample.labels)), mine, "a backward", "mutates-input", where)]
-    found += _written(look, dict(enumerate(names)), grad_guards, "a backward", "mutates-grad-output", where)
+    where = observed.by_backward
+    argument_guards = [guard if value is leaf else None for guard, value, leaf in _triples(guards, call)]
+    found = [
+        *_written(
+            observed, dict(enumerate(sample.labels)), argument_guards, "a backward", "mutates-input", where
+        )
+    ]
+    found += _written(
+        observed, dict(enumerate(names)), grad_guards, "a backward", "mutates-grad-output", where
+    )
     if not found:
-        found = [*_kept(look, kept, labels)]
-    if not found and not look.sliced:
-        found = [*_again(look, call, first, on_context)]
+        found = [*_saved_written(observed, saved_bits, labels)]
+    if not found and not observed.sliced:
+        found = [*_second_backward(observed, call, first, on_context)]
     if not found:
-        found = [*_second_order(look, call, kept, labels, guards)]
+        found = [*_second_order(observed, call, saved_bits, labels, guards)]
     yield from found
 
 
@@ -200,22 +210,22 @@ def _triples(guards: Sequence[GuardedTensor | None], call: LiveCall) -> Any:
     return zip(guards, call.given, call.leaves, strict=True)
 
 
-def _labels(look: EffectsRun, call: LiveCall) -> dict[int, str]:
+def _labels(observed: EffectsRun, call: LiveCall) -> dict[int, str]:
     """Names of arguments and results by the address of their memory, for messages."""
     labels: dict[int, str] = {}
-    for result, described in zip(call.results, look.subject.results(look.sample), strict=True):
+    for result, described in zip(call.results, observed.subject.results(observed.sample), strict=True):
         if isinstance(result, Tensor):
             labels[result.untyped_storage().data_ptr()] = f"the result `{described.name}`"
-    for value, label in zip(call.given, look.sample.labels, strict=True):
+    for value, label in zip(call.given, observed.sample.labels, strict=True):
         if isinstance(value, Tensor):
             labels[value.untyped_storage().data_ptr()] = f"`{label}`"
     return labels
 
 
-def _kept(
-    look: EffectsRun, kept: Sequence[SavedBits], labels: dict[int, str], what: str = "a backward"
+def _saved_written(
+    observed: EffectsRun, saved_bits: Sequence[SavedBits], labels: dict[int, str], what: str = "a backward"
 ) -> Findings:
-    for each in kept:
+    for each in saved_bits:
         words = each.written()
         if words is None:
             continue
@@ -225,18 +235,18 @@ def _kept(
             f"{what} wrote into {who}, which is kept for it or was returned: {words}; another backward "
             "through the same graph goes wrong. Work on a copy, `.clone()`"
         )
-        yield look.failure(None, "mutates-saved", message, look.by_backward)
+        yield observed.failure(None, "mutates-saved", message, observed.by_backward)
         return
 
 
-def _again(
-    look: EffectsRun,
+def _second_backward(
+    observed: EffectsRun,
     call: LiveCall,
     first: Sequence[Tensor | None],
     on_context: Sequence[tuple[str, SavedBits]],
 ) -> Findings:
     """A second backward through the same graph, with the same grad_outputs."""
-    subject, sample = look.subject, look.sample
+    subject, sample = observed.subject, observed.sample
     try:
         second = copies(call.backward(call.grads(subject), retain_graph=True))
     except Exception as error:
@@ -248,13 +258,12 @@ def _again(
             f"a second backward through the same graph (`retain_graph=True`) raises {type(error).__name__}: "
             f"{first_line(error)}; the first one has removed or changed what was kept. Leave it as it is"
         )
-        yield look.failure(None, "mutates-saved", message, look.by_backward)
+        yield observed.failure(None, "mutates-saved", message, observed.by_backward)
         return
-    fresh = live_call(subject, sample, sample.at(device=look.device), look.argnums)
+    fresh = live_call(subject, sample, sample.at(device=observed.device), observed.argnums)
     anew = [copies(fresh.backward(fresh.grads(subject), retain_graph=True)) for _ in range(2)]
-    for argnum, one, again, *others in zip(look.argnums, first, second, *anew, strict=True):
-        # Of a new call the first must be the first again, and the second the second: else it is no matter of
-        # the graph, but of what differs from run to run.
+    for argnum, one, again, *others in zip(observed.argnums, first, second, *anew, strict=True):
+        # A new call must repeat both gradients; otherwise the difference is between runs, not in the graph.
         if (
             not differ_beyond_rounding(one, again)
             or differ_beyond_rounding(one, others[0])
@@ -262,20 +271,20 @@ def _again(
         ):
             continue
         label = sample.labels[argnum]
-        changed = [f"`ctx.{name}`" for name, kept in on_context if kept.written() is not None]
+        changed = [f"`ctx.{name}`" for name, saved_bits in on_context if saved_bits.written() is not None]
         by = f": the first one wrote into {', '.join(changed)}" if changed else ""
         message = (
             f"a second backward through the same graph gives another gradient of `{label}` than the first, "
             f"and so it does in a new call{by}. Leave what is kept as it is"
         )
-        yield look.failure(label, "mutates-saved", message, rule_location(subject, sample.names[argnum]))
+        yield observed.failure(label, "mutates-saved", message, rule_location(subject, sample.names[argnum]))
 
 
 def _refused(error: Exception, again: Callable[[], Any]) -> bool:
     """True if a statement raises an exception, and not an operation that failed.
 
-    What torch raises by a statement is a refusal only where the operator has not handed it something wrong,
-    such as the None that it has put in the place of what was kept.
+    An exception that torch raises by a statement is a refusal only if the operator passed valid values to
+    torch, and not, for example, None instead of a saved tensor.
     """
     return (
         by_statement(error) and named_by(error).cause != "mutates-saved" and attribute_exception(error, again)
@@ -283,19 +292,19 @@ def _refused(error: Exception, again: Callable[[], Any]) -> bool:
 
 
 def _second_order(
-    look: EffectsRun,
+    observed: EffectsRun,
     call: LiveCall,
-    kept: Sequence[SavedBits],
+    saved_bits: Sequence[SavedBits],
     labels: dict[int, str],
     guards: Sequence[GuardedTensor | None],
 ) -> Findings:
     """Run a backward of the backward; the property `second_order` compares its numbers."""
-    grads = [grad.requires_grad_() for grad in call.grads(look.subject)]
+    grads = [grad.requires_grad_() for grad in call.grads(observed.subject)]
     try:
         found = call.backward(grads, create_graph=True)
         roots = [each for each in found if each is not None and each.requires_grad]
         if roots:
-            leaves = [*grads, *(call.leaves[argnum] for argnum in look.argnums)]
+            leaves = [*grads, *(call.leaves[argnum] for argnum in observed.argnums)]
             outer = [torch.ones_like(each) for each in roots]
             torch.autograd.grad(roots, leaves, outer, allow_unused=True)
     except Exception as error:
@@ -303,18 +312,18 @@ def _second_order(
         yield Note(f"second order was left out: {first_line(error)}")
         return
     what = "a backward of the backward"
-    names = dict(enumerate(look.sample.labels))
-    mine = [guard if value is leaf else None for guard, value, leaf in _triples(guards, call)]
-    found_there = [*_written(look, names, mine, what, "mutates-input", look.by_backward)]
-    yield from found_there or _kept(look, kept, labels, what)
+    names = dict(enumerate(observed.sample.labels))
+    argument_guards = [guard if value is leaf else None for guard, value, leaf in _triples(guards, call)]
+    found_there = [*_written(observed, names, argument_guards, what, "mutates-input", observed.by_backward)]
+    yield from found_there or _saved_written(observed, saved_bits, labels, what)
 
 
-def _outside(look: EffectsRun) -> Findings:
-    """Look for changes outside of a call, without hooks on saved tensors: torch watches these itself."""
-    subject, sample = look.subject, look.sample
+def _outside_call(observed: EffectsRun) -> Findings:
+    """Check for changes outside of a call; without hooks on saved tensors, torch's own checks apply too."""
+    subject, sample = observed.subject, observed.sample
     before = take_snapshot(subject)
-    call = live_call(subject, sample, sample.at(device=look.device), look.argnums)
-    argnums = look.argnums if call.open else ()
+    call = live_call(subject, sample, sample.at(device=observed.device), observed.argnums)
+    argnums = observed.argnums if call.open else ()
     marks = {argnum: torch.full_like(call.leaves[argnum], 3) for argnum in argnums[1:] or argnums}
     for argnum, mark in marks.items():
         call.leaves[argnum].grad = mark
@@ -331,21 +340,21 @@ def _outside(look: EffectsRun) -> Findings:
                 f"a backward wrote into `{label}.grad`, though `torch.autograd.grad` asked it to return the "
                 "gradient: return it, and leave `.grad` to torch"
             )
-            yield look.failure(label, "side-effect", message, look.by_backward)
-    where = look.by_backward if argnums else subject.specification.where
-    yield from _reformed(look, call.given, flags, set(), where)
+            yield observed.failure(label, "side-effect", message, observed.by_backward)
+    where = observed.by_backward if argnums else subject.specification.where
+    yield from _reformed(observed, call.given, flags, set(), where)
     for name, what in changes_since(before):
         message = f"a call and its backward change {name}: {what}; take what it needs as an argument"
-        yield look.failure(None, "side-effect", message, where, changed=name)
-    yield from _settings(look)
+        yield observed.failure(None, "side-effect", message, where, changed=name)
+    yield from _settings(observed)
 
 
-def _settings(look: EffectsRun) -> Findings:
-    """Look for settings of the process that a call and its backward change."""
-    subject, sample = look.subject, look.sample
-    # Suppressed, since how it does under other settings is not looked at.
+def _settings(observed: EffectsRun) -> Findings:
+    """Check for global settings that a call and its backward change."""
+    subject, sample = observed.subject, observed.sample
+    # Suppressed, since exceptions under other settings are not checked.
     with other_settings() as changed, Overlooking():
-        call = live_call(subject, sample, sample.at(device=look.device), look.argnums)
+        call = live_call(subject, sample, sample.at(device=observed.device), observed.argnums)
         if call.open:
             call.backward(call.grads(subject))
     if seeds(subject, sample):
@@ -353,13 +362,13 @@ def _settings(look: EffectsRun) -> Findings:
             "a call sets torch's random state for the whole process (`torch.manual_seed`): whoever draws "
             "next draws the same numbers each time; draw from a `torch.Generator` of its own"
         )
-        yield look.failure(None, "side-effect", message, subject.specification.where)
+        yield observed.failure(None, "side-effect", message, subject.specification.where)
     for name, (was, now) in changed.items():
         message = (
             f"a call or its backward sets {name} for the whole process, to {short_repr(now)} where it was "
             f"{short_repr(was)}: take it as an argument, or put it back"
         )
-        yield look.failure(None, "side-effect", message, subject.specification.where, changed=name)
+        yield observed.failure(None, "side-effect", message, subject.specification.where, changed=name)
 
 
 def _untouched(grad: Tensor | None, mark: Tensor | None) -> bool:

@@ -43,8 +43,8 @@ class LayoutRun:
 
     Args:
         outputs: The visible results, then the gradient of each differentiated input; None for none.
-        error: What was raised.
-        in_backward: Whether the call itself went well.
+        error: The exception.
+        in_backward: True if the call succeeded and its backward raised.
     """
 
     outputs: tuple[Tensor | None, ...] = ()
@@ -57,7 +57,7 @@ class LayoutRunner:
     """Runs a sample with arguments and grad_outputs in the layout that they have.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
         sample: The sample.
         argnums: The inputs that are differentiated by.
         dtype: dtype of floating tensors.
@@ -111,10 +111,10 @@ def _bare(output: Tensor | None) -> Tensor | None:
 
 @dataclass
 class ContiguousRun:
-    """A call and its backward on contiguous memory, which other layouts are held to.
+    """A call and its backward on contiguous memory, with which other layouts are compared.
 
     Args:
-        runner: What runs them.
+        runner: Runner of the calls.
         flat: The arguments, contiguous.
         grads: The grad_outputs, contiguous.
     """
@@ -136,8 +136,8 @@ class ContiguousRun:
             return self._beside_none(position, got, expected)
         form = metadata_difference(got, expected, strides=False)
         if form is not None:
-            aspect, mine, theirs = form
-            return f"its {aspect} is {mine} and not {theirs}", None
+            aspect, actual, theirs = form
+            return f"its {aspect} is {actual} and not {theirs}", None
         difference = exact_difference(got, expected)
         if difference is None or (is_inexact(expected) and _last_places(got, expected)):
             return None
@@ -150,7 +150,7 @@ class ContiguousRun:
     def _beside_none(
         self, position: int, got: Tensor | None, expected: Tensor | None
     ) -> tuple[str, Difference | None] | None:
-        """Compare outputs of which one is None: no gradient equals zeros, no result equals nothing."""
+        """Compare outputs if one is None: a missing gradient equals zeros, a missing result only None."""
         there = got if got is not None else expected
         if there is None:
             return None
@@ -166,11 +166,11 @@ class ContiguousRun:
         if bound is None or bound.truth.shape != got.shape:
             eps = torch.finfo(expected.dtype).eps
             return None if agree_to_share(got, expected, eps**0.75) else exact_difference(got, expected)
-        # The contiguous run stands for the truth: other properties decide whether it is right.
-        mine = bound.truth + (got.to(bound.truth) - expected.to(bound.truth))
+        # The contiguous run is taken as the truth; other properties judge it.
+        actual = bound.truth + (got.to(bound.truth) - expected.to(bound.truth))
         same = (got == expected) | (got.isnan() & expected.isnan())
-        mine = torch.where(same.to(mine.device), bound.truth, mine)
-        if bound.judge(mine) is None:
+        actual = torch.where(same.to(actual.device), bound.truth, actual)
+        if bound.judge(actual) is None:
             return None
         return exact_difference(torch.where(same, expected, got), expected)
 
@@ -218,7 +218,7 @@ class ContiguousRun:
         ) and torch.equal(expected.isfinite(), other.isfinite())
 
     def _steady(self, position: int) -> bool:
-        """True if runs agree with each other: where they do not, the layout is not the reason."""
+        """True if repeated runs agree; otherwise the layout is not the reason."""
         expected = self.right.outputs[position]
         for _ in range(AGAIN):
             run = self.runner.run(replicas(self.flat), replicas(self.grads))
@@ -259,7 +259,7 @@ class OddTensor:
 
     Args:
         position: Position among the flat arguments, or among the visible results for a grad_output.
-        backward: Whether it is a grad_output.
+        backward: True if it is a grad_output.
         layout: Its layout.
     """
 
@@ -273,14 +273,14 @@ class LayoutFault:
     """One output that is wrong for a layout.
 
     Args:
-        odd: What was not contiguous.
-        output: Which of the results and gradients.
-        what: What is wrong.
+        odd: The tensors that are not contiguous.
+        output: Position among results and gradients.
+        what: Description of the fault.
         difference: Its worst element.
         case: Sample, dtype and device, in words.
         replay: Gives lines that show it.
         cause: The word for it.
-        kernel: What computed it, if it is a result and a kernel did.
+        kernel: Kernel that computed it, for a result of a kernel.
     """
 
     odd: OddTensor
@@ -298,7 +298,7 @@ class LayoutFindings:
     """Findings of one run of the property so far.
 
     Args:
-        wrong: What is wrong, by the tensor that was not contiguous and by what was wrong then.
+        wrong: Faults, by the tensor that was not contiguous and by the wrong output.
         right: The layouts in which nothing was wrong, by that tensor.
         refused: The layouts that a call refuses, each with its error, by the input.
     """
@@ -319,9 +319,9 @@ def failure_of(
 
     Args:
         property: Name of the property.
-        subject: What is under check.
-        key: What the group is about.
-        group: What is wrong, in each of the layouts.
+        subject: The subject of the check.
+        key: Key of the group.
+        group: Faults in each of the layouts.
         seen: All that was found.
     """
     (odd_label, backward, about), shown = key, group[0]
@@ -359,7 +359,7 @@ def failure_of(
     where = rule_location(subject, _bare_layout(label)) if gradient else subject.specification.where
     if shown.kernel is not None:
         where = shown.kernel.where
-    # A result that is wrong for a layout of an input is reported under that input, which is what to fix.
+    # A result that is wrong for a layout of an input is reported under that input.
     input = label if gradient or backward else odd_label
     return Failure(property, input, shown.cause, message, where, evidence, shown.replay())
 

@@ -47,16 +47,16 @@ def run(subject: Subject) -> Findings:
     some = False
     chosen = _chosen(subject)
 
-    def look(subject: Subject, sample: Sample) -> Findings:
+    def check_sample(subject: Subject, sample: Sample) -> Findings:
         nonlocal some
         for case in _cases(subject, sample):
             if isinstance(case, Note):
                 yield case
                 continue
             some = True
-            case.look(seen)
+            case.try_layouts(seen)
 
-    yield from each_sample(NAME, replace(subject, samples=chosen), look)
+    yield from each_sample(NAME, replace(subject, samples=chosen), check_sample)
     for key, group in seen.wrong.items():
         yield failure_of(NAME, subject, key, group, seen)
     for label, texts in seen.refused.items():
@@ -89,10 +89,10 @@ class LayoutCase:
 
     Args:
         runner: Runs the sample.
-        device: Where it lies.
+        device: Its device.
         flat: Its arguments, contiguous.
         grads: The grad_output of each visible result, contiguous; None where there is none.
-        inputs_too: Whether inputs get layouts, and not grad_outputs alone.
+        inputs_too: True if inputs get layouts, and not grad_outputs alone.
     """
 
     runner: LayoutRunner
@@ -109,7 +109,7 @@ class LayoutCase:
         """Sample, dtype and device in words."""
         return case_name(self.runner.sample, self.runner.dtype, self.device)
 
-    def look(self, seen: LayoutFindings) -> None:
+    def try_layouts(self, seen: LayoutFindings) -> None:
         """Try each layout alone, then several at once."""
         singles = list(self._singles())
         limit = self.runner.subject.effort.layouts
@@ -126,7 +126,7 @@ class LayoutCase:
                 self._try(seen, self._least(several))
 
     def _singles(self) -> Iterator[OddTensor]:
-        """Every layout of every tensor, grad_outputs first: nobody chooses their layout."""
+        """Every layout of every tensor, grad_outputs first, since callers do not choose their layout."""
         for position, grad in enumerate(self.grads):
             if grad is not None:
                 yield from (OddTensor(position, True, layout) for layout in layouts_for(grad))
@@ -222,7 +222,7 @@ class LayoutCase:
             return False
         subject, sample = self.runner.subject, self.runner.sample
         itself = not subject.kind.has_reference  # then the reference raises whatever it raises
-        return _says_so(error) or (not itself and _raises(lambda: subject.reference(sample, flat)))
+        return _is_stated(error) or (not itself and _raises(lambda: subject.reference(sample, flat)))
 
     def _raising(self, odds: Sequence[OddTensor]) -> int:
         """The input, by its position among those that are differentiated by, whose gradient raises."""
@@ -317,7 +317,7 @@ def _raises(call: Callable[[], Any]) -> bool:
 OWN_WORDS = re.compile(r"contiguous|stride|layout|memory.format|channels.last|aligned", re.IGNORECASE)
 
 
-def _says_so(error: Exception) -> bool:
+def _is_stated(error: Exception) -> bool:
     """True if an error of the operator names the layout, and not an error of some operation."""
     return bool(OWN_WORDS.search(str(error))) and not has_message(error, LAYOUT_REFUSED)
 

@@ -1,4 +1,4 @@
-"""Memory: no tensor stays alive that nobody needs, after the backward or for it."""
+"""Memory: no unneeded tensor stays alive, for the backward or after it."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def _leaks(subject: Subject, sample: Sample, argnums: Sequence[int], device: tor
         left = not_freed(calls)
         if not left:
             return
-        kept = not_freed_after_collection(left)
-        stays = [each for each in kept if each.label]
-        constants = {each.address: each for each in kept if not each.label}
+        left_over = not_freed_after_collection(left)
+        stays = [each for each in left_over if each.label]
+        constants = {each.address: each for each in left_over if not each.label}
         circle = [each for each in left if each.freed]
         where = rule_location(subject, sample.names[argnums[0]]) if argnums else subject.specification.where
         if stays or len(constants) > 1:
@@ -70,7 +70,7 @@ def _watched(
 ) -> list[WatchedMemory]:
     """Make a call and its backward, and drop both: what lay in memory is watched alone.
 
-    What was saved and is no argument, result or gradient has an empty label: it may be a constant.
+    A saved tensor that is not an argument, result or gradient has an empty label: it may be a constant.
     """
     flat = sample.at(device=device)
     with record_saved_tensors() as saved:
@@ -198,13 +198,13 @@ def _saved(subject: Subject, sample: Sample, argnums: Sequence[int], device: tor
     twice = {address for address in addresses if addresses.count(address) > 1}
     needed = _named_by_formulas(subject)
     if subject.kind.applied:
-        kept = {
+        left_over = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
             for tensor in (*saved, *(tensor for _, tensor in attribute_tensors(call.results)))
         }
-        outside = sum(size for address, size in kept.items() if address not in names)
+        outside = sum(size for address, size in left_over.items() if address not in names)
         if sample is subject.samples[0]:
-            every = _bytes(sum(kept.values()))
+            every = _bytes(sum(left_over.values()))
             rest = f"{_bytes(outside)} of them are not" if outside else "all of them are"
             yield Note(f"{sample}: {every} saved for the backward; {rest} its arguments' own")
         for address in sorted(twice, key=addresses.index):

@@ -26,7 +26,7 @@ def run(subject: Subject) -> Findings:
     """Watch what the reference draws from, and whether a call moves any global random state."""
     drew = False
 
-    def look(subject: Subject, sample: Sample) -> Findings:
+    def check_sample(subject: Subject, sample: Sample) -> Findings:
         nonlocal drew
         draws = [name for name, own_generator in drawing_operations(subject, sample) if not own_generator]
         moved = _states_moved(subject, sample)
@@ -40,7 +40,7 @@ def run(subject: Subject) -> Findings:
                 yield _foreign(subject, sample, name)
 
     raised = False
-    for finding in each_sample(NAME, subject, look):
+    for finding in each_sample(NAME, subject, check_sample):
         raised = raised or (isinstance(finding, Failure) and finding.cause == "raises")
         yield finding
     if subject.specification.random and not drew and not raised:
@@ -116,7 +116,7 @@ def _undeclared(subject: Subject, sample: Sample, draws: list[str]) -> Failure:
 
 
 def _of_a_class(subject: Subject, sample: Sample) -> Failure | Note:
-    """A class cannot declare that it draws, and may; its backward must use the numbers that were drawn."""
+    """Check a class that draws, which it cannot declare: its backward must use the numbers of the forward."""
     argnums = differentiated(subject, sample).argnums
     with torch.random.fork_rng(), without_warnings():
         with torch.no_grad():
@@ -177,8 +177,8 @@ def seeds(subject: Subject, sample: Sample) -> bool:
     """True if torch's random state after a call does not depend on the state before.
 
     Args:
-        subject: What is under check.
-        sample: What it is called on.
+        subject: The subject of the check.
+        sample: The sample.
     """
     after = []
     with torch.random.fork_rng():

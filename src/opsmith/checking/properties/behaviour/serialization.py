@@ -42,7 +42,7 @@ class Holder(torch.nn.Module):
 
 
 def run(subject: Subject) -> Findings:
-    """Copy and store the operator in every way, call each copy; then copy and store results."""
+    """Copy and store the operator in every way, and call each copy; then copy and store results."""
     reason = _unreachable(subject)
     if reason is not None:
         yield Skipped(reason)
@@ -56,7 +56,7 @@ def run(subject: Subject) -> Findings:
 
 
 def _unreachable(subject: Subject) -> str | None:
-    """Why a class is not found again by its name, which is all that pickle keeps; None where it is."""
+    """The reason why pickle cannot find a class by its name; None where it can."""
     adopted = subject.specification.adopted
     if adopted is None or not subject.kind.applied:
         return None
@@ -72,38 +72,38 @@ def _unreachable(subject: Subject) -> str | None:
 
 
 def _copies(subject: Subject) -> Iterator[Finding]:
-    """Copies of what is under check, each of which must give what it gives."""
+    """Copy the subject in every way, and compare the results of each copy with its own."""
     adopted = subject.specification.adopted
     if subject.kind.applied and adopted is not None:
-        kept: Any = adopted.function_class
+        original: Any = adopted.function_class
     else:
-        kept = subject.torch_operator if subject.kind.in_library else subject.operator
-    unkept: dict[str, list[str]] = {}
-    for what, made, taken in _forms(kept):
+        original = subject.torch_operator if subject.kind.in_library else subject.operator
+    refused: dict[str, list[str]] = {}
+    for what, made, taken in _forms(original):
         for how, copied in WAYS.items():
             try:
                 with without_warnings():
                     again = taken(copied(made))
             except Exception as error:
                 refuse_own(error)
-                said = f"{type(error).__name__}: {first_line(error)}"
-                if subject.kind.in_library:  # torch's own object: whether it can be stored is torch's affair
-                    unkept.setdefault(said, []).append(f"{how} of {what}")
+                problem = f"{type(error).__name__}: {first_line(error)}"
+                if subject.kind.in_library:  # torch's own object, which torch may not support storing
+                    refused.setdefault(problem, []).append(f"{how} of {what}")
                 else:
-                    yield _failure(subject, f"{how} of {what} raises {said}", "raises", {})
+                    yield _failure(subject, f"{how} of {what} raises {problem}", "raises", {})
                 continue
-            if again is not kept:
+            if again is not original:
                 yield from _same(subject, again, f"{how} of {what}")
-    for said, ways in unkept.items():
-        yield Note(f"{', '.join(ways)}: {said}")
+    for problem, failed in refused.items():
+        yield Note(f"{', '.join(failed)}: {problem}")
 
 
-def _forms(kept: Any) -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
+def _forms(original: Any) -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
     """Objects that hold the operator: a name, the object, and a function that takes the operator out."""
-    yield "it", kept, lambda copied: copied
-    yield "a module that holds it", Holder(kept), lambda copied: copied.held
-    if callable(kept) and not isinstance(kept, type):
-        yield "a `functools.partial` of it", functools.partial(kept), lambda copied: copied.func
+    yield "it", original, lambda copied: copied
+    yield "a module that holds it", Holder(original), lambda copied: copied.held
+    if callable(original) and not isinstance(original, type):
+        yield "a `functools.partial` of it", functools.partial(original), lambda copied: copied.func
 
 
 @calls_operator

@@ -36,9 +36,9 @@ NAME = "state"
 
 
 def run(subject: Subject) -> Findings:
-    """Make each sample's call alone, and then among others, and compare what it gives."""
+    """Make each sample's call alone, then among others, and compare the results."""
     own = [sample for sample in subject.samples if not sample.origin]
-    most = subject.effort.samples  # what an operator remembers, it does for every one
+    most = subject.effort.samples  # hidden state shows on every sample
     few = replace(subject, samples=tuple(own[:most]))
     yield from each_sample(NAME, few, partial(_sample, every=subject.samples))
     if len(own) > most:
@@ -64,7 +64,7 @@ def _sample(subject: Subject, sample: Sample, every: Sequence[Sample]) -> Findin
 
 
 def _unsteady(subject: Subject, made: CallRecipe, memory: HiddenState) -> Failure | None:
-    """The failure where two runs of the same call differ, though its hidden state was reset."""
+    """The failure if two runs of the same call differ, though hidden state was reset."""
     runs = []
     for _ in range(2):
         memory.forget()
@@ -86,12 +86,12 @@ def _call(subject: Subject, made: CallRecipe) -> CallValues:
 
 
 def _others(
-    subject: Subject, mine: CallRecipe, every: Sequence[Sample], device: torch.device
+    subject: Subject, recipe: CallRecipe, every: Sequence[Sample], device: torch.device
 ) -> Iterator[tuple[str, CallRecipe]]:
-    """Calls that may disturb it: of other numbers, in other forms, of other shapes."""
-    sample = mine.sample
+    """Calls that may disturb the tested call: with other numbers, layouts and shapes."""
+    sample = recipe.sample
     for other in (reversed_numbers, scaled) if sample.inexact else ():
-        made = CallRecipe(sample, mine.argnums, partial(_changed, other, sample, device))
+        made = CallRecipe(sample, recipe.argnums, partial(_changed, other, sample, device))
         try:
             _call(subject, made)
         except Exception as error:
@@ -102,7 +102,7 @@ def _others(
     if not subject.effort.neighbours:
         return
     for form, make in other_forms(sample, device):
-        yield f"a call {form}", CallRecipe(sample, mine.argnums, make)
+        yield f"a call {form}", CallRecipe(sample, recipe.argnums, make)
     beside = [each for each in every if each is not sample and _shapes(each) == _shapes(sample)]
     apart = [each for each in every if _shapes(each) != _shapes(sample)]
     for each in (*beside[:1], *apart[: subject.effort.neighbours]):
@@ -121,7 +121,7 @@ def _changed(other: Callable[[list[Any]], list[Any]], sample: Sample, device: to
 
 def _compared(stage: InterleavedCalls, interleavings: Sequence[Interleaving]) -> Findings:
     for interleaving in interleavings:
-        if interleaving is in_threads and (stage.subject.draws or seeds(stage.subject, stage.mine.sample)):
+        if interleaving is in_threads and (stage.subject.draws or seeds(stage.subject, stage.tested.sample)):
             yield Note("threads were left out: they draw from one random state, in any order")
             continue
         for interleaved in interleaving(stage):
@@ -153,11 +153,11 @@ def _names(stage: InterleavedCalls, call: str) -> list[tuple[str, str, str]]:
 
 
 def _failure(stage: InterleavedCalls, interleaved: InterleavedAnswer) -> Failure | None:
-    evidence = {"sample": str(stage.mine.sample)}
-    kept = stage.hidden_state.filled()
-    by = f" It keeps something in {', '.join(kept)}." if kept else ""
-    if kept:
-        evidence["kept in"] = ", ".join(kept)
+    evidence = {"sample": str(stage.tested.sample)}
+    holders = stage.hidden_state.filled()
+    by = f" It keeps something in {', '.join(holders)}." if holders else ""
+    if holders:
+        evidence["kept in"] = ", ".join(holders)
     if isinstance(interleaved.given, BaseException):
         error = interleaved.given
         message = (
@@ -187,7 +187,7 @@ def _called(interleaved: InterleavedAnswer) -> str:
 
 
 def _rounding(stage: InterleavedCalls, interleaved: InterleavedAnswer) -> Findings:
-    """A note where another mode has another rounding: another kernel may serve it."""
+    """Note another rounding in another mode, in which another kernel may run."""
     if not interleaved.modes or isinstance(interleaved.given, BaseException):
         return
     right = _tensors(stage.right[interleaved.call])
@@ -207,27 +207,27 @@ BESIDE_GRADIENTS = "That with gradients is taken as right"
 def by_mode(property: str, stage: InterleavedCalls, interleaved: InterleavedAnswer, position: int) -> Failure:
     """The failure for a result that a mode alone has changed.
 
-    It is not the mode that changes it, but that no input requires a gradient, where it changes with gradients
-    enabled as well. Else it is a kernel's or another part's own, where the reference stays as it is.
+    If the result also changes with gradients enabled and no input requiring one, that is the cause, not the
+    mode. Otherwise, if the reference does not change, a kernel or another part is the cause.
 
     Args:
         property: Name of the property.
         stage: The calls.
         interleaved: The call in that mode.
-        position: Which visible result is another one.
+        position: Position of the visible result that differs.
     """
     assert isinstance(interleaved.given, CallValues)
-    subject, sample = stage.subject, stage.mine.sample
+    subject, sample = stage.subject, stage.tested.sample
     right = stage.right[MINE].results[position]
     given = interleaved.given.results[position]
     name = subject.results(sample)[position].name
     evidence = {"sample": str(sample), "mode": interleaved.when.removeprefix("under ").strip("`")}
-    where = subject.runs_at(stage.mine.make())
+    where = subject.runs_at(stage.tested.make())
     plain = _requiring(stage, (), position)
     if plain is not None and differ_beyond_rounding(right, plain):
         needed = [
             at
-            for at in stage.mine.argnums
+            for at in stage.tested.argnums
             if not differ_beyond_rounding(right, _requiring(stage, (at,), position))
         ]
         labels = " and ".join(f"`{sample.labels[at]}`" for at in needed)
@@ -251,7 +251,7 @@ def by_mode(property: str, stage: InterleavedCalls, interleaved: InterleavedAnsw
 def _requiring(stage: InterleavedCalls, argnums: tuple[int, ...], position: int) -> Tensor | None:
     """The result where these inputs alone require a gradient, with gradients enabled; None if it raises."""
     stage.hidden_state.forget()
-    made = stage.mine
+    made = stage.tested
 
     def run() -> CallValues:
         return CallValues(copies(live_call(stage.subject, made.sample, made.make(), argnums).results))
@@ -263,14 +263,14 @@ def _requiring(stage: InterleavedCalls, argnums: tuple[int, ...], position: int)
 def result_by_need(
     subject: Subject, sample: Sample, argnums: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """In what a result is another one where inputs require a gradient, each time that it is computed.
+    """Describe a result that differs, in every run, if inputs require a gradient.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
         sample: The sample.
         argnums: The inputs that require a gradient, or do not.
         dtype: dtype of floating inputs.
-        device: Where they lie.
+        device: Their device.
     """
     needed, plain = (
         [copies(live_call(subject, sample, sample.at(dtype, device), some).results) for _ in range(2)]
@@ -288,8 +288,8 @@ def result_by_need(
 
 
 def _reference_stays(stage: InterleavedCalls, interleaved: InterleavedAnswer, position: int) -> bool:
-    """True if a reference stands apart from what ran, and the mode does not change its result."""
-    subject, made = stage.subject, stage.mine
+    """True if there is a separate reference, and the mode does not change its result."""
+    subject, made = stage.subject, stage.tested
     if subject.apply is not None or subject.specification.opaque or interleaved.mode is None:
         return False
     plain = subject.plain(made.sample)

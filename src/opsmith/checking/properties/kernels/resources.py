@@ -59,12 +59,12 @@ def run(subject: Subject) -> Findings:
 
 def _failure(beyond: Sequence[KernelUsage]) -> Failure:
     """One failure for a kernel, with the instances that take too much."""
-    told = [
+    exceeded = [
         f"for {', '.join(filter(None, [each.instance, each.architecture]))} {' and '.join(each.faults)}"
         for each in beyond
     ]
-    more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
-    message = f"the CUDA kernel takes more than it may: {'; '.join(told[:SHOWN])}{more}"
+    more = f"; and {len(exceeded) - SHOWN} more" if len(exceeded) > SHOWN else ""
+    message = f"the CUDA kernel takes more than it may: {'; '.join(exceeded[:SHOWN])}{more}"
     registers = max(each.registers for each in beyond)
     spills = max(each.spills for each in beyond)
     evidence = {"most registers": registers, "most bytes spilled": spills}

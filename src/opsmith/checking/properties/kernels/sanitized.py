@@ -39,7 +39,7 @@ def run(subject: Subject) -> Findings:
     if not kernels:
         yield Skipped("it has no kernel in C++")
         return
-    # Nothing here calls the operator itself: what a faulty kernel would do in this process, nobody knows.
+    # The operator is not called in this process, which a faulty kernel might damage.
     safe = subject.by_reference()
     safe = replace(safe, samples=(*safe.samples, *variations(safe).samples))
     safe = replace(safe, samples=(*safe.samples, *kernel_sizes(safe)))
@@ -131,7 +131,7 @@ def _trial(
             results = subject.reference(sample, flat)
     except Exception as error:
         refuse_own(error)
-        return  # what the reference does not take is no input; other properties report it
+        return  # not an input that the reference takes; other properties report it
     forms = tuple(ResultLayout(tuple(each.shape), each.stride(), each.dtype) for each in results)
     yield replace(trial, forms=forms)
 

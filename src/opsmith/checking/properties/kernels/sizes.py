@@ -64,7 +64,7 @@ def kernel_sizes(subject: Subject) -> tuple[Sample, ...]:
 
 
 def authored(subject: Subject) -> Subject:
-    """The same with the author's own samples alone."""
+    """The subject with the author's own samples alone."""
     return replace(subject, samples=tuple(sample for sample in subject.samples if not sample.origin))
 
 
@@ -72,7 +72,7 @@ def forms(subject: Subject) -> list[Sample]:
     """Of the author's samples with elements one for each form of dimensions, as many as the effort goes to.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
     """
     found: dict[object, Sample] = {}
     for sample in authored(subject).samples:
@@ -101,15 +101,15 @@ def _changes(subject: Subject, sample: Sample) -> Iterator[Variation]:
 CAUSE = "not-refused"
 CPU = torch.device("cpu")
 DTYPES = (None, torch.float32, torch.float64)
-"""As the author gave them, or what most kernels take."""
+"""The dtypes of the author's samples, or those that most kernels take."""
 
 LEAST = 2
-"""Of sizes of 0 and 1 the reference is asked in any case."""
+"""Smallest changed size; other properties check sizes of 0 and 1."""
 
 
 Flag = bytearray | mmap.mmap
-"""A byte: 1 from a call on that the reference refuses and the operator does not. It may do damage that shows
-in a later one."""
+"""A byte, set to 1 before the first call that the reference refuses and the operator takes, since damage may
+show in a later call."""
 
 
 @dataclass(frozen=True)
@@ -119,14 +119,14 @@ class RefusedCall:
     Args:
         sample: The sample, with a size changed.
         flat: Its arguments.
-        argument: The tensor whose size is another; None where it is that of several.
-        told: The reference's error.
+        argument: The tensor whose size is changed; None if several sizes are.
+        error: Message of the exception that the reference raises.
     """
 
     sample: Sample
     flat: list[Any]
     argument: str | None
-    told: str
+    error: str
 
 
 def taken_though_refused(property: str, subject: Subject) -> Findings:
@@ -136,13 +136,13 @@ def taken_though_refused(property: str, subject: Subject) -> Findings:
 
     Args:
         property: Name of the property.
-        subject: What is under check.
+        subject: The subject of the check.
     """
     try:
-        told = [_tells_sizes(kernel) for kernel in subject.kernels_on(CPU)]
+        computes = [_computes_sizes(kernel) for kernel in subject.kernels_on(CPU)]
     except (errors.ToolchainError, errors.CompileError):  # which is reported where kernels run
         return
-    if not any(told):
+    if not any(computes):
         return
     if in_child():
         yield from _taken(property, subject, bytearray(1))
@@ -150,8 +150,8 @@ def taken_though_refused(property: str, subject: Subject) -> Findings:
     taking = mmap.mmap(-1, 1)  # both processes see it
 
     def run() -> Outcome:
-        # OpenMP believes that the thread which was forked still has those that it computed with, and would
-        # wait for them for ever where a kernel asks for several. A new thread has none.
+        # OpenMP in the forked thread still counts the parent's worker threads, and would wait for them for
+        # ever if a kernel uses several. A new thread has none.
         with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as thread:
             failures = thread.submit(lambda: tuple(_taken(property, subject, taking))).result()
         return Outcome(property, "passed", failures=failures)
@@ -173,7 +173,7 @@ def taken_though_refused(property: str, subject: Subject) -> Findings:
 
 
 def _taken(property: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
-    told: set[str | None] = set()
+    reported: set[str | None] = set()
     subject = authored(subject)
     for sample in forms(subject):
         served = _served(subject, sample)
@@ -181,23 +181,23 @@ def _taken(property: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
             continue
         kernel, dtype = served
         for refused in _refused(subject, sample, dtype):
-            if refused.argument in told:
+            if refused.argument in reported:
                 continue
             result = _called(subject, sample, dtype, refused, taking)
             if result is None:
                 continue
-            told.add(refused.argument)
+            reported.add(refused.argument)
             message = (
-                f"it computes {result} for {refused.sample}, which the reference refuses ({refused.told}): "
+                f"it computes {result} for {refused.sample}, which the reference refuses ({refused.error}): "
                 "sizes that are given in C++ are not shown to it, and what the kernel reads may lie beyond "
                 "its tensors; refuse them in `sizes`, by OPSMITH_CHECK, or in `shapes=`"
             )
-            evidence = {"sample": str(refused.sample), "refused": refused.told}
+            evidence = {"sample": str(refused.sample), "refused": refused.error}
             again = check_again(subject, property)
             yield Failure(property, refused.argument, CAUSE, message, kernel.where, evidence, again)
 
 
-def _tells_sizes(kernel: Kernel) -> bool:
+def _computes_sizes(kernel: Kernel) -> bool:
     return isinstance(kernel.function, CppKernel) and kernel.function.computes_sizes
 
 
@@ -206,7 +206,7 @@ def _served(subject: Subject, sample: Sample) -> tuple[Kernel, torch.dtype | Non
     for dtype in DTYPES:
         values = sample.flattening.pack(sample.at(dtype))
         chosen = choose(subject.specification.kernels, values)[0]
-        if chosen is not None and _tells_sizes(chosen.kernel):
+        if chosen is not None and _computes_sizes(chosen.kernel):
             return chosen.kernel, dtype
     return None
 
@@ -214,10 +214,10 @@ def _served(subject: Subject, sample: Sample) -> tuple[Kernel, torch.dtype | Non
 def _refused(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> Iterator[RefusedCall]:
     for argument, change in _size_changes(subject, sample):
         changed = change.sample(sample.position)
-        told = _refusal(subject, changed, dtype)
-        # It may be the new numbers that it refuses, and not how many there are.
-        if told is not None and _refusal(subject, _repeated(sample, changed), dtype) is not None:
-            yield RefusedCall(changed, changed.at(dtype), argument, told)
+        error = _refusal(subject, changed, dtype)
+        # The reference may refuse the new numbers instead of the size.
+        if error is not None and _refusal(subject, _repeated(sample, changed), dtype) is not None:
+            yield RefusedCall(changed, changed.at(dtype), argument, error)
 
 
 def _refusal(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> str | None:
@@ -247,23 +247,23 @@ def _size_changes(subject: Subject, sample: Sample) -> Iterator[tuple[str | None
     """
     tensors = {argnum: value for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)}
     point = any(not (value.is_floating_point() or value.is_complex()) for value in tensors.values())
-    ways = (1,) if point else (1, -1)
+    steps = (1,) if point else (1, -1)
     generator = subject.generator()
     for argnum, value in tensors.items():
         name = sample.labels[argnum]
         for index, size in enumerate(value.shape):
-            for way in ways:
-                if size + way >= LEAST:
-                    shape = [*value.shape[:index], size + way, *value.shape[index + 1 :]]
+            for step in steps:
+                if size + step >= LEAST:
+                    shape = [*value.shape[:index], size + step, *value.shape[index + 1 :]]
                     flat = [*sample.flat]
                     flat[argnum] = generate_like(value, shape, generator)
-                    words = f"`{name}.shape[{index}]` at {size + way} where it had {size}"
+                    words = f"`{name}.shape[{index}]` at {size + step} where it had {size}"
                     yield name, Variation(sample, words, tuple(flat))
     sizes = sizes_of(subject, sample)
     for symbol in sizes.symbols:
-        for way in ways:
-            if len(symbol.locations) > 1 and symbol.size + way >= LEAST:
-                for change in resized(sizes, {symbol.name: symbol.size + way}, generator):
+        for step in steps:
+            if len(symbol.locations) > 1 and symbol.size + step >= LEAST:
+                for change in resized(sizes, {symbol.name: symbol.size + step}, generator):
                     yield None, change
 
 

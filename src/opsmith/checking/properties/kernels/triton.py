@@ -34,22 +34,22 @@ class Interpreted:
 
     Args:
         kernel: The kernel.
-        left: How many programs may still run.
+        left: Number of programs that may still run.
 
     Attributes:
-        ran: How many calls ran in each dtype.
-        unrun: How many calls were left out, since they have too many programs, or there were none left.
-        unfit: Why it did not take some of them.
+        ran: Number of calls in each dtype.
+        left_out: Number of calls left out, since they have too many programs, or none was left.
+        unfit: Reasons why the kernel refused some of them.
     """
 
     kernel: TritonKernel
     left: int
     ran: dict[torch.dtype, int] = field(default_factory=dict)
-    unrun: int = 0
+    left_out: int = 0
     unfit: dict[str, None] = field(default_factory=dict)
 
-    def look(self, case: Case, flat: list[Any]) -> Findings:
-        """Run one call, and hold it to the truth."""
+    def interpret(self, case: Case, flat: list[Any]) -> Findings:
+        """Run one call, and compare its results with the truth."""
         subject, sample = case.subject, case.sample
         values = [_undone(value) for value in sample.flattening.pack(flat)]
         misfit = self.kernel.value_refusal(values)
@@ -60,7 +60,7 @@ class Interpreted:
         try:
             programs = self.kernel.programs(values)
             if programs > min(self.left, subject.effort.call_programs):
-                self.unrun += 1
+                self.left_out += 1
                 return
             self.left -= programs
             self.ran[case.dtype] = self.ran.get(case.dtype, 0) + 1
@@ -80,14 +80,14 @@ class Interpreted:
         yield from compare_results(NAME, case, results, every, what, self.kernel.where, lambda position: None)
 
     def _function(self) -> Any:
-        @functools.wraps(self.kernel.source.function)  # whose place messages name
+        @functools.wraps(self.kernel.source.function)  # for its location in messages
         def run(*args: Any, **kwargs: Any) -> Any:
             return self.kernel.interpreted(*args, **kwargs)
 
         return run
 
-    def told(self) -> Findings:
-        """Notes on what was run, and a failure where nothing was."""
+    def summary(self) -> Findings:
+        """Notes on the calls that ran, or a failure if none did."""
         if not self.ran:
             yield Failure(
                 NAME,
@@ -102,13 +102,13 @@ class Interpreted:
         calls = sum(self.ran.values())
         wider = ", bfloat16 computed in float32" if torch.bfloat16 in self.ran else ""
         yield Note(f"interpreted on the CPU, not on a GPU: {calls} calls in {dtypes}{wider}")
-        if self.unrun:
-            yield Note(f"{self.unrun} calls were not interpreted: they have too many programs for a check")
+        if self.left_out:
+            yield Note(f"{self.left_out} calls were not interpreted: they have too many programs for a check")
         if self.kernel.source.configs[1:]:
             yield Note("of the configurations of `triton.autotune` the first alone was interpreted")
 
     def _why(self) -> str:
-        too_many = ["they have too many programs for a check"] if self.unrun else []
+        too_many = ["they have too many programs for a check"] if self.left_out else []
         return "; ".join([*sorted(self.unfit), *too_many])
 
 
@@ -128,19 +128,21 @@ def run(subject: Subject) -> Findings:
     laid = _of_different_forms(subject)
     for kernel in kernels:
         assert isinstance(kernel.function, TritonKernel)
-        looked = Interpreted(kernel.function, subject.effort.programs)
+        interpreted = Interpreted(kernel.function, subject.effort.programs)
 
-        def look(subject: Subject, sample: Sample, looked: Interpreted = looked) -> Findings:
-            yield from _sample(subject, sample, looked, in_layouts=sample in laid)
+        def check_sample(
+            subject: Subject, sample: Sample, interpreted: Interpreted = interpreted
+        ) -> Findings:
+            yield from _sample(subject, sample, interpreted, in_layouts=sample in laid)
 
-        yield from each_sample(NAME, more, look)
-        yield from looked.told()
+        yield from each_sample(NAME, more, check_sample)
+        yield from interpreted.summary()
 
 
-def _sample(subject: Subject, sample: Sample, looked: Interpreted, *, in_layouts: bool) -> Findings:
+def _sample(subject: Subject, sample: Sample, interpreted: Interpreted, *, in_layouts: bool) -> Findings:
     measure = _measure(subject, sample, sample.at())
-    for case in _cases(subject, sample, measure, looked, None):
-        yield from looked.look(case, case.flat())
+    for case in _cases(subject, sample, measure, interpreted, None):
+        yield from interpreted.interpret(case, case.flat())
     if not in_layouts:
         return
     for argnum, layout in _layouts(sample, subject.effort.layouts):
@@ -152,15 +154,15 @@ def _sample(subject: Subject, sample: Sample, looked: Interpreted, *, in_layouts
             flat[argnum] = layout.of(plain(flat[argnum]))
             return flat
 
-        mine = measure
-        if layout.repeats:  # which makes other numbers of it
+        in_layout = measure
+        if layout.repeats:  # the numbers change
             try:
-                mine = _measure(subject, sample, laid(torch.float64, CPU))
+                in_layout = _measure(subject, sample, laid(torch.float64, CPU))
             except Exception as error:
                 refuse_own(error)
                 continue  # numbers that the reference does not take
-        for case in _cases(subject, sample, mine, looked, laid):
-            yield from looked.look(case, laid(case.dtype, case.device))
+        for case in _cases(subject, sample, in_layout, interpreted, laid):
+            yield from interpreted.interpret(case, laid(case.dtype, case.device))
 
 
 def _measure(subject: Subject, sample: Sample, flat: Sequence[Any]) -> MeasuredFunction:
@@ -169,17 +171,17 @@ def _measure(subject: Subject, sample: Sample, flat: Sequence[Any]) -> MeasuredF
 
 
 def _cases(
-    subject: Subject, sample: Sample, measure: MeasuredFunction, looked: Interpreted, arguments: Any
+    subject: Subject, sample: Sample, measure: MeasuredFunction, interpreted: Interpreted, arguments: Any
 ) -> Iterator[Case]:
     """The sample in each dtype that the kernel takes, on the CPU."""
-    taken = looked.kernel.dtypes
+    taken = interpreted.kernel.dtypes
     dtypes = (
         tuple(dtype for dtype in (*ALWAYS_CHECKED, *LOW_PRECISION) if dtype in taken)
         if sample.inexact
         else ALWAYS_CHECKED
     )
     if not dtypes:
-        looked.unfit[f"it takes {', '.join(sorted(map(dtype_name, taken)))}"] = None
+        interpreted.unfit[f"it takes {', '.join(sorted(map(dtype_name, taken)))}"] = None
         return
     alone = replace(subject, specification=replace(subject.specification, kernels=()))
     for case in cases(alone, sample, measure, dtypes, arguments):

@@ -29,18 +29,18 @@ class Differentiated:
 
     Args:
         argnums: Those to check.
-        refused: For each input that has no gradient to check, why not.
+        refused: The reason for each input that has no gradient to check.
     """
 
     argnums: tuple[int, ...]
     refused: dict[str, str]
 
     def subsets(self, effort: Effort | None = None) -> Iterator[tuple[int, ...]]:
-        """Each place alone, then all of them together; with an effort, other choices too.
+        """Each input alone, then all of them together; with an effort, other choices too.
 
         Args:
-            effort: How much to look at: every choice of up to four inputs; of more, every pair, and all but
-                one. Quickly, no more than each alone and all.
+            effort: Level of effort: every choice of up to four inputs; of more, every pair, and all but one.
+                With `quick`, each alone and all.
         """
         for argnum in self.argnums:
             yield (argnum,)
@@ -57,8 +57,8 @@ class Differentiated:
 def differentiated(subject: Subject, sample: Sample) -> Differentiated:
     """Select the inputs of a sample to differentiate by: floating tensors with a gradient, derived or given.
 
-    There are none where no result has a dtype that has gradients. A floating result of which autograd knows
-    nothing is no such case: finite differences have to bear out that it is constant.
+    There are none if no result has a dtype with gradients. A floating result without a graph still counts:
+    finite differences must confirm that it is constant.
     """
     if not any(results_with_gradient(subject, sample, subject.call(sample, sample.at()))):
         return Differentiated((), {})
@@ -119,7 +119,7 @@ def nothing_to_differentiate(subject: Subject) -> bool:
 
 
 def promises_gradients(subject: Subject) -> bool:
-    """True if somebody wrote a gradient: the backward of a class, or one that is registered with torch."""
+    """True if the author wrote a gradient: the backward of a class, or one registered with torch."""
     adopted = subject.specification.adopted
     return (adopted is not None and adopted.backward is not None) or _differentiates_itself(subject)
 
@@ -143,7 +143,7 @@ def rule_location(subject: Subject, name: str) -> str:
 
 
 def results_with_gradient(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[bool]:
-    """For each visible result, whether it takes a grad_output."""
+    """For each visible result, True if it takes a grad_output."""
     return [
         described.differentiable and is_inexact(result)
         for described, result in zip(subject.results(sample), results, strict=True)
@@ -154,26 +154,25 @@ Look = Callable[[Subject, Sample, tuple[int, ...], tuple[int, ...]], Findings]
 
 
 def each_subset(name: str, subject: Subject, look: Look) -> Findings:
-    """Look at every sample by all inputs together and by each alone.
+    """Run a function on every sample, by all inputs together and by each alone.
 
-    A derivative that someone refuses (a formula declared as not implemented, an operation without forward
-    mode, a backward marked with `once_differentiable`) is a clear answer and no failure: its reason stands in
-    the report.
+    A refused derivative (a formula declared as not implemented, an operation without forward mode, a backward
+    marked with `once_differentiable`) is not a failure; its reason is reported.
 
     Args:
         name: Name of the property.
-        subject: What is under check.
+        subject: The subject of the check.
         look: Takes the subject, a sample, the inputs to differentiate by, and those found right together.
-            Where it compares nothing, it says why by `Skipped`: that is no pass.
+            It yields `Skipped` with the reason if it compares nothing, which is not a pass.
     """
     if subject.specification.gradients.surrogate:
         yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
         return
     refused: dict[str, None] = {}
-    looked = False
+    ran = False
 
     def each(subject: Subject, sample: Sample) -> Findings:
-        nonlocal looked
+        nonlocal ran
         inputs: Differentiated = differentiated(subject, sample)
         refused.update(dict.fromkeys(inputs.refused.values()))
         right: tuple[int, ...] = ()
@@ -187,7 +186,7 @@ def each_subset(name: str, subject: Subject, look: Look) -> Findings:
                 continue
             reasons = [finding.reason for finding in found if isinstance(finding, Skipped)]
             refused.update(dict.fromkeys(reasons))
-            looked = looked or not (reasons or right)  # one of its own is no truth to hold it to
+            ran = ran or not (reasons or right)  # a subset beside `right` is compared with itself alone
             yield from (finding for finding in found if not isinstance(finding, Skipped))
             if any(isinstance(finding, Failure) for finding in found):
                 return  # the other subsets of this sample would report the same
@@ -197,7 +196,7 @@ def each_subset(name: str, subject: Subject, look: Look) -> Findings:
     for finding in each_sample(name, subject, each):
         failed = failed or isinstance(finding, Failure)
         yield finding
-    if looked or failed:
+    if ran or failed:
         yield from (Note(reason) for reason in refused)
     else:
         yield Skipped("; ".join(refused) or "there is nothing to differentiate")
@@ -205,5 +204,5 @@ def each_subset(name: str, subject: Subject, look: Look) -> Findings:
 
 def refuses(error: Exception) -> bool:
     """True if an exception refuses a derivative on purpose."""
-    said = isinstance(error, RuntimeError) and has_message(error, NO_DERIVATIVE)
-    return (said and not raised_within(error)) or isinstance(error, NotImplementedError)
+    by_torch = isinstance(error, RuntimeError) and has_message(error, NO_DERIVATIVE)
+    return (by_torch and not raised_within(error)) or isinstance(error, NotImplementedError)

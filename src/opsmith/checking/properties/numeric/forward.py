@@ -40,9 +40,9 @@ def compare_results(
     Args:
         property: Name of the property.
         case: The sample, its dtype and what is right.
-        results: What came.
-        positions: Which of all results they are.
-        what: What they are from, in messages.
+        results: Results of the call.
+        positions: Positions among all results.
+        what: Source of the results in messages.
         where: `file:line` of that.
         replay: A script that shows that the result at a position is wrong.
     """
@@ -52,16 +52,18 @@ def compare_results(
         if got is None and expected is None:
             continue
         if got is None or expected is None:
-            mine, theirs = ("no" if value is None else "a" for value in (got, expected))
-            message = f"{what} returns {mine} tensor for `{name}`, and the reference returns {theirs} tensor"
+            actual, wanted = ("no" if value is None else "a" for value in (got, expected))
+            message = (
+                f"{what} returns {actual} tensor for `{name}`, and the reference returns {wanted} tensor"
+            )
             yield Failure(property, name, "kernel-mismatch", message, where, {"sample": str(case)})
             continue
         assert right is not None
         fault = metadata_difference(got, expected, strides=False)
         if fault is not None:
-            aspect, mine, theirs = fault
-            message = f"{what} returns `{name}` with the {aspect} {mine}, and the reference with {theirs}"
-            evidence = {"sample": str(case), "got": mine, "expected": theirs}
+            aspect, actual, wanted = fault
+            message = f"{what} returns `{name}` with the {aspect} {actual}, and the reference with {wanted}"
+            evidence = {"sample": str(case), "got": actual, "expected": wanted}
             cause = aspect if aspect in CAUSES else "kernel-mismatch"
             yield Failure(property, name, cause, message, where, evidence)
             continue
@@ -175,12 +177,12 @@ def _lost_precision(subject: Subject) -> Findings:
         for got, position in zip(results, subject.visible_positions(sample), strict=True):
             if got is None or got.dtype not in (torch.float32, torch.complex64, *LOW_PRECISION):
                 continue
-            name, mine = subject.every(sample)[position].name, str(got.dtype)
+            name, actual = subject.every(sample)[position].name, str(got.dtype)
             message = (
-                f"`{name}` is {mine} for arguments in torch.float64, and has half of their digits; make it "
+                f"`{name}` is {actual} for arguments in torch.float64, and has half of their digits; make it "
                 "in the dtype of the arguments, or cast it back"
             )
-            evidence = {"sample": str(sample), "got": mine, "expected": "torch.float64"}
+            evidence = {"sample": str(sample), "got": actual, "expected": "torch.float64"}
             yield Failure(NAME, name, "dtype", message, subject.specification.where, evidence)
 
 

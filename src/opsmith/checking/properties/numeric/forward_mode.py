@@ -61,20 +61,20 @@ def _look(subject: Subject, sample: Sample, argnums: tuple[int, ...], right: tup
 
 
 def _against_all(tangents: Tangents, together: Tangents) -> Findings:
-    """The tangents by one input alone, beside those where every input has one, and the others' are zero."""
+    """Compare the tangents by one input alone with those where the other inputs have zero tangents."""
     subject, sample = tangents.subject, tangents.sample
     pieces = together.direction.split(together.packed.sizes)
     (argnum,) = tangents.argnums
     alone = pieces[together.argnums.index(argnum)]
     masked = [piece if p == argnum else 0 * piece for p, piece in zip(together.argnums, pieces, strict=True)]
     expected = together.by_dual_numbers(torch.cat(masked))
-    for result, mine, right in zip(
+    for result, actual, right in zip(
         subject.results(sample), tangents.by_dual_numbers(alone), expected, strict=True
     ):
-        like = mine if right is None else right
+        like = actual if right is None else right
         if like is None:
             continue
-        got, other = (torch.zeros_like(like) if each is None else each for each in (mine, right))
+        got, other = (torch.zeros_like(like) if each is None else each for each in (actual, right))
         if agree_to_share(got, other, AGREE):
             continue
         label = sample.labels[argnum]
@@ -98,24 +98,24 @@ def _against_differences(tangents: Tangents, got: Sequence[Tensor | None]) -> Fi
         if tangent is not None and tangent.is_complex() and not value.is_complex():
             yield _complex(tangents, result.name, tangent, value)
             return
-    untold = 0
+    undecided = 0
     for weights in tangents.weights:
         numbers = tangents.numerically(weights, tangents.direction)
-        mine = weighed(got, weights)
+        actual = weighed(got, weights)
         if numbers is None:
-            untold += not _as_reverse(tangents, got, weights)
-        elif not abs(mine - numbers.value) <= numbers.error:
-            if _is_rounding(tangents, got, weights, abs(mine - numbers.value) - numbers.error):
+            undecided += not _as_reverse(tangents, got, weights)
+        elif not abs(actual - numbers.value) <= numbers.error:
+            if _is_rounding(tangents, got, weights, abs(actual - numbers.value) - numbers.error):
                 yield Note(ROUNDED)
                 continue
-            yield from _alone(tangents) or [_failure(tangents, got, mine, numbers.value)]
+            yield from _alone(tangents) or [_failure(tangents, got, actual, numbers.value)]
             return
-    if untold:
+    if undecided:
         words = (
             f"finite differences cannot decide the tangents of {tangents.sample.brief}, where forward and "
             "reverse mode differ, as they may at a kink"
         )
-        yield Note(words) if untold < len(tangents.weights) else Skipped(words)
+        yield Note(words) if undecided < len(tangents.weights) else Skipped(words)
 
 
 def _complex(tangents: Tangents, name: str, tangent: Tensor, value: Tensor) -> Failure:
@@ -140,7 +140,7 @@ ROUNDED = (
 def _is_rounding(
     tangents: Tangents, got: Sequence[Tensor | None], weights: Sequence[Tensor | None], off: float
 ) -> bool:
-    """True if tangents and a forward that nobody wrote for autograd differ by rounding to float32.
+    """True if tangents and a forward that was not written for autograd differ by rounding to float32.
 
     Tangents that are numbers of float32 are another matter: they were computed in it.
     """
@@ -181,16 +181,16 @@ def _as_reverse(tangents: Tangents, got: Sequence[Tensor | None], weights: Seque
 
 
 AGREE = 1e-6
-"""How far forward and reverse mode may differ, as a part of either: both are exact but for rounding."""
+"""Allowed relative difference of forward and reverse mode, which are exact but for rounding."""
 
 
-def _failure(tangents: Tangents, got: Sequence[Tensor | None], mine: float, right: float) -> Failure:
+def _failure(tangents: Tangents, got: Sequence[Tensor | None], actual: float, right: float) -> Failure:
     subject, sample = tangents.subject, tangents.sample
     names = ", ".join(sample.labels[argnum] for argnum in tangents.argnums)
     evidence: dict[str, Any] = {"sample": case_name(sample, torch.float64, tangents.device)}
     reverse = all(_reverse_is(tangents, weights) for weights in tangents.weights)
     evidence["reverse mode"] = "right" if reverse else "wrong as well"
-    shown = f"the weighed sum of all is {mine:.6g} where {right:.6g} is right"
+    shown = f"the weighed sum of all is {actual:.6g} where {right:.6g} is right"
     name, cause = "", UNKNOWN
     for position, result in enumerate(subject.results(sample)):
         if tangents.weights[0][position] is None:
@@ -211,14 +211,14 @@ def _failure(tangents: Tangents, got: Sequence[Tensor | None], mine: float, righ
         shown += f"; {looks.reason}" if looks.reason else ""
         evidence.update({"index": index, "got": value, "expected": truth, "looks like": cause})
         break
-    said = "; reverse mode is right" if reverse else ""
-    message = f"the tangent{name} by `{names}` differs from finite differences: {shown}{said}"
+    reverse_words = "; reverse mode is right" if reverse else ""
+    message = f"the tangent{name} by `{names}` differs from finite differences: {shown}{reverse_words}"
     where = _rule(subject) or rule_location(subject, sample.names[tangents.argnums[0]])
     return Failure(NAME, names, "forward-mode" if reverse else cause, message, where, evidence)
 
 
 ROUGH = 1e-4
-"""What counts as wrong in one element, beside the largest: these differences have no error bound."""
+"""Error of a wrong element, relative to the largest: these differences have no error bound."""
 
 
 def _reverse_is(tangents: Tangents, weights: Sequence[Tensor | None]) -> bool:
@@ -239,7 +239,7 @@ def _rule(subject: Subject) -> str | None:
 
 
 def _second_order(tangents: Tangents) -> Findings:
-    """The derivative of what the tangent formulas give, by autograd and by finite differences of it."""
+    """Compare the derivative of the tangents by autograd with finite differences of the tangents."""
     subject, sample, packed = tangents.subject, tangents.sample, tangents.packed
     weights = tangents.weights[0]
     with torch.enable_grad():
@@ -307,10 +307,10 @@ class Tangents:
     """Forward mode by some inputs of a sample, in float64.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
         sample: The sample.
         argnums: The inputs that have tangents.
-        device: Where to run.
+        device: The device.
     """
 
     subject: Subject
@@ -362,7 +362,7 @@ class Tangents:
         """The tangents of the results along a direction of the row; None where forward mode has none.
 
         Args:
-            direction: How each number of the row moves.
+            direction: Move of each number of the row.
             values: The inputs, if not those of the sample.
         """
         steps = self.packed.unpacked(direction)

@@ -46,21 +46,21 @@ class GradientCoverage:
         differentiated: Inputs that were differentiated by.
         refused: Inputs that have no gradient to check, and why.
         instead: Inputs with a formula, and what a sample gave instead of floating numbers.
-        failed: Whether anything was wrong.
-        wrong: Inputs whose gradient is wrong on a sample of the author's: derived samples add nothing.
+        failed: True if anything was wrong.
+        wrong: Inputs whose gradient is wrong on the author's samples, for which derived samples are skipped.
         right: For each input the author's samples on which its gradient is right.
-        borne_out: Whether finite differences bear out autograd through the reference on every sample so far.
-        looked: How many samples were looked at.
-        told: The right gradient was known in one element of one sample at least.
+        confirmed: True if finite differences confirm autograd through the reference on every sample so far.
+        samples: Number of differentiated samples.
+        decided: True if the right gradient was known in at least one element of one sample.
     """
 
     differentiated: set[str] = field(default_factory=set)
     refused: dict[str, str] = field(default_factory=dict)
     instead: dict[str, str] = field(default_factory=dict)
     failed: bool = False
-    borne_out: bool = True
-    looked: int = 0
-    told: bool = False
+    confirmed: bool = True
+    samples: int = 0
+    decided: bool = False
     wrong: set[str] = field(default_factory=set)
     right: dict[str, list[str]] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ def run(subject: Subject) -> Findings:
     seen = GradientCoverage()
     for finding in [*each_sample(NAME, subject, partial(_sample, seen=seen))]:
         seen.failed = seen.failed or isinstance(finding, Failure)
-        yield _told_apart(finding, seen)
+        yield _with_right_samples(finding, seen)
     for name, given in seen.instead.items():
         if name in seen.differentiated:
             continue
@@ -90,8 +90,8 @@ def run(subject: Subject) -> Findings:
             f"floating tensor in at least one sample, got {given}"
         )
         yield Failure(NAME, name, "not-exercised", message, rule_location(subject, name))
-    if seen.differentiated and not seen.failed and not seen.told:
-        yield Skipped(WITHOUT_ELEMENTS if lacks_floats(subject) else UNTOLD)
+    if seen.differentiated and not seen.failed and not seen.decided:
+        yield Skipped(WITHOUT_ELEMENTS if lacks_floats(subject) else UNDECIDED)
     elif seen.differentiated or seen.failed:
         yield from (Note(reason) for reason in seen.refused.values())
     elif seen.refused:
@@ -104,14 +104,14 @@ def run(subject: Subject) -> Findings:
 
 WITHOUT_ELEMENTS = "no sample has a floating tensor with elements: its gradient was looked at nowhere"
 
-UNTOLD = (
+UNDECIDED = (
     "finite differences decide no element of a gradient in any sample, and nothing else does: give "
     "samples at which the results move smoothly"
 )
 
 
-def _told_apart(finding: Finding, seen: GradientCoverage) -> Finding:
-    """A failure with the samples on which there is none: what they have in common may be the reason."""
+def _with_right_samples(finding: Finding, seen: GradientCoverage) -> Finding:
+    """Add the samples on which the gradient is right to the evidence of a failure."""
     if not isinstance(finding, Failure) or finding.input not in seen.right:
         return finding
     return replace(finding, evidence={**finding.evidence, "right on": ", ".join(seen.right[finding.input])})
@@ -135,16 +135,16 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
         subject,
         sample,
         inputs.argnums,
-        borne_out=bool(sample.origin) and seen.borne_out,
-        glanced=seen.looked >= subject.effort.glanced_after,
+        confirmed=bool(sample.origin) and seen.confirmed,
+        glanced=seen.samples >= subject.effort.glanced_after,
     )
-    seen.looked += 1
+    seen.samples += 1
     with torch.no_grad():
         results = subject.call(sample, sample.at(torch.float64))
     tried = grad_outputs_to_try(subject, sample, results)
     if not sample.origin:
         yield from _about_reference(right, tried[-1])
-        seen.borne_out &= all(right.trusted(argnum, tried[-1]) for argnum in right.argnums)
+        seen.confirmed &= all(right.trusted(argnum, tried[-1]) for argnum in right.argnums)
     attempts: list[Attempt] = []
     for probe in tried:
         for found in _with_probe(right, inputs, probe):
@@ -152,7 +152,9 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
                 attempts.append(found)
             else:
                 yield found
-    seen.told = seen.told or any(right.tells(argnum, probe) for probe in tried for argnum in inputs.argnums)
+    seen.decided = seen.decided or any(
+        right.is_known(argnum, probe) for probe in tried for argnum in inputs.argnums
+    )
     wrong: set[str] = set()
     for finding in conclude(NAME, right, attempts):
         if isinstance(finding, Failure) and finding.input:
@@ -167,7 +169,7 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
 
 
 def _about_reference(right: RightGradient, probe: GradOutputs) -> Findings:
-    """Say where finite differences alone decide, and where the reference of an operator is what is wrong."""
+    """Note if finite differences alone decide; fail if the derivative of the reference is wrong."""
     subject, sample = right.subject, right.sample
     specification = subject.specification
     if specification.opaque:
@@ -206,7 +208,7 @@ def _with_probe(right: RightGradient, inputs: Differentiated, probe: GradOutputs
     known: dict[tuple[torch.dtype, torch.device], dict[bool, Case]] = {}
     for by_reference in sorted(set(believed.values())):
         if not by_reference and not subject.has_truth:
-            continue  # in other dtypes it computes something else, and the right result is unknown
+            continue  # the right result in other dtypes is unknown
         for case in _cases(right, probe, by_reference=by_reference):
             if isinstance(case, Note):
                 yield case
@@ -249,7 +251,7 @@ def _cases(right: RightGradient, probe: GradOutputs, *, by_reference: bool) -> l
 
 
 def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed: bool) -> Attempt:
-    """A gradient beside the right one: autograd's where that is believed, else that of finite differences."""
+    """Compare a gradient with autograd's through the reference if that is trusted, else with differences."""
     argnum = attempt.argnum
     like = right.sample.at(attempt.dtype, attempt.device)[argnum]
     mine = torch.zeros_like(like) if attempt.got is None else attempt.got
@@ -262,7 +264,7 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     expected = case.truth.right[position]
     assert expected is not None
     difference = case.truth.judge(position, mine)
-    if difference is not None:  # at a kink, what lies between its sides is as right
+    if difference is not None:  # at a kink, any value between the one-sided derivatives is right
         between = _between(right.numerical(argnum, attempt.probe), mine.cpu(), expected.cpu())
         either = torch.where(between.to(mine.device), expected.to(mine), mine)
         difference = case.truth.judge(position, either)
@@ -274,7 +276,7 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
 
 
 def _between(numerical: NumericalGradient, mine: Tensor, expected: Tensor) -> Tensor:
-    """Elements at a kink that are as right as what is expected there: none outside of both of its sides."""
+    """Mark the elements at a kink that lie between the one-sided derivatives, and so are right."""
     kinks = numerical.kinks & mine.isfinite()
     if not bool(kinks.any()):
         return kinks

@@ -1,8 +1,8 @@
 """Right gradients of a sample: autograd through the reference, confirmed by finite differences.
 
-Either can be wrong alone. Autograd through the reference is exact, and blind to what the reference hides from
-it. Finite differences see everything, to as many digits as they can tell, and nothing at a kink. So autograd
-is believed where finite differences do not contradict it; where they do, they decide.
+Either can be wrong alone. Autograd through the reference is exact, but wrong where the reference detaches
+something. Finite differences depend on values alone, have fewer digits, and fail at a kink. Autograd is
+trusted if finite differences do not contradict it; otherwise finite differences decide.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from opsmith.checking.subject import Subject
 Grads = Sequence[Tensor | None]
 
 GLANCE = 8
-"""How many elements a glance moves one at a time."""
+"""Number of elements that a glance moves one at a time."""
 
 
 @dataclass
 class RightGradient:
-    """The right gradients of one sample, each worked out when it is asked for.
+    """The right gradients of one sample, each computed at its first use.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
         sample: The sample.
         argnums: The inputs that are differentiated by.
-        borne_out: Whether finite differences have borne out autograd through the reference on other samples,
-            so that nothing is gained by taking them again, an element at a time, on a larger one.
-        glanced: Whether a few elements and random directions stand for all, as long as these bear out
-            autograd through the reference.
+        confirmed: True if finite differences have confirmed autograd through the reference on other samples,
+            so that they need not be taken again.
+        glanced: True if a few elements and random directions stand for all, as long as they confirm autograd
+            through the reference.
     """
 
     subject: Subject
     sample: Sample
     argnums: tuple[int, ...]
-    borne_out: bool = False
+    confirmed: bool = False
     glanced: bool = False
     _numerical: dict[tuple[int, str], NumericalGradient] = field(default_factory=dict)
     _glances: dict[tuple[int, str], NumericalGradient] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class RightGradient:
         return not self.subject.kind.own_forward or self._runs_under_autograd()
 
     def _runs_under_autograd(self) -> bool:
-        """True if autograd passes through a forward that nobody wrote for it, and that may work in place."""
+        """True if autograd runs through a forward that was not written for it, and that may work in place."""
         with torch.no_grad():
             results = self.subject.plain(self.sample)(self.sample.at(torch.float64))
         grads = [torch.ones_like(result) if is_inexact(result) else None for result in results]
@@ -77,11 +77,11 @@ class RightGradient:
         return True
 
     def by_reference(self, flat: Sequence[Any], grads: Grads) -> list[Tensor]:
-        """Autograd's gradients through the reference, by every place; zeros where it has none."""
+        """Autograd's gradients through the reference, by each of `argnums`; zeros where it has none."""
         return vjp_or_zeros(self.subject.plain(self.sample), flat, self.argnums, grads)
 
     def by_itself(self, flat: Sequence[Any], grads: Grads) -> list[Tensor]:
-        """The operator's own gradients of contiguous ones: what those in other dtypes are held to."""
+        """The operator's own gradients for contiguous grad_outputs, with which other dtypes are compared."""
         plain = [None if grad is None else grad.contiguous() for grad in grads]
         return vjp_or_zeros(partial(self.subject.call, self.sample), flat, self.argnums, plain)
 
@@ -89,24 +89,26 @@ class RightGradient:
         """Finite differences by one input, in float64."""
         key = (argnum, probe.name)
         if key not in self._numerical:
-            self._numerical[key] = self._look(argnum, probe, self.subject.effort.moved(self.sample.elements))
+            self._numerical[key] = self._differences(
+                argnum, probe, self.subject.effort.moved(self.sample.elements)
+            )
         return self._numerical[key]
 
     def glance(self, argnum: int, probe: GradOutputs) -> NumericalGradient:
-        """The same, of a few elements and along random directions where that has been enough."""
+        """Finite differences of a few elements and random directions if these were enough, else of all."""
         key = (argnum, probe.name)
         known = key in self._glances and key not in self._numerical
         return self._glances[key] if known else self.numerical(argnum, probe)
 
-    def _look(self, argnum: int, probe: GradOutputs, elements: int) -> NumericalGradient:
+    def _differences(self, argnum: int, probe: GradOutputs, elements: int) -> NumericalGradient:
         with torch.no_grad():
             flat, grads = self.sample.at(torch.float64), probe.at(torch.float64, torch.device("cpu"))
             return _numerical(self.subject, self.sample, flat, argnum, grads, elements)
 
     def trusted(self, argnum: int, probe: GradOutputs) -> bool:
         """True if finite differences confirm autograd through the reference by an input."""
-        if self.borne_out or not self.recorded:
-            return self.borne_out
+        if self.confirmed or not self.recorded:
+            return self.confirmed
         key = (argnum, probe.name)
         if key not in self._trusted:
             found = self.through_reference(argnum, probe)
@@ -115,8 +117,8 @@ class RightGradient:
             )
         return self._trusted[key]
 
-    def tells(self, argnum: int, probe: GradOutputs) -> bool:
-        """True if the right gradient by an input is known in one element at least."""
+    def is_known(self, argnum: int, probe: GradOutputs) -> bool:
+        """True if the right gradient by an input is known in at least one element."""
         if not self.sample.flat[argnum].numel():
             return False
         if self.trusted(argnum, probe):
@@ -127,7 +129,7 @@ class RightGradient:
         """True if a few elements may stand for all, and confirm autograd; otherwise all are taken."""
         if not self.glanced:
             return False
-        glance = self._look(argnum, probe, GLANCE)
+        glance = self._differences(argnum, probe, GLANCE)
         self._glances[(argnum, probe.name)] = glance
         return glance.judge(found) is None
 

@@ -33,13 +33,13 @@ class Attempt:
     Args:
         argnum: The input.
         subset: The inputs that required a gradient.
-        probe: What came in.
+        probe: The grad_outputs.
         dtype: dtype of the inputs.
-        device: Where they lay.
+        device: Their device.
         got: The gradient; None where there was none.
         expected: The right one.
-        difference: Where they differ; None where they do not.
-        error: What was raised.
+        difference: Their difference; None where they agree.
+        error: The exception.
     """
 
     argnum: int
@@ -69,27 +69,29 @@ def conclude(property: str, right: RightGradient, attempts: Sequence[Attempt]) -
     errors: dict[tuple[str, str, str], list[Attempt]] = {}
     for attempt in attempts:
         if attempt.error is not None:  # two lines may raise in the same words
-            said = innermost(attempt.error, right.subject.specification.where)
-            key = (type(attempt.error).__name__, str(attempt.error), said)
+            location = innermost(attempt.error, right.subject.specification.where)
+            key = (type(attempt.error).__name__, str(attempt.error), location)
             errors.setdefault(key, []).append(attempt)
     for group in errors.values():
         yield _raised(property, right, group, attempts)
     for argnum in right.argnums:
-        mine = [each for each in attempts if each.argnum == argnum and each.error is None]
-        if any(each.wrong for each in mine):
-            failure = _wrong(property, right, mine)
-            yield _rounding(right, mine, failure) if _is_rounding(right, mine, failure.cause) else failure
-        elif not right.borne_out and any(right.glance(argnum, probe).kinks.any() for probe in _probes(mine)):
+        judged = [each for each in attempts if each.argnum == argnum and each.error is None]
+        if any(each.wrong for each in judged):
+            failure = _wrong(property, right, judged)
+            yield _rounding(right, judged, failure) if _is_rounding(right, judged, failure.cause) else failure
+        elif not right.confirmed and any(
+            right.glance(argnum, probe).kinks.any() for probe in _probes(judged)
+        ):
             label = right.sample.labels[argnum]
             yield Note(
                 f"the gradient of `{label}` has a kink in {right.sample.brief}: whatever lies between its "
                 "one-sided derivatives is right there"
             )
-        if not any(each.wrong for each in mine):
-            yield from _untold(right, argnum, _probes(mine))
+        if not any(each.wrong for each in judged):
+            yield from _undecided_notes(right, argnum, _probes(judged))
 
 
-def _untold(right: RightGradient, argnum: int, probes: Sequence[GradOutputs]) -> Findings:
+def _undecided_notes(right: RightGradient, argnum: int, probes: Sequence[GradOutputs]) -> Findings:
     """Note the elements of a gradient that finite differences leave open, where nothing else decides them."""
     for probe in probes:
         if not right.trusted(argnum, probe):
@@ -106,9 +108,9 @@ ROUNDED = (
 
 
 def _is_rounding(right: RightGradient, attempts: Sequence[Attempt], cause: str) -> bool:
-    """True if a backward and a forward that nobody wrote for autograd differ by rounding to float32.
+    """True if a backward and a forward that was not written for autograd differ by rounding to float32.
 
-    A backward that computes in float32 returns numbers of float32: that is another cause.
+    A backward that computes in float32 returns numbers of float32, which is another cause.
     """
     if not right.subject.kind.own_forward or cause == "precision":
         return False
@@ -117,7 +119,7 @@ def _is_rounding(right: RightGradient, attempts: Sequence[Attempt], cause: str) 
 
 
 def _rounding(right: RightGradient, attempts: Sequence[Attempt], failure: Failure) -> Failure | Note:
-    """It is the backward's fault where it alone mixes in fewer digits; else nobody knows whose it is."""
+    """A failure if the backward alone uses low precision operands; else a note on rounding."""
     shown = min((each for each in attempts if each.wrong), key=_plainness)
     operation = low_precision_in_backward(right.subject, right.sample, shown.subset, shown.probe)
     if operation is None:
@@ -214,13 +216,13 @@ def _wrong(property: str, right: RightGradient, attempts: Sequence[Attempt]) -> 
 
 
 def reference_failure(property: str, right: RightGradient, argnum: int, probe: GradOutputs) -> Failure:
-    """The failure for a reference whose derivative is not what autograd through it gives.
+    """The failure for a reference through which autograd gives a wrong derivative.
 
     Args:
         property: Name of the property.
         right: The right gradients.
         argnum: The input.
-        probe: What came in.
+        probe: The grad_outputs.
     """
     sample, numerical = right.sample, right.numerical(argnum, probe)
     got = right.through_reference(argnum, probe)

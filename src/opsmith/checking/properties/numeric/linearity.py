@@ -41,7 +41,7 @@ NOT_COMPARED = Skipped("no backward gives numbers to compare: `gradient` reports
 
 
 def _sample(subject: Subject, sample: Sample, compared: list[bool]) -> Findings:
-    """Look at every input, and add to `compared` for each whether it has something to compare."""
+    """Check every input, and add to `compared` for each True if there is something to compare."""
     argnums = differentiated(subject, sample).argnums
     if not argnums:
         return
@@ -106,7 +106,7 @@ SCALES = (2.0**-10, 2.0**10)
 rounding to any format is then the same, and the tolerance can be small."""
 
 FLOAT16_SCALES = (2.0**-2, 2.0**2)
-"""Of a backward that computes in float16, whose range ends soon: at 65504, and digits are lost below 6e-5."""
+"""Bounds for a backward that computes in float16, which ends at 65504 and loses digits below 6e-5."""
 
 SUMMED = 2.0**-6
 """What a sum may be off: a backward that computes in bfloat16 rounds by 2**-9. What is not additive, such as
@@ -127,7 +127,7 @@ class KnownBackward:
 
     Args:
         grads: One for each result, in float64; None where there is none.
-        gradient: What it gives, by one input.
+        gradient: Function that returns the gradient by one input.
     """
 
     grads: Grads

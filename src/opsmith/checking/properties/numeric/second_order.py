@@ -81,7 +81,7 @@ RIGHT, MISSING, WRONG = "right", "missing", "wrong"
 def _verdicts(
     gradients: SecondOrderGradients, weights: Sequence[Tensor | None], found: dict[int, Tensor | None]
 ) -> dict[int, str]:
-    """For each place, whether the derivative of one gradient by it is right."""
+    """Verdict on the derivative of one gradient by each entry of `by`."""
     verdicts: dict[int, str] = {}
     for by in gradients.by:
         right = gradients.only(by).numerically(weights).judge(found) is None
@@ -173,8 +173,8 @@ SECOND_ORDER = Property(
 
 SHARE = 64
 DIRECTIONS = 3
-"""A backward is dearer than a call, and what is wrong in second order is seldom one element: what part of the
-elements that `effort` names are moved one at a time, and how many random directions stand for the others."""
+"""Fraction of the elements of `Effort.elements` that are moved one at a time, and number of random directions
+for the others: a backward costs more than a call, and a wrong second order is rarely wrong in one element."""
 
 
 @dataclass(frozen=True)
@@ -182,11 +182,11 @@ class SecondOrderGradients:
     """The gradients by some inputs of a sample, to be differentiated again.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
         sample: The sample.
         argnums: The inputs that require a gradient.
-        device: Where to run.
-        chosen: The one place of `values` to differentiate by, if not by every one.
+        device: The device.
+        chosen: The single entry of `values` to differentiate by, if not by all.
     """
 
     subject: Subject
@@ -215,7 +215,7 @@ class SecondOrderGradients:
         return (*self.argnums, *(p for p in range(count, len(self.values)) if self.values[p] is not None))
 
     def only(self, by: int) -> SecondOrderGradients:
-        """The same, to be differentiated by one place alone."""
+        """The same gradients, to be differentiated by one entry of `values` alone."""
         return replace(self, chosen=by)
 
     def label(self, argnum: int) -> str:
@@ -246,7 +246,7 @@ class SecondOrderGradients:
             weights: One for each gradient; None for one that is left out.
 
         Returns:
-            For each place of `by`, the derivative; None where autograd has none.
+            The derivative by each entry of `by`; None where autograd has none.
         """
         count = len(self.sample.flat)
         with torch.enable_grad():
@@ -278,13 +278,13 @@ class SecondOrderGradients:
         inputs = [leaves[argnum] for argnum in self.by]
         found = torch.autograd.grad(first, inputs, second, allow_unused=True, retain_graph=True)
         if any(each is None for each in found):
-            # What `once_differentiable` refuses, it refuses in `backward()` alone: asked for some inputs,
-            # torch does not come by its refusal, and finds them unused.
+            # `once_differentiable` refuses in `backward()` alone; `autograd.grad` by some inputs skips its
+            # node and reports them as unused.
             torch.autograd.backward(first, second)
         return dict(zip(self.by, found, strict=True))
 
     def numerically(self, weights: Sequence[Tensor | None]) -> NumericalDerivatives:
-        """The same by finite differences of the gradients."""
+        """Differentiate the gradients by finite differences."""
         packed = PackedTensors(self.values, self.by)
         found = numerical_gradient(
             lambda flat: self(packed.unpacked(flat[0])),
@@ -306,7 +306,7 @@ class NumericalDerivatives:
     """Finite differences of a function by several arguments together.
 
     Args:
-        packed: The places.
+        packed: The arguments.
         found: The derivative by all of them in a row.
     """
 
@@ -314,7 +314,7 @@ class NumericalDerivatives:
     found: NumericalGradient
 
     def judge(self, got: Mapping[int, Tensor | None]) -> tuple[int, Difference] | None:
-        """The place where autograd's derivatives differ most from these, and how; None where they agree."""
+        """The argument by which autograd's derivatives differ most, and the difference; None if all agree."""
         pieces = [got[argnum] for argnum in self.packed.argnums]
         row = [
             torch.zeros(size, dtype=torch.float64) if piece is None else coordinates(piece).cpu().double()
@@ -334,6 +334,6 @@ class NumericalDerivatives:
         )
 
     def kinked(self) -> tuple[int, ...]:
-        """The places by which there is a kink."""
+        """The arguments by which there is a kink."""
         pieces = self.found.kinks.split(self.packed.sizes)
         return tuple(p for p, piece in zip(self.packed.argnums, pieces, strict=True) if piece.any())

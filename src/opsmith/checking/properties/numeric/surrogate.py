@@ -97,10 +97,10 @@ def _form(subject: Subject, sample: Sample, argnum: int, gradient: Any, probe: G
                 return
             fault = metadata_difference(got, like, strides=False)
             if fault is not None:
-                aspect, mine, right = fault
-                what = f"it has the {aspect} {mine}, and the input {right}"
+                aspect, actual, right = fault
+                what = f"it has the {aspect} {actual}, and the input {right}"
                 cause = aspect if aspect in CAUSES else UNKNOWN
-                yield _failure(subject, sample, argnum, cause, what, {"got": mine, "expected": right})
+                yield _failure(subject, sample, argnum, cause, what, {"got": actual, "expected": right})
                 return
 
 

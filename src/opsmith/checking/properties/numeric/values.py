@@ -35,7 +35,7 @@ from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import CPU, PERTURBATIONS, Subject
 
 COPIES = 2
-"""Perturbed copies of the arguments: what all of them agree on does not depend on rounding."""
+"""Number of perturbed copies of the arguments, which measure the effect of rounding."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class SpecialCall:
     """A sample with special values in one of its inputs.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
         sample: The sample.
         argnum: The input.
         flat: The arguments.
-        where: Which value stands at which position.
-        group: What the values are.
+        where: Special value at each position.
+        group: Group of the values.
         dtype: dtype of the arguments.
     """
 
@@ -88,22 +88,22 @@ class SpecialCall:
             yield [perturbed(value, step, generator) for value in self.fresh()]
 
 
-def differs(mine: Tensor, theirs: Tensor, spread: Tensor, *, hold_nan: bool) -> Tensor:
-    """Elements that are not what they should be, but for rounding.
+def differs(actual: Tensor, expected: Tensor, spread: Tensor, *, hold_nan: bool) -> Tensor:
+    """Mark the elements that differ from the reference by more than rounding.
 
     Args:
-        mine: What came.
-        theirs: What the reference gives.
-        spread: How far that moves when its input moves by some rounding units.
-        hold_nan: Whether nan must be nan: it comes from what went in, and not from overflow.
+        actual: Results of the call.
+        expected: Results of the reference.
+        spread: Change of `expected` when its input moves by some rounding units.
+        hold_nan: True if nan must be nan: it comes from the arguments, not from overflow.
     """
-    mine = mine.to(theirs.dtype)
-    coarse = torch.finfo(theirs.dtype).eps ** 0.5
-    same = (mine == theirs) | (mine.isnan() & theirs.isnan())
-    usual = theirs.abs()[theirs.isfinite() & (theirs != 0)]
-    size = theirs.abs() + (usual.median() if usual.numel() else 0)
-    near = (mine - theirs).abs() <= coarse * size + 4 * spread + torch.finfo(theirs.dtype).tiny / coarse
-    judged = theirs.isfinite() | (theirs.isnan() if hold_nan else torch.zeros_like(same))
+    actual = actual.to(expected.dtype)
+    coarse = torch.finfo(expected.dtype).eps ** 0.5
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    usual = expected.abs()[expected.isfinite() & (expected != 0)]
+    size = expected.abs() + (usual.median() if usual.numel() else 0)
+    near = (actual - expected).abs() <= coarse * size + 4 * spread + torch.finfo(expected.dtype).tiny / coarse
+    judged = expected.isfinite() | (expected.isnan() if hold_nan else torch.zeros_like(same))
     wrong: Tensor = judged & ~same & ~near
     return wrong
 
@@ -111,8 +111,8 @@ def differs(mine: Tensor, theirs: Tensor, spread: Tensor, *, hold_nan: bool) -> 
 def lost(trial: SpecialCall, argnum: int, grads: Sequence[Tensor | None]) -> float:
     """Rounding error of a gradient whose terms cancel, as those of a softmax near a one do.
 
-    Its terms are as large as it is at the sample's own values, where it is known to be right. At special
-    values it may be as small as 1e-40, or as large as 1e100: neither tells how large its terms are.
+    The size of its terms is taken from the gradient at the sample's own values, where it is known to be
+    right: at special values it may be 1e-40 or 1e100, whatever the size of its terms.
 
     Args:
         trial: The call.
@@ -142,8 +142,8 @@ class SpecialValueCoverage:
     """Progress of one run of the property.
 
     Args:
-        samples: How many samples.
-        wrong: Inputs that are known to be wrong with some values: other values add nothing.
+        samples: Number of samples.
+        wrong: Inputs already found wrong, for which other values are skipped.
     """
 
     samples: int = 0
@@ -268,7 +268,7 @@ def _trial(trial: SpecialCall, open_: Sequence[int]) -> Findings:
 
 
 def _written(trial: SpecialCall, given: Sequence[Any]) -> Findings:
-    """A write into an argument that only such values bring about; `effects` reports any other."""
+    """Report a write into an argument that only special values cause; `effects` reports any other."""
     subject, sample = trial.subject, trial.sample
     for argnum in sample.inexact:
         if same_bits(given[argnum], trial.flat[argnum]):
@@ -295,20 +295,20 @@ def _results(trial: SpecialCall, got: Sequence[Any]) -> Findings:
             beside = [subject.plain(sample)(values) for values in trial.perturbed_copies()]
     except Exception as error:
         refuse_own(error)
-        return  # the reference rejects what the operator takes: there is nothing to hold it to
+        return  # the reference rejects the arguments: there is nothing to compare with
     every = zip(subject.results(sample), got, right, *beside, strict=True)
-    for result, mine, theirs, above, below in every:
-        if not is_inexact(mine) or not is_inexact(theirs) or mine.shape != theirs.shape:
+    for result, actual, expected, above, below in every:
+        if not is_inexact(actual) or not is_inexact(expected) or actual.shape != expected.shape:
             continue
-        if above.shape != theirs.shape or below.shape != theirs.shape:
-            continue  # it is another form that moves, and no number
-        spread = torch.maximum((above - theirs).abs(), (below - theirs).abs()).nan_to_num(torch.inf)
+        if above.shape != expected.shape or below.shape != expected.shape:
+            continue  # the perturbation changes the shape
+        spread = torch.maximum((above - expected).abs(), (below - expected).abs()).nan_to_num(torch.inf)
         given = trial.flat[trial.argnum]
-        wrong = differs(mine, theirs, spread, hold_nan=not bool(given.isfinite().all()))
+        wrong = differs(actual, expected, spread, hold_nan=not bool(given.isfinite().all()))
         if given.isnan().any():  # nan may spread further than in the reference, but not be hidden
-            wrong &= theirs.isnan()
+            wrong &= expected.isnan()
         if wrong.any():
-            yield _failure(trial, result.name, mine, theirs, wrong, f"`{result.name}` is wrong", None)
+            yield _failure(trial, result.name, actual, expected, wrong, f"`{result.name}` is wrong", None)
             return
 
 
@@ -325,9 +325,9 @@ def _gradients(trial: SpecialCall, results: Sequence[Any], open_: Sequence[int])
     except Exception as error:
         refuse_own(error)
         return  # the property `gradient` reports what a backward raises
-    mine = found or [None] * len(open_)
+    actual = found or [None] * len(open_)
     rights = _by_reference(trial, open_, grads)
-    for argnum, gradient, right in zip(open_, mine, rights, strict=True):
+    for argnum, gradient, right in zip(open_, actual, rights, strict=True):
         got = torch.zeros_like(trial.flat[argnum]) if gradient is None else gradient
         suspects = _suspects(trial, argnum, got, right)
         if suspects:
@@ -337,7 +337,7 @@ def _gradients(trial: SpecialCall, results: Sequence[Any], open_: Sequence[int])
 def _by_reference(
     trial: SpecialCall, open_: Sequence[int], grads: Sequence[Tensor | None]
 ) -> list[tuple[Tensor, Tensor] | None]:
-    """For each place autograd's gradient through the reference, and how far it moves with its inputs."""
+    """Autograd's gradient by each argument through the reference, and its change as inputs are perturbed."""
     subject, sample = trial.subject, trial.sample
     if subject.kind.in_library or subject.specification.opaque:
         return [None] * len(open_)
@@ -372,9 +372,11 @@ def _suspects(trial: SpecialCall, argnum: int, got: Tensor, right: tuple[Tensor,
         special = list(trial.where) if argnum == trial.argnum and trial.dtype == torch.float64 else []
     else:
         odd = differs(got, *right, hold_nan=False).reshape(-1)
-        if trial.subject.kind.own_forward:  # nobody wrote its forward for autograd, whose nan proves nothing
+        if (
+            trial.subject.kind.own_forward
+        ):  # its forward was not written for autograd, whose nan proves nothing
             odd |= ~(got.isfinite() | right[0].isfinite()).reshape(-1)
-        if trial.dtype != torch.float64:  # digits are held in float64
+        if trial.dtype != torch.float64:  # digits are compared in float64
             odd &= ~got.isfinite().reshape(-1)
         special = []
     if trial.group.everywhere:
@@ -390,7 +392,7 @@ def _judged(
     suspects: Sequence[int],
     grads: Sequence[Tensor | None],
 ) -> Findings:
-    """Let differences decide: at a kink, what lies between the one-sided derivatives is right."""
+    """Judge by finite differences: at a kink, any value between the one-sided derivatives is right."""
     subject, sample = trial.subject, trial.sample
     label = sample.labels[argnum]
     flat = [replica(value, torch.float64) for value in trial.fresh()]
@@ -410,11 +412,11 @@ def _judged(
     if right is None:
         wrong[list(suspects)] = numbers.wrong(got).reshape(-1)[list(suspects)]
     else:
-        told = numbers.is_known.any(-1) if got.is_complex() else numbers.is_known
+        decided = numbers.is_known.any(-1) if got.is_complex() else numbers.is_known
         disagrees = numbers.wrong(got)
-        bears_out = told & ~numbers.wrong(right[0])
+        bears_out = decided & ~numbers.wrong(right[0])
         for at in suspects:
-            known = bool(told.reshape(-1)[at] | numbers.kinks.reshape(-1)[at])
+            known = bool(decided.reshape(-1)[at] | numbers.kinks.reshape(-1)[at])
             nan = bool(right[0].reshape(-1)[at].isfinite() & ~got.reshape(-1)[at].isfinite())
             wrong[at] = disagrees.reshape(-1)[at] if known else nan
             wrong[at] |= nan & bears_out.reshape(-1)[at]

@@ -1,1 +1,1 @@
-"""Properties that ask how torch's transforms, tracing, compiling and exporting treat an operator."""
+"""Properties of an operator under torch's transforms, tracing, compiling and exporting."""

@@ -46,9 +46,9 @@ class Casting:
     """A sample in float32, to be run under autocast.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
         sample: The sample.
-        device: Where it lies.
+        device: Its device.
         dtype: The dtype that autocast lowers to.
     """
 
@@ -72,7 +72,7 @@ class Casting:
     def promised(self) -> bool:
         """True if dtypes of results are promised: a declared operator casts its arguments by its rule.
 
-        A class that was adopted does what the class does, which promises nothing.
+        An adopted class behaves as the class does, which promises nothing.
         """
         specification = self.subject.specification
         taken = specification.adopted is not None or specification.library_operator is not None
@@ -107,10 +107,10 @@ class Rounded:
     """Bounds of a function whose arguments and intermediate values are rounded to a dtype.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
         function: Takes flat arguments.
         flat: Arguments, in float32.
-        dtype: What is rounded to.
+        dtype: dtype to round to.
     """
 
     subject: Subject
@@ -167,7 +167,7 @@ def _cast_value(value: Any, dtype: torch.dtype) -> Any:
 
 
 def representable(like: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """A random tensor of the form of another, of numbers that a narrow dtype has."""
+    """A random tensor like another, of numbers that are exact in a dtype."""
     wide = torch.complex128 if like.is_complex() else torch.float64
     random = torch.randn(like.shape, generator=generator, dtype=wide)
     return random.to(dtype if not like.is_complex() else like.dtype).to(like)
@@ -200,7 +200,7 @@ def autocast_state(kind: str) -> tuple[bool, torch.dtype, bool]:
 
 
 def recorded(results: Sequence[Any]) -> list[bool]:
-    """For each result, whether it is a floating tensor that autograd records."""
+    """For each result, True if it is a floating tensor that autograd records."""
     return [is_inexact(each) and each.requires_grad for each in results]
 
 
@@ -213,8 +213,8 @@ class AutocastCoverage:
     """Findings of one run of the property so far.
 
     Args:
-        ran: Whether anything ran under autocast.
-        refused: What was refused, and why.
+        ran: True if anything ran under autocast.
+        refused: Reasons of refused calls.
     """
 
     ran: bool = False
@@ -288,15 +288,15 @@ def _results(casting: Casting, results: Sequence[Any], seen: AutocastCoverage) -
         fault = None if right is None else metadata_difference(got, right, strides=False)
         rule = subject.specification.autocast
         if fault is not None:
-            aspect, mine, theirs = fault
+            aspect, actual, wanted = fault
             yield Failure(
                 NAME,
                 described.name,
                 aspect if aspect in ("shape", "dtype") else "dtype",
-                f"under autocast `{described.name}` has the {aspect} {mine}, and autocast={rule!r} "
-                f"promises {theirs}",
+                f"under autocast `{described.name}` has the {aspect} {actual}, and autocast={rule!r} "
+                f"promises {wanted}",
                 subject.specification.where,
-                {"sample": str(casting), "got": mine, "expected": theirs},
+                {"sample": str(casting), "got": actual, "expected": wanted},
             )
             continue
         if not got.is_floating_point() or not subject.has_truth:
@@ -408,8 +408,8 @@ def _gradients(
     bounds = casting.gradients(argnums, plain)
     for position, (argnum, got) in enumerate(zip(argnums, found, strict=True)):
         value = sample.flat[argnum]
-        mine = torch.zeros_like(value, dtype=WIDE) if got is None else got
-        difference = _judged(bounds, position, mine, seen) if mine.is_floating_point() else None
+        actual = torch.zeros_like(value, dtype=WIDE) if got is None else got
+        difference = _judged(bounds, position, actual, seen) if actual.is_floating_point() else None
         if difference is None:
             continue
         label = sample.labels[argnum]
@@ -448,7 +448,7 @@ def _mixed(casting: Casting, seen: AutocastCoverage) -> Findings:
 
 
 def _leaked(casting: Casting, before: Any, after: Any, what: str) -> Findings:
-    """The state of autocast must be what it was."""
+    """Report a call that leaves autocast in another state."""
     if before != after:
         yield Failure(
             NAME,
@@ -462,7 +462,7 @@ def _leaked(casting: Casting, before: Any, after: Any, what: str) -> Findings:
 
 
 def _restored(casting: Casting, before: tuple[bool, torch.dtype, bool]) -> Findings:
-    """The same of the state outside, which is set back."""
+    """Report a changed state outside of the region, and restore it."""
     kind = casting.device.type
     after = autocast_state(kind)
     yield from _leaked(casting, before, after, "a call and its backward")

@@ -44,12 +44,12 @@ def run(subject: Subject) -> Findings:
     refused: dict[str, None] = {}
     failed = False
 
-    def look(subject: Subject, sample: Sample) -> Findings:
+    def check_sample(subject: Subject, sample: Sample) -> Findings:
         if sample.position >= subject.effort.batched_samples:
             return
         yield from _sample(subject, sample, compared, refused)
 
-    for finding in each_sample(NAME, subject, look):
+    for finding in each_sample(NAME, subject, check_sample):
         failed = failed or isinstance(finding, Failure)
         yield finding
     if compared or failed:
@@ -161,7 +161,7 @@ class BatchedDifferentiation:
     """Some examples with grad_outputs, to be differentiated.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
         sample: The sample.
         argnums: The arguments to differentiate by.
         rows: The flat arguments of each example.
@@ -253,7 +253,7 @@ def gradients_of(
     Args:
         function: Takes flat arguments.
         argnums: The arguments to differentiate by.
-        count: How many flat arguments there are.
+        count: Number of flat arguments.
         values: Flat arguments, and behind them a gradient for each result.
     """
     return vjp_or_zeros(function, values[:count], argnums, values[count:])

@@ -101,15 +101,15 @@ def _compare(
         evidence: dict[str, Any] = {"sample": f"{sample} in float64", "batched": batched}
         fault = metadata_difference(got, right, strides=False)
         if fault is not None:
-            aspect, mine, theirs = fault
+            aspect, actual, wanted = fault
             message = (
-                f"with {claim}, one call for a batch of {batched} returns `{name}` with the {aspect} {mine}, "
-                f"and calls for each example with {theirs}"
+                f"with {claim}, one call for a batch of {batched} returns `{name}` with the {aspect} "
+                f"{actual}, and calls for each example with {wanted}"
             )
             yield failed(
                 cause=aspect if aspect in CAUSES else "kernel-mismatch",
                 message=message,
-                evidence={**evidence, "got": mine, "expected": theirs},
+                evidence={**evidence, "got": actual, "expected": wanted},
             )
             continue
         difference = _difference(got, right)

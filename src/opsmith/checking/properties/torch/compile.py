@@ -78,9 +78,9 @@ class Compilation:
     """A way to compile, with its status.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
         backend: Name of torch's backend.
-        dynamic: Whether sizes are symbols.
+        dynamic: True if sizes are symbols.
     """
 
     def __init__(self, subject: Subject, backend: str, dynamic: bool) -> None:

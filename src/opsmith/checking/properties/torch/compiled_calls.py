@@ -39,7 +39,7 @@ class StepValues:
 
     Args:
         results: Its results, detached.
-        recorded: Which of them autograd recorded.
+        recorded: For each result, True if autograd recorded it.
         gradients: The gradients by the differentiated arguments, zeros where autograd has none.
     """
 
@@ -98,7 +98,7 @@ def run_step(
     """Run a step, and a backward through all that it gives.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
         step: As of `step_of`, compiled or not.
         flats: Each sample, and the flat arguments to call it with.
         grads: For each call the gradient of each result, None for one that is not recorded; no backward is
@@ -127,8 +127,8 @@ def run_step(
         for (s, _), flat in zip(flats, leaves, strict=True)
     ]
     gradients = _backward(results, wanted, grads) if grads is not None else [()] * len(results)
-    for each, follows, mine in zip(results, recorded, gradients, strict=True):
-        answers.append(StepValues(tuple(value.detach() for value in each), follows, tuple(mine)))
+    for each, follows, actual in zip(results, recorded, gradients, strict=True):
+        answers.append(StepValues(tuple(value.detach() for value in each), follows, tuple(actual)))
     return answers
 
 
@@ -230,11 +230,11 @@ def faults(
     """Yield the faults of one call: the name of a result or argument, its words in messages, and the fault.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
         sample: The sample.
         flat: Its flat arguments.
-        eager: What the operator itself gives.
-        found: What is to be held to it.
+        eager: Values of the operator itself.
+        found: Values to compare with them.
         grads: The gradient of each result, None for one that is not recorded.
     """
     names = names_of(subject, sample, flat)
@@ -253,8 +253,8 @@ def faults(
             yield name, f"`{name}`", fault
         elif found.recorded[position] != eager.recorded[position]:
             words = RECORDED, "is not recorded by autograd"
-            mine, theirs = words if found.recorded[position] else reversed(words)
-            yield name, f"`{name}`", ResultFault("graph", mine, theirs)
+            actual, wanted = words if found.recorded[position] else reversed(words)
+            yield name, f"`{name}`", ResultFault("graph", actual, wanted)
     if draws or not found.gradients or found.recorded != eager.recorded:
         return
     argnums = argnums_of(subject, sample)
@@ -322,8 +322,8 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 def reason_of(error: BaseException) -> str:
     """The lines of torch's error that give the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("Explanation: ")]
-    return " ".join([lines[0], *told[:1]]) if lines else type(error).__name__
+    explanations = [line for line in lines if line.startswith("Explanation: ")]
+    return " ".join([lines[0], *explanations[:1]]) if lines else type(error).__name__
 
 
 def load_compiler() -> float:

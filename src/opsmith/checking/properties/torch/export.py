@@ -34,7 +34,7 @@ class Calls(torch.nn.Module):
     """A model that calls an operator several times: tensors are inputs, other arguments are constants.
 
     Args:
-        subject: What is called.
+        subject: The subject of the check.
         flats: Each sample, and the flat arguments to call it with.
     """
 

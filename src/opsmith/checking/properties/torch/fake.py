@@ -31,13 +31,13 @@ def run(subject: Subject) -> Findings:
     """Compare fake results with real ones: in each dtype, transposed, at symbolic sizes."""
     forms: set[tuple[Any, ...]] = set()
 
-    def look(subject: Subject, sample: Sample) -> Findings:
+    def check_sample(subject: Subject, sample: Sample) -> Findings:
         form = form_of(sample)
-        if not sample.origin or form not in forms:  # other numbers alone are as good as none here
+        if not sample.origin or form not in forms:  # other numbers alone do not change fake results
             yield from _sample(subject, sample)
         forms.add(form)
 
-    yield from each_sample(NAME, subject, look)
+    yield from each_sample(NAME, subject, check_sample)
 
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
@@ -58,7 +58,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
             results = subject.call(sample, flat)
         except Exception as error:
             refuse_own(error)
-            return  # said above
+            return  # reported above
         yield from compare_symbolic(NAME, subject, sample, flat, results, str(sample))
 
 
@@ -89,7 +89,7 @@ def _dtypes(subject: Subject) -> tuple[torch.dtype, ...]:
 
 
 def _turned(value: Any) -> Any:
-    """The same numbers, in another order in memory."""
+    """Lay the same numbers out in another order in memory."""
     if not isinstance(value, Tensor) or value.dim() < 2:
         return value
     return value.transpose(-1, -2).contiguous().transpose(-1, -2)
@@ -117,10 +117,10 @@ def compare_fake(
 
     Args:
         property: Name of the property that asks.
-        subject: What is under check.
+        subject: The subject of the check.
         sample: The sample.
         flat: Its arguments.
-        results: What the operator returned for them.
+        results: Results of the operator for them.
         case: Sample, dtype and device, in words.
     """
     location = fake_location(subject)
@@ -164,20 +164,20 @@ def compare_fake(
         fault = metadata_difference(fake, real.to("meta") if on_meta else real, strides=True)
         if fault is None:
             continue
-        aspect, mine, right = fault
+        aspect, actual, right = fault
         if aspect == "stride" and _by_torch(subject, sample, flat, result.name, real):
             yield Note(
-                f"torch gives `{result.name}` other strides on fake tensors: {mine}, and {right} really"
+                f"torch gives `{result.name}` other strides on fake tensors: {actual}, and {right} really"
             )
             continue
         yield Failure(
             property,
             result.name,
             "fake-mismatch",
-            f"the fake kernel gives `{result.name}` the {aspect} {mine}, and the real one {right}: "
+            f"the fake kernel gives `{result.name}` the {aspect} {actual}, and the real one {right}: "
             "code compiled for the one would be wrong for the other",
             location,
-            {"sample": case, "fake": mine, "real": right},
+            {"sample": case, "fake": actual, "real": right},
         )
 
 
@@ -212,10 +212,10 @@ def compare_symbolic(
 
     Args:
         property: Name of the property that asks.
-        subject: What is under check.
+        subject: The subject of the check.
         sample: The sample.
         flat: Its arguments.
-        results: What the operator returned for them.
+        results: Results of the operator for them.
         case: Sample, dtype and device, in words.
     """
     mode = capabilities.symbolic_mode()

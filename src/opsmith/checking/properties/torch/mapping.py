@@ -54,11 +54,11 @@ class BatchDims:
 
 
 def ways(sample: Sample, *, every: bool) -> Iterator[BatchDims]:
-    """The ways in which a sample is batched: all arguments, each alone, in first, last and mixed dimensions.
+    """Choices of batched arguments and dimensions: all arguments, each alone; first, last, mixed dimensions.
 
     Args:
         sample: The sample.
-        every: Whether to yield all of them; else, those that differ most.
+        every: True to yield all of them; else those that differ most.
     """
     labels = {
         argnum: sample.labels[argnum] for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)
@@ -81,13 +81,13 @@ def ways(sample: Sample, *, every: bool) -> Iterator[BatchDims]:
 def map_over(
     function: Any, batch: Sequence[Any], dims: Mapping[int, int], out_dim: int = 0, randomness: str = "error"
 ) -> list[Tensor | None]:
-    """The results of a function under `vmap`, the batch in the first dimension; None where it gave None.
+    """The results of a function under `vmap`, the batch in the first dimension; None for a result of None.
 
     Args:
         function: Takes flat arguments, returns results.
         batch: Flat arguments.
         dims: For each argument that has a batch, its dimension.
-        out_dim: Where `vmap` is to put the batch.
+        out_dim: Dimension in which `vmap` puts the batch.
         randomness: As of `vmap`.
     """
     tensors = [argnum for argnum, value in enumerate(batch) if isinstance(value, Tensor)]
@@ -141,13 +141,13 @@ def refusal(subject: Subject, error: Exception, *, empty: bool) -> str | None:
     """The reason for a refusal of `vmap`, by torch or the author; None for a fault.
 
     Args:
-        subject: What is under check.
-        error: What was raised.
-        empty: Whether a tensor has no elements, which not all of torch's own rules bear.
+        subject: The subject of the check.
+        error: The exception.
+        empty: True if a tensor has no elements, which not all of torch's own rules support.
     """
     if isinstance(error, NotImplementedError):
         return first_line(error)
-    # The words below are torch's only where torch raises them.
+    # The messages below are torch's only if torch raises them.
     if _inside_own_rule(subject, error) or stated(error):
         return None
     if has_message(error, NO_BATCHING_RULE) or (empty and not own_rule(subject)):
@@ -168,7 +168,7 @@ def _inside_own_rule(subject: Subject, error: Exception) -> bool:
 
 
 OneByOne = Callable[[list[Any]], Sequence[Tensor | None]]
-"""From the flat arguments of one example to its results."""
+"""Function from the flat arguments of one example to its results."""
 
 
 @dataclass(frozen=True)
@@ -179,11 +179,11 @@ class ExampleLoop:
         function: Takes one example.
         rows: The flat arguments of each example.
         argnums: The arguments in which they differ.
-        generator: Source of what measures rounding.
-        has_truth: Whether a run in float64 is a better answer than one in the dtype itself.
+        generator: Source of the perturbations that measure rounding.
+        has_truth: True if a run in float64 is a better answer than one in the dtype itself.
         dtype: dtype of floating arguments.
         summed: Positions of results that are added up over the examples, and not stacked.
-        instead: What may compute a batch in the place of the function, and round as it does: the reference,
+        instead: Function that may compute a batch instead, and round as it does: the reference,
             where the function runs a kernel.
     """
 
@@ -230,8 +230,8 @@ class ExampleLoop:
         if got is None and right is None:
             return None
         if got is None or right is None:
-            mine, theirs = ("None" if each is None else "a tensor" for each in (got, right))
-            return ResultFault("missing", mine, theirs)
+            actual, wanted = ("None" if each is None else "a tensor" for each in (got, right))
+            return ResultFault("missing", actual, wanted)
         form = metadata_difference(got, right, strides=False)
         if form is not None:
             return ResultFault(*form)
@@ -243,7 +243,7 @@ class ExampleLoop:
 
     @cached_property
     def _truths(self) -> list[Truth]:
-        """The right results with their bounds: measured only where something is not equal bit by bit."""
+        """The right results with their bounds, measured only if some bits differ."""
         truths = []
         for function in (self.function, self.instead):
             if function is None:
@@ -273,9 +273,9 @@ class ResultFault:
     Args:
         aspect: `shape`, `dtype`, `device`, `missing` or `value`; of compiled code also `count`, of results,
             and `graph`, whether autograd follows one; where numbers are drawn, `result`.
-        got: The form that came.
-        expected: The form that is right.
-        difference: Where the values differ.
+        got: The aspect of the result.
+        expected: The right aspect.
+        difference: Difference of the values.
     """
 
     aspect: str

@@ -135,10 +135,10 @@ def _opcheck(subject: Subject, sample: Sample, test: str) -> BaseException | Non
 def _written(subject: Subject, sample: Sample) -> bool:
     """True if a call, or its backward, changes a bit of an argument."""
     flat = sample.at()
-    kept = [SavedBits.of(value) for value in flat if isinstance(value, torch.Tensor)]
+    before = [SavedBits.of(value) for value in flat if isinstance(value, torch.Tensor)]
     with subject.seeded(), torch.no_grad():
         subject.call(sample, flat)
-    if any(each.written() is not None for each in kept):
+    if any(each.written() is not None for each in before):
         return True
     for argnum in differentiated(subject, sample).argnums:
         flat[argnum].requires_grad_()
@@ -146,7 +146,7 @@ def _written(subject: Subject, sample: Sample) -> bool:
         results = [each for each in subject.call(sample, flat) if each is not None and each.requires_grad]
         if results:
             torch.autograd.backward(results, [torch.ones_like(each) for each in results])
-    return any(each.written() is not None for each in kept)
+    return any(each.written() is not None for each in before)
 
 
 def _missing_fake(error: BaseException) -> errors.MissingFakeError | None:

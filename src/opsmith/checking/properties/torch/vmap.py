@@ -52,7 +52,7 @@ from opsmith.checking.subject import Subject, drawing_operations
 NAME = "vmap"
 
 OUTER = 2
-"""Examples of the outer `vmap`, where one lies in the other."""
+"""Number of examples of the outer of two nested `vmap`s."""
 
 Mapped = Generator[Finding, None, list[Tensor | None] | None]
 
@@ -62,10 +62,10 @@ class MappingCoverage:
     """Findings of one run of the property so far.
 
     Args:
-        refused: Why `vmap` is not to be had, each reason once.
-        mapped: Whether anything was compared.
+        refused: Reasons why `vmap` is not possible, each once.
+        mapped: True if anything was compared.
         wrong: Names of results and inputs that are known to be wrong.
-        plain: Whether it is right for slices of a batch, without `vmap`.
+        plain: True if it is right for slices of a batch, without `vmap`.
     """
 
     refused: dict[str, None] = field(default_factory=dict)
@@ -84,10 +84,10 @@ def run(subject: Subject) -> Findings:
     seen = MappingCoverage()
     failed = False
 
-    def look(subject: Subject, sample: Sample) -> Findings:
+    def check_sample(subject: Subject, sample: Sample) -> Findings:
         yield from _sample(subject, sample, seen)
 
-    for finding in each_sample(NAME, subject, look):
+    for finding in each_sample(NAME, subject, check_sample):
         failed = failed or isinstance(finding, Failure)
         yield finding
     if seen.mapped or failed:
@@ -110,13 +110,13 @@ def _sample(subject: Subject, sample: Sample, seen: MappingCoverage) -> Findings
     if subject.draws or drawing_operations(subject, sample):
         yield from trial.drawing(chosen[0])
         return
-    for way in chosen:
-        yield from trial.results(way)
+    for batch_dims in chosen:
+        yield from trial.results(batch_dims)
     if seen.wrong or not seen.mapped or not seen.plain:
         return
     argnums = differentiated(subject, sample).argnums
-    for way in chosen if every else chosen[:1]:
-        yield from trial.gradients(way, argnums)
+    for batch_dims in chosen if every else chosen[:1]:
+        yield from trial.gradients(batch_dims, argnums)
     if every:
         yield from trial.nested(chosen[0])
         yield from trial.without_examples(chosen[0])
@@ -127,9 +127,9 @@ class MappedSample:
     """A sample that is mapped in several ways.
 
     Args:
-        subject: What is under check.
+        subject: The subject of the check.
         sample: The sample.
-        seen: What the run has found so far.
+        seen: Coverage of the run so far.
     """
 
     subject: Subject
@@ -148,13 +148,13 @@ class MappedSample:
 
     @cached_property
     def reference(self) -> OneByOne | None:
-        """The reference, which computes a batch of an operator of ours; None where the operator does."""
+        """The reference, if batches are computed by it; None if the operator itself computes them."""
         if self.subject.apply is not None or self.subject.specification.opaque:
             return None
         return self.subject.plain(self.sample)
 
     def loop(self, argnums: Sequence[int], size: int) -> ExampleLoop:
-        """Examples that differ in some arguments, and what each gives: the same ones each time."""
+        """Examples that differ in some arguments, with their results; cached."""
         key = (*sorted(argnums), size)
         if key not in self.loops:
             rows = batch_of(self.subject, self.sample, sorted(argnums), size, self.dtype)
@@ -175,50 +175,52 @@ class MappedSample:
             function, rows, tuple(argnums), subject.generator(), subject.has_truth, dtype, summed, instead
         )
 
-    def results(self, way: BatchDims) -> Findings:
+    def results(self, batch_dims: BatchDims) -> Findings:
         """Map the sample in one way, and compare every result with the loop's."""
-        loop = self.loop(tuple(way.dims), way.size)
-        batch = batched(loop.rows, way.dims)
-        found = yield from self._tried(way, lambda: map_over(self.call, batch, way.dims, way.out_dim))
+        loop = self.loop(tuple(batch_dims.dims), batch_dims.size)
+        batch = batched(loop.rows, batch_dims.dims)
+        found = yield from self._tried(
+            batch_dims, lambda: map_over(self.call, batch, batch_dims.dims, batch_dims.out_dim)
+        )
         for position, got in enumerate(found or ()):
             name = self.subject.results(self.sample)[position].name
             fault = loop.fault(position, got)
             if fault is None or name in self.seen.wrong:
                 continue
-            if self._wrong_for_slices(loop, way, position):
+            if self._wrong_for_slices(loop, batch_dims, position):
                 self.seen.plain = False
                 yield Note(
-                    f"{way} was left out: a call for one example alone is wrong as well, where its arguments "
-                    "are slices of larger tensors"
+                    f"{batch_dims} was left out: a call for one example alone is wrong as well, where its "
+                    "arguments are slices of larger tensors"
                 )
                 continue
             self.seen.wrong.add(name)
-            yield self._failure(way, name, f"`{name}`", fault)
+            yield self._failure(batch_dims, name, f"`{name}`", fault)
 
-    def _wrong_for_slices(self, loop: ExampleLoop, way: BatchDims, position: int) -> bool:
+    def _wrong_for_slices(self, loop: ExampleLoop, batch_dims: BatchDims, position: int) -> bool:
         """True if it is wrong without `vmap` too, for slices of the batch, which are not contiguous."""
-        batch = batched(loop.rows, way.dims)
+        batch = batched(loop.rows, batch_dims.dims)
         try:
             each = [
                 self.call(
                     [
-                        value.select(way.dims[argnum], row) if argnum in way.dims else value
+                        value.select(batch_dims.dims[argnum], row) if argnum in batch_dims.dims else value
                         for argnum, value in enumerate(batch)
                     ]
                 )[position]
-                for row in range(way.size)
+                for row in range(batch_dims.size)
             ]
             shapes = {None if one is None else one.shape for one in each}
             return len(shapes) > 1 or None in shapes or loop.fault(position, torch.stack(each)) is not None
         except Exception as error:
             refuse_own(error)
-            return True  # then it does not even run, and for the same reason
+            return True  # it raises for slices as well
 
-    def gradients(self, way: BatchDims, argnums: Sequence[int]) -> Findings:
+    def gradients(self, batch_dims: BatchDims, argnums: Sequence[int]) -> Findings:
         """Compare the gradients of every example, and of the whole batch, with the loop's."""
-        rows = self.loop(tuple(way.dims), way.size).rows
-        given = BatchedDifferentiation(self.subject, self.sample, argnums, rows, way.dims)
-        if not argnums or given.every_dim == way.dims:
+        rows = self.loop(tuple(batch_dims.dims), batch_dims.size).rows
+        given = BatchedDifferentiation(self.subject, self.sample, argnums, rows, batch_dims.dims)
+        if not argnums or given.every_dim == batch_dims.dims:
             return
         surrogate = self.subject.specification.gradients.surrogate
         one = given.one(self.call)
@@ -228,37 +230,37 @@ class MappedSample:
             ("a backward through `vmap`, the gradient of", given.through, given.summed),
         )
         for words, call, summed in kinds:
-            key = ("gradients", *sorted(given.every_dim), *sorted(summed), way.size)
+            key = ("gradients", *sorted(given.every_dim), *sorted(summed), batch_dims.size)
             if key not in self.loops:
                 differing = tuple(given.every_dim)
                 self.loops[key] = self._loop(one, given.with_grads, differing, summed, instead)
             loop = self.loops[key]
-            found = yield from self._tried(way, call)
+            found = yield from self._tried(batch_dims, call)
             for position, got in enumerate(found or ()):
                 label = self.sample.labels[argnums[position]]
                 fault = loop.fault(position, got)
                 if fault is not None and label not in self.seen.wrong:
                     self.seen.wrong.add(label)
-                    yield self._failure(way, label, f"{words} `{label}`", fault)
+                    yield self._failure(batch_dims, label, f"{words} `{label}`", fault)
 
-    def nested(self, way: BatchDims) -> Findings:
-        """One `vmap` inside of another, with the batches in different dimensions."""
-        loop = self.loop(tuple(way.dims), OUTER * SIZE)
-        last = dict.fromkeys(way.dims, -1)
+    def nested(self, batch_dims: BatchDims) -> Findings:
+        """Nest two `vmap`s, with the batches in different dimensions."""
+        loop = self.loop(tuple(batch_dims.dims), OUTER * SIZE)
+        last = dict.fromkeys(batch_dims.dims, -1)
         inner = [batched(loop.rows[at * SIZE : (at + 1) * SIZE], last) for at in range(OUTER)]
-        batch = batched(inner, way.dims)
+        batch = batched(inner, batch_dims.dims)
         found = yield from self._tried(
-            way, lambda: map_over(lambda flat: map_over(self.call, flat, last), batch, way.dims)
+            batch_dims, lambda: map_over(lambda flat: map_over(self.call, flat, last), batch, batch_dims.dims)
         )
         for position, got in enumerate(found or ()):
             name = self.subject.results(self.sample)[position].name
             fault = loop.fault(position, None if got is None else got.flatten(0, 1))
             if fault is not None:
-                yield self._failure(way, name, f"under one `vmap` inside of another, `{name}`", fault)
+                yield self._failure(batch_dims, name, f"under one `vmap` inside of another, `{name}`", fault)
 
-    def without_examples(self, way: BatchDims) -> Findings:
-        """Map a batch of no examples, where that is accepted."""
-        none = BatchDims(way.dims, way.labels, size=0)
+    def without_examples(self, batch_dims: BatchDims) -> Findings:
+        """Map a batch of no examples, if this is accepted."""
+        none = BatchDims(batch_dims.dims, batch_dims.labels, size=0)
         flat = self.sample.at(self.dtype)
         expected = self.call(replicas(flat))
         try:
@@ -277,39 +279,41 @@ class MappedSample:
             else:
                 yield Note(f"for a batch of no examples, torch's rules do not keep the form: {fault}")
 
-    def _torch_loses_form(self, way: BatchDims, flat: Sequence[Any]) -> bool:
+    def _torch_loses_form(self, batch_dims: BatchDims, flat: Sequence[Any]) -> bool:
         """True if `vmap` of the reference, as a plain function, gives another shape as well."""
         if self.reference is None:
             return False
         try:
             with without_warnings():
-                found = map_over(self.reference, empty_batch(flat, way.dims), way.dims)
+                found = map_over(self.reference, empty_batch(flat, batch_dims.dims), batch_dims.dims)
         except Exception as error:
             refuse_own(error)
-            return False  # then it is refused, and no form is lost
+            return False  # refused, so that no shape is lost
         pairs = zip(found, self.reference([*flat]), strict=True)
         return any(g is not None and o is not None and list(g.shape) != [0, *o.shape] for g, o in pairs)
 
-    def drawing(self, way: BatchDims) -> Findings:
-        """Compare shapes where the operator draws, and results with each other under `randomness="same"`."""
+    def drawing(self, batch_dims: BatchDims) -> Findings:
+        """Compare shapes of an operator that draws, and equal examples under `randomness="same"`."""
         flat = self.sample.at()
         expected = self.call(replicas(flat))
-        batch = batched([flat] * SIZE, way.dims)
+        batch = batched([flat] * SIZE, batch_dims.dims)
         for randomness in ("same", "different"):
-            call = partial(map_over, self.call, batch, way.dims, 0, randomness)
-            found = yield from self._tried(way, call)
+            call = partial(map_over, self.call, batch, batch_dims.dims, 0, randomness)
+            found = yield from self._tried(batch_dims, call)
             described = self.subject.results(self.sample)
             for result, got, one in zip(described, found or (), expected, strict=False):
                 if got is None or one is None:
                     continue
                 if got.shape != (SIZE, *one.shape):
                     fault = ResultFault("shape", str(list(got.shape)), str([SIZE, *one.shape]))
-                    yield self._failure(way, result.name, f"`{result.name}`", fault)
+                    yield self._failure(batch_dims, result.name, f"`{result.name}`", fault)
                 elif randomness == "same" and not all(_same(got[0], each) for each in got):
                     fault = ResultFault("result", "another one for equal examples", "the same one")
-                    yield self._failure(way, result.name, f"with randomness='same', `{result.name}`", fault)
+                    yield self._failure(
+                        batch_dims, result.name, f"with randomness='same', `{result.name}`", fault
+                    )
 
-    def _tried(self, way: BatchDims, call: Callable[[], list[Tensor | None]]) -> Mapped:
+    def _tried(self, batch_dims: BatchDims, call: Callable[[], list[Tensor | None]]) -> Mapped:
         """Results of a call under `vmap`; None where it is refused, or raises, which is reported."""
         try:
             with without_warnings():
@@ -318,7 +322,7 @@ class MappedSample:
             refuse_own(error)
             empty = any(isinstance(value, Tensor) and not value.numel() for value in self.sample.flat)
             reason = refusal(self.subject, error, empty=empty)
-            if reason is None and self._reference_refused(way):
+            if reason is None and self._reference_refused(batch_dims):
                 reason = f"of the reference, which raises {type(error).__name__}: {first_line(error)}"
             if reason is not None:
                 self.seen.refused[reason] = None
@@ -332,26 +336,26 @@ class MappedSample:
                     f"{rule_words(self.subject)} raises where calls for each example do not: "
                     f"{failure.message}",
                     rule_location(self.subject),
-                    {**failure.evidence, "mapped over": str(way)},
+                    {**failure.evidence, "mapped over": str(batch_dims)},
                 )
             return None
         self.seen.mapped = True
         return found
 
-    def _reference_refused(self, way: BatchDims) -> bool:
+    def _reference_refused(self, batch_dims: BatchDims) -> bool:
         """True if `vmap` of the reference, as a plain function, raises as well."""
         if self.reference is None or own_rule(self.subject):
             return False
-        rows = self.loop(tuple(way.dims), way.size).rows
+        rows = self.loop(tuple(batch_dims.dims), batch_dims.size).rows
         try:
             with without_warnings():
-                map_over(self.reference, batched(rows, way.dims), way.dims)
+                map_over(self.reference, batched(rows, batch_dims.dims), batch_dims.dims)
         except Exception as error:
             refuse_own(error)
-            return True  # that is the question
+            return True
         return False
 
-    def _failure(self, way: BatchDims, name: str, what: str, fault: ResultFault) -> Failure:
+    def _failure(self, batch_dims: BatchDims, name: str, what: str, fault: ResultFault) -> Failure:
         dtype = str(self.dtype or own_dtype(self.sample)).removeprefix("torch.")
         return Failure(
             NAME,
@@ -360,7 +364,7 @@ class MappedSample:
             f"{rule_words(self.subject)} is wrong: {what} is not what a loop over the examples gives: "
             f"{fault}",
             rule_location(self.subject),
-            {"sample": f"{self.sample} in {dtype}", "mapped over": str(way), **fault.evidence()},
+            {"sample": f"{self.sample} in {dtype}", "mapped over": str(batch_dims), **fault.evidence()},
         )
 
 

@@ -71,14 +71,14 @@ def view_base(tensor: Tensor) -> Tensor | None:
     return tensor._base
 
 
-def after_modules(told: Callable[..., None]) -> Callable[[], None]:
+def after_modules(hook: Callable[..., None]) -> Callable[[], None]:
     """Call a function after every call of a module, with module, arguments, keywords and output.
 
     Returns:
         A function that ends this, and removes the keyword flag of the hook, which torch leaves behind. With
         that left behind, torch 2.11 to 2.13 warn of global hooks whenever a module is compiled.
     """
-    handle = _modules.register_module_forward_hook(told, with_kwargs=True, always_call=True)
+    handle = _modules.register_module_forward_hook(hook, with_kwargs=True, always_call=True)
 
     def remove() -> None:
         handle.remove()
@@ -88,7 +88,7 @@ def after_modules(told: Callable[..., None]) -> Callable[[], None]:
 
 
 def self_test() -> None:
-    """Of a node of torch's and one of a Function's: class, forms, what is saved, packed and freed."""
+    """A node of torch and one of a Function give their class, metadata and saved tensors, until freed."""
     leaf = torch.ones(2, 3, requires_grad=True)
 
     class Doubled(torch.autograd.Function):
@@ -117,12 +117,12 @@ def self_test() -> None:
     written.add_(1)
     assert overwritten(squared.grad_fn)
     result.sum().backward()
-    said = ""
+    message = ""
     try:
         saved_tensors(node)
     except RuntimeError as error:
-        said = str(error)
-    assert "freed" in said, "what was freed is still there"
+        message = str(error)
+    assert "freed" in message, "what was freed is still there"
     seen: list[Any] = []
     remove = after_modules(lambda module, args, kwargs, output: seen.append(kwargs["input"]))
     torch.nn.Identity()(input=leaf)

@@ -68,7 +68,7 @@ def tensor_guard(tensors: Sequence[Tensor], *, sizes: bool = False) -> Callable[
 
     Args:
         tensors: An example for each argument.
-        sizes: Whether to compare sizes too.
+        sizes: True to compare sizes too.
     """
     ranks = [[None] * tensor.dim() for tensor in tensors]
     shapes = [list(tensor.shape) for tensor in tensors] if sizes else ranks
@@ -153,13 +153,13 @@ def self_test() -> None:
     plain = tensor_guard((x, y))
     known = {"x": x, "nothing": None, **guard_names()}
 
-    def unseen(*tensors: Tensor) -> bool:
+    def differs(*tensors: Tensor) -> bool:
         """Return True if the guard or a condition rejects a call with these tensors."""
         conditions = (torch_function_condition("x"), *GUARD_CONDITIONS)
         return not (plain(*tensors) and all(eval(each, known) for each in conditions))
 
-    assert not unseen(x, y), "a plain call does not look plain"
-    assert not unseen(torch.zeros(5)[::2], torch.zeros(0)), "another size or stride is another form"
+    assert not differs(x, y), "a plain call does not look plain"
+    assert not differs(torch.zeros(5)[::2], torch.zeros(0)), "another size or stride is another form"
     sized = tensor_guard((x,), sizes=True)
     assert (sized(torch.zeros(2)), sized(y)) == (True, False)
     assert nothing_active()
@@ -169,7 +169,7 @@ def self_test() -> None:
         torch.eye(2).to_sparse(),
         torch.eye(2).to_mkldnn(),
     )
-    assert all(unseen(other, y) for other in (*others, *special))
+    assert all(differs(other, y) for other in (*others, *special))
     assert not tensor_guard((special[0].conj(),))(special[0]), "a conjugate view looks plain"
     nothing: Any = _Nothing
     regions: tuple[Any, ...] = (
@@ -182,14 +182,14 @@ def self_test() -> None:
     )
     for region in regions:
         with region:
-            assert unseen(x, y), region
+            assert differs(x, y), region
     seen: list[bool] = []
 
-    def look(row: Tensor) -> Tensor:
-        seen.append(unseen(x, y) and unseen(row, y) and not nothing_active())
+    def inner(row: Tensor) -> Tensor:
+        seen.append(differs(x, y) and differs(row, y) and not nothing_active())
         return row
 
-    torch.func.vmap(look)(torch.ones(3, 2))
+    torch.func.vmap(inner)(torch.ones(3, 2))
     assert seen == [True]
 
     class Sevenfold(torch.autograd.Function):

@@ -27,7 +27,7 @@ class ArgumentSchema:
         type: Its type as torch's compiler writes it: `Optional[Tensor]`, `List[int]`, `ScalarType`.
         length: Fixed length of a list that has one.
         default: Its default, or `MISSING`; a dtype, layout or memory format is a number.
-        keyword_only: Whether it is given by name alone.
+        keyword_only: True if it is given by name alone.
     """
 
     name: str
@@ -46,7 +46,7 @@ class OperatorSchema:
         text: The schema as torch writes it.
         arguments: Its arguments.
         results: Name, which may be empty, and type of each result.
-        pure: Whether it neither writes into its arguments nor returns views of them.
+        pure: True if it neither writes into its arguments nor returns views of them.
     """
 
     name: str
@@ -219,11 +219,11 @@ def _test_sharding(overload: Any) -> None:
     before = [{*getattr(known, table, ())} for table in _SHARDING_TABLES]
     assert not shards_itself(overload)
     register_sharding(overload)(_returned)
-    told = shards_itself(overload)
+    sharded = shards_itself(overload)
     for table, keys in zip(_SHARDING_TABLES, before, strict=True):
         for key in {*getattr(known, table, ())} - keys:
             del getattr(known, table)[key]
-    assert told, "a rule for shards is not where it was"
+    assert sharded, "a rule for shards is not where it was"
     assert not shards_itself(overload)
 
 
