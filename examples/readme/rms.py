@@ -4,7 +4,7 @@ from torch import Tensor
 import opsmith
 
 
-@opsmith.operator("examples::rms_norm")
+@opsmith.operator("mylib::rms_norm")
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """Divide by the root mean square of the last dimension.  x [..., C], weight [C] -> [..., C]."""
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight

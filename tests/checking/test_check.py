@@ -179,7 +179,7 @@ def test_a_property_that_raises_outside_of_a_sample_is_a_failure_and_no_crash() 
 
     report = opsmith.check(broken, samples=[(torch.ones(2),)], skip=["integration"])
     assert {failure.cause for failure in report.failures} == {"raises"}
-    assert report.failures[0].check == "forward"
+    assert report.failures[0].property == "forward"
     assert report.failures[0].message == "ValueError: not today"
     assert re.fullmatch(rf"{re.escape(__file__)}:\d+", report.failures[0].where or "")
     assert all(failure.follows == "forward" for failure in report.failures[1:])

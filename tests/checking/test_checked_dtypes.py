@@ -75,7 +75,7 @@ def test_a_report_comes_back_from_its_json(report: Report) -> None:
         ("[3]", "an object", "int 3"),
         ('{"schema": 1}', 'version 3 of it, `"schema": 3`', "1"),
         ('{"schema": 3}', "the key `operator`", "schema"),
-        ('{"schema": 3, "reports": [3]}', "an object for each report", "3"),
+        ('{"schema": 3, "reports": [3]}', "an object", "int 3"),
         (
             '{"schema": 3, "operator": "a", "seed": 0, "outcomes": [{"property": "x"}]}',
             "the key `status` in `outcomes[0]`",

@@ -113,7 +113,7 @@ def test_functions_beside_operators_are_told(opsmith: Run, write: Write, space: 
     assert done.exit_code == 0, done.output
     assert f"{space}::swish: passed" in done.stdout
     assert done.stderr.strip() == (
-        f"opsmith: {file} also has the Function `Forgetful`, of which no operator was adopted; check it with "
+        f"opsmith: {file} also has the Function `Forgetful`, which is not adopted; check it with "
         f"`opsmith check {file}:Forgetful`"
     )
 
@@ -206,9 +206,9 @@ right.samples(lambda make: [(make(3),)])
     done = opsmith("check", str(file), *FAST)
     assert done.exit_code == 0, done.output
     assert done.stderr == (
-        f"opsmith: {file} also has the Function `Twice`, of which no operator was adopted; check it with "
+        f"opsmith: {file} also has the Function `Twice`, which is not adopted; check it with "
         f"`opsmith check {file}:Twice`\n"
-        f"opsmith: {file} also has the custom op `thrice`, of which no operator was adopted; check it with "
+        f"opsmith: {file} also has the custom op `thrice`, which is not adopted; check it with "
         f"`opsmith check {file}:thrice --samples SAMPLES`\n"
     )
 

@@ -27,7 +27,7 @@ def test_version(opsmith: Run) -> None:
 def test_help_names_the_commands_and_the_exit_statuses(opsmith: Run) -> None:
     done = opsmith("--help")
     assert done.exit_code == 0
-    for words in ("check", "doctor", "opsmith check my_operators.py", "Exit status: 0 all is well"):
+    for words in ("check", "doctor", "opsmith check my_operators.py", "Exit status: 0 success"):
         assert words in done.stdout
 
 

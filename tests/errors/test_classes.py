@@ -23,6 +23,9 @@ def named_in(path: Path, callee: str) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Call):
             continue
+        first = node.args[0] if node.args else None
+        if callee == "errors" and isinstance(first, ast.Attribute) and ast.unparse(first.value) == "errors":
+            found.add(first.attr)  # a method that makes an error of the class that it is given
         target = node.func if callee == "errors" else node.args[0] if node.args else None
         is_callee = callee == "errors" or ast.unparse(node.func) == callee
         if is_callee and isinstance(target, ast.Attribute) and ast.unparse(target.value) == "errors":

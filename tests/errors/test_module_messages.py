@@ -203,7 +203,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           expected: one of `N`, `groups`
           got: 'M'
           WHERE
-          hint: add it to `sizes`, or say there what the letter `M` is called
+          hint: add it to `sizes`, or give the letter `M` a name there
         """,
     ),
     "another number of dimensions than `shapes=`": (
@@ -396,7 +396,7 @@ def test_names_alone_without_shapes(says: Any) -> None:
     place = here()[: -len("0")]
     with pytest.raises(errors.ModuleDeclarationError) as caught:
         without_shapes.module(parameters=("scale",), init=UNIFORM)
-    assert caught.value.problem == "the operator's `shapes=` does not say the shape of `scale`"
+    assert caught.value.problem == "the operator's `shapes=` does not declare the shape of `scale`"
     assert caught.value.got == "no `shapes=`"
     assert caught.value.hint == 'write it: `{"scale": ("features",)}`'
     assert str(caught.value.where).startswith(place.rpartition(":")[0])
@@ -443,7 +443,7 @@ def test_a_dimension_that_comes_to_no_size(dimension: str, groups: int, got: str
     with says(
         errors.SizeError,
         f"""
-        Modular (messages::modular): `weight` has a dimension that comes to no size
+        Modular (messages::modular): `weight` has a dimension that is not a valid size
           argument: weight
           expected: {dimension}, zero or more
           got: {got}
@@ -477,7 +477,7 @@ def test_a_flag_that_is_a_tensor(says: Any) -> None:
     with says(
         errors.ArgumentError,
         f"""
-        Modular (messages::modular): `bias` says whether there is one
+        Modular (messages::modular): `bias` must be True or False
           argument: bias
           expected: bool
           got: Tensor of torch.float32, shape [2]
@@ -541,7 +541,7 @@ def test_a_lazy_module_is_not_pickled(says: Any) -> None:
     with says(
         errors.ModulePicklingError,
         f"""
-        Modular (messages::modular): its parameters have no shape yet, and a pickle of such a one forgets its dtype and device
+        Modular (messages::modular): its parameters have no shape yet, and a pickle of it would lose their dtype and device
           where: {place}
           hint: call it once before it is pickled
         """,  # noqa: E501

@@ -109,7 +109,7 @@ def test_shapes_that_cannot_be_read(
 
 BATCHING: dict[str, tuple[Any, str | None, str]] = {
     "nothing": (True, None, "has an invalid value"),
-    "no-shapes": ("B", None, "names a dimension, and there are no `shapes=`"),
+    "no-shapes": ("B", None, "names a dimension, but there is no `shapes=`"),
     "not-in-the-result": (
         "B",
         "x: B M, weight: N M -> N",

@@ -102,7 +102,7 @@ def test_two_ways_at_once(name: str, place: Place, says: Any) -> None:
         pytest.param(
             lambda grad: grad,
             "grad",
-            "a gradient comes in from behind; here come in `tangent_x`",
+            "a gradient is an input of the backward; forward mode has `tangent_x`",
             id="gradient",
         ),
         pytest.param(

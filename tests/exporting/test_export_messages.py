@@ -326,7 +326,7 @@ the list ends
         {"dynamic": N, "input_names": ["x"]},
         errors.ExportError,
         f"""
-        nodes::scaled_by: an argument that is no tensor follows from a dynamic axis, and an attribute is fixed
+        nodes::scaled_by: an argument that is not a tensor follows from a dynamic axis, and an attribute is fixed
           argument: factor
           expected: int | float that is the same in every call
           got: mul
@@ -358,7 +358,7 @@ the list ends
           got: off by 4.5e-03 of the largest value; the first node that differs is `off`, whose output `off` \
 is off by 9.9e-03
           where: {here}
-          hint: no file was left; hold the operator's kernel against its reference: `opsmith check`
+          hint: no file was left; compare the operator's kernel with its reference: `opsmith check`
         """,
     ),
 }

@@ -52,7 +52,7 @@ X = torch.ones(2, 6)
         ((X,), {}, "these are not its inputs", "x"),
         ((X, X, X), {}, "there are too many inputs", "3"),
         ((X, X), {"x": X}, "`x` is given twice", "x"),
-        ((X, 2.0), {}, "`y` is no tensor", "float"),
+        ((X, 2.0), {}, "`y` is not a tensor", "float"),
         ((X, X.double()), {}, "`y` does not fit", "torch.float64 [2, 6]"),
         ((X, X[:, :3]), {}, "`y` does not fit", "torch.float32 [2, 3]"),
     ],
@@ -62,7 +62,7 @@ def test_calls_that_do_not_fit(folder: Path, args: Any, kwargs: Any, problem: st
     with pytest.raises(errors.OnnxRuntimeError) as caught:
         opsmith.onnx.load(folder / "mul.onnx")(*args, **kwargs)
     assert str(caught.value) == (
-        f"`mul.onnx` cannot be called so: {problem}\n"
+        f"`mul.onnx` cannot be called with these inputs: {problem}\n"
         "  expected: x: torch.float32 [n, 6], y: torch.float32 [n, 6]\n"
         f"  got: {got}\n"
         "  hint: give each input a tensor of its type; an axis without a name has the size of the export"

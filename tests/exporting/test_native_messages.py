@@ -230,7 +230,7 @@ def test_a_library_that_computes_something_else(fails: Fails, monkeypatch: pytes
         "  expected: at most 2.6e-06: eps(float32) × (16 + 4 √2), for 2 nodes that round\n"
         "  got: off by 5.0e-01 of the largest value; the first node that differs is `single`, whose output "
         "`single` is off by 5.0e-01\n"
-        "  hint: no file was left; hold the operator's kernel against its reference: `opsmith check`"
+        "  hint: no file was left; compare the operator's kernel with its reference: `opsmith check`"
     )
 
 

@@ -148,7 +148,7 @@ REFUSED = {
     ),
     "several": (
         adopted("several", lambda g, x, y: g.op("demo::Odd", g.op("demo::Even", x, y), y)),
-        "gives a node of another domain something that is no tensor of the call",
+        "gives a node of another domain an input that is not a tensor of the call",
     ),
     "among_others": (
         adopted("among_others", lambda g, x, y: g.op("Relu", g.op("demo::Odd", x, y))),

@@ -97,7 +97,7 @@ def test_docstring() -> None:
         Args:
             features: A size.
             eps: As in the operator; 1e-05 by default.
-            shift: Whether there is a `shift`.
+            shift: True for a module with a `shift`.
             device, dtype: Of parameters and buffers.
 
         Attributes:

@@ -259,7 +259,7 @@ def test_only_classes_of_the_file_count() -> None:
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("Nope", "has no `autograd.Function` named `Nope`"), ("Outer", "is no `autograd.Function`")],
+    [("Nope", "has no `autograd.Function` named `Nope`"), ("Outer", "is not an `autograd.Function`")],
 )
 def test_a_name_that_is_no_function_lists_those_that_are(name: str, says: str) -> None:
     with pytest.raises(errors.OperatorNotFoundError, match=says) as raised:

@@ -41,29 +41,29 @@ def read_plan(
         sizes, parameters, buffers, init, non_persistent, forward, name: As `module` takes them.
 
     Raises:
-        ModuleDeclarationError: For the first word that does not fit.
+        ModuleDeclarationError: For the first keyword that does not fit.
     """
-    words = ModuleArguments(operator.specification, where)
-    title = words.class_name(name)
-    names, letters = _sizes(words, sizes)
-    options = _options(words, forward)
+    arguments = ModuleArguments(operator.specification, where)
+    title = arguments.class_name(name)
+    names, letters = _sizes(arguments, sizes)
+    options = _options(arguments, forward)
     numbers = [each for each in options if each.kind.base.annotation == INT and not each.kind.sequence]
     known = (*names, *(each.name for each in numbers if not each.kind.optional))
     shapes = {
-        word: read_shapes_of(words, word, given, known, letters)
-        for word, given in (("parameters", parameters), ("buffers", buffers))
+        keyword: read_shapes_of(arguments, keyword, given, known, letters)
+        for keyword, given in (("parameters", parameters), ("buffers", buffers))
     }
-    _refuse_clashes(words, names, shapes, options)
-    _refuse_unused(words, names, shapes)
-    left_out = _non_persistent(words, non_persistent, shapes["buffers"])
-    fills = _fills(words, init, [*shapes["parameters"], *shapes["buffers"]])
+    _refuse_clashes(arguments, names, shapes, options)
+    _refuse_unused(arguments, names, shapes)
+    left_out = _non_persistent(arguments, non_persistent, shapes["buffers"])
+    fills = _fills(arguments, init, [*shapes["parameters"], *shapes["buffers"]])
     by_name = operator.specification.schema.by_name
     owned = tuple(
         OwnedTensor(
-            each, shape, fills[each], by_name[each].kind.optional, word == "buffers", each not in left_out
+            each, shape, fills[each], by_name[each].kind.optional, keyword == "buffers", each not in left_out
         )
-        for word in shapes
-        for each, shape in shapes[word].items()
+        for keyword in shapes
+        for each, shape in shapes[keyword].items()
     )
     fixed = {*(each.name for each in options), *(each.name for each in owned)}
     rest = tuple(each for each in operator.specification.schema.arguments if each.name not in fixed)
@@ -93,25 +93,27 @@ def _learnt(
     return frozenset(name for letter, name in letters.items() if letter in brought)
 
 
-def _sizes(words: ModuleArguments, given: Any) -> tuple[tuple[str, ...], dict[str, str]]:
+def _sizes(arguments: ModuleArguments, given: Any) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the sizes in order, and the name of each letter of `shapes=`."""
     if isinstance(given, Mapping):
         for letter in given:
-            if letter not in words.pattern_letters:
-                raise words.refuse(
+            if letter not in arguments.pattern_letters:
+                raise arguments.refuse(
                     f"`sizes` names `{letter}`, which is not a size in the operator's `shapes=`",
                     "sizes",
                     "give the sizes as a list of names, or declare the operator with `shapes=`",
-                    expected=f"one of {listed(words.pattern_letters)}" if words.pattern_letters else None,
+                    expected=f"one of {listed(arguments.pattern_letters)}"
+                    if arguments.pattern_letters
+                    else None,
                     got=repr(letter),
                 )
-        names, letters = list(dict.fromkeys(words.names("sizes", given.values()))), dict(given)
+        names, letters = list(dict.fromkeys(arguments.names("sizes", given.values()))), dict(given)
     else:
-        names = words.names("sizes", given)
-        letters = {name: name for name in names if name in words.pattern_letters}
+        names = arguments.names("sizes", given)
+        letters = {name: name for name in names if name in arguments.pattern_letters}
     for name in names:
         if not is_name(name) or names.count(name) > 1:
-            raise words.refuse(
+            raise arguments.refuse(
                 "a size has a name of its own",
                 "sizes",
                 'write `sizes=("in_features", "out_features")`',
@@ -121,16 +123,16 @@ def _sizes(words: ModuleArguments, given: Any) -> tuple[tuple[str, ...], dict[st
     return tuple(names), letters
 
 
-def _options(words: ModuleArguments, forward: Any) -> tuple[Argument, ...]:
+def _options(arguments: ModuleArguments, forward: Any) -> tuple[Argument, ...]:
     """Return the arguments of the constructor: all but tensors, generators and those named by `forward=`."""
-    schema = words.specification.schema
+    schema = arguments.specification.schema
     plain = {each.name: each for each in schema.arguments if not each.kind.is_tensor}
-    stay = words.names("forward", forward)
-    for name in stay:
+    per_call = arguments.names("forward", forward)
+    for name in per_call:
         if name not in plain:
-            raise words.refuse(
+            raise arguments.refuse(
                 f"`forward` names `{name}`, which is "
-                + ("a tensor" if name in schema.by_name else "no argument of the operator"),
+                + ("a tensor" if name in schema.by_name else "not an argument of the operator"),
                 "forward",
                 "leave it out: tensors that are neither parameters nor buffers are given in each call"
                 if name in schema.by_name
@@ -138,12 +140,14 @@ def _options(words: ModuleArguments, forward: Any) -> tuple[Argument, ...]:
                 expected=f"one of {listed(list(plain))}" if plain else "no name: all arguments are tensors",
             )
     return tuple(
-        each for name, each in plain.items() if name not in stay and each.kind.base.annotation != GENERATOR
+        each
+        for name, each in plain.items()
+        if name not in per_call and each.kind.base.annotation != GENERATOR
     )
 
 
 def _refuse_clashes(
-    words: ModuleArguments,
+    arguments: ModuleArguments,
     sizes: tuple[str, ...],
     shapes: Mapping[str, Mapping[str, Any]],
     options: tuple[Argument, ...],
@@ -151,7 +155,7 @@ def _refuse_clashes(
     """Refuse a name that is used twice, or that `torch.nn.Module` uses itself."""
     both = [name for name in shapes["parameters"] if name in shapes["buffers"]]
     if both:
-        raise words.refuse(
+        raise arguments.refuse(
             f"`{both[0]}` is a parameter and a buffer",
             both[0],
             "keep it in `parameters` if it is trained, in `buffers` if not",
@@ -159,7 +163,7 @@ def _refuse_clashes(
     owned, plain = {**shapes["parameters"], **shapes["buffers"]}, [each.name for each in options]
     for name in sizes:
         if name in owned or name in plain:
-            raise words.refuse(
+            raise arguments.refuse(
                 f"`{name}` is a size and an argument of the operator",
                 name,
                 "give the size another name"
@@ -169,19 +173,19 @@ def _refuse_clashes(
     taken = {*dir(OperatorModule), *vars(nn.Module()), "device", "dtype", "self"}
     for name in (*sizes, *owned, *plain):
         if name in taken:
-            raise words.refuse(
+            raise arguments.refuse(
                 f"`{name}` is what modules call something of their own",
                 name,
                 f'give it in each call, `forward=("{name}",)`, or rename the argument'
                 if name in plain
                 else "rename it",
             )
-    if any(each.name == "self" for each in words.specification.schema.arguments):
-        raise words.refuse("`self` is what `forward` calls the module", "self", "rename the argument")
+    if any(each.name == "self" for each in arguments.specification.schema.arguments):
+        raise arguments.refuse("`self` is what `forward` calls the module", "self", "rename the argument")
 
 
 def _refuse_unused(
-    words: ModuleArguments, sizes: tuple[str, ...], shapes: Mapping[str, Mapping[str, Any]]
+    arguments: ModuleArguments, sizes: tuple[str, ...], shapes: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Refuse a size that no shape names, since it would have no effect."""
     used = {
@@ -189,7 +193,7 @@ def _refuse_unused(
     }
     for name in sizes:
         if name not in used:
-            raise words.refuse(
+            raise arguments.refuse(
                 f"no parameter or buffer has the size `{name}`",
                 "sizes",
                 "leave it out, or name it in a shape",
@@ -197,12 +201,12 @@ def _refuse_unused(
             )
 
 
-def _non_persistent(words: ModuleArguments, given: Any, buffers: Mapping[str, Any]) -> list[str]:
+def _non_persistent(arguments: ModuleArguments, given: Any, buffers: Mapping[str, Any]) -> list[str]:
     """Return the buffers that are left out of a state_dict."""
-    names = words.names("non_persistent", given)
+    names = arguments.names("non_persistent", given)
     for name in names:
         if name not in buffers:
-            raise words.refuse(
+            raise arguments.refuse(
                 f"`non_persistent` names `{name}`, which is not a buffer",
                 "non_persistent",
                 "name it in `buffers`, too",
@@ -211,19 +215,19 @@ def _non_persistent(words: ModuleArguments, given: Any, buffers: Mapping[str, An
     return names
 
 
-def _fills(words: ModuleArguments, init: Any, owned: list[str]) -> dict[str, Any]:
+def _fills(arguments: ModuleArguments, init: Any, owned: list[str]) -> dict[str, Any]:
     """Return the initialiser of each parameter and buffer."""
     given = init if isinstance(init, Mapping) else {} if init is None else dict.fromkeys(owned, init)
     for name, fill in given.items():
         if name not in owned:
-            raise words.refuse(
+            raise arguments.refuse(
                 f"`init` names `{name}`, which is neither parameter nor buffer",
                 "init",
                 "leave it out, or name it in `parameters`",
                 expected=f"one of {listed(owned)}" if owned else "no `init`: there is nothing to fill",
             )
         if not callable(fill):
-            raise words.refuse(
+            raise arguments.refuse(
                 f"the initialiser of `{name}` is not a function",
                 "init",
                 f"write `opsmith.init.constant({fill!r})`"
@@ -234,7 +238,7 @@ def _fills(words: ModuleArguments, init: Any, owned: list[str]) -> dict[str, Any
             )
     for name in owned:
         if name not in given:
-            raise words.refuse(
+            raise arguments.refuse(
                 f"nothing fills `{name}`",
                 "init",
                 f'write `init={{"{name}": opsmith.init.uniform(-0.1, 0.1)}}`',

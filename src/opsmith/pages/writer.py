@@ -75,9 +75,9 @@ def page(
     _refuse_others(reports or {}, Report, "reports", "check")
     if not isinstance(benchmarks, bool):
         _refuse_others(benchmarks, Benchmark, "benchmarks", "benchmark")
-    places = page_paths(path, [each.name for each in every])
+    paths = page_paths(path, [each.name for each in every])
     contents: list[PageContent] = []
-    for done, (operator, file) in enumerate(zip(every, places.pages, strict=True)):
+    for done, (operator, file) in enumerate(zip(every, paths.pages, strict=True)):
 
         def step(what: str, done: int = done, name: str = operator.name) -> None:
             if progress is not None:
@@ -91,48 +91,48 @@ def page(
             architectures,
         )
         contents.append(collect_content(operator, options, step))
-        write(file, rendered(contents[-1], None if places.index is None else places.index.name))
+        write(file, rendered(contents[-1], None if paths.index is None else paths.index.name))
     if progress is not None:
         progress("", len(every), len(every))
-    if places.index is None:
-        return places.pages
-    write(places.index, rendered_index(contents, [file.name for file in places.pages]))
-    return (places.index, *places.pages)
+    if paths.index is None:
+        return paths.pages
+    write(paths.index, rendered_index(contents, [file.name for file in paths.pages]))
+    return (paths.index, *paths.pages)
 
 
 def _refuse_others(given: Any, kind: type, argument: str, made_by: str) -> None:
-    """Refuse results that are no mapping from operator names to results of these operators.
+    """Refuse results that are not a mapping from operator names to results of these operators.
 
     Raises:
-        UsageError: For the first misfit.
+        UsageError: If one does not fit.
     """
     fits = isinstance(given, Mapping)
     found: dict[Any, Any] = dict(given) if fits else {}
-    strange = []
+    misfits = []
     for name, each in found.items():
         if not isinstance(each, kind):
-            strange.append(f"for `{name}` {shown(each)}")
+            misfits.append(f"for `{name}` {shown(each)}")
         elif (other := getattr(each, "operator", None)) != name:
-            strange.append(f"for `{name}` one of `{other}`")
-    if not fits or strange:
+            misfits.append(f"for `{name}` one of `{other}`")
+    if not fits or misfits:
         raise errors.UsageError(
             f"`{argument}` is not by the operators' names",
             argument=argument,
             expected=f"what `opsmith.{made_by}` returned of each operator, by its name",
-            got=strange[0] if strange else shown(given),
+            got=misfits[0] if misfits else shown(given),
             hint=f"write `{argument}={{found.operator: found}}`",
         )
 
 
 def _operators(given: Any) -> list[Operator[..., Any]]:
     every = [given] if isinstance(given, Operator) or not isinstance(given, Iterable) else [*given]
-    strange = [each for each in every if not isinstance(each, Operator)]
-    if strange or not every:
+    misfits = [each for each in every if not isinstance(each, Operator)]
+    if misfits or not every:
         raise errors.UsageError(
             "a page is about operators of opsmith",
             argument="operators",
             expected="an operator, or several",
-            got=shown(strange[0]) if strange else "none",
+            got=shown(misfits[0]) if misfits else "none",
             hint='declare it, with `@opsmith.operator("mylib::name")`, or `opsmith.adopt` what there is',
         )
     names = [each.name for each in every]
@@ -160,7 +160,7 @@ def page_paths(path: Any, names: Sequence[str]) -> PagePaths:
     """The paths of all pages.
 
     Args:
-        path: A name that ends in `.html`, for one operator; else a folder, which may not be there yet.
+        path: A name that ends in `.html`, for one operator; else a folder, which may not exist yet.
         names: The operators' names.
 
     Raises:
@@ -168,25 +168,25 @@ def page_paths(path: Any, names: Sequence[str]) -> PagePaths:
 
     Example:
         >>> page_paths("pages", ["demo::twice"])
-        Places(pages=(PosixPath('pages/demo-twice.html'),), index=PosixPath('pages/index.html'))
+        PagePaths(pages=(PosixPath('pages/demo-twice.html'),), index=PosixPath('pages/index.html'))
     """
-    place = Path(os.fsdecode(path)) if isinstance(path, str | os.PathLike) else None
-    if place is None or (place.suffix.lower() in SUFFIXES and not place.is_dir()):
-        if place is not None and len(names) != 1:
+    target = Path(os.fsdecode(path)) if isinstance(path, str | os.PathLike) else None
+    if target is None or (target.suffix.lower() in SUFFIXES and not target.is_dir()):
+        if target is not None and len(names) != 1:
             raise errors.UsageError(
-                f"`{place}` is one file, and there are {len(names)} operators",
+                f"`{target}` is one file, and there are {len(names)} operators",
                 argument="path",
                 expected="a folder, for an index and a page for each",
                 got=", ".join(f"`{name}`" for name in names),
-                hint=f"write `{place.with_suffix('')}`, or name one operator",
+                hint=f"write `{target.with_suffix('')}`, or name one operator",
             )
         return PagePaths((writable_file(path, "page.html"),), None)
-    if place.exists() and not place.is_dir():
-        raise unwritable(place, "a file", "name it `page.html`, or name a folder")
-    pages = tuple(place / f"{name.replace('::', '-')}.html" for name in names)
-    for each in (*pages, place / INDEX) if place.is_dir() else (place,):
+    if target.exists() and not target.is_dir():
+        raise unwritable(target, "a file", "name it `page.html`, or name a folder")
+    pages = tuple(target / f"{name.replace('::', '-')}.html" for name in names)
+    for each in (*pages, target / INDEX) if target.is_dir() else (target,):
         writable_file(each, "page.html")
-    return PagePaths(pages, place / INDEX)
+    return PagePaths(pages, target / INDEX)
 
 
 def write(file: Path, text: str) -> None:
