@@ -48,8 +48,8 @@ def adopt(
 
     Raises:
         NameFormatError, NameTakenError, UsageError, ParameterKindError, MissingAnnotationError,
-        UnsupportedTypeError, NotAFunctionError, SignatureMismatchError, CapturedTensorError: As their names
-        say.
+        UnsupportedTypeError, NotAFunctionError, SignatureMismatchError, CapturedTensorError: If the
+        class or an argument is invalid.
 
     Example:
         >>> import torch, opsmith
@@ -68,7 +68,7 @@ def adopt(
     frame = inspect.currentframe()
     module = call_site(frame and frame.f_back).module
     if isinstance(subject, type) and issubclass(subject, torch.autograd.Function):
-        named: Any = name  # checked there
+        named: Any = name  # checked by adopt_function
         return adopt_function(
             subject,
             named,

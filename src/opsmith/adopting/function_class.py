@@ -60,8 +60,8 @@ class AdoptedOperator(Operator[..., Any]):
 
     def _call_hint(self) -> str:
         call = self._specification.schema.call_text(self._specification.short_name)
-        say = '`adopt(..., signature="(x: Tensor, n: int) -> Tensor")`'
-        return f"call it as {call}; if its types are others, say so: {say}"
+        hint = '`adopt(..., signature="(x: Tensor, n: int) -> Tensor")`'
+        return f"call it as {call}; if its types are others, say so: {hint}"
 
     @property
     def function_class(self) -> type[torch.autograd.Function] | None:
@@ -224,16 +224,16 @@ def _describe(
     signature: Signature,
     run: Runner,
 ) -> AdoptedFunction:
-    """Describe a class as an operator: its arguments and results, from all that its author has given."""
+    """Describe a class as an operator: its arguments and results, from all that its author declared."""
     stated = stated_signature(signature, name)
     calls = [] if samples is None else samples.values(Make())
     arguments, variadic = arguments_of(function_class, stated, calls, name)
     others = [resolved(each) for each in (reference, function_class.forward) if callable(each)]
     hints = [each.return_annotation for each in others]
-    look = (lambda: run(function_class, calls)) if calls else None
+    observe = (lambda: run(function_class, calls)) if calls else None
     arguments, defaults = without_defaults(arguments)
-    said = inspect.Signature.empty if stated is None else stated.return_annotation
-    outputs, optional = outputs_of(function_class, said, hints, look, name)
+    declared = inspect.Signature.empty if stated is None else stated.return_annotation
+    outputs, optional = outputs_of(function_class, declared, hints, observe, name)
     schema = Schema(arguments, _results(outputs, optional), single=outputs == 0)
     if reference is not None:
         reference = _as_reference(reference, schema, outputs, variadic, name)
@@ -307,13 +307,13 @@ def _as_reference(
             return reference
 
     @functools.wraps(reference)
-    def in_a_row(*values: Any) -> Any:
+    def flattened(*values: Any) -> Any:
         given = [*values[:-1], *values[-1]] if variadic else values
         returned = reference(*given)
         parts = leaves(outputs, returned)
         return returned if flat else tuple(value for position, value in parts if position is not None)
 
-    return in_a_row
+    return flattened
 
 
 def _packed(samples: ClassSamples, adopted: AdoptedFunction) -> LocatedSamples:

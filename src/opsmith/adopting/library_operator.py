@@ -24,7 +24,7 @@ from opsmith.torch_library.library_operators import (
 )
 from opsmith.torch_library.registration import HIDDEN_SUFFIX
 
-_TORCH_S_OWN = ("aten", "prim", "prims")
+_TORCH_NAMESPACES = ("aten", "prim", "prims")
 
 
 def is_operator(subject: Any) -> bool:
@@ -92,11 +92,11 @@ def adopt_registered(
     specification = replace(specification, library_operator=library_operator_of(overload))
     handle = declare_specified(specification, register=LibraryOperatorRegistration)
     if samples is not None:
-        handle.samples(samples if callable(samples) else _placed(samples, signature.name))
+        handle.samples(samples if callable(samples) else _as_function(samples, signature.name))
     return handle
 
 
-def _placed(samples: Iterable[Any], operator: str) -> LocatedSamples:
+def _as_function(samples: Iterable[Any], operator: str) -> LocatedSamples:
     """Return a list of samples as a function."""
     location = "the samples given to `adopt`"
     given = read_samples(samples, Make(), operator, location)
@@ -111,7 +111,7 @@ def refuse_options(subject: Any, /, **given: tuple[Any, Any]) -> None:
         **given: Each argument with its default.
 
     Raises:
-        UsageError: Naming the argument.
+        UsageError: If one is given.
     """
     for argument, (value, default) in given.items():
         if value != default:
@@ -133,7 +133,7 @@ def overload_of(subject: Any) -> Any:
     """
     overload = _overload(capabilities.overloads_of(subject) or {}, subject)
     signature = capabilities.signature_of(overload)
-    if not signature.pure or signature.name.partition("::")[0] in _TORCH_S_OWN:
+    if not signature.pure or signature.name.partition("::")[0] in _TORCH_NAMESPACES:
         _refuse(overload, signature)
     return overload
 
@@ -160,32 +160,32 @@ def _refuse(overload: Any, signature: capabilities.OperatorSchema) -> None:
     """Refuse an operator that cannot be adopted, or is not missing anything.
 
     Raises:
-        UsageError: With the reason.
+        UsageError: If it cannot be adopted, or lacks nothing.
     """
     ours = {each.name for each in declared_operators() if each.specification.library_operator is None}
-    what: tuple[str, str] | None = None
+    refusal: tuple[str, str] | None = None
     if {signature.name, signature.name.removesuffix(HIDDEN_SUFFIX)} & ours:
-        what = (
+        refusal = (
             "it is declared with opsmith, and has everything",
             "use the handle that `@opsmith.operator` made",
         )
-    elif signature.name.partition("::")[0] in _TORCH_S_OWN:
-        what = (
+    elif signature.name.partition("::")[0] in _TORCH_NAMESPACES:
+        refusal = (
             "it is one of torch's own, whose gradients and kernels are torch's",
             "declare one of your own that calls it",
         )
     elif not signature.pure:
-        what = (
+        refusal = (
             "its schema says that it writes into its arguments, or returns views of them",
             "adopt an operator that returns new tensors",
         )
     elif capabilities.registers_kernel(overload, COMPOSITE):
-        what = (
+        refusal = (
             "it is composite: torch sees the operations that it is made of, which have everything",
             "use it as it is; `@opsmith.operator` over a function that calls it gives it a name to check",
         )
     elif not has_kernel(overload):
-        what = "it has no kernel on any device", "import the library that registers its kernels first"
-    if what is not None:
-        problem, hint = what
+        refusal = "it has no kernel on any device", "import the library that registers its kernels first"
+    if refusal is not None:
+        problem, hint = refusal
         raise errors.UsageError(problem, operator=signature.name, got=signature.text, hint=hint)

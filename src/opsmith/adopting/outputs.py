@@ -45,8 +45,8 @@ def outputs_of(
         operator: The operator's name, in messages.
 
     Raises:
-        MissingAnnotationError: If nothing says what it returns.
-        UnsupportedTypeError: If it returns, or is said to return, what is no tensor.
+        MissingAnnotationError: If its outputs are not declared and cannot be inferred.
+        UnsupportedTypeError: If it returns, or declares, something other than tensors.
         LayoutError: If it returns a sparse, nested, quantised or mkldnn tensor.
         ResultTypeError: If it returns nothing.
     """

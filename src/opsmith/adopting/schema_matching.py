@@ -44,13 +44,13 @@ def matched(signature: capabilities.OperatorSchema, reference: Callable[..., Any
 
     Raises:
         SignatureMismatchError: If the reference does not have the operator's signature.
-        UnsupportedTypeError: If the schema has types that opsmith does not know.
+        UnsupportedTypeError: If the schema has types that opsmith does not support.
     """
-    theirs = schema_of(reference, signature.name)
+    of_reference = schema_of(reference, signature.name)
     mismatch = _Mismatch(signature, reference)
     positional = [each for each in signature.arguments if not each.keyword_only]
-    taken = [each for each in theirs.arguments if not each.keyword_only][: len(positional)]
-    by_name = {each.name: each for each in theirs.arguments if each not in taken}
+    taken = [each for each in of_reference.arguments if not each.keyword_only][: len(positional)]
+    by_name = {each.name: each for each in of_reference.arguments if each not in taken}
     named = [each for each in signature.arguments if each.keyword_only]
     if len(taken) < len(positional) or {each.name for each in named} != by_name.keys():
         raise mismatch.error(
@@ -60,13 +60,16 @@ def matched(signature: capabilities.OperatorSchema, reference: Callable[..., Any
     pairs = [*zip(positional, taken, strict=True), *((each, by_name[each.name]) for each in named)]
     arguments = tuple(_argument(declared, other, mismatch) for declared, other in pairs)
     _refuse_results(signature)
-    if len(theirs.results) != len(signature.results) or (len(signature.results) == 1) != theirs.single:
+    if (
+        len(of_reference.results) != len(signature.results)
+        or (len(signature.results) == 1) != of_reference.single
+    ):
         raise mismatch.error(
             "the reference returns another number of results than the operator",
             "return a tensor for one result, and a tuple of tensors for several",
         )
     names = _result_names(signature.results, [each.name for each in arguments])
-    return Schema(arguments, tuple(map(Result, names)), theirs.single)
+    return Schema(arguments, tuple(map(Result, names)), of_reference.single)
 
 
 def described(signature: capabilities.OperatorSchema) -> Schema:
@@ -76,7 +79,7 @@ def described(signature: capabilities.OperatorSchema) -> Schema:
         signature: The schema as torch has it.
 
     Raises:
-        UnsupportedTypeError: If the schema has types that opsmith does not know.
+        UnsupportedTypeError: If the schema has types that opsmith does not support.
     """
     arguments = []
     for declared in signature.arguments:
@@ -229,7 +232,7 @@ def _result_names(results: Sequence[tuple[str, str]], arguments: Sequence[str]) 
     choices += [result_names(count, word) for word in _RESULT_WORDS]
     for names in choices:
         described = [Result(name) for name in names]
-        meant = [*names, *(each.gradient_name() for each in described), *arguments]
-        if len({*meant}) == len(meant):
+        used = [*names, *(each.gradient_name() for each in described), *arguments]
+        if len({*used}) == len(used):
             return names
     return [f"{choices[-1][i]}_of_call" for i in range(count)]

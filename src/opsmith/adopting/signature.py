@@ -89,10 +89,10 @@ def arguments_of(
     """Return the arguments of the operator of a class, and True if the last is the list for `*args`.
 
     Raises:
-        ParameterKindError, UsageError: If `forward` takes what no call of `apply` can give it, or if what
-            `signature=` says does not fit it.
-        MissingAnnotationError: If nothing says what `*args` are.
-        NameFormatError: If torch's schemas cannot hold the name of one.
+        ParameterKindError, UsageError: If `forward` has a parameter that `apply` never passes, or does not
+            fit `signature=`.
+        MissingAnnotationError: If the types of `*args` are not declared and cannot be inferred.
+        NameFormatError: If a name is not valid in torch's schemas.
     """
     location = where(function_class.forward)
     every = list(forward_signature(function_class).parameters.values())
@@ -117,8 +117,8 @@ def arguments_of(
     for position, parameter in enumerate(described):
         refuse_unwritable(parameter.name, operator, location)
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            said = parameter.annotation if stated is not None else hints.get(parameter.name, REQUIRED)
-            return _rest(parameter, position, said, arguments, samples, function_class, operator)
+            hint = parameter.annotation if stated is not None else hints.get(parameter.name, REQUIRED)
+            return _rest(parameter, position, hint, arguments, samples, function_class, operator)
         shown = [sample[position] for sample in samples if position < len(sample)]
         hint = parameter.annotation if stated is not None else hints.get(parameter.name, REQUIRED)
         kind = None if hint is REQUIRED else kind_of(hint)
@@ -156,7 +156,7 @@ ANYTHING = ArgumentType(OBJECT, optional=True)
 def _rest(
     parameter: inspect.Parameter,
     position: int,
-    said: Any,
+    hint: Any,
     arguments: list[Argument],
     samples: Sequence[Sequence[Any]],
     function_class: type[torch.autograd.Function],
@@ -164,7 +164,7 @@ def _rest(
 ) -> tuple[tuple[Argument, ...], bool]:
     """Return all arguments, those of `*args` as a list of one type, or one by one as in the samples."""
     rest = [value for sample in samples for value in sample[position:]]
-    kind = kind_of(list[said]) if said not in (REQUIRED, Any) else None
+    kind = kind_of(list[hint]) if hint not in (REQUIRED, Any) else None
     if kind is None and rest and all(isinstance(value, torch.Tensor) for value in rest):
         kind = ArgumentType(TENSOR, sequence=True)
     if kind is not None:

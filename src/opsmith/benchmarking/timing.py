@@ -26,7 +26,7 @@ except ModuleNotFoundError:  # on Windows
 Call = Callable[[], Any]
 
 PAUSE_S = 0.02
-"""Pause before each turn: threads of the previous call spin so long, and would slow down the next."""
+"""Pause before each turn: threads of the previous call spin for this long, and would slow down the next."""
 
 
 class Clock(Protocol):
@@ -180,7 +180,7 @@ def ratio(numbers: Sequence[float], others: Sequence[float]) -> Ratio:
 
 
 def _skipped(count: int) -> tuple[int, float]:
-    """Return how many of the smallest, and of the largest, lie outside the interval, and its confidence."""
+    """Return the number of ratios outside the interval at each end, and its confidence."""
     outside, skipped = 2 * 0.5**count, 0
     for k in range(1, (count + 1) // 2):
         more = outside + 2 * math.comb(count, k) * 0.5**count
@@ -248,7 +248,7 @@ def effort_named(name: object) -> BenchmarkEffort:
 
 
 MOST_CALLS = 10_000
-AGAIN = 4
+MAX_ATTEMPTS = 4
 """Most attempts at a turn without preemption."""
 STEADY = 0.02
 """Rounds end once the spread of each contender, divided by the root of their number, is below this."""
@@ -288,12 +288,12 @@ class RoundTimes:
 
 
 def time_in_turns(
-    contestants: Mapping[str, TimedCall], clock: Clock, effort: BenchmarkEffort, seed: int
+    contenders: Mapping[str, TimedCall], clock: Clock, effort: BenchmarkEffort, seed: int
 ) -> dict[str, RoundTimes]:
     """Time contenders in turns: one each in every round, so that a slowdown of the machine slows all.
 
     Args:
-        contestants: The calls to time; each has run before.
+        contenders: The calls to time; each has run before.
         clock: The clock of their device.
         effort: Number of rounds and length of turns.
         seed: Seed of the order within rounds.
@@ -306,10 +306,10 @@ def time_in_turns(
         >>> len(found["sum"].seconds)
         7
     """
-    order, draw = list(contestants), random.Random(seed)
+    order, draw = list(contenders), random.Random(seed)
     taken: dict[str, list[float]] = {name: [] for name in order}
     with _no_garbage_collection():
-        counts = {name: _count(each, clock, effort.turn_s) for name, each in contestants.items()}
+        counts = {name: _count(each, clock, effort.turn_s) for name, each in contenders.items()}
         start = time.perf_counter()
         for number in range(effort.most):
             if number >= effort.least and (
@@ -318,8 +318,8 @@ def time_in_turns(
                 break
             draw.shuffle(order)
             for name in order:
-                taken[name].append(_turn(contestants[name], clock, counts[name]))
-    return {name: RoundTimes(counts[name], tuple(taken[name])) for name in contestants}
+                taken[name].append(_turn(contenders[name], clock, counts[name]))
+    return {name: RoundTimes(counts[name], tuple(taken[name])) for name in contenders}
 
 
 def _turn(each: TimedCall, clock: Clock, count: int) -> float:
@@ -329,7 +329,7 @@ def _turn(each: TimedCall, clock: Clock, count: int) -> float:
     that waits by itself is not preempted.
     """
     least = math.inf
-    for _ in range(AGAIN):
+    for _ in range(MAX_ATTEMPTS):
         clock.settle()
         clock.seconds(each.calls(1))
         ready = each.calls(count)

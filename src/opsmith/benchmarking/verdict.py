@@ -3,7 +3,7 @@
 A row is slower only if all of this holds by more than `tolerance`:
 
 - The quartiles are apart: the faster half of the new times lies beyond the slower half of the earlier ones.
-- So are the least times: noise only adds, and even a disturbed machine has undisturbed moments.
+- The least times are apart, too: noise only adds, and even a disturbed machine has undisturbed moments.
 - Both hold with and without the machine's drift, which is the change of the controls: a copy, a product of
   matrices, and the reference, also compiled, if its source is the same. All are timed in the same rounds as
   the operator, in both runs. A disturbance affects each differently, so the largest change is conceded.
@@ -165,9 +165,9 @@ def verdict(now: Benchmark, earlier: Benchmark, tolerance: float = TOLERANCE) ->
         lost = {each.contender for each in other.timings} ^ {each.contender for each in case.timings}
         missing += [f"{name} at {_named(case)}" for name in sorted(lost)]
     missing += [_named(case) for case in before.values()]
-    apart = _scatter(pairs)
-    changes = [change for case, other in pairs for change in _changes(case, other, apart, tolerance)]
-    return Verdict(now.operator, tuple(_apart(now, earlier)), tuple(changes), tuple(missing))
+    scatter = _scatter(pairs)
+    changes = [change for case, other in pairs for change in _changes(case, other, scatter, tolerance)]
+    return Verdict(now.operator, tuple(_incomparable(now, earlier)), tuple(changes), tuple(missing))
 
 
 def _keyed(cases: Iterable[BenchmarkCase]) -> dict[tuple[Any, int], BenchmarkCase]:
@@ -218,7 +218,7 @@ def refuse_tolerance(tolerance: Any) -> None:
         )
 
 
-def _apart(now: Benchmark, earlier: Benchmark) -> Iterable[str]:
+def _incomparable(now: Benchmark, earlier: Benchmark) -> Iterable[str]:
     """Yield the differences of two runs that make their times incomparable."""
     for name in STRICT:
         one, other = earlier.environment.get(name), now.environment.get(name)
@@ -252,11 +252,11 @@ def _scatter(pairs: Sequence[tuple[BenchmarkCase, BenchmarkCase]]) -> float:
             if before is not None and timing.contender in same:
                 moved = math.log(timing.spread.median / before.spread.median)
                 ratios.setdefault(timing.contender, []).append(moved)
-    far = []
+    distances = []
     for moves in ratios.values():
         centre = statistics.median(moves) if len(moves) >= CENTRED else 0.0
-        far += [abs(each - centre) for each in moves]
-    return 1.4826 * statistics.median(far) if far else 0.0
+        distances += [abs(each - centre) for each in moves]
+    return 1.4826 * statistics.median(distances) if distances else 0.0
 
 
 def _changes(
@@ -316,19 +316,19 @@ def judge(
     drifts = [1.0, *(two.median / one.median for one, two in moved)]
     leasts = [1.0, *(two.least / one.least for one, two in moved)]
     ratio, least = new.median / old.median, new.least / old.least
-    unlike = math.exp(SCATTERS * scatter)
-    low, high = new.low / old.high / max(drifts) / unlike, new.high / old.low / min(drifts) * unlike
+    noise = math.exp(SCATTERS * scatter)
+    low, high = new.low / old.high / max(drifts) / noise, new.high / old.low / min(drifts) * noise
     beyond = 1 + tolerance
-    if low > beyond and least / max(leasts) / unlike > beyond:
+    if low > beyond and least / max(leasts) / noise > beyond:
         kind = "slower"
-    elif high < 1 / beyond and least / min(leasts) * unlike < 1 / beyond:
+    elif high < 1 / beyond and least / min(leasts) * noise < 1 / beyond:
         kind = "faster"
     else:
         kind = "same" if 1 / beyond <= ratio <= beyond else "unclear"
     # A slowdown counts if it exceeds the loss to quartiles or least times, drift and scatter: a row is slower
     # if and only if its ratio is beyond `detectable`.
     by_quartiles = (new.median / new.low) * (old.high / old.median) * max(drifts)
-    lost = max(by_quartiles, ratio / least * max(leasts)) * unlike
+    lost = max(by_quartiles, ratio / least * max(leasts)) * noise
     return TimeChange(
         *names,
         before=old.median,

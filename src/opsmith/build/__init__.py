@@ -1,1 +1,1 @@
-"""From the source of a kernel to something that runs: compilers, and a cache of what they made."""
+"""Builds of kernels from source: the compiler, the cache of its output, source text and symbols."""

@@ -33,7 +33,7 @@ WAIT_S = 300.0
 """Seconds to wait for another process that builds the same entry, which may hang."""
 
 Build = Callable[[Path], None]
-"""Fills an empty directory with files."""
+"""Function that fills an empty directory with files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Cache:
     """Cache in one directory.
 
     Args:
-        directory: Created on first use, for this user alone.
+        directory: The directory; it is created on first use, for this user alone.
         wait_s: Seconds to wait for another process that builds the same entry.
     """
 
@@ -211,7 +211,7 @@ def seal(directory: Path, parts: Mapping[str, str]) -> None:
 
 
 def is_sound(directory: Path, key: str) -> bool:
-    """Return whether a directory is the complete and unchanged entry of this key."""
+    """Return True if a directory is the complete and unchanged entry of this key."""
     try:
         manifest = json.loads(_content(directory / MANIFEST))
         files = manifest["files"]
@@ -255,7 +255,7 @@ def _flush(path: Path) -> None:
 
 
 def refuse_foreign(directory: Path, variable: str) -> None:
-    """Refuse a directory that another user owns or may write into, or a parent of which is such.
+    """Refuse a directory that another user owns or can write into, or that has such a parent.
 
     A library from there would run that user's code as this user. Windows has no permission bits and
     separates profiles; nothing is checked there.

@@ -17,7 +17,7 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class SourceLanguage:
-    """SourceLanguage of a kernel.
+    """Language of a kernel's source.
 
     Attributes:
         name: Name of the language, for messages.
@@ -71,7 +71,7 @@ def find_function(
     """Find the function in a text that is the kernel.
 
     Args:
-        language: SourceLanguage of the text.
+        language: Language of the text.
         operator: Name of the operator, `namespace::name`.
         text: Text of the source.
         file: File of the source; a relative path is beside the file that declares the kernel.
@@ -93,7 +93,7 @@ def find_function(
             expected=language.expected.format(name=name),
             got=language.others(bare),
             where=f"{path}:{line}",
-            hint=f"name the kernel `{name}`, or say which function it is with `entry=`",
+            hint=f"name the kernel `{name}`, or name its function in `entry=`",
         )
     return FoundFunction(whole, bare, name, path, line, line + bare.count("\n", 0, match.end()), match)
 
@@ -174,9 +174,9 @@ def includes_of(text: str, folder: str | None) -> Mapping[Path, str]:
     found: dict[Path, str] = {}
     waiting = [(text, Path(folder) if folder else None)]
     while waiting:
-        including, beside = waiting.pop()
+        including, folder_beside = waiting.pop()
         for name in _INCLUDE.findall(including):
-            for start in dict.fromkeys([beside, Path(folder) if folder else None]):
+            for start in dict.fromkeys([folder_beside, Path(folder) if folder else None]):
                 if start is None and not Path(name).is_absolute():
                     continue
                 path = ((start or Path()) / name).resolve()

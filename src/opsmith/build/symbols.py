@@ -26,7 +26,7 @@ class Line:
     number: int
 
     def is_of(self, file: str) -> bool:
-        """Return whether it is a line of a file, whose name may follow the compiler's directory."""
+        """Return True for a line of this file, whose path may be relative to the compiler's directory."""
         return self.file == file or self.file.endswith(f"/{file}")
 
 

@@ -81,12 +81,12 @@ def adopt(
     Exit status: 0 all work, 1 some need a declaration or are wrong, 2 the file could not be imported.
     """
     out = sys.stdout
-    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # prints of the classes are no report
+    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
         shown = Output(out)
         with waiting(f"importing {escape(target)}"):
-            place = Target.of(target)
-            module = place.module()
-            classes = classes_of(module, place.name, inside=not place.is_file)
+            parsed = Target.of(target)
+            module = parsed.module()
+            classes = classes_of(module, parsed.name, inside=not parsed.is_file)
         console = shown.console()
         findings = []
         for name, function_class in classes.items():

@@ -56,8 +56,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"opsmith {__version__}")
         raise typer.Exit
 

@@ -126,7 +126,7 @@ def benchmark(
     something could not be measured, compared or written, 130 interrupted.
     """
     out, status = sys.stdout, 0
-    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the operators print is no report
+    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
         shown = Output(out)
         options: dict[str, Any] = {
             "sizes": _sizes(size),
@@ -147,10 +147,10 @@ def benchmark(
         from opsmith.benchmarking.verdict import refuse_tolerance
 
         refuse_tolerance(tolerance)
-        place = Target.of(target)
+        parsed = Target.of(target)
         with waiting(f"importing {escape(target)}"):
-            found = place.operators()
-            options |= _samples_and_baselines(place, found, samples, baseline)
+            found = parsed.operators()
+            options |= _samples_and_baselines(parsed, found, samples, baseline)
         before = {} if against is None else earlier_benchmarks(against, [each.name for each in found])
         done: list[Any] = []
         verdicts: list[Any] = []
@@ -224,25 +224,25 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _samples_and_baselines(
-    place: Target, found: list[Operator[..., Any]], samples: str | None, baselines: list[str] | None
+    target: Target, found: list[Operator[..., Any]], samples: str | None, baselines: list[str] | None
 ) -> dict[str, Any]:
     """Return the samples and baselines that were named; they are for one operator."""
     given = [f"--samples {samples}"] * (samples is not None)
     given += [f"--baseline {each}" for each in baselines or []]
     if given and len(found) != 1:
         raise errors.UsageError(
-            f"`{given[0].split()[0]}` is for one operator, and `{place.source}` has {len(found)}",
+            f"`{given[0].split()[0]}` is for one operator, and `{target.source}` has {len(found)}",
             expected=f"one of {', '.join(f'`{each.name}`' for each in found)}",
-            hint=f"name it: `opsmith benchmark {place.source}:{found[0].name} {' '.join(given)}`",
+            hint=f"name it: `opsmith benchmark {target.source}:{found[0].name} {' '.join(given)}`",
         )
     short = [text.rpartition(":")[2] for text in baselines or []]
     named = {
-        name if short.count(name) == 1 else text: _value(place, text, "a function")
+        name if short.count(name) == 1 else text: _value(target, text, "a function")
         for name, text in zip(short, baselines or [], strict=True)
     }
     wanted = "a list of tuples of arguments, or a function that returns one"
     return {
-        "samples": None if samples is None else _value(place, samples, wanted),
+        "samples": None if samples is None else _value(target, samples, wanted),
         "baselines": named,
     }
 

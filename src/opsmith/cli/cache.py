@@ -74,7 +74,7 @@ def cache(
     with guarded():
         shown = Output(sys.stdout)
         disk = cache_on_disk()
-        kept = [_kept(path) for path in disk.entries()]
+        entries = [_row(path) for path in disk.entries()]
         if clear:
             disk.clear()
         if as_json:
@@ -82,15 +82,15 @@ def cache(
                 "schema": SCHEMA,
                 "directory": str(disk.directory),
                 "cleared": clear,
-                "entries": [asdict(each) for each in kept],
+                "entries": [asdict(each) for each in entries],
             }
             shown.write(json.dumps(answer, indent=2) + "\n")
         else:
-            _show(shown.console(), kept, disk.directory, cleared=clear)
+            _show(shown.console(), entries, disk.directory, cleared=clear)
         shown.close()
 
 
-def _kept(path: Path) -> CacheRow:
+def _row(path: Path) -> CacheRow:
     parts = parts_of(path)
     state = path.stat()
     return CacheRow(
@@ -102,15 +102,15 @@ def _kept(path: Path) -> CacheRow:
     )
 
 
-def _show(console: Console, kept: list[CacheRow], directory: Path, *, cleared: bool) -> None:
-    if kept and not cleared:
+def _show(console: Console, entries: list[CacheRow], directory: Path, *, cleared: bool) -> None:
+    if entries and not cleared:
         rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
         for heading in ("", "of", "kB", "built"):
             rows.add_column(heading, overflow="fold", justify="right" if heading == "kB" else "left")
-        for each in sorted(kept, key=lambda each: each.built):
+        for each in sorted(entries, key=lambda each: each.built):
             rows.add_row(each.kind, each.operator, f"{each.bytes / 1000:.0f}", each.built.replace("T", " "))
         console.print(rows)
-    size = sum(each.bytes for each in kept) / 1e6
-    total = f"{len(kept)} entr{'y' if len(kept) == 1 else 'ies'}, {size:.1f} MB"
+    size = sum(each.bytes for each in entries) / 1e6
+    total = f"{len(entries)} entr{'y' if len(entries) == 1 else 'ies'}, {size:.1f} MB"
     console.print(f"{'removed ' if cleared else ''}{total}")
     console.print(str(directory), soft_wrap=True)

@@ -80,7 +80,7 @@ def check(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="With `--isolate`: how long a property may take; 300 by default.",
+            help="With `--isolate`: time limit of a property; 300 by default.",
             show_default=False,
         ),
     ] = None,
@@ -120,7 +120,7 @@ def check(
     line on stderr; with `--isolate` it is a finding.
     """
     out, run = sys.stdout, CheckRun()
-    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the operators print is no report
+    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
         output = Output(out)
         selected(only or None, skip)
         options = {
@@ -134,12 +134,12 @@ def check(
         if html is not None:
             from opsmith.checking.output.html import page  # a missing package is reported before the check
         refuse_unwritable(html, "page")
-        place = Target.of(target)
+        parsed = Target.of(target)
         with waiting(f"importing {escape(target)}"):
-            found = subjects_of(place, samples)
+            found = subjects_of(parsed, samples)
         _check(found, run, None if as_json else output, options)
         if not run.interrupted:
-            for line in _unchecked_remarks(place, place.unadopted()):
+            for line in _unchecked_remarks(parsed, parsed.unadopted()):
                 typer.echo(line, err=True)
         if as_json:
             output.write(json.dumps(run.to_dict(), indent=2, allow_nan=False) + "\n")
@@ -180,9 +180,9 @@ def _unchecked_remarks(target: Target, others: dict[str, Any]) -> Iterator[str]:
     for names, kind, options in ((functions, "Function", ""), (custom, "custom op", " --samples SAMPLES")):
         if names:
             listed = ", ".join(f"`{name}`" for name in names)
-            which, its = (f"{kind}s", "them") if len(names) > 1 else (kind, "it")
+            which, its, verb = (f"{kind}s", "them", "are") if len(names) > 1 else (kind, "it", "is")
             yield (
-                f"opsmith: {target.source} also has the {which} {listed}, of which no operator was adopted; "
+                f"opsmith: {target.source} also has the {which} {listed}, which {verb} not adopted; "
                 f"check {its} with `opsmith check {target.source}:{names[0]}{options}`"
             )
 

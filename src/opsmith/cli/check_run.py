@@ -43,7 +43,7 @@ class CheckSubject:
             limit_s: Seconds of a child process that tries them first; 0 for none.
 
         Raises:
-            MissingSamplesError: If nothing that was guessed runs, or it kills the process.
+            MissingSamplesError: If no guess runs, or a guess kills the process.
         """
         if self.samples is not None or not is_function_class(self.value):
             return None
@@ -68,7 +68,7 @@ class CheckSubject:
         """Check it on its own samples, or on those that were given.
 
         Raises:
-            MissingSamplesError: If there are none, with the way to give them.
+            MissingSamplesError: If there are none; the hint shows how to give them.
         """
         try:
             return checking.check(self.value, samples=self.samples, **options)
@@ -113,7 +113,7 @@ def subjects_of(target: Target, samples: str | None) -> list[CheckSubject]:
             samples,
             target,
             what="no samples",
-            expected="a list of tuples of arguments, or a function of nothing that returns one",
+            expected="a list of tuples of arguments, or a function without arguments that returns one",
             hint="write `{name} = [(torch.randn(3, 4),)]` there, or name what holds them",
         )
     )

@@ -87,7 +87,7 @@ def compile(
     Exit status: 0 all compile and keep to their limits, 1 one does not, 2 nothing could be compiled.
     """
     out = sys.stdout
-    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the modules print is no report
+    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
         shown = Output(out)
         kernels = _kernels(targets)
         by_nvrtc = any(isinstance(kernel, CudaKernel) for _, kernel in kernels)

@@ -1,4 +1,4 @@
-"""`opsmith doctor`: what is installed, what is missing and how to get it, and the capabilities of torch."""
+"""`opsmith doctor`: installed and missing packages, and the capabilities of torch."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class InventoryItem:
         name: Its name.
         found: Version or location; None if it is missing.
         serves: Features that need it.
-        hint: The command, or the page, to install it.
+        hint: Command or page by which to install it.
         required: Nothing works without it.
     """
 
@@ -197,17 +197,10 @@ def _nvrtc() -> InventoryItem:
     package = f"nvidia-cuda-nvrtc-cu{major}" if int(major) < 13 else "nvidia-cuda-nvrtc"
     return InventoryItem(
         "NVRTC",
-        _nvrtc_place(package),
+        _package(package) or ctypes.util.find_library("nvrtc"),
         "CUDA kernels, and `opsmith compile` without a GPU",
         f"pip install {package}",
     )
-
-
-def _nvrtc_place(package: str) -> str | None:
-    installed = _package(package)
-    if installed:
-        return installed
-    return ctypes.util.find_library("nvrtc")
 
 
 def _of_package(name: str, package: str, serves: str, hint: str) -> Callable[[], InventoryItem]:
@@ -247,5 +240,5 @@ def version_of(program: str, option: str = "--version") -> str:
         answer = subprocess.run([program, option], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return program
-    said = (answer.stdout or answer.stderr).strip().splitlines()
-    return next((line.strip() for line in said if re.search(r"\d+\.\d+", line)), program)
+    lines = (answer.stdout or answer.stderr).strip().splitlines()
+    return next((line.strip() for line in lines if re.search(r"\d+\.\d+", line)), program)

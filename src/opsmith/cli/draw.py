@@ -34,8 +34,8 @@ def draw(
         str,
         typer.Argument(
             metavar="FILE_OR_MODULE:NAME",
-            help="A `.py` file or module, and what of it: an operator, a tensor, or a function of nothing "
-            "that returns tensors, or a model and its arguments.",
+            help="A `.py` file or module, and an object in it: an operator, a tensor, or a function without "
+            "arguments that returns tensors, or a model and its arguments.",
             show_default=False,
         ),
     ],
@@ -45,19 +45,19 @@ def draw(
             "--output",
             "-o",
             metavar="PATH",
-            help="Where the picture goes: `.svg`, `.png`, `.pdf`, `.html`, `.dot` or `.json`.",
+            help="Path of the picture: `.svg`, `.png`, `.pdf`, `.html`, `.dot` or `.json`.",
             show_default=False,
         ),
     ],
     training: Annotated[
-        bool, typer.Option("--training", help="Of a model: what a backward runs through, not its calls.")
+        bool, typer.Option("--training", help="Draw the autograd graph of a model, not its calls.")
     ] = False,
     depth: Annotated[
         int | None,
         typer.Option(
             metavar="LEVELS",
             min=0,
-            help="How many levels of modules to unfold; by default as many as can be looked at.",
+            help="Number of levels of modules to unfold; by default as many as fit.",
             show_default=False,
         ),
     ] = None,
@@ -65,10 +65,10 @@ def draw(
         bool, typer.Option("--show-attrs", help="Write the attributes of nodes on them.")
     ] = False,
     show_saved: Annotated[
-        bool, typer.Option("--show-saved", help="Draw also what torch's own nodes save.")
+        bool, typer.Option("--show-saved", help="Draw also the tensors that torch's own nodes save.")
     ] = False,
     memory: Annotated[
-        bool, typer.Option("--memory/--no-memory", help="Look at what is kept for the backward.")
+        bool, typer.Option("--memory/--no-memory", help="Record the tensors that are saved for the backward.")
     ] = True,
     as_json: AsJson = False,
     traceback: Traceback = False,
@@ -92,7 +92,7 @@ def draw(
     """
     out = sys.stdout
     guard = guarded(traceback=traceback, failures=FAILURES)
-    with guard, redirect_stdout(sys.stderr):  # prints of the module are no report
+    with guard, redirect_stdout(sys.stderr):  # stdout is for the result alone
         shown = Output(out)
         from opsmith.drawing.picture import draw_file, output_file
 
@@ -166,7 +166,7 @@ def _without_arguments(text: str, function: Any) -> Any:
     except TypeError as error:
         raise errors.UsageError(
             f"`{text}` cannot be called without arguments: {error}",
-            expected="a function of nothing, which returns tensors, or a model and its arguments",
+            expected="a function without arguments that returns tensors, or a model and its arguments",
             got=f"it takes `{inspect.signature(function)}`",
             hint="write a function that calls it, `def draw_it(): ...`, and name that",
         ) from error

@@ -32,13 +32,13 @@ def export(
         str,
         typer.Argument(
             metavar="FILE_OR_MODULE:NAME",
-            help="A `.py` file or module, and what of it: an operator, which is exported as its first sample "
-            "calls it, or a function of nothing that returns a model and its arguments.",
+            help="A `.py` file or module, and an object in it: an operator, exported on its first sample, or "
+            "a function without arguments that returns a model and its arguments.",
             show_default=False,
         ),
     ],
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="Where the file goes: `model.onnx`.", show_default=False)
+        Path, typer.Argument(metavar="PATH", help="Path of the file: `model.onnx`.", show_default=False)
     ],
     body: Annotated[
         str,
@@ -64,8 +64,8 @@ def export(
         typer.Option(
             "--library",
             metavar="PATH",
-            help="Package the operators' kernels in C++ into a library, `ops.so`, which ONNX Runtime uses in "
-            "the place of bodies.",
+            help="Package the operators' kernels in C++ into a library, `ops.so`, which ONNX Runtime uses "
+            "instead of bodies.",
             show_default=False,
         ),
     ] = None,
@@ -93,11 +93,11 @@ def export(
     """
     out = sys.stdout
     guard = guarded(traceback=traceback, failures=FAILURES)
-    with guard, redirect_stdout(sys.stderr):  # prints of the module are no report
+    with guard, redirect_stdout(sys.stderr):  # stdout is for the result alone
         shown = Output(out)
         with waiting(f"importing {escape(target)}"):
             model, args, kwargs = _subject(target)
-        from opsmith.exporting import export_onnx  # heavy: only once there is something to export
+        from opsmith.exporting import export_onnx  # slow to import
 
         with waiting(f"exporting {escape(target)}"):
             made = export_onnx(
@@ -160,8 +160,8 @@ def _axes(given: list[str]) -> dict[str, dict[int, str]]:
     """Parse axes, as `x:0=batch`, into the form of `dynamic=`."""
     axes: dict[str, dict[int, str]] = {}
     for text in given:
-        place, _, title = text.partition("=")
-        name, _, axis = place.rpartition(":")
+        position, _, title = text.partition("=")
+        name, _, axis = position.rpartition(":")
         if not (name and title and axis.lstrip("-").isdigit()):
             raise errors.UsageError(
                 f"`{text}` must name a dynamic axis",

@@ -50,13 +50,13 @@ def value_named(text: str, target: Target, *, what: str, expected: str, hint: st
     Raises:
         OperatorNotFoundError: If there is no such name.
     """
-    place, _, name = text.rpartition(":")
-    value: Any = (Target.of(place) if place else target).module()
+    source, _, name = text.rpartition(":")
+    value: Any = (Target.of(source) if source else target).module()
     for part in name.split("."):
         value = getattr(value, part, None)
     if value is None:
         raise errors.OperatorNotFoundError(
-            f"`{place or target.source}` has {what} named `{name}`",
+            f"`{source or target.source}` has {what} named `{name}`",
             expected=expected,
             hint=hint.format(name=name),
         )

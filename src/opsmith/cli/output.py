@@ -55,8 +55,10 @@ class Output:
         """Print a renderable of rich."""
         console, text = self._console, io.StringIO()
         color: Any = console.color_system
-        same = Console(file=text, width=console.width, color_system=color, force_terminal=console.is_terminal)
-        same.print(renderable)
+        recorder = Console(
+            file=text, width=console.width, color_system=color, force_terminal=console.is_terminal
+        )
+        recorder.print(renderable)
         self.write(text.getvalue())
 
     def write(self, text: str) -> None:
@@ -70,14 +72,14 @@ class Output:
                 _discard(self._stream)
             else:
                 return
-        if not isinstance(self._error, BrokenPipeError):  # the reader of a pipe has read enough
+        if not isinstance(self._error, BrokenPipeError):  # the reader has closed the pipe
             sys.stderr.write(text)
 
     def close(self) -> None:
         """Raise if something could not be written.
 
         Raises:
-            UsageError: With the message of the system.
+            UsageError: If the system refused it.
         """
         if self._error is not None:
             raise errors.UsageError(
@@ -128,7 +130,7 @@ def refuse_unwritable(file: Path | None, content: str) -> None:
         content: Kind of its content, for the message: `page`.
 
     Raises:
-        UsageError: With the reason.
+        UsageError: If it cannot be written.
     """
     reason = None if file is None else _unwritable_reason(file)
     if reason is not None:
@@ -164,13 +166,13 @@ def _unwritable_reason(file: Path) -> str | None:
         return "a folder"
     if not file.parent.is_dir():
         return f"there is no folder `{file.parent}`"
-    there = file.exists()
-    if there and not file.is_file():
+    existed = file.exists()
+    if existed and not file.is_file():
         return None  # a pipe or a device: its reader would see the attempt
     try:
         with file.open("a"):
             pass
-        if not there:
+        if not existed:
             file.unlink()
     except OSError as error:
         return error.strerror or str(error)
@@ -188,7 +190,7 @@ def progress_bar(subject: str = "", first: str = "", *, threaded: bool = True) -
     Args:
         subject: Name that is shown before each activity.
         first: The first activity.
-        threaded: Draw it in a thread of its own. Without, it is drawn when it advances, so that nothing runs
+        threaded: Draw it in a thread of its own; otherwise it is drawn when it advances, so that nothing runs
             beside a benchmark.
     """
     columns = (

@@ -28,7 +28,7 @@ def page(
             "--output",
             "-o",
             metavar="FILE|FOLDER",
-            help="Where it goes: a file `.html` for one operator, or a folder, for an index and a page each.",
+            help="A file `.html` for one operator, or a folder for an index and a page each.",
             show_default=False,
         ),
     ],
@@ -82,7 +82,7 @@ def page(
     Exit status: 0 written, also if the check failed; 2 it could not be written; 130 interrupted.
     """
     out = sys.stdout
-    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # what the operators print is no answer
+    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
         shown = Output(out)
         effort = effort_of(quick=quick, thorough=thorough)
         if benchmark and benchmarked is not None:

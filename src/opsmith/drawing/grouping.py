@@ -34,7 +34,7 @@ def _with_leaves(graph: Graph) -> Graph:
     for edge in graph.edges:
         users[edge.source].append(edge.target)
     placed = {node.id: node.group for node in graph.nodes}
-    for node in reversed(graph.nodes):  # its users come later, and have their group by now
+    for node in reversed(graph.nodes):  # its users come later, and already have their group
         if node.kind in _TENSORS and node.group is None and users[node.id]:
             placed[node.id] = _common([graph.ancestry(placed[user]) for user in users[node.id]])
     return replace(graph, nodes=tuple(replace(node, group=placed[node.id]) for node in graph.nodes))
@@ -72,19 +72,19 @@ def _named(node: Node, group: Group) -> Node:
     return node if node.name or node.kind in (*_TENSORS, "input") else replace(node, name=group.label)
 
 
-MOST = 150
+MAX_NODES = 150
 """Largest number of nodes in a picture, unless `depth` is given."""
 
 
 def folded(graph: Graph, closed: Collection[str]) -> Graph:
     """The graph with each of these groups as one node, which has the saved tensors of all its nodes."""
-    stands: dict[str, str] = {}
+    representative: dict[str, str] = {}
     for node in graph.nodes:
         outermost = [each for each in graph.ancestry(node.group) if each in closed]
-        stands[node.id] = outermost[-1] if outermost else node.id
+        representative[node.id] = outermost[-1] if outermost else node.id
     held: dict[str, list[Node]] = defaultdict(list)
     for node in graph.nodes:
-        held[stands[node.id]].append(node)
+        held[representative[node.id]].append(node)
     by_id = {group.id: group for group in graph.groups}
     nodes = [
         nodes[0] if name == nodes[0].id else _as_node(by_id[name], nodes, graph)
@@ -92,7 +92,7 @@ def folded(graph: Graph, closed: Collection[str]) -> Graph:
     ]
     counts: dict[tuple[str, str], list[Edge]] = defaultdict(list)
     for edge in graph.edges:
-        ends = (stands[edge.source], stands[edge.target])
+        ends = (representative[edge.source], representative[edge.target])
         if ends[0] != ends[1]:
             counts[ends].append(edge)
     edges = []
@@ -144,13 +144,13 @@ def depths(graph: Graph) -> int:
     return max((len(graph.ancestry(group.id)) for group in graph.groups), default=0)
 
 
-def fitting(graph: Graph, depth: int | None = None, most: int = MOST) -> Graph:
+def fitting(graph: Graph, depth: int | None = None, most: int = MAX_NODES) -> Graph:
     """The graph folded to a size that fits a picture, with a note about it.
 
     Args:
         graph: The graph.
-        depth: Number of levels of modules to unfold; None for as many as leave at most `most` nodes, of
-            which too many are cut into sections.
+        depth: Number of levels of modules to unfold; None for the largest number with at most `most`
+            nodes; a larger graph is cut into sections.
         most: Largest number of nodes.
     """
     if depth is None:
@@ -172,7 +172,7 @@ def fitting_depth(graph: Graph, most: int) -> int:
 
 
 def sectioned(graph: Graph, most: int) -> Graph:
-    """The graph with its outermost nodes and groups in sections, of which there are few."""
+    """The graph with its outermost nodes and groups in a small number of sections."""
     item = {node.id: (graph.ancestry(node.group) or [node.id])[-1] for node in graph.nodes}
     order = _in_order(graph, item)
     size = max(len(order) // max(most // 6, 1), 2)

@@ -1,4 +1,4 @@
-"""Attributes of nodes: arguments of a call, and what an autograd node saved."""
+"""Attributes of nodes: arguments of a call, and saved values of autograd's nodes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from opsmith.drawing.recording import Recording, preserved_state
 from opsmith.drawing.subject import DrawnCall
 from opsmith.torch_library import capabilities
 
-REFERENCE, KEPT, BACKWARD = "reference", "saved", "backward"
+REFERENCE, SAVED, BACKWARD = "reference", "saved", "backward"
 
 
 def operator_graph(operator: Operator[..., Any], call: DrawnCall) -> Graph:
@@ -48,16 +48,16 @@ class _OperatorGraphBuilder(CallGraphBuilder):
         values = schema.call_values(call.args, call.kwargs)
         self._values: dict[str, Any] = dict(zip(schema.names, values, strict=True))
         self._notes: list[str] = []
-        self._places: dict[str, list[tuple[Tensor, str]]] = {}
+        self._nodes_of: dict[str, list[tuple[Tensor, str]]] = {}
 
     def build(self) -> Graph:
         """Run the operator and its formulas, and return the graph."""
         specification = self._specification
         for name, value in self._values.items():
-            self._places[name] = [
+            self._nodes_of[name] = [
                 (tensor, self.tensor(tensor, "input", label)) for label, tensor in named_tensors(value, name)
             ]
-            for tensor, _ in self._places[name]:
+            for tensor, _ in self._nodes_of[name]:
                 self.storages.own(tensor, "input", name)
         self._forward()
         values = list(self._values.values())
@@ -80,16 +80,16 @@ class _OperatorGraphBuilder(CallGraphBuilder):
         )
         args, kwargs = specification.schema.split(list(self._values.values()))
         if specification.opaque or specification.library_operator or specification.adopted:
-            returned, saved = self._called(args, kwargs)
+            returned, saved = self._call_operator(args, kwargs)
             label = "opaque" if specification.opaque else "its own kernel"
             if specification.adopted is not None:
                 label = f"forward of {specification.adopted.name}"
             where = short_location(specification.where)
             added = self.node("operation", label, attributes=others, where=where, saved=saved)
             results = [result for result in specification.schema.results if not result.hidden]
-            for name, each in self._places.items():
-                for _, place in each:
-                    self.edge(place, added, name)
+            for name, each in self._nodes_of.items():
+                for _, node in each:
+                    self.edge(node, added, name)
             flat = returned if len(results) > 1 else (returned,)
             self._results(results, flat, lambda tensors: [added] * len(tensors))
             return
@@ -104,12 +104,12 @@ class _OperatorGraphBuilder(CallGraphBuilder):
             call = ", ".join(f"{name}={value}" for name, value in others)
             self._notes.append(f"on a call with {call}")
 
-    def _called(self, args: Any, kwargs: Any) -> tuple[Any, tuple[Saved, ...]]:
+    def _call_operator(self, args: Any, kwargs: Any) -> tuple[Any, tuple[Saved, ...]]:
         """Call the operator itself, and return its result with the tensors that an adopted class saves."""
         if self._specification.adopted is None:
             with torch.no_grad():
                 return self._operator(*args, **kwargs), ()
-        leaves = [leaf for each in self._places.values() for leaf, _ in each if _differentiable(leaf)]
+        leaves = [leaf for each in self._nodes_of.values() for leaf, _ in each if _differentiable(leaf)]
         try:
             for leaf in leaves:
                 leaf.requires_grad_()
@@ -135,7 +135,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
             added = self.node("output", label, forms=(form_of(tensor),), attributes=hidden)
             self.edge(end, added)
             self.storages.own(tensor, "output", label)
-            self._places.setdefault(result.name, []).append((tensor, added))
+            self._nodes_of.setdefault(result.name, []).append((tensor, added))
 
     def _backward(self) -> None:
         specification = self._specification
@@ -143,7 +143,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
         names = frozenset(filter(rules.differentiable, specification.schema.tensor_names))
         plan = backward_plan(specification, names)
         self.groups.append(Group(BACKWARD, "backward", "part"))
-        kept = self._kept(plan)
+        saved = self._saved_values(plan)
         done: list[Formula] = []
         for name in specification.schema.tensor_names:
             if not list(nested_tensors(self._values[name])):
@@ -152,24 +152,24 @@ class _OperatorGraphBuilder(CallGraphBuilder):
             if isinstance(rule, Formula) and not isinstance(rule, ClassFormula):
                 if rule not in done:
                     done.append(rule)
-                    self._formula(rule, kept)
+                    self._formula(rule, saved)
             else:
-                self._answer(name, _in_words(specification, name), kept)
+                self._answer(name, _in_words(specification, name), saved)
 
-    def _kept(self, plan: BackwardPlan) -> dict[str, Any]:
+    def _saved_values(self, plan: BackwardPlan) -> dict[str, Any]:
         """Add the saved tensors, and return all values by name, with an alias for each saved one."""
         found: dict[str, Any] = dict(self._values)
         if plan.saved:
-            self.groups.append(Group(KEPT, "saved for the backward", "part"))
+            self.groups.append(Group(SAVED, "saved for the backward", "part"))
         for name in plan.saved:
             aliases = []
-            places = self._places.get(name, ())
-            for position, (tensor, place) in enumerate(places):
-                label = f"{name}[{position}]" if len(places) > 1 else name
+            pairs = self._nodes_of.get(name, ())
+            for position, (tensor, node) in enumerate(pairs):
+                label = f"{name}[{position}]" if len(pairs) > 1 else name
                 alias = tensor.detach()
                 saved = self.storages.saved(label, tensor)
                 self.edge(
-                    place, self.tensor(alias, "saved", label, group=KEPT, saved=(saved,)), "saved", "saved"
+                    node, self.tensor(alias, "saved", label, group=SAVED, saved=(saved,)), "saved", "saved"
                 )
                 aliases.append(alias)
             if aliases:
@@ -177,7 +177,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
                 found[name] = aliases if isinstance(value, list | tuple) else aliases[0]
         return found
 
-    def _formula(self, formula: Formula, kept: Mapping[str, Any]) -> None:
+    def _formula(self, formula: Formula, saved: Mapping[str, Any]) -> None:
         """Record a formula on the saved tensors and a `grad_output` of ones."""
         schema = self._specification.schema
         number = len(self.groups)
@@ -195,7 +195,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
                 tensor = self._values[schema.shapes[parameter]]
                 values[parameter] = None if tensor is None else tensor.shape
             else:
-                values[parameter] = kept.get(parameter)
+                values[parameter] = saved.get(parameter)
         given = {
             keyword: values[parameter]
             for keyword, parameter in zip(formula.keywords, formula.parameters, strict=True)
@@ -206,7 +206,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
         for name, value in answers.items():
             found = dict(named_tensors(value, f"gradient of {name}"))
             ends = self.add(recording, list(found.values()), group.id) if found else []
-            shapes = [tensor.shape for tensor, _ in self._places[name]]
+            shapes = [tensor.shape for tensor, _ in self._nodes_of[name]]
             for position, ((each, tensor), end) in enumerate(zip(found.items(), ends, strict=True)):
                 if position < len(shapes) and tensor.shape != shapes[position]:
                     tensor, end = self._fitted(tensor, shapes[position], end, group.id)
@@ -225,18 +225,18 @@ class _OperatorGraphBuilder(CallGraphBuilder):
 
     def _grad_output(self, name: str) -> Tensor:
         """The gradient of a result, ones, whose node all formulas share."""
-        known = self._places.get(name)
+        known = self._nodes_of.get(name)
         if known is None:
             result = next(each for each in self._specification.schema.results if each.gradient_name() == name)
-            like = self._places[result.name][0][0]
+            like = self._nodes_of[result.name][0][0]
             grad = torch.ones_like(like)
-            known = self._places[name] = [(grad, self.tensor(grad, "input", name, group=BACKWARD))]
+            known = self._nodes_of[name] = [(grad, self.tensor(grad, "input", name, group=BACKWARD))]
         return known[0][0]
 
-    def _answer(self, name: str, words: str, kept: Mapping[str, Any] | None = None) -> None:
+    def _answer(self, name: str, words: str, saved: Mapping[str, Any] | None = None) -> None:
         """Add a gradient without a formula."""
         added = self.node("answer", f"gradient of {name}", attributes=(("is", words),))
-        if "run again" in words and kept is not None:
+        if "run again" in words and saved is not None:
             for node in self.nodes:
                 if node.kind == "saved":
                     self.edge(node.id, added)

@@ -15,7 +15,7 @@ from typing import Any
 from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, readable
 from opsmith.drawing.graph import Graph, Node, counted, format_bytes
 from opsmith.drawing.grouping import (
-    MOST,
+    MAX_NODES,
     closed_at,
     fitting_depth,
     folded,
@@ -99,8 +99,8 @@ def _hash(text: str) -> str:
 
 def _data(graph: Graph, depth: int | None, attributes: bool) -> dict[str, Any]:
     """The data for the script."""
-    if depth is None and len(folded(graph, closed_at(graph, 0)).nodes) > MOST:
-        graph = sectioned(graph, MOST)
+    if depth is None and len(folded(graph, closed_at(graph, 0)).nodes) > MAX_NODES:
+        graph = sectioned(graph, MAX_NODES)
     drawn = with_references(graph)
     level = fitting_depth(graph, FIRST) if depth is None else depth
     closed = closed_at(graph, level)
@@ -133,10 +133,10 @@ def _data(graph: Graph, depth: int | None, attributes: bool) -> dict[str, Any]:
     }
 
 
-def _node(node: Node, place: str, attributes: bool) -> dict[str, Any]:
+def _node(node: Node, group: str, attributes: bool) -> dict[str, Any]:
     details = {
         "what": WORDS[node.kind],
-        "module": node.name or place,
+        "module": node.name or group,
         "form": "; ".join(map(str, node.forms)),
         "called at": node.where,
         "line": node.source,
@@ -154,5 +154,5 @@ def _node(node: Node, place: str, attributes: bool) -> dict[str, Any]:
         "details": [[name, value] for name, value in details.items() if value],
         "saved": [str(each) for each in node.saved],
         "bytes": format_bytes(node.own_bytes) if node.own_bytes else "",
-        "module": node.name or place,
+        "module": node.name or group,
     }

@@ -109,7 +109,7 @@ def output_file(path: Any, depth: Any) -> Path:
     """The file for a picture; options that cannot work are refused before anything is traced.
 
     Raises:
-        UsageError: If the suffix names no format, no file can be written there, or `depth` is no number.
+        UsageError: If the suffix names no format, no file can be written there, or `depth` is not a number.
         MissingExtraError: If the format needs Graphviz, and pygraphviz is not installed.
     """
     file = writable_file(path, "graph.svg")

@@ -177,7 +177,7 @@ class Recording(TorchFunctionMode):
             return
         if reads:
             attributes = (*attributes, ("hands to Python", "numbers: what follows may depend on them"))
-        self.see(given for _, given in passed)
+        self.see(tensor for _, tensor in passed)
         frame = inspect.currentframe()
         where, line = shown_line(user_line_of_frame(frame))
         del frame  # a reference cycle would keep the tensors of this call
@@ -254,7 +254,7 @@ def _storage(tensor: Tensor) -> Any:
 
 
 _WRAPPERS = ("_orig_mod", "module")
-"""Attributes of `torch.compile` and of data-parallel wrappers, which are no part of a user's path."""
+"""Attributes of `torch.compile` and of data-parallel wrappers, which are not part of a user's path."""
 
 
 @contextmanager
@@ -292,16 +292,16 @@ def module_regions(recording: Recording, root: torch.nn.Module) -> Iterator[None
 
 
 def _paths(root: torch.nn.Module) -> dict[int, str]:
-    """The path of each submodule; wrappers have none."""
+    """The path of each submodule except wrappers."""
     found = {}
     for name, part in root.named_modules():
         wraps = any(child == "_orig_mod" for child, _ in part.named_children())
-        if part is not root and not wraps and _known(name):
-            found[id(part)] = _known(name)
+        if part is not root and not wraps and _user_path(name):
+            found[id(part)] = _user_path(name)
     return found
 
 
-def _known(name: str) -> str:
+def _user_path(name: str) -> str:
     parts = name.split(".")
     while parts and parts[0] in _WRAPPERS:
         parts = parts[1:]
@@ -342,16 +342,16 @@ def preserved_state(module: torch.nn.Module | None) -> Iterator[None]:
     write, and break a graph that saved them. Other attributes, such as a counter in Python, are not restored.
     """
     parts = list(module.modules()) if module is not None else []
-    kept = [(part, name, buffer) for part in parts for name, buffer in part.named_buffers(recurse=False)]
+    buffers = [(part, name, buffer) for part in parts for name, buffer in part.named_buffers(recurse=False)]
     copies: dict[int, Tensor] = {}
     training = [(part, part.training) for part in parts]
     with torch.random.fork_rng(devices=_devices(), device_type=_kind()):
         try:
-            for part, name, buffer in kept:
+            for part, name, buffer in buffers:
                 setattr(part, name, copies.setdefault(id(buffer), buffer.detach().clone()))
             yield
         finally:
-            for part, name, buffer in kept:
+            for part, name, buffer in buffers:
                 setattr(part, name, buffer)
             for part, mode in training:
                 part.training = mode

@@ -22,16 +22,16 @@ SMALLEST = 2
 
 
 class FlatModel(torch.nn.Module):
-    """A model as a module from tensors to tensors; every other argument is fixed.
+    """A module from tensors to tensors around a model; all other arguments are fixed.
 
     Args:
         model: A module or an operator.
-        call: Positional and keyword arguments, in which the tensors of each call take the place of these.
+        call: Positional and keyword arguments; each call replaces the tensors in them.
     """
 
     def __init__(self, model: Any, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         super().__init__()
-        self.model = model  # a module becomes a child; a handle of an operator stays what it is
+        self.model = model  # a module becomes a child; the handle of an operator does not
         self.call = call
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -105,7 +105,7 @@ def input_tensors(named: Sequence[tuple[str, Any]]) -> tuple[list[str], list[Ten
     """Names and values of the tensors in the arguments of a call.
 
     Raises:
-        ExportError: If there is a tensor that no file can take.
+        ExportError: If ONNX has no inputs of the type of a tensor.
     """
     found = [leaf for name, value in named for leaf in named_tensors(value, name, item_name)]
     for name, tensor in found:
@@ -241,7 +241,7 @@ def read_axes(dynamic: Any, names: Sequence[str], tensors: Sequence[Tensor]) -> 
         names, tensors: The inputs.
 
     Raises:
-        UsageError: If it is no such mapping, or names an input or axis that does not exist.
+        UsageError: If it is not such a mapping, or names an input or axis that does not exist.
         DynamicAxisError: If an axis has several sizes, or is empty.
     """
     given = {} if dynamic is None else dynamic

@@ -155,16 +155,16 @@ class DraftFile:
         """Write an onnx_ir model with its tensors, in place of an earlier one, and validate the file.
 
         Raises:
-            ExportError: If it is no valid ONNX file.
+            ExportError: If the file is not valid.
         """
         for each in self._folder.iterdir():
             each.unlink()
         save(model, self.file)
         try:
             onnx.checker.check_model(str(self.file), full_check=True)
-        except Exception as error:  # it raises classes of its own, which share no base
+        except Exception as error:  # its exceptions share no base class
             raise errors.ExportError(
-                f"what torch's exporter wrote is no valid file: {' '.join(str(error).split())}",
+                f"torch's exporter wrote an invalid file: {' '.join(str(error).split())}",
                 hint="try another `opset=`; the model may use an operator that ONNX has in later ones",
             ) from error
 

@@ -20,8 +20,8 @@ _DIVISIONS = ("FloorDiv", "CleanDiv")
 def sizes_in_cpp(calls: Sequence[OperatorCall]) -> str:
     """The body of a C++ function of `v`, the arguments, that writes the sizes of results into `r`.
 
-    It covers calls with the static sizes and the other arguments of one of these calls. Empty if the sizes of
-    none of them can be written.
+    It covers calls with the static sizes and the other arguments of one of these calls. Empty if no sizes can
+    be written in C++.
     """
     blocks = dict.fromkeys(block for block in map(_block, calls) if block)
     return "\n".join([*blocks, "  return opsmith::UNKNOWN;"]) if blocks else ""
@@ -42,7 +42,7 @@ def _block(call: OperatorCall) -> str:
 
 
 class _Block:
-    """The C++ lines for one call; `break` leaves them where the actual call differs from it.
+    """The C++ lines for one call; they `break` if the actual call differs from it.
 
     Args:
         call: The call.
@@ -54,13 +54,13 @@ class _Block:
         self._composed: list[tuple[str, Any]] = []
 
     def lines(self) -> Iterator[str]:
-        """All of them."""
+        """The lines, in order."""
         yield "bool bad = false; (void)bad;"
-        for place, (leaf, value) in enumerate(self._call.values()):
+        for index, (leaf, value) in enumerate(self._call.values()):
             if leaf.kind.is_tensor:
-                yield from self._tensors(f"v[{place}]", value, leaf.kind.sequence)
+                yield from self._tensors(f"v[{index}]", value, leaf.kind.sequence)
             else:
-                yield from _unlike(f"v[{place}]", leaf, value)
+                yield from _break_unless_equal(f"v[{index}]", leaf, value)
         for name, expression in self._composed:  # symbols may stand in a later tensor
             if {str(each) for each in expression.free_symbols} <= set(self._known):
                 yield f"if ({name} != {self._written(expression, whole=False)} || bad) break;"
@@ -122,8 +122,8 @@ class _Block:
         raise _UnwrittenError
 
 
-def _unlike(name: str, leaf: Argument, value: Any) -> Iterator[str]:
-    """Leave the block if an argument that is no tensor has another value."""
+def _break_unless_equal(name: str, leaf: Argument, value: Any) -> Iterator[str]:
+    """Leave the block if an argument that is not a tensor has another value."""
     yield f"if ({name}.given != {_flag(value is not None)}) break;"
     if value is None:
         return
@@ -137,16 +137,16 @@ def _unlike(name: str, leaf: Argument, value: Any) -> Iterator[str]:
         yield f"if ({name}.list.size != {len(items)}) break;"
         for at, item in enumerate(items):
             found = f"static_cast<const {_TYPES[form]}*>({name}.list.data)[{at}]"
-            yield f"if ({_other(found, form, item)}) break;"
+            yield f"if ({_differs(found, form, item)}) break;"
     else:
-        yield f"if ({_other(f'{name}.{_FIELDS[form]}', form, value)}) break;"
+        yield f"if ({_differs(f'{name}.{_FIELDS[form]}', form, value)}) break;"
 
 
 _TYPES = {"bool": "bool", "int": "int64_t", "float": "double"}
 _FIELDS = {"bool": "flag", "int": "integer", "float": "number"}
 
 
-def _other(found: str, form: str, value: Any) -> str:
+def _differs(found: str, form: str, value: Any) -> str:
     """The C++ condition that a value differs; floats in single precision, as in an attribute."""
     if form == "bool":
         return f"{found} != {_flag(value)}"

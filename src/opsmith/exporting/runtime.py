@@ -17,7 +17,7 @@ from opsmith.exporting.packages import onnxruntime
 ERRORS_ONLY = 3
 
 
-_BESIDE = {
+_WEIGHTS_FILE = {
     "session.optimized_model_external_initializers_file_name": "weights",
     "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
 }
@@ -59,7 +59,7 @@ class Runtime:
             _register(options, library)
         if optimised is not None:
             options.optimized_model_filepath = str(optimised)
-            for key, value in _BESIDE.items():
+            for key, value in _WEIGHTS_FILE.items():
                 options.add_session_config_entry(key, value)
         try:
             self._session = onnxruntime.InferenceSession(
@@ -68,7 +68,7 @@ class Runtime:
                 providers=["CPUExecutionProvider"],
                 disabled_optimizers=[] if optimised is None else _MERGING,
             )
-        except Exception as error:  # it raises classes of its own, which share no base
+        except Exception as error:  # its exceptions share no base class
             raise _not_loaded(name, error) from error
         self.inputs = tuple(map(_described, self._session.get_inputs()))
         self.outputs = tuple(map(_described, self._session.get_outputs()))
@@ -96,7 +96,7 @@ class Runtime:
 def _register(options: Any, library: Path) -> None:
     try:
         options.register_custom_ops_library(str(library.absolute()))
-    except Exception as error:  # it raises classes of its own, which share no base
+    except Exception as error:  # its exceptions share no base class
         raise errors.OnnxRuntimeError(
             f"ONNX Runtime does not load the library `{library.name}`: {reason(error)}",
             expected="a library that `export_onnx(..., library=...)` wrote, on a machine of this kind",
@@ -111,7 +111,7 @@ def _described(value: Any) -> tuple[str, torch.dtype | None, tuple[int | str | N
 
 def _to_runtime(tensor: Tensor) -> Any:
     held = tensor.detach().cpu().contiguous()
-    if held.dtype is torch.bfloat16:  # which NumPy lacks
+    if held.dtype is torch.bfloat16:  # NumPy has no bfloat16
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
             held.view(torch.uint16).numpy(), ONNX_TYPES[torch.bfloat16]
         )
@@ -135,14 +135,14 @@ def reason(error: BaseException) -> str:
 
 def _not_loaded(name: str, error: BaseException) -> errors.OnnxRuntimeError:
     text = reason(error)
-    lacks = "is not a registered function/op" in text
+    no_kernel = "is not a registered function/op" in text
     return errors.OnnxRuntimeError(
         f"ONNX Runtime has no kernel for a node of `{name}`: {text}"
-        if lacks
+        if no_kernel
         else f"ONNX Runtime does not load `{name}`: {text}",
         hint="export it with `body='function'`, which every runtime runs, or give the runtime a library that "
         "has the kernel"
-        if lacks
+        if no_kernel
         else "export it in a type that ONNX Runtime computes on the CPU: float32, float64, mostly float16; "
         "or with `verify=False` for another runtime",
     )
@@ -190,7 +190,7 @@ class OnnxModule(torch.nn.Module):
         for name, dtype, shape in self._runtime.inputs:
             tensor = given[name]
             if not isinstance(tensor, Tensor):
-                raise self._misfit(f"`{name}` is no tensor", type(tensor).__name__)
+                raise self._misfit(f"`{name}` is not a tensor", type(tensor).__name__)
             fits = len(shape) == tensor.ndim and all(
                 size == own for size, own in zip(shape, tensor.shape, strict=True) if isinstance(size, int)
             )
@@ -200,7 +200,7 @@ class OnnxModule(torch.nn.Module):
     def _misfit(self, problem: str, got: str) -> errors.OnnxRuntimeError:
         expected = ", ".join(f"{name}: {dtype} {list(shape)}" for name, dtype, shape in self._runtime.inputs)
         return errors.OnnxRuntimeError(
-            f"`{self.path.name}` cannot be called so: {problem}",
+            f"`{self.path.name}` cannot be called with these inputs: {problem}",
             expected=expected.replace("'", "") or "no inputs",
             got=got,
             hint="give each input a tensor of its type; an axis without a name has the size of the export",

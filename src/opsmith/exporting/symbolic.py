@@ -1,7 +1,7 @@
 """Support for `symbolic` of adopted `autograd.Function` classes under torch's current exporter.
 
 torch's old exporter called `symbolic` with a graph, whose `op` made a node. Here `op` makes the node in the
-program that is being translated; the old graph has nothing else here.
+program that is being translated; nothing else of the old graph is supported.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class SymbolicGraph:
             attributes: Attributes, whose type is the ending of the name: `_i` integers, `_f` floats, `_s`
                 strings, `_t` a tensor; a list becomes a list.
         """
-        domain, op_type = self._place(name)
+        domain, op_type = self._node_type(name)
         written = [self._attribute(key, value) for key, value in sorted(attributes.items())]
         if domain:
             types = {each.name: each.type.name for each in written}
@@ -97,7 +97,7 @@ class SymbolicGraph:
             self._others.append(node)
         return made
 
-    def _place(self, name: str) -> tuple[str, str]:
+    def _node_type(self, name: str) -> tuple[str, str]:
         domain, colons, op_type = name.rpartition("::")
         if domain in ("onnx", "ai.onnx"):
             return "", op_type
@@ -105,13 +105,13 @@ class SymbolicGraph:
             return domain, op_type
         if onnx.defs.has(op_type, max_inclusive_version=self._opset):
             return "", op_type
-        stated = self._specification.namespace
+        domain = self._specification.namespace
         self._notes.append(
             f"`symbolic` of {self._class} names a node `{name}` and no domain, and ONNX has no such node: "
-            f'it is put into the domain `{stated}`: write `g.op("{stated}::{name}", ...)`, and this warning '
+            f'it is put into the domain `{domain}`: write `g.op("{domain}::{name}", ...)`, and this warning '
             "goes"
         )
-        return stated, op_type
+        return domain, op_type
 
     def _attribute(self, key: str, value: Any) -> Any:
         name, _, ending = key.rpartition("_")
@@ -135,7 +135,7 @@ class SymbolicGraph:
             at = next((at for at, tensor in enumerate(self._tensors) if tensor is value), None)
             if value is not None and at is None:
                 raise self._refused(
-                    "its `symbolic` gives a node of another domain something that is no tensor of the call",
+                    "its `symbolic` gives a node of another domain an input that is not a tensor of the call",
                     "the tensors that `forward` takes, in any order",
                     type(value).__name__,
                     "let the node have the tensors as they come, and numbers as attributes",
@@ -144,7 +144,7 @@ class SymbolicGraph:
         return tuple(found)
 
     def returned(self, made: Any) -> Any:
-        """The values that `symbolic` returned, refused where they are not supported here."""
+        """Validate the values that `symbolic` returned, and return them."""
         values = list(made) if isinstance(made, list | tuple) else [made]
         shown = [result for result in self._specification.schema.results if not result.hidden]
         if len(values) != len(shown) or any(value is None for value in values):

@@ -1,4 +1,4 @@
-"""Tolerance of a comparison: how far rounding may move an output of a file."""
+"""Tolerance of a comparison: the error of an output that rounding explains."""
 
 from __future__ import annotations
 
@@ -68,58 +68,59 @@ def in_coarser(dtype: torch.dtype, coarsest: torch.dtype | None, nodes: int) -> 
     return Tolerance(allowed.relative, f"{allowed.reason}, some of them to {name}")
 
 
-def difference(got: Tensor, want: Tensor) -> float:
+def difference(got: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the largest value; inf where shapes, dtypes or nans differ.
 
     Example:
         >>> difference(torch.tensor([1.0, 4.5]), torch.tensor([1.0, 4.0]))
         0.125
     """
-    if got.shape != want.shape or got.dtype != want.dtype:
+    if got.shape != expected.shape or got.dtype != expected.dtype:
         return math.inf
-    if not want.numel():
+    if not expected.numel():
         return 0.0
-    if not want.dtype.is_floating_point:
-        return 0.0 if torch.equal(got, want) else math.inf
-    one, two = got.double(), want.double()
-    special = ~torch.isfinite(two)
-    if not torch.equal(special, ~torch.isfinite(one)):
+    if not expected.dtype.is_floating_point:
+        return 0.0 if torch.equal(got, expected) else math.inf
+    actual, wanted = got.double(), expected.double()
+    special = ~torch.isfinite(wanted)
+    if not torch.equal(special, ~torch.isfinite(actual)):
         return math.inf
-    if not torch.equal(one[special].nan_to_num(2.0), two[special].nan_to_num(2.0)):
+    if not torch.equal(actual[special].nan_to_num(2.0), wanted[special].nan_to_num(2.0)):
         return math.inf
-    plain = two[~special]
-    if not plain.numel():
+    finite = wanted[~special]
+    if not finite.numel():
         return 0.0
-    largest = plain.abs().max().item()
-    return float((one[~special] - plain).abs().max().item() / (largest or 1.0))
+    largest = finite.abs().max().item()
+    return float((actual[~special] - finite).abs().max().item() / (largest or 1.0))
 
 
 def in_float64(model: torch.nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
     """The results of a model in float64; None where it does not run in float64."""
-    wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
+    inputs_in_float64 = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
     try:
         with torch.no_grad():
-            results: Any = deepcopy(model).double()(*wide)
+            results: Any = deepcopy(model).double()(*inputs_in_float64)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):  # it has a fixed dtype
         return None
     return tuple(results)
 
 
-def explained(got: Tensor, want: Tensor, truth: Tensor) -> Tolerance | None:
+def explained(got: Tensor, expected: Tensor, truth: Tensor) -> Tolerance | None:
     """The tolerance that PyTorch's own error against float64 explains; None if it explains nothing.
 
-    Rounding leaves at least half of the digits. If PyTorch's error is larger, for example by a wrong kernel
-    that does not take float64, it is no measure.
+    Rounding leaves at least half of the digits. A larger error of PyTorch, for example of a wrong kernel that
+    does not take float64, explains nothing.
     """
-    if not want.dtype.is_floating_point or truth.shape != want.shape:
+    if not expected.dtype.is_floating_point or truth.shape != expected.shape:
         return None
-    own = difference(want.double(), truth)
-    its = difference(got.double(), truth)
-    half = math.sqrt(torch.finfo(want.dtype).eps)
-    if not own <= half or not its <= ERROR_RATIO * own:  # nan explains nothing
+    pytorch_error = difference(expected.double(), truth)
+    file_error = difference(got.double(), truth)
+    half = math.sqrt(torch.finfo(expected.dtype).eps)
+    if not pytorch_error <= half or not file_error <= ERROR_RATIO * pytorch_error:  # nan explains nothing
         return None
     return Tolerance(
-        (ERROR_RATIO + 1) * own, f"{ERROR_RATIO + 1} times what PyTorch itself is off from float64, {own:.1e}"
+        (ERROR_RATIO + 1) * pytorch_error,
+        f"{ERROR_RATIO + 1} times what PyTorch itself is off from float64, {pytorch_error:.1e}",
     )
 
 
@@ -148,8 +149,8 @@ def rounding(model: Any) -> Rounding:
         before += [dtype for value in inside if (dtype := _floating(value.dtype)) is not None]
         before += _in_body(node, functions)
         for value in node.outputs:
-            own = _floating(value.dtype)
-            types = before if own is None else [*before, own]
+            dtype = _floating(value.dtype)
+            types = before if dtype is None else [*before, dtype]
             if types:
                 found[value.name] = max(types, key=lambda dtype: torch.finfo(dtype).eps)
     return Rounding(sum(sizes.get(node.op_identifier(), 1) for node in model.graph), found)

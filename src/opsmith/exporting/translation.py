@@ -71,7 +71,7 @@ class ListOutputs(Sequence[Any]):
 
 
 class MixedResults(Sequence[Any]):
-    """Results of which the last is a list; iteration, by which the exporter names them, omits the list.
+    """Results that end in a list. The exporter names them by iteration, which omits the list.
 
     Args:
         single: The results before the list.
@@ -196,7 +196,7 @@ def complete(node: Any, call: OperatorCall) -> None:
 
 
 def _describe(node: Any, call: OperatorCall) -> None:
-    wide = torch.float64 in call.dtypes()
+    double = torch.float64 in call.dtypes()
     for leaf, value in call.values():
         if leaf.kind.is_tensor:
             if leaf.kind.sequence and value is not None:
@@ -208,7 +208,7 @@ def _describe(node: Any, call: OperatorCall) -> None:
         written = attribute(call.specification, leaf, value)
         if written is not None:
             node.attributes[leaf.name] = written
-            exact = bits(leaf, value) if wide else None
+            exact = bits(leaf, value) if double else None
             if exact is not None:
                 node.attributes[exact.name] = exact
 
@@ -234,7 +234,7 @@ def exact_scalars(opset: int) -> dict[Any, Callable[..., Any]]:
     Args:
         opset: Version of ONNX's operators.
     """
-    from onnxscript.function_libs.torch_lib.ops import core  # a thousand translations: not before an export
+    from onnxscript.function_libs.torch_lib.ops import core  # it imports a thousand translations
 
     operators = onnxscript.values.Opset("", opset)
 
@@ -269,7 +269,7 @@ def attribute(specification: Specification, leaf: Argument, value: Any) -> Any:
         items = [value] * (kind.length or 1)
     if any(isinstance(item, torch.fx.Node | torch.SymInt | torch.SymFloat | torch.SymBool) for item in items):
         raise errors.ExportError(
-            "an argument that is no tensor follows from a dynamic axis, and an attribute is fixed",
+            "an argument that is not a tensor follows from a dynamic axis, and an attribute is fixed",
             operator=specification.name,
             argument=leaf.name,
             expected=f"{kind.annotation()} that is the same in every call",
@@ -294,12 +294,12 @@ def bits(leaf: Argument, value: Any) -> Any:
     if value is None or leaf.kind.base.schema != "float":
         return None
     items = value if isinstance(value, list | tuple) else [value]
-    wide = struct.unpack(f"<{len(items)}q", struct.pack(f"<{len(items)}d", *items))
+    integers = struct.unpack(f"<{len(items)}q", struct.pack(f"<{len(items)}d", *items))
     single = torch.tensor([float(item) for item in items], dtype=torch.float64)
     if torch.allclose(single.float().double(), single, rtol=0.0, atol=0.0, equal_nan=True):
         return None
     made = onnx_ir.AttrInt64s if leaf.kind.sequence else onnx_ir.AttrInt64
-    return made(leaf.name + BITS, wide if leaf.kind.sequence else wide[0])
+    return made(leaf.name + BITS, integers if leaf.kind.sequence else integers[0])
 
 
 def _plain(items: Sequence[Any], form: str) -> list[Any]:

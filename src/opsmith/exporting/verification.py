@@ -117,31 +117,31 @@ class Verification:
         given = dict(zip(self.axes.inputs, inputs, strict=True))
         known = {name for name, _, _ in runtime.inputs}
         results = runtime.run({name: tensor for name, tensor in given.items() if name in known})
-        for at, (name, got, want) in enumerate(zip(self.outputs, results, expected, strict=True)):
-            off, allowed = difference(got, want), tolerance(want.dtype, self.rounding.nodes)
+        for at, (name, got, wanted) in enumerate(zip(self.outputs, results, expected, strict=True)):
+            off, allowed = difference(got, wanted), tolerance(wanted.dtype, self.rounding.nodes)
             if off > allowed.relative:
-                more = self._explained(inputs, at, got, want)
-                if more is None:
-                    raise self._mismatch(name, got, want, off, allowed, inputs, library)
-                allowed = more
+                explanation = self._explained(inputs, at, got, wanted)
+                if explanation is None:
+                    raise self._mismatch(name, got, wanted, off, allowed, inputs, library)
+                allowed = explanation
             sizes, native = self.axes.sizes(inputs), library is not None
             yield Comparison(sizes, name, off, allowed.relative, allowed.reason, native)
 
-    def _explained(self, inputs: Sequence[Tensor], at: int, got: Tensor, want: Tensor) -> Tolerance | None:
+    def _explained(self, inputs: Sequence[Tensor], at: int, got: Tensor, wanted: Tensor) -> Tolerance | None:
         """The tolerance that explains a large difference of an output; None if none does."""
         truth = in_float64(self.model, inputs)
-        found = None if truth is None else explained(got, want, truth[at])
+        found = None if truth is None else explained(got, wanted, truth[at])
         if found is not None:
             return found
         coarsest = self.rounding.coarsest.get(self.outputs[at])
-        coarse = in_coarser(want.dtype, coarsest, self.rounding.nodes)
-        return coarse if coarse is not None and difference(got, want) <= coarse.relative else None
+        coarse = in_coarser(wanted.dtype, coarsest, self.rounding.nodes)
+        return coarse if coarse is not None and difference(got, wanted) <= coarse.relative else None
 
     def _mismatch(
         self,
         name: str,
         got: Tensor,
-        want: Tensor,
+        wanted: Tensor,
         off: float,
         allowed: Tolerance,
         inputs: Sequence[Tensor],
@@ -151,8 +151,8 @@ class Verification:
         first = first_difference(
             self.program, self.renamed, self.axes.inputs, inputs, self.rounding, library=library
         )
-        if (got.shape, got.dtype) != (want.shape, want.dtype):
-            found = f"{got.dtype} {list(got.shape)} in place of {want.dtype} {list(want.shape)}"
+        if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
+            found = f"{got.dtype} {list(got.shape)} in place of {wanted.dtype} {list(wanted.shape)}"
         else:
             found = f"off by {off:.1e} of the largest value"
         return errors.ExportMismatchError(
@@ -172,7 +172,7 @@ class Verification:
             names = ", ".join(f"`{name.removeprefix(PREFIX)}`" for name in written)
             return f"the model writes into {names}, and a file keeps nothing from one run to the next"
         if first is not None and first.operator:
-            return "hold the operator's kernel against its reference: `opsmith check`"
+            return "compare the operator's kernel with its reference: `opsmith check`"
         return "give inputs that are more like real ones, or report it to torch with the model"
 
 
@@ -237,23 +237,23 @@ def first_difference(
     program = translated.exported_program
     recorded = _recorded(program, inputs)
     calls = {node.name: node for node in program.graph.nodes}
-    places = [
+    candidates = [
         (node, value, renamed.get(value.name, value.name))
         for node in translated.model.graph
         for value in node.outputs
     ]
-    places = [place for place in places if isinstance(recorded.get(place[2]), Tensor)]
+    candidates = [each for each in candidates if isinstance(recorded.get(each[2]), Tensor)]
     try:
-        runtime = _every_value(translated.model, [value for _, value, _ in places], library)
+        runtime = _every_value(translated.model, [value for _, value, _ in candidates], library)
         known = {name for name, _, _ in runtime.inputs}
         given = {name: tensor for name, tensor in zip(names, inputs, strict=True) if name in known}
         results = runtime.run(given)
     except (errors.OnnxRuntimeError, ValueError, OSError):
-        return None  # a value that no output can have, or no room for the file
-    for (node, value, name), got in zip(places, results, strict=True):
-        want = recorded[name].detach().cpu()
-        off, allowed = difference(got, want), tolerance(want.dtype, rounding.nodes)
-        allowed = in_coarser(want.dtype, rounding.coarsest.get(value.name), rounding.nodes) or allowed
+        return None  # an output cannot have such a value, or the disk is full
+    for (node, value, name), got in zip(candidates, results, strict=True):
+        wanted = recorded[name].detach().cpu()
+        off, allowed = difference(got, wanted), tolerance(wanted.dtype, rounding.nodes)
+        allowed = in_coarser(wanted.dtype, rounding.coarsest.get(value.name), rounding.nodes) or allowed
         if off > allowed.relative:
             kind, operator = node.op_type, node.metadata_props.get(OPERATOR)
             return NodeDifference(kind, name, operator, where_called(calls[name]), off)

@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 def module_class(
-    operator: Operator[..., R], *, site: CallSite, doc: str | None = None, **words: Any
+    operator: Operator[..., R], *, site: CallSite, doc: str | None = None, **arguments: Any
 ) -> type[OperatorModule[R]]:
     """Return the class of `op.module(...)`.
 
@@ -29,12 +29,12 @@ def module_class(
         operator: The operator.
         site: Location of the call of `module`.
         doc: Text at the end of the docstring.
-        **words: The other arguments of `module`.
+        **arguments: The other arguments of `module`.
 
     Raises:
         ModuleDeclarationError: If they do not fit the operator, or one another.
     """
-    plan = read_plan(operator, site.where, **words)
+    plan = read_plan(operator, site.where, **arguments)
     qualname = site.scope + plan.name
     hints = _hints(plan)
     functions = _functions(plan, f"<{site.module}.{qualname}>")
@@ -150,7 +150,7 @@ def _docstring(plan: ModulePlan, doc: str | None) -> str:
         for name in plan.sizes
     ]
     arguments += [f"    {each.name}: As in the operator{_default(each)}." for each in plan.options]
-    arguments += [f"    {each.name}: Whether there is a `{each.name}`." for each in plan.flags]
+    arguments += [f"    {each.name}: True for a module with a `{each.name}`." for each in plan.flags]
     if plan.owned:
         arguments.append("    device, dtype: Of parameters and buffers.")
     if arguments:

@@ -61,22 +61,22 @@ class ModuleArguments:
         found = {letter for dims in shapes.arguments.values() for letter in dims.letters}
         return sorted(found - shapes.integers)
 
-    def names(self, word: str, given: Any) -> list[str]:
+    def names(self, argument: str, given: Any) -> list[str]:
         """Return the items of an argument that is a list of names."""
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise self.refuse(
-                f"`{word}` is a list of names",
-                word,
-                f'write `{word}=("{given}",)`, with a comma'
+                f"`{argument}` is a list of names",
+                argument,
+                f'write `{argument}=("{given}",)`, with a comma'
                 if isinstance(given, str)
-                else f"give {word} names",
+                else f"give {argument} names",
                 got=shown(given),
             )
         names = list(given)
         wrong = [name for name in names if not isinstance(name, str)]
         if wrong:
             raise self.refuse(
-                f"`{word}` is a list of names", word, "write names as text", got=shown(wrong[0])
+                f"`{argument}` is a list of names", argument, "write names as text", got=shown(wrong[0])
             )
         return names
 
@@ -102,29 +102,31 @@ def is_name(name: Any) -> bool:
 
 
 def read_shapes_of(
-    words: ModuleArguments, word: str, given: Any, known: tuple[str, ...], letters: Mapping[str, str]
+    arguments: ModuleArguments, argument: str, given: Any, known: tuple[str, ...], letters: Mapping[str, str]
 ) -> dict[str, tuple[Expression, ...]]:
     """Return the shape of each parameter, or of each buffer."""
-    derived = None if isinstance(given, Mapping) else dict.fromkeys(words.names(word, given))
+    derived = None if isinstance(given, Mapping) else dict.fromkeys(arguments.names(argument, given))
     found = {}
     for name, shape in (given if derived is None else derived).items():
-        if name not in words.tensors:
-            raise words.refuse(
-                f"`{word}` names `{name}`, which is not a tensor argument of the operator",
-                word,
+        if name not in arguments.tensors:
+            raise arguments.refuse(
+                f"`{argument}` names `{name}`, which is not a tensor argument of the operator",
+                argument,
                 "name an argument of the reference; for a list of tensors write a module by hand",
-                expected=f"one of {listed(words.tensors)}" if words.tensors else "no name",
+                expected=f"one of {listed(arguments.tensors)}" if arguments.tensors else "no name",
             )
-        found[name] = _derived(words, name, letters) if derived is not None else _written(words, name, shape)
+        found[name] = (
+            _derived(arguments, name, letters) if derived is not None else _written(arguments, name, shape)
+        )
         for dimension in found[name]:
-            _refuse_unknown(words, name, dimension, known)
+            _refuse_unknown(arguments, name, dimension, known)
     return found
 
 
-def _written(words: ModuleArguments, name: str, shape: Any) -> tuple[Expression, ...]:
+def _written(arguments: ModuleArguments, name: str, shape: Any) -> tuple[Expression, ...]:
     """Return a shape that the author wrote."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
-        raise words.refuse(
+        raise arguments.refuse(
             f"the shape of `{name}` is a list of dimensions",
             name,
             f'write `"{name}": ("{shape}",)`, with a comma; `()` for a single number',
@@ -134,7 +136,7 @@ def _written(words: ModuleArguments, name: str, shape: Any) -> tuple[Expression,
     for dimension in shape:
         read = read_dimension(dimension)
         if read is None:
-            raise words.refuse(
+            raise arguments.refuse(
                 f"the shape of `{name}` has a dimension that cannot be read",
                 name,
                 'write a size, a number, or `"channels // groups"`',
@@ -142,10 +144,10 @@ def _written(words: ModuleArguments, name: str, shape: Any) -> tuple[Expression,
                 got=shown(dimension),
             )
         dimensions.append(read)
-    pattern = words.specification.shapes
+    pattern = arguments.specification.shapes
     dims = None if pattern is None else pattern.arguments.get(name)
     if dims is not None and not dims.leading and len(dims.sizes) != len(dimensions):
-        raise words.refuse(
+        raise arguments.refuse(
             f"the shape of `{name}` does not fit the operator's `shapes=`",
             name,
             "write as many dimensions, or leave the shapes to `shapes=`: give names alone",
@@ -155,14 +157,14 @@ def _written(words: ModuleArguments, name: str, shape: Any) -> tuple[Expression,
     return tuple(dimensions)
 
 
-def _derived(words: ModuleArguments, name: str, letters: Mapping[str, str]) -> tuple[Expression, ...]:
+def _derived(arguments: ModuleArguments, name: str, letters: Mapping[str, str]) -> tuple[Expression, ...]:
     """Return a shape that follows from `shapes=`."""
-    pattern = words.specification.shapes
+    pattern = arguments.specification.shapes
     dims = None if pattern is None else pattern.arguments.get(name)
     read = [] if dims is None else [read_dimension(size) for size in dims.sizes]
     if dims is None or dims.leading or ANY in dims.sizes or None in read:
-        raise words.refuse(
-            f"the operator's `shapes=` does not say the shape of `{name}`",
+        raise arguments.refuse(
+            f"the operator's `shapes=` does not declare the shape of `{name}`",
             name,
             f'write it: `{{"{name}": ("features",)}}`',
             expected="a dimension for each of its sizes",
@@ -171,15 +173,17 @@ def _derived(words: ModuleArguments, name: str, letters: Mapping[str, str]) -> t
     return tuple(each.renamed(letters) for each in read if each is not None)
 
 
-def _refuse_unknown(words: ModuleArguments, name: str, dimension: Expression, known: tuple[str, ...]) -> None:
+def _refuse_unknown(
+    arguments: ModuleArguments, name: str, dimension: Expression, known: tuple[str, ...]
+) -> None:
     """Refuse a name in a shape that the constructor does not take."""
     unknown = [each for each in dimension.names if each not in known]
     if unknown:
-        raise words.refuse(
+        raise arguments.refuse(
             f"the shape of `{name}` names `{unknown[0]}`, which is not a size",
             name,
-            f"add it to `sizes`, or say there what the letter `{unknown[0]}` is called"
-            if unknown[0] in words.pattern_letters
+            f"add it to `sizes`, or give the letter `{unknown[0]}` a name there"
+            if unknown[0] in arguments.pattern_letters
             else "add it to `sizes`",
             expected=f"one of {listed(list(known))}" if known else "numbers: there are no `sizes`",
             got=repr(dimension.text),

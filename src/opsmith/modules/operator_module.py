@@ -45,7 +45,7 @@ class OperatorModule(nn.Module, Generic[R]):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Make a lazy module where a size is None."""
-        twin: Any = vars(cls).get("Lazy")  # not that of a base class with another constructor
+        twin: Any = vars(cls).get("Lazy")  # a base class may have another constructor
         if twin is not None:
             given = {**dict(zip(cls.plan.sizes, args, strict=False)), **kwargs}
             if any(given.get(name, 0) is None for name in cls.plan.learnt):
@@ -92,7 +92,7 @@ class OperatorModule(nn.Module, Generic[R]):
         for each in plan.flags:
             if not isinstance(given[each.name], bool):
                 raise errors.ArgumentError(
-                    f"`{each.name}` says whether there is one",
+                    f"`{each.name}` must be True or False",
                     operator=f"{type(self).__name__} ({plan.operator.name})",
                     argument=each.name,
                     expected="bool",
@@ -203,7 +203,7 @@ def shape_of(module: OperatorModule[Any], owned: OwnedTensor) -> list[int]:
             size = -1
         if size < 0:
             raise errors.SizeError(
-                f"`{owned.name}` has a dimension that comes to no size",
+                f"`{owned.name}` has a dimension that is not a valid size",
                 operator=f"{type(module).__name__} ({module.plan.operator.name})",
                 argument=owned.name,
                 expected=f"{dimension.text}, zero or more",
@@ -228,7 +228,7 @@ def refuse_lost(kind: type[Any], plan: ModulePlan) -> None:
     """Refuse to pickle a module whose class cannot be imported by name.
 
     Raises:
-        ModulePicklingError: With the name to bind it to.
+        ModulePicklingError: If it cannot; the hint has the name to bind it to.
     """
     found: Any = sys.modules.get(kind.__module__)
     for part in kind.__qualname__.split("."):
@@ -294,7 +294,7 @@ class LearnsSizes(LazyModuleMixin):
     def __reduce_ex__(self, protocol: Any) -> Any:
         this: Any = self
         raise errors.ModulePicklingError(
-            "its parameters have no shape yet, and a pickle of such a one forgets its dtype and device",
+            "its parameters have no shape yet, and a pickle of it would lose their dtype and device",
             operator=f"{this.plan.name} ({this.plan.operator.name})",
             where=this.plan.where,
             hint="call it once before it is pickled",

@@ -34,9 +34,9 @@ class Bottleneck(nn.Module):
     Args:
         channels: Channels of the input.
         width: Channels of the involution; the result has 4 times as many.
-        kernel_size: Of the involution.
-        stride: Of the involution.
-        channels_per_group: Of the involution.
+        kernel_size: Kernel size of the involution.
+        stride: Stride of the involution.
+        channels_per_group: Channels that share a kernel.
     """
 
     def __init__(
@@ -73,14 +73,15 @@ class RedNet(nn.Module):
         blocks: Blocks in each stage, at least 1.
         classes: Number of logits.
         in_channels: Channels of the images.
-        width: Of the first stage's involutions, a multiple of 8 and of `2 * channels_per_group`: the stem's
-            involution has half as many channels, and a quarter of these between its two convolutions.
-        kernel_size: Of the involutions in the blocks; that of the stem has 3.
+        width: Channels of the first stage's involutions, a multiple of 8 and of `2 * channels_per_group`. The
+            stem's involution has half as many, and a quarter of these between its two convolutions.
+        kernel_size: Kernel size of the involutions in the blocks; in the stem it is 3.
         channels_per_group: Channels that share a kernel.
         small: True for small images: the stem keeps their size, instead of dividing it by 4.
 
     Raises:
-        ValueError: If the width is no such multiple, the kernel size even, or a number below 1 or not whole.
+        ValueError: If the width is not such a multiple, the kernel size is even, or a number is not a whole
+            number from 1 on.
 
     Example:
         >>> import torch
@@ -152,7 +153,7 @@ def rednet(depth: int = 50, *, classes: int = 1000, in_channels: int = 3) -> Red
         in_channels: Channels of the images.
 
     Raises:
-        ValueError: If there is no network of that depth, or a number is below 1 or not whole.
+        ValueError: If there is no network of that depth, or a number is not a whole number from 1 on.
 
     Example:
         >>> sum(parameter.numel() for parameter in rednet(26).parameters())

@@ -70,80 +70,80 @@ def _forward(specification: Specification) -> Iterator[Aspect]:
 
 def _gradients(specification: Specification) -> Iterator[Aspect]:
     rules = specification.gradients
-    looked = "surrogate" if rules.surrogate else "gradient"
+    checked_by = "surrogate" if rules.surrogate else "gradient"
     for name in specification.schema.tensor_names:
         title = f"gradient of `{name}`"
         rule = rules.rules.get(name)
         if isinstance(rule, ClassFormula) and specification.adopted is not None:
             how = f"the backward of `{specification.adopted.name}`"
-            yield Aspect(title, "handwritten", how, rule.where, looked)
+            yield Aspect(title, "handwritten", how, rule.where, checked_by)
         elif isinstance(rule, Formula):
             kind = "a surrogate formula, wrong on purpose" if rules.surrogate else "a formula"
             joint = ", for several inputs at once" * rule.joint
-            yield Aspect(title, "handwritten", f"{kind}{joint}", rule.where, looked)
+            yield Aspect(title, "handwritten", f"{kind}{joint}", rule.where, checked_by)
         elif isinstance(rule, NonDifferentiable):
-            yield Aspect(title, "declared", "none: the input counts as a constant", "", looked)
+            yield Aspect(title, "declared", "none: the input counts as a constant", "", checked_by)
         elif isinstance(rule, NotImplementedGradient):
-            yield Aspect(title, "declared", f"refused: {rule.reason}", "", looked)
+            yield Aspect(title, "declared", f"refused: {rule.reason}", "", checked_by)
         elif rule is not None:
-            yield Aspect(title, "declared", "zeros", "", looked)
+            yield Aspect(title, "declared", "zeros", "", checked_by)
         else:
-            yield _derived_gradient(specification, title, looked)
+            yield _derived_gradient(specification, title, checked_by)
 
 
-def _derived_gradient(specification: Specification, title: str, looked: str) -> Aspect:
+def _derived_gradient(specification: Specification, title: str, checked_by: str) -> Aspect:
     rules = specification.gradients
     if rules.stand_in is not None:
-        return Aspect(title, "derived", "from the stand-in", where(rules.stand_in), looked)
+        return Aspect(title, "derived", "from the stand-in", where(rules.stand_in), checked_by)
     if specification.library_operator is not None and specification.library_operator.autograd:
-        return Aspect(title, "its own", "the autograd that it was registered with", "", looked)
+        return Aspect(title, "its own", "the autograd that it was registered with", "", checked_by)
     if specification.opaque:
         how = "the operator is opaque, and no formula is given"
-        return Aspect(title, "missing", how, "", looked)
+        return Aspect(title, "missing", how, "", checked_by)
     how = "autograd through the reference"
     if rules.given or specification.kernels:
         how += ", which the backward runs again"
-    return Aspect(title, "derived", how, "", looked)
+    return Aspect(title, "derived", how, "", checked_by)
 
 
 def _second_order(specification: Specification) -> Aspect:
     adopted, rules = specification.adopted, specification.gradients
-    looked = "second_order"
+    checked_by = "second_order"
     if adopted is not None and adopted.once_differentiable:
         if adopted.reference is not None:
-            return Aspect("second order", "derived", "from its reference", "", looked)
+            return Aspect("second order", "derived", "from its reference", "", checked_by)
         how = f"the backward of `{adopted.name}` says that it can be differentiated once"
-        return Aspect("second order", "missing", how, adopted.backward_where, looked)
+        return Aspect("second order", "missing", how, adopted.backward_where, checked_by)
     if any(isinstance(rule, Formula) for rule in rules.rules.values()):
         how = "autograd through the formulas, and the operators that they call"
-        return Aspect("second order", "derived", how, "", looked)
+        return Aspect("second order", "derived", how, "", checked_by)
     if specification.opaque:
-        return Aspect("second order", "missing", "there is no gradient to differentiate", "", looked)
-    return Aspect("second order", "derived", "autograd through the reference", "", looked)
+        return Aspect("second order", "missing", "there is no gradient to differentiate", "", checked_by)
+    return Aspect("second order", "derived", "autograd through the reference", "", checked_by)
 
 
 def _tangents(specification: Specification) -> Iterator[Aspect]:
     rules, adopted = specification.tangents.rules, specification.adopted
-    looked = "forward_mode"
+    checked_by = "forward_mode"
     for name, rule in rules.items():
         title = f"tangent of `{name}`"
         if isinstance(rule, Formula):
-            yield Aspect(title, "handwritten", "a formula", rule.where, looked)
+            yield Aspect(title, "handwritten", "a formula", rule.where, checked_by)
         else:
-            yield Aspect(title, "declared", repr(rule), "", looked)
+            yield Aspect(title, "declared", repr(rule), "", checked_by)
     every = [each.name for each in specification.schema.results if each.differentiable]
     if all(name in rules for name in every):
         return
     title = "forward mode" if not rules else "the other tangents"
     if adopted is not None and adopted.jvp is not None:
-        yield Aspect(title, "handwritten", f"the jvp of `{adopted.name}`", where(adopted.jvp), looked)
+        yield Aspect(title, "handwritten", f"the jvp of `{adopted.name}`", where(adopted.jvp), checked_by)
     elif any(isinstance(rule, Formula) for rule in specification.gradients.rules.values()):
         how = "the gradient formulas, differentiated by the incoming gradient"
-        yield Aspect(title, "derived", how, "", looked)
+        yield Aspect(title, "derived", how, "", checked_by)
     elif specification.opaque:
-        yield Aspect(title, "missing", "the operator is opaque: write `op.tangents(...)`", "", looked)
+        yield Aspect(title, "missing", "the operator is opaque: write `op.tangents(...)`", "", checked_by)
     else:
-        yield Aspect(title, "derived", "forward mode through the reference", "", looked)
+        yield Aspect(title, "derived", "forward mode through the reference", "", checked_by)
 
 
 def _vmap(specification: Specification) -> Aspect:
@@ -195,12 +195,12 @@ def _compiled(specification: Specification) -> Aspect:
         return Aspect(
             "torch.compile", "derived", "one call, which the compiler does not look into", "", "compile"
         )
-    ways: dict[Any, tuple[Origin, str]] = {
+    modes: dict[Any, tuple[Origin, str]] = {
         None: ("derived", "the reference is seen where no kernel takes the call; else it is one call"),
         True: ("declared", "the compiler always sees the reference"),
         False: ("declared", "one call, which the compiler does not look into"),
     }
-    origin, how = ways[specification.inline]
+    origin, how = modes[specification.inline]
     return Aspect("torch.compile", origin, how, "", "compile")
 
 

@@ -192,8 +192,8 @@ def _formulas(rules: Mapping[str, Any], kind: str) -> Iterator[SourceCode]:
             yield _code(f"{kind}{many} of {names}", function or rule.function, rule.where)
 
 
-def _code(title: str, function: Callable[..., Any], place: str = "") -> SourceCode:
-    return SourceCode(title, source_of(function), place or where(function))
+def _code(title: str, function: Callable[..., Any], location: str = "") -> SourceCode:
+    return SourceCode(title, source_of(function), location or where(function))
 
 
 def source_of(function: Callable[..., Any]) -> str:

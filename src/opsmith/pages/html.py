@@ -81,5 +81,5 @@ def _templates() -> Environment:
     made = templates("opsmith.pages")
     made.filters |= {"size": format_bytes, "place": short_location, "verdict_on": verdict_on}
     made.tests["absent"] = lambda value: isinstance(value, AbsentSection)
-    made.globals |= {"telling": text}
+    made.globals |= {"benchmark_text": text}
     return made

@@ -30,7 +30,7 @@ class KernelEntry:
 
     Args:
         device: Type of device.
-        language: What it is written in.
+        language: Name of the language.
         entry: Name of the function.
         where: `file:line` of the function.
         dtypes: The declared dtypes; empty for all.
@@ -61,12 +61,12 @@ class KernelList:
         """The resources of CUDA kernels in one line."""
         spills = max(each.spills for each in self.usage)
         registers = _range(each.registers for each in self.usage)
-        part = _range(round(100 * each.occupancy) for each in self.usage if each.occupancy is not None)
+        occupancy = _range(round(100 * each.occupancy) for each in self.usage if each.occupancy is not None)
         architectures = ", ".join(dict.fromkeys(each.architecture for each in self.usage))
         forms = f"{len(self.usage)} form{'s' * (len(self.usage) != 1)} compiled for {architectures}"
         spilling = f"up to {spills} bytes spilled" if spills else "nothing spilled"
         text = f"{forms}: {registers} registers, {spilling}"
-        return f"{text}, occupancy {part} %" if part else text
+        return f"{text}, occupancy {occupancy} %" if occupancy else text
 
 
 def _range(numbers: Iterable[int]) -> str:

@@ -53,21 +53,21 @@ def read_benchmarks(file: Path) -> dict[str, Benchmark]:
     """The benchmarks of a file, by the names of their operators.
 
     Args:
-        file: What `opsmith benchmark --json` printed, or `Benchmark.to_json()` gave.
+        file: Output of `opsmith benchmark --json` or of `Benchmark.to_json()`.
 
     Raises:
         UsageError: If it cannot be read.
-        BenchmarkFormatError: If it is no benchmark.
+        BenchmarkFormatError: If it is not a benchmark.
     """
     return benchmarks_in(readable(file, "opsmith benchmark ... -o"))
 
 
-def readable(file: Path, wrote: str) -> str:
+def readable(file: Path, command: str) -> str:
     """The text of a file.
 
     Args:
         file: The file.
-        wrote: The command that writes such a file, as far as the name of the file.
+        command: The command that writes such a file, up to the name of the file.
 
     Raises:
         UsageError: If it cannot be read.
@@ -77,9 +77,9 @@ def readable(file: Path, wrote: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise errors.UsageError(
             f"`{file}` cannot be read",
-            expected=f"what `{wrote} FILE` writes",
+            expected=f"what `{command} FILE` writes",
             got=getattr(error, "strerror", None) or str(error),
-            hint=f"make it first: `{wrote} {file}`",
+            hint=f"make it first: `{command} {file}`",
         ) from error
 
 
@@ -87,7 +87,7 @@ def read_reports_of(file: Path) -> dict[str, Report]:
     """The reports of a file, by the names of their operators.
 
     Args:
-        file: What `opsmith check --json` printed.
+        file: Output of `opsmith check --json`.
 
     Raises:
         UsageError: If it cannot be read, or holds something else.

@@ -42,7 +42,7 @@ def classes_of(module: ModuleType, name: str | None = None, *, inside: bool = Fa
     found = classes_in(module, inside=inside)
     if not found:
         raise errors.OperatorNotFoundError(
-            f"`{_place(module)}` defines no `autograd.Function`",
+            f"`{_location(module)}` defines no `autograd.Function`",
             hint="name the file that defines some: what a file imports, or makes inside of functions, does "
             "not count",
         )
@@ -50,7 +50,7 @@ def classes_of(module: ModuleType, name: str | None = None, *, inside: bool = Fa
 
 
 def classes_in(module: ModuleType, *, inside: bool = False) -> dict[str, Class]:
-    """Return the same; empty if there are none.
+    """Return the Function classes of a module by name; empty if there are none.
 
     Args:
         module: The module.
@@ -89,17 +89,17 @@ def _named(module: ModuleType, name: str) -> Class:
         return value
     known: dict[str, Class] = {}
     _collect(vars(module), "", module.__name__, known, set())
-    there = ", ".join(f"`{each}`" for each in known)
+    available = ", ".join(f"`{each}`" for each in known)
     raise errors.OperatorNotFoundError(
-        f"`{_place(module)}` has no `autograd.Function` named `{name}`"
+        f"`{_location(module)}` has no `autograd.Function` named `{name}`"
         if value is None
-        else f"`{name}` of `{_place(module)}` is no `autograd.Function`",
-        expected=f"one of {there}" if there else "an `autograd.Function`; it has none",
+        else f"`{name}` of `{_location(module)}` is not an `autograd.Function`",
+        expected=f"one of {available}" if available else "an `autograd.Function`; it has none",
         hint="name the class as the file does, one inside of another with a dot: `Outer.Inner`",
     )
 
 
-def _place(module: ModuleType) -> str:
+def _location(module: ModuleType) -> str:
     return getattr(module, "__file__", None) or module.__name__
 
 

@@ -45,7 +45,7 @@ def import_module(name: str) -> ModuleType:
         )
     module = _guarded(name, partial(importlib.import_module, name))
     for inner in pkgutil.walk_packages(getattr(module, "__path__", None) or [], f"{name}."):
-        if not inner.name.endswith(".__main__"):  # it is a program, and would run
+        if not inner.name.endswith(".__main__"):  # importing it would run a program
             _guarded(inner.name, partial(importlib.import_module, inner.name))
     return module
 
@@ -247,10 +247,10 @@ class Target:
     def _unknown(
         self, module: ModuleType, known: dict[str, Operator[..., Any]], others: dict[str, Any]
     ) -> errors.OperatorNotFoundError:
-        there = list(dict.fromkeys(operator.name for operator in known.values())) + list(others)
+        available = list(dict.fromkeys(operator.name for operator in known.values())) + list(others)
         return errors.OperatorNotFoundError(
             f"`{self.source}` has no operator `{self.name}`",
-            expected=f"one of {_listed(there)}" if there else "an operator; it has none",
+            expected=f"one of {_listed(available)}" if available else "an operator; it has none",
             hint="name the operator, or the variable that holds it",
         )
 

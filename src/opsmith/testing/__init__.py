@@ -20,7 +20,7 @@ def assert_correct(operator: Any, /, **options: Any) -> Report:
         The report, if the operator passed.
 
     Raises:
-        AssertionError: With the whole report.
+        AssertionError: If it does not pass; the text is the report.
         MissingSamplesError, SampleError, UsageError: As of `opsmith.check`, if nothing was checked.
 
     Example:

@@ -52,11 +52,13 @@ def module_of(session: pytest.Session, text: str) -> OperatorsCollector:
     Raises:
         UsageError, OperatorNotFoundError, ModuleImportError: If it names nothing.
     """
-    place, name, wanted = _parts(text)
-    operators = Target(place, name).operators()
-    asked = ["sanitized"] if getattr(session.config.option, "opsmith_sanitize", False) else []
-    names = [wanted] if wanted else [*USUAL, *asked]
-    return OperatorsCollector.from_parent(session, name=place, nodeid=place, operators=operators, names=names)
+    source, name, wanted = _parts(text)
+    operators = Target(source, name).operators()
+    sanitized = ["sanitized"] if getattr(session.config.option, "opsmith_sanitize", False) else []
+    names = [wanted] if wanted else [*USUAL, *sanitized]
+    return OperatorsCollector.from_parent(
+        session, name=source, nodeid=source, operators=operators, names=names
+    )
 
 
 def _parts(text: str) -> tuple[str, str | None, str | None]:
@@ -109,7 +111,7 @@ class OperatorCollector(pytest.Collector):
         for wanted, report in self._reports.items():
             if name in wanted:
                 return report, _of(report, name)
-        wanted = frozenset(self._together(name))
+        wanted = frozenset(self._checked_with(name))
         option = self.config.option
         report = self._reports[wanted] = check(
             self.operator,
@@ -120,7 +122,7 @@ class OperatorCollector(pytest.Collector):
         )
         return report, _of(report, name)
 
-    def _together(self, name: str) -> set[str]:
+    def _checked_with(self, name: str) -> set[str]:
         """Return the properties to check at once: those of all chosen items, and the required ones."""
         chosen = {item.name for item in self.session.items if item.parent is self}
         if hasattr(self.config, "workerinput"):
@@ -135,7 +137,7 @@ def _of(report: Report, name: str) -> Outcome:
 
 @contextmanager
 def _without_traces() -> Iterator[None]:
-    """Keep pytest from capturing the log of torch's compiler for its own tools, in a region.
+    """Stop pytest from capturing the trace log of torch's compiler in a region.
 
     pytest adds its handler to that logger, too, and shows an empty line for each of hundreds of records.
     """

@@ -160,7 +160,7 @@ def train(network: DigitNetwork, train: Images, test: Images, epochs: int, seed:
 
 @torch.no_grad()
 def confusion_matrix(network: DigitNetwork, images: Images) -> torch.Tensor:
-    """Count how often each digit (row) was read as each digit (column), [10, 10]."""
+    """Return the counts of each digit (row) read as each digit (column), [10, 10]."""
     network.eval()
     images = images.to(network.position.device)
     read = network(images.pixels).argmax(1)
@@ -193,8 +193,10 @@ def run(context: TourContext) -> StageResult:
     matrix = confusion_matrix(network, test)
     accuracy = matrix.diagonal().sum().item() / len(test)
     context.console.print(_table(matrix))
-    for name, ways in computed.items():
-        context.console.print(f"{name}: {', '.join(ways)}", markup=False, highlight=False, soft_wrap=True)
+    for name, implementations in computed.items():
+        context.console.print(
+            f"{name}: {', '.join(implementations)}", markup=False, highlight=False, soft_wrap=True
+        )
     details = {
         "epochs": context.digits_epochs,
         "training_images": len(training),

@@ -113,7 +113,7 @@ class _InvolutionCalls(TorchFunctionMode):
             known.append(found)
 
 
-# Those with kernels come last: these are built meanwhile.
+# Operators with kernels come last, since their kernels are built meanwhile.
 OPERATORS = (
     ops.exp,
     ops.mul,
@@ -142,7 +142,7 @@ def build_kernels() -> None:
 
 @contextmanager
 def _kernels_built_meanwhile() -> Iterator[None]:
-    """Build kernels in another process during a region: one that is not ready when needed is waited for."""
+    """Build kernels in another process during a region; a check waits for a kernel that is not ready."""
     code = "from opsmith.tour.operators import build_kernels; build_kernels()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

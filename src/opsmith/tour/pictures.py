@@ -58,7 +58,7 @@ def draw_network(out: Path, pixels: torch.Tensor) -> list[Path]:
     read_weights(out / "digits.pt", network)
     paths = [out / f"digits-graph.{each}" for each in FORMATS]
     title = "reading digits: training graph"
-    for path in paths:  # a page unfolds; a picture has to be looked at whole
+    for path in paths:  # a page unfolds; a picture must be readable as a whole
         depth = None if path.suffix == ".html" else 1
         opsmith.draw(network, path, inputs=pixels, training=True, depth=depth, title=title)
     return paths
@@ -128,8 +128,8 @@ def run(context: TourContext) -> StageResult:
 
 def _details(made: opsmith.Benchmark, pages: int) -> dict[str, Any]:
     largest = max((case for case in made.cases if case.role == "size"), key=lambda case: case.elements)
-    own = next(each.name for each in largest.contenders if each.kind == "operator")
-    ratio = largest.ratio(own, "both")
+    name = next(each.name for each in largest.contenders if each.kind == "operator")
+    ratio = largest.ratio(name, "both")
     assert ratio is not None
     return {"pages": pages, "involution_beside_reference": round(ratio.median, 4), "at": largest.label}
 

@@ -87,7 +87,7 @@ def refuse_missing(stage: TourStage) -> None:
     """Refuse a stage that needs a package which is not installed.
 
     Raises:
-        MissingExtraError: With the package and the command that installs it.
+        MissingExtraError: If one is missing; the hint is the command that installs it.
     """
     for package in stage.needs:
         if importlib.util.find_spec(package) is None:

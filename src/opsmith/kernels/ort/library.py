@@ -90,8 +90,8 @@ def kernel_object(
         if done.status:
             raise compile_error("the C++ compiler", source, operator, quoted_errors(done.printed, source))
         # Definitions shared between templates are merged here, before other kernels are linked.
-        alone = ["-r", "-nostdlib", "-Wl,--force-group-allocation", "-Wl,--wrap=exit", "compiled.o"]
-        _run(toolchain, [*alone, "-o", "alone.o"], directory)
+        merging = ["-r", "-nostdlib", "-Wl,--force-group-allocation", "-Wl,--wrap=exit", "compiled.o"]
+        _run(toolchain, [*merging, "-o", "alone.o"], directory)
         _make_local(directory, table)
 
     entry = cache_on_disk().obtain(parts, build)
@@ -182,7 +182,7 @@ def _make_local(directory: Path, table: str) -> None:
     program = _objcopy()
     if program is None:
         raise errors.ToolchainError(
-            "a kernel cannot be link_library without `objcopy`, which comes with GNU's linker",
+            "a kernel cannot be linked without `objcopy`, which comes with GNU's linker",
             expected="`objcopy` in PATH",
             got="none of that name",
             hint="install it, on Debian or Ubuntu by `apt-get install binutils`",

@@ -17,7 +17,7 @@ class NodeArgument:
 
     Attributes:
         name: Name of the argument and of its attribute.
-        type: One of `FORMS`.
+        type: One of `PARAMETER_TYPES`.
         optional: Whether it may be missing.
     """
 
@@ -55,7 +55,7 @@ class NodeType:
         inputs, outputs: ONNX's numbers of element types.
         optional: For each input, whether it may be missing.
         sizes: Body of a C++ function of `v`, the values, and `r`, the sizes of the results, which it sets
-            where a kernel does not; may be empty.
+            unless a kernel computes them; may be empty.
     """
 
     domain: str

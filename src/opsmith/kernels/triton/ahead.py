@@ -106,8 +106,8 @@ def _without_data(value: Any, dtype: torch.dtype) -> Any:
         return [_without_data(item, dtype) for item in value]
     if not isinstance(value, Tensor):
         return value
-    kept = dtype if value.is_floating_point() else value.dtype
-    return torch.empty_strided(value.shape, value.stride(), dtype=kept, device="meta")
+    copied = dtype if value.is_floating_point() else value.dtype
+    return torch.empty_strided(value.shape, value.stride(), dtype=copied, device="meta")
 
 
 def specialization_of(kernel: TritonKernel, arguments: Mapping[str, Any]) -> Specialization:
@@ -135,8 +135,8 @@ def kind_of(value: Any) -> str:
     """Return Triton's name for the type of an argument: `*fp32`, `i32`, `i64`, `fp32`, `u1`."""
     from triton.runtime.jit import mangle_type
 
-    here = torch.empty(1, dtype=value.dtype) if isinstance(value, Tensor) else value
-    return str(mangle_type(here))
+    on_cpu = torch.empty(1, dtype=value.dtype) if isinstance(value, Tensor) else value
+    return str(mangle_type(on_cpu))
 
 
 def _is_whole(value: Any) -> bool:

@@ -48,7 +48,7 @@ class TritonTensor:
         return None
 
     def needs_copy(self, value: Any) -> bool:
-        """Return whether a value is a tensor in another layout."""
+        """Return True for a tensor in another layout."""
         return isinstance(value, Tensor) and not has_layout(value, self.layout)
 
     def copy_of(self, value: Tensor) -> Tensor:

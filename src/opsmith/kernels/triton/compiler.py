@@ -65,7 +65,7 @@ def compile_error(error: Any, source: TritonSource, operator: str) -> errors.Com
     if line is not None:
         at = f"{source.function.__code__.co_filename}:{first + before + line - 1}"
         quoted = "".join(lines[before + line - 1 : before + line])
-        indent = len(lines[0]) - len(lines[0].lstrip())  # which Triton takes away
+        indent = len(lines[0]) - len(lines[0].lstrip())  # Triton removes it
         column = error.node.col_offset + indent
         shown = f"{at}:{column + 1}: {shown}\n        {quoted}\n        {' ' * column}^"
     return errors.CompileError(
@@ -168,8 +168,8 @@ def _compile(
     from triton.errors import TritonError
 
     attributes = {
-        (place,): [["tt.divisibility", 16]]
-        for place, name in enumerate(wanted.signature)
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(wanted.signature)
         if name in wanted.divisible
     }
     ast = ASTSource(
@@ -179,16 +179,16 @@ def _compile(
     knobs = triton.knobs
     with (
         LANGUAGE,
-        tempfile.TemporaryDirectory(prefix="opsmith-triton-") as own,
+        tempfile.TemporaryDirectory(prefix="opsmith-triton-") as folder,
         knobs.cache.scope(),
         knobs.nvidia.scope(),
         contextlib.redirect_stdout(printed),
     ):
-        knobs.cache.dir = own  # an empty cache, because the assembler's log exists only after compiling
+        knobs.cache.dir = folder  # an empty cache, because the assembler's log exists only after compiling
         knobs.nvidia.dump_ptxas_log = True
         try:
             kernel = triton.compile(ast, target=GPUTarget("cuda", number, WARP), options=dict(wanted.options))
-        except (TritonError, RuntimeError) as error:  # the latter where LLVM fails
+        except (TritonError, RuntimeError) as error:  # the latter if LLVM fails
             raise compile_error(error, source, operator) from error
     found = read_resources(printed.getvalue(), kernel.metadata.name)
     assert found is not None, printed.getvalue()

@@ -99,10 +99,10 @@ class _CheckedMemory:
             raise self._error(verb, int(used[~inside].ravel()[0]), size)
 
     def _error(self, verb: str, address: int, size: int) -> OutOfBoundsError:
-        def far(span: tuple[str, int, int]) -> int:
+        def distance(span: tuple[str, int, int]) -> int:
             return max(span[1] - address, address - span[2])
 
-        name, start, end = min(self._spans, key=far)
+        name, start, end = min(self._spans, key=distance)
         location = f"{start - address} bytes before it" if address < start else "just after its end"
         if address > end:
             location = f"{address - end} bytes after its end"
@@ -110,7 +110,7 @@ class _CheckedMemory:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """Return the first address of a tensor's memory, and the one behind its last."""
+    """Return the first address of a tensor's memory, and the one behind its end."""
     start = tensor.data_ptr()
     if not tensor.numel():
         return start, start
@@ -137,13 +137,13 @@ def interpret(
         KernelError: If the kernel raises, or accesses memory outside of its arguments.
     """
     numpy = _numpy()
-    wide = {parameter.name for parameter in source.parameters if parameter.wide or parameter.constant}
-    given, kept = {}, []
+    exact = {parameter.name for parameter in source.parameters if parameter.wide or parameter.constant}
+    given, converted_back = {}, []
     for name, value in arguments.items():
-        given[name] = value if name in wide else _rounded(value)
+        given[name] = value if name in exact else _rounded(value)
         if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
             given[name], storage, converted = _converted(value)
-            kept.append((storage, converted))
+            converted_back.append((storage, converted))
     with LANGUAGE, _restored_language(), numpy.errstate(all="ignore"):
         from triton.runtime.interpreter import InterpretedFunction
 
@@ -152,7 +152,7 @@ def interpret(
                 InterpretedFunction(_with_own_globals(source.function))[grid](**given)
         except Exception as error:
             raise _kernel_error(error, source, operator) from error
-    for storage, converted in kept:
+    for storage, converted in converted_back:
         storage.copy_(converted)
 
 
@@ -202,7 +202,7 @@ def _converted(value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         The converted tensor, the storage, and the converted storage.
     """
-    plain = value.data  # writes by the interpreter do not count as in-location operations, as on a GPU
+    plain = value.data  # writes by the interpreter do not count as in-place operations, as on a GPU
     stored = plain.untyped_storage().nbytes() // plain.element_size()
     storage = plain.as_strided((stored,), (1,), 0)
     converted = storage.float()
@@ -214,12 +214,12 @@ def _with_own_globals(function: Callable[..., Any]) -> Callable[..., Any]:
 
     The variables of its closure are among them, because the interpreter compiles the function alone.
     """
-    seen = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    names = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
     language = triton_module().language
     # The interpreter patches the modules that it finds among these during a launch.
-    seen |= {"__triton_language__": language, "__triton_core__": language.core}
+    names |= {"__triton_language__": language, "__triton_core__": language.core}
     copy = types.FunctionType(
-        function.__code__, seen, function.__name__, function.__defaults__, function.__closure__
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
     )
     copy.__annotations__ = dict(function.__annotations__)
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
@@ -240,12 +240,8 @@ def _original_source(function: Callable[..., Any], text: str) -> Iterator[None]:
         return
     before = linecache.cache.get(file)
     whole = ["\n"] * (first - 1) + lines
-    linecache.cache[file] = (
-        len(text),
-        None,
-        whole,
-        file,
-    )  # without a time, so that it is not checked against the file
+    # Without a time, it is not checked against the file.
+    linecache.cache[file] = (len(text), None, whole, file)
     try:
         yield
     finally:
@@ -258,7 +254,7 @@ def _original_source(function: Callable[..., Any], text: str) -> Iterator[None]:
 def _restored_language() -> Iterator[None]:
     """Context manager in which interpreted functions can call functions under `triton.jit`.
 
-    It restores Triton's language afterwards, of which the interpreter itself restores only a part.
+    It restores Triton's language afterwards; the interpreter itself restores only a part of it.
     """
     language = triton_module().language
     from triton.runtime.interpreter import InterpretedFunction
@@ -266,7 +262,7 @@ def _restored_language() -> Iterator[None]:
 
     core = language.core
     changed = (language, core, language.math, core.tensor, core.dtype, core.tensor_descriptor_base)
-    before = [(location, dict(vars(location))) for location in changed]
+    before = [(owner, dict(vars(owner))) for owner in changed]
     call, known = JITFunction.__call__, set(InterpretedFunction.rewritten_fn)
     rewritten: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -283,12 +279,12 @@ def _restored_language() -> Iterator[None]:
         JITFunction.__call__ = call
         for function in set(InterpretedFunction.rewritten_fn) - known:
             del InterpretedFunction.rewritten_fn[function]
-        for location, names in before:
-            for name in set(vars(location)) - set(names) - {"__annotations__"}:
-                delattr(location, name)
+        for owner, names in before:
+            for name in set(vars(owner)) - set(names) - {"__annotations__"}:
+                delattr(owner, name)
             for name, value in names.items():
-                if vars(location)[name] is not value:
-                    setattr(location, name, value)
+                if vars(owner)[name] is not value:
+                    setattr(owner, name, value)
 
 
 def _kernel_error(error: Exception, source: TritonSource, operator: str) -> errors.KernelError:

@@ -106,7 +106,7 @@ class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
 
     def _forget(self) -> None:
         self._missing: str | None = None
-        self._looked_for_triton = False
+        self._checked_triton = False
         self._layouts: CallCache[tuple[ResultLayout, ...]] = CallCache()
         self.copied: Counter[str] = Counter()
 
@@ -116,10 +116,10 @@ class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
         Raises:
             ToolchainError: If Triton is missing, and the kernel is strict.
         """
-        if not self._looked_for_triton:
+        if not self._checked_triton:
             if self.strict:
                 triton_module()
-            self._missing, self._looked_for_triton = missing_triton(), True
+            self._missing, self._checked_triton = missing_triton(), True
         return self._missing or device_refusal(values) or self.value_refusal(values)
 
     def value_refusal(self, values: Sequence[Any]) -> str | None:
@@ -140,7 +140,7 @@ class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
         return None
 
     def _takes(self, dtype: torch.dtype) -> bool:
-        """Return whether a dtype is taken; integers, as indices, are unless some are named."""
+        """Return True for a dtype that is taken; integers, as indices, are taken unless some are named."""
         if dtype in self.dtypes:
             return True
         exact = not (dtype.is_floating_point or dtype.is_complex)
@@ -198,7 +198,7 @@ class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
         arguments = {bound.parameter: bound.of(everything) for bound in self.binding.bounds}
         arguments |= {name: constants[name] for name in self.binding.options}
         grid: Any
-        if self.source.filled:  # with values that are known only at the launch
+        if self.source.filled:  # their values are known only at the launch
             grid = lambda meta: _grid_tuple(self._grid({**everything, **meta}))
         else:
             grid = _grid_tuple(self._grid({**everything, **_defaults(self.source)}))
@@ -221,7 +221,7 @@ class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
         return results[0] if schema.single else tuple(results)
 
     def _has_programs(self, prepared: PreparedLaunch) -> bool:
-        """Return whether any result has elements; a grid without programs is then an error."""
+        """Return True if any result has elements; a grid without programs is then an error."""
         if not callable(prepared.grid):
             self._check_grid(prepared.grid)
         described = self.operator.specification.schema.results
@@ -275,7 +275,7 @@ class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
     def _interpretable(self, grid: Any, arguments: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
         """Return the grid as numbers, and the arguments of the function with those of its decorators."""
         arguments = {name: value for name, value in arguments.items() if name not in self.binding.options}
-        for config in self.source.configs[:1]:  # nothing can be timed here
+        for config in self.source.configs[:1]:  # the interpreter cannot time the others
             arguments |= config.kwargs
         for name, heuristic in self.source.heuristics.items():
             arguments[name] = heuristic(arguments)

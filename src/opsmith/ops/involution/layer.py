@@ -29,7 +29,7 @@ class Involution2d(nn.Module):
         device, dtype: Device and dtype of the parameters.
 
     Raises:
-        ValueError: If a number is not as said here, or the groups or the reduction do not divide C.
+        ValueError: If a number is invalid, or the groups or the reduction do not divide C.
 
     Example:
         >>> import torch
@@ -62,8 +62,8 @@ class Involution2d(nn.Module):
         self.channels, self.kernel_size, self.stride = channels, kernel_size, stride
         self.groups = _groups(channels, groups, channels_per_group)
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        # There is no padding to count. But if torch counts it, Inductor divides the gradient of the
-        # last mean by the size of a whole window (pytorch/pytorch#198119).
+        # There is no padding. But with `count_include_pad`, Inductor divides the gradient of the last mean
+        # by the size of a whole window (pytorch/pytorch#198119).
         means = nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
         self.pool = means if stride > 1 else nn.Identity()
         self.reduce = nn.Conv2d(channels, channels // reduction, 1, bias=False, **made)
