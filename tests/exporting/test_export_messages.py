@@ -326,7 +326,7 @@ the list ends
         {"dynamic": N, "input_names": ["x"]},
         errors.ExportError,
         f"""
-        nodes::scaled_by: an argument that is not a tensor follows from a dynamic axis, and an attribute is fixed
+        nodes::scaled_by: a non-tensor argument follows from a dynamic axis, and an attribute is fixed
           argument: factor
           expected: int | float that is the same in every call
           got: mul

@@ -61,7 +61,7 @@ class AdoptedOperator(Operator[..., Any]):
     def _call_hint(self) -> str:
         call = self._specification.schema.call_text(self._specification.short_name)
         hint = '`adopt(..., signature="(x: Tensor, n: int) -> Tensor")`'
-        return f"call it as {call}; if its types are others, say so: {hint}"
+        return f"call it as {call}; if its types are others, declare them: {hint}"
 
     @property
     def function_class(self) -> type[torch.autograd.Function] | None:

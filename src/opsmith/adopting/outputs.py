@@ -52,7 +52,7 @@ def outputs_of(
     """
     if stated is not inspect.Signature.empty and _of_hint(stated) is _UNKNOWN:
         raise errors.UnsupportedTypeError(
-            "`signature` says a type of result that an operator does not return",
+            "`signature` declares a type of result that an operator does not return",
             operator=operator,
             argument="return",
             expected="`Tensor`, `Tensor | None`, `None`, or a tuple of such",
@@ -68,7 +68,7 @@ def outputs_of(
             f"nothing says what `{function_class.__qualname__}.forward` returns",
             operator=operator,
             where=where(function_class.forward),
-            hint='give `samples=`, or say it: `signature="(x: Tensor) -> tuple[Tensor, Tensor]"`',
+            hint='give `samples=`, or declare it: `signature="(x: Tensor) -> tuple[Tensor, Tensor]"`',
         )
     optional: list[bool] = []
     return _numbered(shape, optional), tuple(optional)

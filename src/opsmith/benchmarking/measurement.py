@@ -104,7 +104,7 @@ def _measure(
     every = candidates(request.operator, arguments, request.baselines, compiled=request.compiled)
     present, contenders = _admitted(every, arguments, answer, request.seed, random=specification.random)
     flops = _given_flops(request, arguments)
-    controls = _control_calls(request, arguments, answer, device)
+    controls = _control_calls(arguments, answer, device)
     timings, slowest = _timings(request, present, controls, arguments, answer, directions, clock_of(device))
     # The bytes that the operator saves belong to its backward, also if memory is not measured.
     operator_saved = next(
@@ -187,7 +187,7 @@ def _line(error: Exception) -> str:
 
 
 def _control_calls(
-    request: Request, arguments: ContenderArguments, answer: ReferenceAnswer, device: torch.device
+    arguments: ContenderArguments, answer: ReferenceAnswer, device: torch.device
 ) -> dict[str, TimedCall]:
     """Return the controls: a copy of as many bytes as the forward moves, and a product of matrices."""
     moved = bytes_of([*arguments.tensors, *answer.results])

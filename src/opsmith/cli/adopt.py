@@ -52,7 +52,7 @@ def adopt(
         str,
         typer.Argument(
             metavar="FILE_OR_MODULE[:CLASS]",
-            help="A `.py` file or a module, and which of its Functions; all of them without `:CLASS`.",
+            help="A `.py` file or a module, with the name of one Function; without `:CLASS`, all of them.",
             show_default=False,
         ),
     ],
@@ -65,10 +65,10 @@ def adopt(
     ] = 0,
     traceback: Traceback = False,
 ) -> None:
-    """Survey `autograd.Function` classes: which work at once as operators, need a declaration, or are wrong.
+    """Sort `autograd.Function` classes: those that work as operators, need a declaration, or are wrong.
 
     The file is imported and not changed. The forward and backward of each class run on guessed arguments,
-    and are checked as by `opsmith check`; each advice was tried.
+    and are checked as by `opsmith check`. Every declaration in the report was tried.
 
     **Examples**
 

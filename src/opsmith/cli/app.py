@@ -66,7 +66,7 @@ def _version(requested: bool) -> None:
 def opsmith(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version, and leave."),
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Write custom PyTorch operators: declare them once, then check, benchmark, draw and export them.

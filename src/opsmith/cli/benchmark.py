@@ -43,7 +43,7 @@ def benchmark(
         str | None,
         typer.Option(
             metavar="[FILE_OR_MODULE:]NAME",
-            help="Measure it on these: a list of tuples of arguments, or a function that returns one.",
+            help="Calls to measure: a list of tuples of arguments, or a function that returns one.",
             show_default=False,
         ),
     ] = None,
@@ -59,7 +59,10 @@ def benchmark(
     dtype: Annotated[
         list[str] | None,
         typer.Option(
-            "--dtype", metavar="DTYPE", help="As `bfloat16`; may be given again.", show_default="float32"
+            "--dtype",
+            metavar="DTYPE",
+            help="dtype of floating inputs: `bfloat16`; may be given again.",
+            show_default="float32",
         ),
     ] = None,
     device: Annotated[str, typer.Option("--device", help="`cpu`, or `cuda` where there is a GPU.")] = "cpu",
@@ -92,7 +95,9 @@ def benchmark(
     ] = 0.1,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write it as JSON, too.", show_default=False),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Also write the benchmark as JSON.", show_default=False
+        ),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -108,12 +113,12 @@ def benchmark(
 ) -> None:
     """Time operators beside their references, the compiled references and baselines, in turns, in one run.
 
-    Each operator is checked first; one that fails is not benchmarked. A contender that computes something
-    else than the reference is reported, and not timed.
+    Each operator is checked first; one that fails is not benchmarked. A contender that computes other
+    results than the reference is reported, and not timed.
 
     **Examples**
 
-    - `opsmith benchmark operators.py` every operator that the file declares, in sizes that it finds itself
+    - `opsmith benchmark operators.py` every operator that the file declares, in sizes grown from its samples
 
     - `opsmith benchmark operators.py:linear --size B=64 --size 'M N=256,512,1024'`
 

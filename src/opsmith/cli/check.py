@@ -1,4 +1,4 @@
-"""`opsmith check`: every property of every operator of a file or module."""
+"""`opsmith check`: every property of every operator of a file or module; its results and its exit status."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,15 +16,172 @@ from rich.markup import escape
 from opsmith import checking, errors
 from opsmith.checking.checker import selected
 from opsmith.checking.output.terminal import rendered
-from opsmith.checking.processes.fork import limit_of
+from opsmith.checking.processes.fork import limit_of, run_isolated
 from opsmith.checking.properties import PROPERTIES
-from opsmith.checking.report import Report
-from opsmith.cli.check_run import GUESSED, CheckRun, CheckSubject, subjects_of
-from opsmith.cli.guard import complain, fatal_ends_reported, guarded, waiting
-from opsmith.cli.options import AsJson, Traceback, effort_of
+from opsmith.checking.report import SCHEMA, Outcome, Report
+from opsmith.cli.guard import FAILED, INTERRUPTED, UNUSABLE, complain, fatal_ends_reported, guarded, waiting
+from opsmith.cli.options import AsJson, Traceback, effort_of, value_named
 from opsmith.cli.output import Output, progress_bar, refuse_unwritable, write_file
+from opsmith.core.location import where
+from opsmith.core.operator import Operator
+from opsmith.surveying.trials import GuessedSamples, guessed_samples
 from opsmith.targets import Target
 from opsmith.targets.target import is_function_class
+
+GUESSED = "its arguments were guessed: {words}. If it is not meant to take these, give it others: {how}"
+
+
+@dataclass(frozen=True)
+class CheckSubject:
+    """One thing to check.
+
+    Args:
+        name: Its name in messages.
+        value: An operator, an `autograd.Function` class or an operator of torch.library.
+        target: The target that names it.
+        samples: Samples to check it on; None for its own.
+    """
+
+    name: str
+    value: Any
+    target: Target
+    samples: Any = None
+
+    def guess(self, seed: int, limit_s: float) -> GuessedSamples | None:
+        """Guess the arguments of a Function that has no samples; return None for all else.
+
+        Args:
+            seed: Seed of the numbers.
+            limit_s: Seconds of a child process that tries them first; 0 for none.
+
+        Raises:
+            MissingSamplesError: If no guess runs, or a guess kills the process.
+        """
+        if self.samples is not None or not is_function_class(self.value):
+            return None
+        hint = self.samples_hint()
+        if limit_s:
+
+            def dry() -> Outcome:
+                guessed_samples(self.value, name=self.name, hint=hint, seed=seed)
+                return Outcome("forward", "passed")
+
+            fallen = run_isolated("forward", dry, where=where(self.value.forward), limit_s=limit_s).failures
+            if fallen:
+                raise errors.MissingSamplesError(
+                    f"there are no samples to check it on, and on guessed arguments {fallen[0].message}",
+                    operator=self.name,
+                    where=fallen[0].where,
+                    hint=hint,
+                )
+        return guessed_samples(self.value, name=self.name, hint=hint, seed=seed)
+
+    def check(self, options: dict[str, Any]) -> Report:
+        """Check it on its own samples, or on those that were given.
+
+        Raises:
+            MissingSamplesError: If there are none; the hint shows how to give them.
+        """
+        try:
+            return checking.check(self.value, samples=self.samples, **options)
+        except errors.MissingSamplesError as error:
+            if isinstance(self.value, Operator):
+                raise
+            raise errors.MissingSamplesError(
+                error.problem, operator=error.operator, where=error.where, hint=self.samples_hint()
+            ) from error
+
+    def samples_hint(self) -> str:
+        """Return the hint of a message: the way to give samples."""
+        file, where = (self.target.source, "") if self.target.is_file else ("samples.py", "samples.py:")
+        return (
+            f"write `SAMPLES = [(torch.randn(3, 4), 2.0)]`, a tuple for each call, into {file} and run "
+            f"`opsmith check {self.target.source}:{self.name} --samples {where}SAMPLES`"
+        )
+
+
+def subjects_of(target: Target, samples: str | None) -> list[CheckSubject]:
+    """Return all subjects that a target names.
+
+    Args:
+        target: The target.
+        samples: Value of `--samples`: `[FILE_OR_MODULE:]NAME`.
+
+    Raises:
+        UsageError: If there are samples for more than one operator.
+        OperatorNotFoundError: If there is nothing to check, or the samples are not there.
+    """
+    found = target.checkable()
+    if samples is not None and len(found) != 1:
+        raise errors.UsageError(
+            f"`--samples` is for one operator, and `{target.source}` has {len(found)}",
+            expected=f"one of {', '.join(f'`{name}`' for name in found)}",
+            hint=f"name it: `opsmith check {target.source}:{next(iter(found))} --samples {samples}`",
+        )
+    given = (
+        None
+        if samples is None
+        else value_named(
+            samples,
+            target,
+            what="no samples",
+            expected="a list of tuples of arguments, or a function without arguments that returns one",
+            hint="write `{name} = [(torch.randn(3, 4),)]` there, or name what holds them",
+        )
+    )
+    return [CheckSubject(name, value, target, given) for name, value in found.items()]
+
+
+@dataclass
+class CheckRun:
+    """Results of the subjects so far.
+
+    Args:
+        reports: Reports of those that were checked.
+        unchecked: Errors of those that could not be checked.
+        interrupted: Names of those that Ctrl-C left unchecked.
+    """
+
+    reports: list[Report] = field(default_factory=list)
+    unchecked: list[errors.OpsmithError] = field(default_factory=list)
+    interrupted: list[str] = field(default_factory=list)
+
+    @property
+    def status(self) -> int:
+        """The exit status."""
+        if self.interrupted:
+            return INTERRUPTED
+        if self.unchecked:
+            return UNUSABLE
+        return 0 if all(report.passed_as_asked for report in self.reports) else FAILED
+
+    def summary(self) -> str:
+        """Return the counts in one line."""
+        passed = sum(report.passed_as_asked for report in self.reports)
+        parts = [f"{passed} passed", f"{len(self.reports) - passed} not passed"]
+        parts += [f"{len(self.unchecked)} could not be checked"] if self.unchecked else []
+        parts += [f"{len(self.interrupted)} interrupted"] if self.interrupted else []
+        every = len(self.reports) + len(self.unchecked) + len(self.interrupted)
+        return f"{every} operators: {', '.join(parts)}"
+
+    def unchecked_entries(self) -> list[dict[str, Any]]:
+        """Return the name of each subject that was not checked, and the reason."""
+        left = [{"operator": name, "message": INTERRUPTION} for name in self.interrupted]
+        return [{"operator": error.operator, "message": str(error)} for error in self.unchecked] + left
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `--json` prints; `report.schema.json` of `opsmith.checking` describes it."""
+        return {
+            "schema": SCHEMA,
+            "passed": self.status == 0,
+            "reports": [report.to_dict() for report in self.reports],
+            "unchecked": self.unchecked_entries(),
+            "interrupted": bool(self.interrupted),
+        }
+
+
+INTERRUPTION = "interrupted by Ctrl-C before it was checked"
+
 
 EPILOG = "\n\n".join(
     ["**Properties**", *(f"- `{known.name}` {known.title}" for known in PROPERTIES.values())]
@@ -37,14 +194,14 @@ def check(
         str,
         typer.Argument(
             metavar="FILE_OR_MODULE[:NAME]",
-            help="A `.py` file or a module, and which of its operators, Functions or custom ops (`twice`, or "
-            "`mylib::twice`); all of its operators without `:NAME`, or all of its Functions and custom ops "
-            "where it has none.",
+            help="A `.py` file or a module, with the name of an operator, Function or custom op (`twice`, or "
+            "`mylib::twice`). Without `:NAME`, all its operators; if it has none, all its Functions and "
+            "custom ops.",
             show_default=False,
         ),
     ],
     quick: Annotated[
-        bool, typer.Option("--quick", help="Check less: some 2 seconds for each operator.")
+        bool, typer.Option("--quick", help="Check less: about 2 seconds for each operator.")
     ] = False,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Check more: more inputs, more repeats; minutes.")
@@ -68,7 +225,7 @@ def check(
         str | None,
         typer.Option(
             metavar="[FILE_OR_MODULE:]NAME",
-            help="Check it on these: a list of tuples of arguments, or a function that returns one.",
+            help="Samples: a list of tuples of arguments, or a function that returns one.",
             show_default=False,
         ),
     ] = None,
@@ -94,7 +251,7 @@ def check(
     as_json: AsJson = False,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the reports as a page, too.", show_default=False),
+        typer.Option(metavar="FILE", help="Also write the reports as a page.", show_default=False),
     ] = None,
     traceback: Traceback = False,
 ) -> None:

@@ -53,7 +53,7 @@ def compile(
         list[str],
         typer.Argument(
             metavar="FILE_OR_MODULE[:NAME]...",
-            help="`.py` files or modules, and which of their operators; all of them without `:NAME`.",
+            help="`.py` files or modules, with the name of one operator; without `:NAME`, all operators.",
             show_default=False,
         ),
     ],
@@ -62,7 +62,7 @@ def compile(
         typer.Option(
             "--arch",
             metavar="ARCH",
-            help="Compile for this architecture, as `sm_90`; may be given again. By default: "
+            help="Compile for this architecture, such as `sm_90`; may be given again. By default: "
             f"{' and '.join(ARCHITECTURES)}.",
             show_default=False,
         ),

@@ -37,7 +37,7 @@ SCHEMA = 2
 def doctor(
     as_json: AsJson = False,
 ) -> None:
-    """Show what opsmith finds on this machine, what is missing for which feature, and how to install it.
+    """Show installed and missing packages, the features that need them, and how to install them.
 
     **Examples**
 

@@ -15,7 +15,7 @@ Operators = Annotated[
     str,
     typer.Argument(
         metavar="FILE_OR_MODULE[:NAME]",
-        help="A `.py` file or a module, and which of its operators; all of them without `:NAME`.",
+        help="A `.py` file or a module, with the name of one operator; without `:NAME`, all its operators.",
         show_default=False,
     ),
 ]

@@ -32,25 +32,27 @@ def page(
             show_default=False,
         ),
     ],
-    quick: Annotated[bool, typer.Option("--quick", help="Check less: some 2 seconds for each.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Check less: about 2 seconds for each operator.")
+    ] = False,
     thorough: Annotated[bool, typer.Option("--thorough", help="Check more: minutes.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the check.")] = 0,
     checked: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Take these reports, the output of `opsmith check --json`, instead of a check.",
+            help="Reports to use instead of a check: the output of `opsmith check --json`.",
             show_default=False,
         ),
     ] = None,
     benchmark: Annotated[
-        bool, typer.Option("--benchmark", help="Benchmark each, too, at quick effort.")
+        bool, typer.Option("--benchmark", help="Also benchmark each operator, at quick effort.")
     ] = False,
     benchmarked: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Take these benchmarks, the output of `opsmith benchmark -o FILE`.",
+            help="Benchmarks to use: the output of `opsmith benchmark -o FILE`.",
             show_default=False,
         ),
     ] = None,

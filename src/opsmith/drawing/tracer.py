@@ -67,11 +67,15 @@ def trace(subject: Any, options: Options | None = None, frame: FrameType | None 
     if _is_called(subject):
         return _of_call(subject, options, names)
     outputs = _outputs(subject)
-    asked = {"inputs": options.inputs is not None, "kwargs": options.kwargs, "training": options.training}
-    if any(asked.values()):
+    given_options = {
+        "inputs": options.inputs is not None,
+        "kwargs": options.kwargs,
+        "training": options.training,
+    }
+    if any(given_options.values()):
         raise errors.UsageError(
             "tensors have been computed, and are not called",
-            argument=next(name for name, given in asked.items() if given),
+            argument=next(name for name, given in given_options.items() if given),
             expected="a module, a function or an operator to call",
             got=type(subject).__name__,
             hint="leave it out, or draw what computes them",

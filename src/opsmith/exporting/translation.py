@@ -269,7 +269,7 @@ def attribute(specification: Specification, leaf: Argument, value: Any) -> Any:
         items = [value] * (kind.length or 1)
     if any(isinstance(item, torch.fx.Node | torch.SymInt | torch.SymFloat | torch.SymBool) for item in items):
         raise errors.ExportError(
-            "an argument that is not a tensor follows from a dynamic axis, and an attribute is fixed",
+            "a non-tensor argument follows from a dynamic axis, and an attribute is fixed",
             operator=specification.name,
             argument=leaf.name,
             expected=f"{kind.annotation()} that is the same in every call",

@@ -216,7 +216,7 @@ def _not_a_template(operator: str, source: CppSource, language: str, returns: st
         expected="`template <class T>` before the function",
         got=f"`{returns} {source.entry}(...)`",
         where=source.where,
-        hint="leave `dtypes=` out: the views in its parameters say what it takes",
+        hint="leave `dtypes=` out: the views in its parameters have dtypes",
     )
 
 

@@ -112,7 +112,7 @@ def _second_order(specification: Specification) -> Aspect:
     if adopted is not None and adopted.once_differentiable:
         if adopted.reference is not None:
             return Aspect("second order", "derived", "from its reference", "", checked_by)
-        how = f"the backward of `{adopted.name}` says that it can be differentiated once"
+        how = f"the backward of `{adopted.name}` is marked as differentiable once"
         return Aspect("second order", "missing", how, adopted.backward_where, checked_by)
     if any(isinstance(rule, Formula) for rule in rules.rules.values()):
         how = "autograd through the formulas, and the operators that they call"

@@ -248,7 +248,7 @@ def _random(declaration: Declaration, failures: list[Failure]) -> str | None:
         return None
     declaration.kinds.append("stochastic")
     return (
-        'its forward draws random numbers: say so by `kind="stochastic"`, so that torch never merges two '
+        'its forward draws random numbers: declare `kind="stochastic"`, so that torch never merges two '
         "calls into one"
     )
 
@@ -262,7 +262,7 @@ def _low_precision(declaration: Declaration, failures: list[Failure]) -> str | N
         return None
     declaration.kinds.append("float32")
     what = "returns" if returns else "computes in"
-    return f'it {what} float32 for float64: if that is meant, `kind="float32"` says so'
+    return f'it {what} float32 for float64: if that is meant, declare `kind="float32"`'
 
 
 def _leaves_torch(declaration: Declaration, failures: list[Failure]) -> str | None:
@@ -273,7 +273,7 @@ def _leaves_torch(declaration: Declaration, failures: list[Failure]) -> str | No
     lines = raised[0].message.splitlines()
     got = next((line.partition("got: ")[2] for line in lines if line.strip().startswith("got: ")), lines[0])
     return (
-        f"torch cannot look into its code ({got}): `opaque=True` says so, and it works, but not under "
+        f"torch cannot look into its code ({got}): with `opaque=True` it works, but not under "
         "torch.compile and vmap; `reference=`, the same mathematics in plain PyTorch, adds what is missing"
     )
 
@@ -291,20 +291,20 @@ def _deliberate_gradient(declaration: Declaration, failures: list[Failure]) -> s
             declaration.kinds.append("nonlinear")
             return (
                 "twice the incoming gradient does not give twice the gradient, as when one clips gradients: "
-                'if that is meant, `kind="nonlinear"` says so; otherwise its backward is wrong'
+                'if that is meant, declare `kind="nonlinear"`; otherwise its backward is wrong'
             )
         if is_piecewise_constant(function_class, declaration.guess, index, declaration.seed):
             declaration.kinds.append("surrogate")
             return (
                 f"small steps of `{failure.input}` do not change what its forward gives, so the derivative "
                 "is zero, and its backward gives something else: if that is meant (a straight-through "
-                'estimator), `kind="surrogate"` says so; otherwise its backward is wrong'
+                'estimator), declare `kind="surrogate"`; otherwise its backward is wrong'
             )
         if is_identity(function_class, declaration.guess, index, declaration.seed):
             declaration.kinds.append("surrogate")
             return (
                 f"its forward returns `{failure.input}` as it came, and its backward changes the gradient: "
-                'if that is meant (a gradient that is scaled or reversed), `kind="surrogate"` says so; '
+                'if that is meant (a gradient that is scaled or reversed), declare `kind="surrogate"`; '
                 "otherwise its backward is wrong"
             )
     return None

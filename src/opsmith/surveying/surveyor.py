@@ -163,7 +163,7 @@ def _samples_needed(source: ClassSource, unknown: list[str]) -> Finding:
         reasons.append(f"what {_listed(other)} takes cannot be guessed")
     capitals = [name.upper() for name in unknown]
     reasons.append(
-        f"say it by `samples=`: in the line below, put what you would pass for {' and '.join(capitals)}; "
+        f"give `samples=`: in the line below, replace {' and '.join(capitals)} by real arguments; "
         "then `opsmith.check` can judge it too"
     )
     return _with_samples(source, tuple(reasons), unknown)
@@ -205,7 +205,7 @@ def _nothing_ran(source: ClassSource, trials: Trials) -> Finding:
     return _with_samples(source, (reason, SAMPLES), [p.name for p in source.parameters])
 
 
-SAMPLES = "say by `samples=` what it takes: put real arguments for the capitals in the line below"
+SAMPLES = "give `samples=`: replace the capitals in the line below by real arguments"
 
 
 def _wrong_for_some(wrong: Finding, right: Finding) -> Finding:
@@ -236,9 +236,9 @@ def _where(function_class: type) -> str:
 
 def _about_types(declaration: Declaration) -> str:
     if declaration.by_samples:
-        return "nothing in its code says what it takes or returns, and `samples=` shows it"
+        return "its code does not show the types that it takes and returns, and `samples=` does"
     if declaration.source.variadic is not None:
-        return f"nothing says what `*{declaration.source.variadic.name}` takes: say it by `signature=`"
+        return f"the types of `*{declaration.source.variadic.name}` are not declared: give `signature=`"
     plain = [
         parameter.name
         for parameter, value in zip(declaration.source.parameters, declaration.guess.values, strict=True)
@@ -248,8 +248,8 @@ def _about_types(declaration: Declaration) -> str:
     ]
     if plain:
         has = "is not a tensor and has" if len(plain) == 1 else "are not tensors and have"
-        return f"{_listed(plain)} {has} no type hint that says so: say it by `signature=`"
-    return "nothing says how many results it returns: say it by `signature=`"
+        return f"{_listed(plain)} {has} no type hint: give `signature=`"
+    return "the number of its results is not declared: give `signature=`"
 
 
 def _written(operator: Operator[..., object]) -> list[str]:
@@ -333,7 +333,7 @@ def _fault(report: Report, group: list[Failure]) -> str:
     text += f"; the same for {', '.join(also)}" if also else ""
     text += f" ({first.where})" if first.where else ""
     if first.property == "gradient" and first.cause not in ("layout", "raises", "nondeterministic"):
-        text += '; if it is meant to differ from the derivative, say `kind="surrogate"`'
+        text += '; if it is meant to differ from the derivative, declare `kind="surrogate"`'
     return text
 
 

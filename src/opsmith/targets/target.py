@@ -182,7 +182,7 @@ class Target:
         if self.name is not None:
             known = _known(module, found)
             if self.name not in known:
-                raise self._unknown(module, known, {})
+                raise self._unknown(known, {})
             return [known[self.name]]
         if not found:
             raise self._none(module)
@@ -211,7 +211,7 @@ class Target:
                 value = registered_as(self.name)
             if is_function_class(value) or is_operator(value):
                 return {self.name: value}
-            raise self._unknown(module, known, others)
+            raise self._unknown(known, others)
         if found:
             return {operator.name: operator for operator in found}
         if not others:
@@ -245,7 +245,7 @@ class Target:
         )
 
     def _unknown(
-        self, module: ModuleType, known: dict[str, Operator[..., Any]], others: dict[str, Any]
+        self, known: dict[str, Operator[..., Any]], others: dict[str, Any]
     ) -> errors.OperatorNotFoundError:
         available = list(dict.fromkeys(operator.name for operator in known.values())) + list(others)
         return errors.OperatorNotFoundError(

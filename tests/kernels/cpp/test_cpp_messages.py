@@ -113,7 +113,7 @@ def test_other_parameters_than_the_operator_s(parameters: str, got: str | None) 
         f"  got: {got}",
         f"  where: {operator.specification.kernels[0].where}",
         "  hint: give the kernel these parameters in this order; a view may be Contiguous or ChannelsLast, "
-        "and say how many dimensions it has",
+        "and may fix its number of dimensions",
     ]
 
 

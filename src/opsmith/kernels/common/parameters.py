@@ -17,8 +17,6 @@ from opsmith.kernels.common.result_layout import LAYOUTS, ResultLayout
 
 PARAMETER_TYPES = ("Tensor", "int", "float", "bool", "str", "Tensor[]", "int[]", "float[]", "bool[]")
 """Types of parameters in torch's schema language, in the order of `enum ParameterType` in both headers."""
-DEVICES = {"C++": "cpu", "CUDA": "cuda", "Triton": "cuda"}
-"""Device of a kernel, by the language that messages name."""
 
 _VIEWS = dict(zip(LAYOUTS, ("View", "Contiguous", "ChannelsLast"), strict=True))
 _IN_CPP = {"int": "int64_t", "float": "double", "bool": "bool", "str": "std::string_view"}
@@ -159,7 +157,7 @@ def check_parameters(
                 expected=f"({expected})",
                 got=f"({', '.join(map(str, candidate))})",
                 hint="give the kernel these parameters in this order; a view may be Contiguous or "
-                "ChannelsLast, and say how many dimensions it has",
+                "ChannelsLast, and may fix its number of dimensions",
             )
 
 

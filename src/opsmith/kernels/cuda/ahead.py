@@ -47,7 +47,7 @@ def cuda_usage(
         KernelSignatureError, LaunchError, SampleError: See `CudaKernel` and `samples_of`.
     """
     for architecture in architectures:
-        needed = _instances(operator, kernel, architecture, calls or _own_samples(operator))
+        needed = _instances(kernel, architecture, calls or _own_samples(operator))
         for instance, geometry in needed.items():
             yield _usage(kernel, instance, geometry, architecture)
 
@@ -74,9 +74,7 @@ def _usage(
     return KernelUsage.of(kernel, str(instance), architecture, used, dynamic, threads, estimate, faults)
 
 
-def _instances(
-    operator: Operator[..., Any], kernel: CudaKernel, architecture: str, calls: SampleValues
-) -> dict[Instance, Geometry | None]:
+def _instances(kernel: CudaKernel, architecture: str, calls: SampleValues) -> dict[Instance, Geometry | None]:
     """Return the instances that samples need, each with its largest launch."""
     found: dict[Instance, Geometry | None] = {}
     for dtype in kernel.dtypes or CPP_TYPES:
@@ -87,15 +85,12 @@ def _instances(
                 found[choice.instance] = _larger(found.get(choice.instance), geometry)
     left = [dtype for dtype in kernel.dtypes or (None,) if not any(each.dtype is dtype for each in found)]
     if left and (kernel.dtypes or not found):
-        found |= dict.fromkeys(_without_sample(operator, kernel, left, architecture))
+        found |= dict.fromkeys(_without_sample(kernel, left, architecture))
     return found
 
 
 def _without_sample(
-    operator: Operator[..., Any],
-    kernel: CudaKernel,
-    dtypes: Sequence[torch.dtype | None],
-    architecture: str,
+    kernel: CudaKernel, dtypes: Sequence[torch.dtype | None], architecture: str
 ) -> list[Instance]:
     """Return the instances for dtypes that no sample reaches; their blocks are unknown."""
     constants = kernel.rules.fixed_constants()
