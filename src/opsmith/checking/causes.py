@@ -13,14 +13,14 @@ class Cause:
     """A cause of a failure.
 
     Args:
-        name: The word, as it stands in `Failure.cause`.
+        name: Value of `Failure.cause`.
         meaning: The fault, in a sentence.
-        decided_by: The evidence that it takes.
-        numeric: It is read off the numbers: where samples disagree, the cause that fits all of them counts.
-        unsteady: Two runs may give different numbers, so that comparing runs is meaningless.
-        damaging: A kernel may have damaged the process that it ran in.
-        root: It leaves nothing right of what traces, maps or copies the operator.
-        broad: It names no reason, so that an earlier failure with a root cause explains it.
+        decided_by: The required evidence.
+        numeric: True if numbers decide it; if samples disagree, the cause that fits all of them counts.
+        unsteady: True if two runs may give different numbers, so that comparing runs is meaningless.
+        damaging: True if a kernel may have damaged the process that it ran in.
+        root: True if it explains every failure of tracing, mapping or copying the operator.
+        broad: True if it names no reason, so that an earlier failure with a root cause explains it.
     """
 
     name: str

@@ -11,7 +11,7 @@ from opsmith.checking.report import Failure, Outcome
 
 
 def name_roots(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Name in each failure that another one explains the property of that one.
+    """Set `follows` of each failure that another one explains.
 
     Args:
         outcomes: In the order of reports.
@@ -52,7 +52,7 @@ def same_words(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]
 def _words(failure: Failure) -> str:
     """The words of a failure, without those that differ from property to property.
 
-    Of an exception these are the words of the exception, and of a death its signal and the line.
+    For an exception they are its message, for a crash its signal and the line.
     """
     if "signal" in failure.evidence:
         return f"{failure.evidence['signal']} at {failure.where}"
@@ -61,7 +61,7 @@ def _words(failure: Failure) -> str:
 
 
 def wrong_gradient(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
-    """A wrong gradient explains what other properties find of the gradient by the same input."""
+    """Explain failures of other properties about a gradient by a wrong gradient of the same input."""
     if PROPERTIES[failure.property].about_gradients:
         for name, known in PROPERTIES.items():
             if known.explains_gradients and name != failure.property:
@@ -75,7 +75,7 @@ def _inputs(failure: Failure) -> set[str]:
 
 
 def unsteady_backward(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
-    """Unsteady gradients explain why a second backward through the same graph gives another one."""
+    """Explain a different second backward through the same graph by unsteady gradients."""
     if failure.property == "effects" and failure.cause == "mutates-saved" and failure.input is not None:
         found = (each for each in before if each.property == "determinism")
         yield from (
@@ -84,7 +84,7 @@ def unsteady_backward(failure: Failure, before: Sequence[Failure]) -> Iterator[F
 
 
 def wrong_results(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
-    """Wrong results explain gradients that do not fit them, and differences that contradict both modes."""
+    """Explain gradients that do not fit the results by wrong results."""
     known = PROPERTIES[failure.property]
     for each in () if known.transforms else before:
         if each.property != "forward" or each.follows is not None:
@@ -96,7 +96,7 @@ def wrong_results(failure: Failure, before: Sequence[Failure]) -> Iterator[Failu
 
 
 def broken_operator(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
-    """A fault of the operator itself explains what tracing, mapping, copying or compiling finds of it."""
+    """Explain failures of tracing, mapping, copying or compiling by a fault of the operator itself."""
     if not PROPERTIES[failure.property].transforms:
         return
     roots = [each for each in before if each.follows is None]

@@ -56,7 +56,7 @@ def leaves(outputs: Outputs, value: Any) -> Iterator[tuple[int | None, Any]]:
     """Yield the parts of a value at the positions of results, or of None, each with its result's position.
 
     Raises:
-        MisfitError: If a tuple is expected, and the value is not a tuple of that length.
+        StructureMismatchError: If a tuple is expected, and the value is not a tuple of that length.
 
     Example:
         >>> list(leaves((0, None, (1,)), ("a", None, ("b",))))
@@ -88,9 +88,9 @@ def side_by_side(outputs: Outputs) -> tuple[int | None, ...]:
 
     A nested tuple is not an output to torch, and has no gradient.
 
-        Example:
-            >>> side_by_side((0, None, (1, 2)))
-            (0, None, None)
+    Example:
+        >>> side_by_side((0, None, (1, 2)))
+        (0, None, None)
     """
     top = outputs if isinstance(outputs, tuple) else (outputs,)
     return tuple(each if isinstance(each, int) else None for each in top)
@@ -312,5 +312,5 @@ class ClassFormula(Formula):
 
 def overrides(function_class: type, name: str) -> bool:
     """True if a class defines this method, which `torch.autograd.Function` only declares."""
-    mine = inspect.getattr_static(function_class, name, None)
-    return mine is not inspect.getattr_static(torch.autograd.Function, name, None)
+    method = inspect.getattr_static(function_class, name, None)
+    return method is not inspect.getattr_static(torch.autograd.Function, name, None)

@@ -102,7 +102,7 @@ class Expression:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The sizes and arguments that it names, in order, each once."""
+        """The sizes and arguments that it names, each once, in order."""
         found = [node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)]
         return tuple(dict.fromkeys(name for name in found if name not in self.language.functions))
 

@@ -48,7 +48,7 @@ class NonDifferentiable:
 
 @dataclass(frozen=True, slots=True)
 class NotImplementedGradient:
-    """The gradient exists and is not implemented: asking for it is an error."""
+    """The gradient exists and is not implemented: using it is an error."""
 
     reason: str
 

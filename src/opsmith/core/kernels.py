@@ -117,7 +117,7 @@ class BuiltKernel(ABC):
         """The fastest callable, for calls that the kernel is known to take."""
         return self
 
-    def serve(self, name: str, fallback: Callable[..., Any]) -> None:  # noqa: B027  many are called by Python
+    def serve(self, name: str, fallback: Callable[..., Any]) -> None:  # noqa: B027  optional for subclasses
         """Register the kernel with torch's dispatcher, if it can be called without Python.
 
         Args:
@@ -130,7 +130,7 @@ class BuiltKernel(ABC):
 
     @abstractmethod
     def refusal(self, values: Sequence[Any]) -> str | None:
-        """Return why it does not take a call with these argument values; None if it does."""
+        """Return the reason for not taking a call with these argument values; None if it does."""
 
     @property
     def sizing(self) -> str:
@@ -179,11 +179,11 @@ class Kernel:
         It replaces one for the same device and dtypes. A kernel from source replaces one with the same entry
         and some of the same dtypes, as when a notebook cell is run again.
         """
-        mine, its = self.function, other.function
-        if isinstance(mine, BuiltKernel) and isinstance(its, BuiltKernel):
-            apart = mine.dtypes and its.dtypes and not set(mine.dtypes) & set(its.dtypes)
-            return self.device == other.device and mine.entry == its.entry and not apart
-        alike = isinstance(mine, BuiltKernel) == isinstance(its, BuiltKernel)
+        new, old = self.function, other.function
+        if isinstance(new, BuiltKernel) and isinstance(old, BuiltKernel):
+            disjoint = new.dtypes and old.dtypes and not set(new.dtypes) & set(old.dtypes)
+            return self.device == other.device and new.entry == old.entry and not disjoint
+        alike = isinstance(new, BuiltKernel) == isinstance(old, BuiltKernel)
         return alike and (self.device, self.dtypes) == (other.device, other.dtypes)
 
     def consider(self, values: Sequence[Any]) -> Accepted | Rejected:

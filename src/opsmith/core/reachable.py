@@ -2,7 +2,7 @@
 
 `uses` takes one step: from a function to its closure, defaults, attributes and globals, from a class or an
 object to its attributes, from a wrapper to what it wraps, from a container to its items. The source hash,
-the refusal of captured tensors and the checks for hidden state all walk code with it. Installed libraries
+the refusal of captured tensors and the checks for hidden state all use it. Installed libraries
 are not entered. State that C++ code keeps is not seen.
 """
 
@@ -69,7 +69,7 @@ class Reached:
     put: Callable[[Any], None] | None = None
 
     def current(self) -> Any:
-        """Return the value that is there now."""
+        """Return the current value."""
         return self.value if self.get is None else self.get()
 
     @property

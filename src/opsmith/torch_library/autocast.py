@@ -1,4 +1,4 @@
-"""Autocast: inputs are cast before the operator sees them, so that formulas never meet mixed dtypes.
+"""Autocast: inputs are cast before the operator runs, so that formulas never get mixed dtypes.
 
 `"promote"` casts to the widest dtype among the inputs, `"lower"` to autocast's own, `"float32"` to float32;
 float64 and integers are left alone, as torch's own operators leave them.
@@ -45,7 +45,7 @@ def in_force(kernels: Mapping[str, Any], tensors: Iterable[Tensor]) -> Any:
     """The kernel of a device type for which autocast is on and that holds a tensor; None where it is off.
 
     The dispatcher runs transforms of `torch.func` before autocast; casts belong inside of a transform,
-    where gradients pass through them and formulas see what was cast.
+    where gradients pass through them and formulas get the cast values.
     """
     devices = {tensor.device.type for tensor in tensors} & kernels.keys()
     return next((kernels[device] for device in sorted(devices) if torch.is_autocast_enabled(device)), None)

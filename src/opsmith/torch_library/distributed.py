@@ -17,7 +17,7 @@ from opsmith.core.backward_plan import takes_kernel
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.autograd.pullback import generators_in
+from opsmith.torch_library.autograd.random_state import generators_in
 
 
 def dtensor() -> Any:

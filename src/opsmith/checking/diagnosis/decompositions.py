@@ -1,4 +1,4 @@
-"""Decompositions of composite torch operations, so that their terms can be told apart.
+"""Decompositions of composite torch operations, so that their terms can be distinguished.
 
 Each formula is the textbook's. It is used only where it equals the operation on the given arguments.
 """

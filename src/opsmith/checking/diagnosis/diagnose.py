@@ -37,7 +37,7 @@ def diagnose(observation: Observation) -> Diagnosis:
     """Diagnose a tensor that differs from the right one.
 
     Args:
-        observation: The tensor, the right one, and ways to compute both again.
+        observation: The tensor, the right one, and functions that compute both again.
 
     Example:
         >>> import torch

@@ -21,7 +21,7 @@ GENTLE = 0.3
 
 METHODS = ("like", "mixed", "scaled")
 """Methods: `like` draws numbers with the structure of the given ones; `mixed` permutes the given ones and
-moves them a little, except zeros and repeated numbers; `scaled` scales the given ones in place."""
+moves them a little, except zeros and repeated numbers; `scaled` multiplies the given ones by a factor."""
 
 
 def draw_fresh(flat: Sequence[Any], generator: torch.Generator, method: str = "mixed") -> list[Any]:

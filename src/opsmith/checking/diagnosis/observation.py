@@ -1,4 +1,4 @@
-"""Observations: a wrong tensor beside the right one, and ways to compute both again on other inputs."""
+"""Observations: a wrong tensor beside the right one, and functions that compute both on other inputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +21,6 @@ from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import Subject
 
-if TYPE_CHECKING:
-    from opsmith.checking.diagnosis.gradient_paths import GradientPaths
-
 Grads = Sequence[Tensor | None]
 """grad_output of each result; None where there is none."""
 
@@ -33,7 +30,7 @@ MORE = 8
 
 @dataclass(frozen=True)
 class Observation:
-    """A computed tensor, the right one, and ways to compute both on other inputs.
+    """A computed tensor, the right one, and functions that compute both on other inputs.
 
     Only the first two fields are needed; the others allow more hypotheses to be tested.
 
@@ -197,8 +194,8 @@ class Observer:
         kinks = (jumps > 1e-3 * size) & observation.got.cpu().isfinite()
         if not bool(kinks.any()):
             return observation
-        # A gradient that nearly vanishes, as at an optimum, is steep relative to its size: no jump, if it
-        # shrinks.
+        # A gradient that nearly vanishes, as at an optimum, changes much relative to its size; it is a jump
+        # only if the difference does not shrink with the step.
         kinks &= self._across(flat, grads, KINK / 8) > jumps / 2
         if not bool(kinks.any()):
             return observation
@@ -294,8 +291,10 @@ class Observer:
 
     def _right(self, flat: Sequence[Any], argnums: Sequence[int], grads: Grads) -> list[Tensor]:
         """Compute the right gradients; zeros where autograd has none."""
-        give = self.right or self._through_the_reference
-        found = give(self.sample, [replica(value) for value in flat], argnums, grads) or [None] * len(argnums)
+        compute = self.right or self._through_the_reference
+        found = compute(self.sample, [replica(value) for value in flat], argnums, grads) or [None] * len(
+            argnums
+        )
         return [
             torch.zeros_like(flat[argnum]) if gradient is None else gradient
             for argnum, gradient in zip(argnums, found, strict=True)

@@ -104,16 +104,16 @@ def record(
 ) -> tuple[list[Any], list[Any], Any]:
     """Call a function under autograd.
 
-    A function that writes into an argument takes no leaves: it gets copies of them that autograd recorded.
+    A function that writes into an argument cannot take leaves; it gets copies of them that autograd records.
 
     Args:
         call: Takes flat arguments.
         flat: Flat arguments; the leaves share their memory.
         argnums: The arguments that require a gradient.
-        leaf: True to pass the leaves themselves, where the function takes them.
+        leaf: True to pass the leaves themselves, if the function takes them.
 
     Returns:
-        The leaves, what was passed, and what the call returns.
+        The leaves, the passed arguments, and the result of the call.
 
     Example:
         >>> leaves, _, result = record(lambda flat: flat[0].mul_(2), [torch.ones(2)], [0])

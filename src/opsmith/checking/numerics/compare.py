@@ -1,10 +1,10 @@
-"""Closeness of tensors: one rule with its bound, and the difference to report where it does not hold.
+"""Closeness of tensors: one rule with its bound, and the difference to report if it does not hold.
 
 Two elements agree where they are the same (nan is the same as nan), or where they are apart by a finite
 distance that is no larger than the bound of that element (`is_close`). The bound is a value, of one of three
 kinds:
 
-- the rounding of a dtype, from the conditioning of a function: `rounding.RoundingBound`;
+- the rounding of a dtype, from the conditioning of a function: `rounding_bounds.RoundingBound`;
 - the measured noise of finite differences: `finite_differences.NumericalGradient`, or the tolerance of
   gradcheck;
 - a share of the largest element (`share_of_largest`): for two runs of one computation, and for hypotheses.

@@ -97,7 +97,7 @@ class DirectionalFunction:
     def _moved(self, moved: Tensor) -> Tensor:
         try:
             results = self._results(self._shaped(moved))
-        except Exception:  # outside of its domain: no information
+        except Exception:  # outside of its domain
             return torch.full_like(self._values, torch.nan)
         numbers = [coordinates(results[position]).double() for position in self._compared]
         if [each.numel() for each in numbers] != self._counts:  # as of `x[x > 0]`: a jump

@@ -14,7 +14,7 @@ from opsmith.checking.numerics.autodiff import Results
 from opsmith.checking.numerics.compare import Difference
 from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.noise import Noise, SecondEstimate, noise_of
-from opsmith.checking.numerics.rounding import LIBRARY, allowed_roundings
+from opsmith.checking.numerics.rounding_bounds import LIBRARY, allowed_roundings
 from opsmith.checking.numerics.slope import Slope, slope
 
 GOAL = 1e-6

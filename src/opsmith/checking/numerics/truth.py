@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.compare import Difference, exact_difference
-from opsmith.checking.numerics.rounding import (
+from opsmith.checking.numerics.rounding_bounds import (
     Conditioning,
     Function,
     RoundingBound,

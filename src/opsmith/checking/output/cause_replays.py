@@ -16,7 +16,7 @@ from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 
 DEADLY = frozenset({"signal", "status", "limit"})
-"""Evidence of a failure that ended the process, or had to be ended."""
+"""Keys of evidence of a process that died or was killed."""
 
 
 def with_replays(outcomes: Sequence[Outcome], subject: Subject, *, run: bool) -> list[Outcome]:
@@ -25,7 +25,7 @@ def with_replays(outcomes: Sequence[Outcome], subject: Subject, *, run: bool) ->
     Args:
         outcomes: One for each property.
         subject: The operator under check, with every input that it was checked on.
-        run: True if lines may be run here: not where they would end the process.
+        run: True if lines may be run here, since they do not end the process.
     """
     return [
         replace(outcome, failures=tuple(_with_replay(failure, subject, run) for failure in outcome.failures))
@@ -42,7 +42,7 @@ def _with_replay(failure: Failure, subject: Subject, run: bool) -> Failure:
 
 
 def _by_cause(failure: Failure, subject: Subject) -> str | None:
-    """A replay that shows the cause; None where no lines do."""
+    """A replay that shows the cause; None if none is found."""
     shown = str(failure.evidence.get("sample", ""))
     sample = next((each for each in subject.samples if shown.startswith(str(each))), None)
     target = target_of(subject)
@@ -114,10 +114,10 @@ def _lines(failure: Failure, target: ReplayTarget, sample: Sample) -> Iterator[t
 
 
 def _parts(target: ReplayTarget, sample: Sample, failure: Failure) -> list[str] | None:
-    """The index behind a call that picks each result; None where a call raises."""
+    """Subscript of each result after a call; None if a call raises."""
     try:
         found = target.parts(sample)
-    except (Exception, SystemExit):  # it is what the failure is about
+    except (Exception, SystemExit):  # the failure is about this exception
         found = [("", "")] if failure.cause == "raises" else None
     return None if found is None else [lines for lines, _ in found]
 

@@ -1,4 +1,4 @@
-"""Reports as a page: one HTML file that needs no network, to be read on any screen, or aloud."""
+"""Reports as one HTML file that needs no network, for any screen and for screen readers."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def short(dtype: str) -> str:
 
 
 def failures(report: Report) -> list[tuple[Outcome, list[Failure], list[Failure]]]:
-    """Each property that failed, with the failures to show whole, and those that follow from others."""
+    """Failed properties, each with the failures to show in full and those that follow from others."""
     return [
         (
             outcome,
@@ -137,7 +137,7 @@ def failures(report: Report) -> list[tuple[Outcome, list[Failure], list[Failure]
 
 
 def _kind(value: Any) -> str:
-    """Form of a piece of evidence: its parts, a block of text, or in the line."""
+    """Form of a piece of evidence: `parts`, `block` or `line`."""
     if isinstance(value, Mapping):
         return "parts"
     return "block" if "\n" in shown(value) else "line"
@@ -148,7 +148,7 @@ def _pairs(value: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def worded(text: str) -> Markup:
-    """A sentence, what stands between backticks as code."""
+    """A sentence in HTML, with text between backticks as code."""
     return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
 
 

@@ -1,4 +1,4 @@
-"""Reports out of JSON: the output of `opsmith check --json` or of `Report.to_json()`."""
+"""Reports read from JSON: the output of `opsmith check --json` or of `Report.to_json()`."""
 
 from __future__ import annotations
 

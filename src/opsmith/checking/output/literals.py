@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 MOST_ELEMENTS = 64
-"""Most numbers of a script of a few lines."""
+"""Largest number of elements that a script writes out."""
 
 DIGITS = 4
-"""Digits of numbers that need not be those of the check."""
+"""Digits of numbers that may be rounded."""
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -83,7 +83,7 @@ def _tensor(value: Tensor, rounded: bool) -> str:
 
 
 def _form(value: Tensor) -> str:
-    """The dtype and device, where they are not what a person would leave out."""
+    """Keyword arguments for dtype and device, if they are not the defaults."""
     device = f", device={value.device.type!r}" if value.device.type != "cpu" else ""
     usual = value.dtype == torch.float32 or (value.dtype in (torch.int64, torch.bool) and value.numel())
     return ("" if usual else f", dtype={value.dtype}") + device
@@ -94,7 +94,7 @@ def _sizes(sizes: Sequence[int]) -> str:
 
 
 def _turned(plain: Tensor) -> tuple[int, ...] | None:
-    """The order of dimensions in which a tensor is contiguous, if it is in another than its own."""
+    """The order of dimensions in which a tensor is contiguous, if this is a permutation of its own."""
     if plain.is_contiguous() or plain.dim() < 2:
         return None
     order = tuple(sorted(range(plain.dim()), key=lambda at: (-plain.stride()[at], at)))
@@ -125,7 +125,7 @@ def _number(text: str) -> str:
 
 
 def drawn(value: Any) -> str | None:
-    """Code that draws a tensor of this form, in the range of its numbers; None where range is not enough.
+    """Code that draws a tensor of this form, in the range of its numbers; None if the range is not enough.
 
     Example:
         >>> import torch

@@ -55,7 +55,7 @@ def rendered(report: Report) -> RenderableType:
 
 
 def _table(outcomes: Sequence[Outcome]) -> Table:
-    """A line for each property; why one was skipped stands beside it."""
+    """A line for each property, with the reason of a skipped one."""
     lines = Table.grid(padding=(0, 2, 0, 0))
     lines.add_column(no_wrap=True)
     lines.add_column(no_wrap=True)
@@ -75,7 +75,7 @@ def _table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _panel(failure: Failure) -> RenderableType:
-    """A failure between two lines: what is wrong, where, what was measured, and how to see it again."""
+    """A failure between two rules: message, location, evidence and replay."""
     parts: list[RenderableType] = [Text(failure.message)]
     if failure.where:
         parts.append(Text(f"where: {failure.where}", style="cyan", overflow="fold"))

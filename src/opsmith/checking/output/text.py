@@ -70,7 +70,7 @@ def _folded(line: str, width: int) -> str:
 
 
 def _spaces_inside(line: str) -> list[int]:
-    """The spaces at which Python lets a line be broken: inside brackets, outside texts and comments."""
+    """The spaces at which a line of Python may be broken: inside brackets, outside strings and comments."""
     found: list[int] = []
     depth = 0
     before = 0
@@ -82,5 +82,5 @@ def _spaces_inside(line: str) -> list[int]:
                 depth += (token.string in "([{") - (token.string in ")]}")
             before = token.end[1]
     except (tokenize.TokenError, SyntaxError):
-        return []  # part of something longer: it stays as it is
+        return []  # part of a longer statement, left as it is
     return found

@@ -35,8 +35,7 @@ def grad_outputs_to_try(subject: Subject, sample: Sample, results: Sequence[Tens
     """Make the grad_outputs to try on a call with these results.
 
     First for each result alone, so that a formula that ignores one is detected; then for all of them. They
-    are
-    contiguous: the property `layouts` tries others.
+    are contiguous: the property `layouts` tries others.
 
     Args:
         subject: The checked operator.

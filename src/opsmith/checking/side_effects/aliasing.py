@@ -73,7 +73,7 @@ def _same_place(one: Tensor, other: Tensor) -> bool:
 
 
 def _is_recorded_view(result: Tensor, other: Tensor) -> bool:
-    """Report whether autograd knows that a write into one changes the other."""
+    """Report whether autograd records that a write into one changes the other."""
     before = capabilities.version(result)
     with torch.no_grad():
         element = other.detach().as_strided((1,), (1,), other.storage_offset())

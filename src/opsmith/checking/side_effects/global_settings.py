@@ -57,7 +57,7 @@ def _put_fill(filled: bool) -> None:
 
 
 IGNORE = (("ignore", None, Warning, None, 0),)
-"""Warning filters that nobody else sets."""
+"""Warning filters for the test, unlike any other."""
 
 _CUDNN = torch.backends.cudnn
 
@@ -171,7 +171,7 @@ def restore_settings(before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Suppress warnings within the context: torch warns about itself where forward mode is first used."""
+    """Suppress warnings within the context; torch warns at the first use of forward mode."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

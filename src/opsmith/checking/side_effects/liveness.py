@@ -77,7 +77,7 @@ def holders(subject: Subject, watched: WatchedMemory) -> list[str]:
     ]
     if named:
         return named
-    # `type` in place of `isinstance`, which makes proxy objects warn.
+    # `type` instead of `isinstance`, which makes proxy objects warn.
     tensors: list[Tensor] = [each for each in gc.get_objects() if type(each) in (Tensor, Parameter)]
     tensors = [each for each in tensors if _has_memory(each, watched)]
     kinds: dict[str, None] = {}

@@ -16,7 +16,7 @@ from opsmith.core.reachable import CONTAINERS, Reached, Step, uses
 from opsmith.torch_library import capabilities
 
 MOST = 2000
-"""Values that are reported at most; an operator that reaches more is an application."""
+"""Largest number of reported values; an operator that reaches more is an application."""
 
 
 def roots(subject: Subject) -> list[Any]:

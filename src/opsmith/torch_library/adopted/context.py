@@ -65,7 +65,7 @@ class Context:
 
     @property
     def saved_variables(self) -> tuple[Tensor | None, ...]:
-        """Alias of `saved_tensors` that the oldest classes use, and that torch's own context still has."""
+        """Alias of `saved_tensors` for old classes, which torch's own context still has."""
         return self.opsmith_record.saved
 
     def mark_dirty(self, *tensors: Any) -> None:
@@ -93,8 +93,8 @@ class Context:
     def each_tensor(self, change: Callable[[Any], Any]) -> Context:
         """Copy the context, with `change` applied to every tensor, those in tuples, lists and dicts included.
 
-        What was marked is left behind: it counts when the forward has just run, and a result that the
-        context of its own node holds closes a circle of references.
+        Marked tensors are dropped: they matter only right after the forward, and a result in the context of
+        its own node would close a reference cycle.
         """
         record, other = self.opsmith_record, Context(self.opsmith_adopted, self.needs_input_grad)
         vars(other).update(

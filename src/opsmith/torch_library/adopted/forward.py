@@ -43,9 +43,9 @@ def run_forward(
 ) -> ForwardRun:
     """Run the forward of an adopted class.
 
-    Arguments that it writes to are copied before, and results that alias its inputs after. The first run
-    shows which these are: in it every input is copied if the code looks as if it writes, and is restored
-    afterwards if the code does not look so, but wrote.
+    Arguments that it writes to are copied before the run, and results that alias its inputs after it. The
+    first run detects both: it copies every input if the code may write, and otherwise restores the inputs
+    that were written to.
 
     Args:
         adopted: The class.
@@ -54,7 +54,7 @@ def run_forward(
 
     Raises:
         MutationError: If it writes into an input into which earlier runs did not write.
-        ResultCountError, ResultTypeError: If it returns something else than it was adopted for.
+        ResultCountError, ResultTypeError: If it does not return what it was adopted with.
     """
     facts, given = adopted.facts, adopted.spread(values)
     first = facts.written is None
@@ -117,7 +117,7 @@ def _run(
         position for position, result in enumerate(results) if any(result is one for one in record.constant)
     )
     own = _unaliased(adopted, results, handed, given, written)
-    known = {id(result): mine for result, mine in zip(results, own, strict=True) if result is not mine}
+    known = {id(result): clone for result, clone in zip(results, own, strict=True) if result is not clone}
     known |= {id(copy): given[position] for position, copy in copies.items() if position not in written}
     return ForwardRun(own, context.with_identities(known), constant, tuple(given)), written, counted
 
@@ -238,10 +238,9 @@ def _unaliased(
             adopted.facts.copied[position] = f"it {kind} `{names[argnum]}`"
         elif other is not None:
             adopted.facts.copied[position] = f"it shares memory with `{adopted.schema.results[other].name}`"
-        lent = (
-            argnum is not None and argnum not in written
-        )  # also a copy, so that all runs return the same layout
-        own.append(result.clone() if lent or other is not None else result)
+        # A result that aliases a copied argument is cloned too, so that all runs return the same layout.
+        aliases_input = argnum is not None and argnum not in written
+        own.append(result.clone() if aliases_input or other is not None else result)
     return tuple(own)
 
 

@@ -41,14 +41,14 @@ def run_backward(
         context: Context of its forward.
         grads: Gradient of each result, None where there is none.
         metadata: Form of each result, None where there was none.
-        given: The arguments of its forward; only what kind they are counts.
+        given: The arguments of its forward; only their types matter.
 
     Returns:
-        For each argument of its forward the gradient, or None where it gives none.
+        The gradient of each argument of its forward; None where it returns none.
 
     Raises:
-        GradientCountError: If it answers for other arguments than there are.
-        SavedTensorModifiedError: If it writes into a gradient that came in, and its first run did not.
+        GradientCountError: If it returns another number of gradients than forward takes arguments.
+        SavedTensorModifiedError: If it writes into a grad_output, and its first run did not.
     """
     facts = adopted.facts
     handed = _by_output(adopted, context, grads, metadata)

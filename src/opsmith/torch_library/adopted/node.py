@@ -38,7 +38,7 @@ from opsmith.torch_library.autograd.node import (
     RegisteredOperator,
     all_names,
 )
-from opsmith.torch_library.autograd.pullback import RandomState
+from opsmith.torch_library.autograd.random_state import RandomState
 from opsmith.torch_library.flattening import Flattening, SavedValues, save_values
 from opsmith.torch_library.validation import unsupported_kind
 
@@ -50,10 +50,10 @@ class _NodeState:
     Args:
         packed: The class's context, without its tensors.
         count: Number of saved tensors that belong to the context.
-        inputs: The inputs, where a second order will need them; None where it goes through the context.
-        given: The arguments of the class's forward: for each whether it is a tensor.
+        inputs: The inputs, if a second order needs them; None if it runs through the context.
+        given: The arguments of the class's forward, each tensor replaced by a placeholder.
         metadata: Metadata of the call's tensors.
-        random: The random state of the forward, where it may have to run again.
+        random: The random state of the forward, if it may run again.
     """
 
     packed: PackedContext
@@ -202,9 +202,9 @@ def _gradients(
 def _if_reproducible(
     adopted: AdoptedFunction, answers: Sequence[Any], first: Sequence[Any], around: Sequence[Tensor | None]
 ) -> list[Any]:
-    """Recomputed gradients where they equal those of the first run; else those, refusing a second order.
+    """Recomputed gradients if they equal those of the first run; else these, which refuse a second order.
 
-    A forward that draws, or that keeps a state of its own, computes something else when it runs again.
+    A forward that draws random numbers, or keeps state, gives other results when it runs again.
     """
     sources = [tensor for tensor in around if tensor is not None and tensor.requires_grad]
     held: list[Any] = []

@@ -211,7 +211,7 @@ def jvp_from_vjp(
         primitive: The operator.
         every: All arguments and results by name, without tangents.
         tangents: Tangent of each flat argument, or None.
-        wanted: Places of the flat results whose tangents are asked for.
+        wanted: Positions of the flat results whose tangents are needed.
     """
     schema = primitive.specification.schema
     flat = primitive.flattening.flatten([every[name] for name in schema.names])

@@ -21,7 +21,7 @@ from opsmith.torch_library.autograd.node import (
     prepare_backward,
     run_backward,
 )
-from opsmith.torch_library.autograd.pullback import generators_in
+from opsmith.torch_library.autograd.random_state import generators_in
 from opsmith.torch_library.autograd.vmap import (
     BatchedPrimitive,
     VmapInfo,
@@ -71,7 +71,7 @@ def call_under_transforms(primitive: Primitive, flat: Sequence[Any]) -> Flat:
 
 
 def _call_below(primitive: Primitive, flat: Sequence[Any]) -> Flat:
-    """Continue at the level below; an operator is called anew, so that modes and subclasses see it."""
+    """Continue at the level below; an operator is called through the dispatcher, for modes and subclasses."""
     return (
         primitive.call(flat)
         if isinstance(primitive, OperatorPrimitive)
@@ -264,7 +264,7 @@ class TransformedNode(torch.autograd.Function):
 
 
 def _with_batch(results: Sequence[Any], flat: Sequence[Any]) -> Flat:
-    """Give each result a batch dimension, without which torch counts its gradient once for every example."""
+    """Give each result a batch dimension; otherwise torch counts its gradient once for every example."""
     nothing = sum(torch.zeros_like(value).sum().abs() for value in flat if isinstance(value, Tensor))
     always = torch.as_tensor(nothing == 0)
     return tuple(None if result is None else torch.where(always, result, result) for result in results)

@@ -77,7 +77,7 @@ def fit_tangent(
 ) -> Tensor:
     """Fit the tangent of a formula to its result: broadcast it, and make it complex where the result is.
 
-    The arguments and what is raised are those of `fit`, with the result in the place of the input.
+    Arguments and errors are those of `fit`, for the result instead of the input.
     """
     if isinstance(tangent, Zero):
         return expected.zeros()
@@ -179,8 +179,8 @@ class CallMetadata:
     """Metadata of the tensors of a call.
 
     Args:
-        inputs: For each flat argument its metadata, where it is a tensor that needs a gradient; else None.
-        shapes: For each flat argument its shape, where it is a tensor; else None.
+        inputs: Metadata of each flat argument that needs a gradient; None for the others.
+        shapes: Shape of each flat argument that is a tensor; None for the others.
         results: Metadata of each flat result; None for a missing one.
         mixed: True if the call mixed floating dtypes.
     """

@@ -15,7 +15,7 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.forward_mode import jvp
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, constant_results
-from opsmith.torch_library.autograd.pullback import RandomState, generators_in
+from opsmith.torch_library.autograd.random_state import RandomState, generators_in
 from opsmith.torch_library.autograd.vjp import Vjp
 from opsmith.torch_library.flattening import Flat, Flattening, ResultFlattening, lengths_of, save_values
 from opsmith.torch_library.validation import run_validated

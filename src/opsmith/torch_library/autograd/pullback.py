@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.random_state import RandomState
 from opsmith.torch_library.flattening import Flattening
 
 Pullback = Callable[[Sequence[Tensor | None]], list[Tensor]]
@@ -22,9 +22,9 @@ def pull_back(
 ) -> tuple[tuple[Tensor, ...], Pullback]:
     """Run a function, and return its results and its pullback.
 
-    Where grad mode is on, the pullback's answers hang in the graph of `inputs`, of what the function closes
-    over (`closed`) and of the gradients given: any order of derivative is right. Inside a `torch.func`
-    transform it is one more of them, since tensors there cannot be asked to require a gradient.
+    In grad mode, the pullback's gradients are in the graph of `inputs`, of captured tensors (`closed`) and
+    of the given gradients, so that any order of derivative is right. Inside a `torch.func` transform it is
+    one more transform, since tensors there cannot be set to require a gradient.
     """
     # Dynamo can trace `torch.func.vjp`, but not `torch.autograd.grad`.
     if torch.compiler.is_dynamo_compiling() or capabilities.innermost_transform() is not None:
@@ -118,7 +118,7 @@ def vjp_by_recompute(
         function: Takes the operator's arguments, returns its results.
         flattening: Flattening of the arguments.
         flat: The saved arguments, flat.
-        wanted: Places in `flat` whose gradient is wanted.
+        wanted: Positions in `flat` whose gradient is needed.
         grads: For each flat result its gradient, or None.
         state: Random state of the forward, for a random function.
 
@@ -148,47 +148,3 @@ def vjp_by_recompute(
 
 def _detached_value(value: Any) -> Any:
     return capabilities.outside_graph(value) if isinstance(value, Tensor) else value
-
-
-@dataclass(frozen=True)
-class RandomState:
-    """State of the default generators of the devices of a call, and of generators among its arguments."""
-
-    cpu: Tensor
-    cuda: dict[int, Tensor]
-    own: tuple[tuple[torch.Generator, Tensor], ...]
-
-    @classmethod
-    def now(cls, values: Sequence[Any]) -> RandomState:
-        """The current state, for a call with these arguments."""
-        indices = {value.device.index for value in values if isinstance(value, Tensor) and value.is_cuda}
-        return cls(
-            torch.get_rng_state(),
-            {index: torch.cuda.get_rng_state(index) for index in sorted(indices)},
-            tuple((generator, generator.get_state()) for generator in generators_in(values)),
-        )
-
-    @contextmanager
-    def again(self) -> Iterator[None]:
-        """Context that draws the same numbers again, and restores the state at its end."""
-        with torch.random.fork_rng(devices=list(self.cuda)):
-            torch.set_rng_state(self.cpu)
-            for index, state in self.cuda.items():
-                torch.cuda.set_rng_state(state, index)
-            before = [(generator, generator.get_state()) for generator, _ in self.own]
-            try:
-                for generator, state in self.own:
-                    generator.set_state(state)
-                yield
-            finally:
-                for generator, state in before:
-                    generator.set_state(state)
-
-
-def generators_in(values: Iterable[Any]) -> list[torch.Generator]:
-    """The generators among argument values, those in lists too."""
-    found: list[torch.Generator] = []
-    for value in values:
-        items = value if isinstance(value, list | tuple) else [value]
-        found += [item for item in items if type(item) is torch.Generator]
-    return found

@@ -20,7 +20,8 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autocast import without_casts
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata, fit, refuse_graph_cut
-from opsmith.torch_library.autograd.pullback import RandomState, generators_in, vjp_by_recompute
+from opsmith.torch_library.autograd.pullback import vjp_by_recompute
+from opsmith.torch_library.autograd.random_state import RandomState, generators_in
 from opsmith.torch_library.distributed import replicating
 from opsmith.torch_library.flattening import Flattening, ResultFlattening
 

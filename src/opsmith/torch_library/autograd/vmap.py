@@ -19,7 +19,7 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata
 from opsmith.torch_library.autograd.node import Primitive, VjpFunction
-from opsmith.torch_library.autograd.pullback import RandomState, generators_in
+from opsmith.torch_library.autograd.random_state import RandomState, generators_in
 from opsmith.torch_library.flattening import Flat, Flattening, ResultFlattening
 
 Dim = int | None

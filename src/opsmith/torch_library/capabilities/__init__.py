@@ -1,8 +1,7 @@
-"""Everything that opsmith uses torch's private names for: a capability each, which can be off.
+"""Capabilities: the uses of torch's private names, each of which can be off.
 
-A name is looked up here at its first use: its capability is tested then, and from then on the name is an
-ordinary one of this module, bound to the implementation by private names or to that by public ones. Nothing
-else in the package touches torch's private names, so that another torch breaks here or nowhere.
+At the first use of a name its capability is tested, and the name is bound in this module to the
+implementation by private names or by public ones. No other part of the package uses torch's private names.
 """
 
 from __future__ import annotations
@@ -62,12 +61,12 @@ def schema_fault(text: str) -> str | None:
     library = torch.library.Library(f"opsmith_parses_{next(_numbers)}", "FRAGMENT")
     try:
         library.define(text)
-    except (RuntimeError, ValueError, IndexError) as error:  # the last two for numbers that are out of range
+    except (RuntimeError, ValueError, IndexError) as error:  # the last two for numbers out of range
         return str(error)
     return None
 
 
 def recording() -> bool:
-    """Return True if operations are being recorded into a graph, which keeps operations and nothing else."""
+    """Return True if operations are being recorded into a graph."""
     tracer: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
     return tracer is not None and tracer.get_proxy_mode() is not None

@@ -1,4 +1,4 @@
-"""Uses of the private names of torch: a table, and the decision which of them work here."""
+"""Table of the uses of torch's private names, and the decision about each with the installed torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Capability:
     Args:
         name: Name; its functions are in the module of this name in `private`, and in `public`.
         purpose: Purpose.
-        instead: Behaviour where it is off; None if opsmith requires it.
+        instead: Behaviour if it is off; None if opsmith requires it.
         provides: Names of its functions and values.
     """
 
@@ -57,20 +57,20 @@ def decide(capability: Capability) -> Decision:
     """Decide whether a capability is on; the first time, its self-test runs on an untested torch.
 
     Warns:
-        UserWarning: Once, saying what happens instead.
+        UserWarning: Once, with the behaviour instead.
     """
     with _deciding:
         known = _decided.get(capability.name)
         if known is not None:
             return known
-        asked_for = capability.instead is not None and config.conservative()
+        by_config = capability.instead is not None and config.conservative()
         decision = (
             Decision(False, f"{config.CONSERVATIVE}=1")
-            if asked_for
+            if by_config
             else examine(capability, self_test=not _is_tested(torch.__version__))
         )
         _decided[capability.name] = decision
-    if not decision.on and not asked_for and capability.instead is not None:
+    if not decision.on and not by_config and capability.instead is not None:
         warnings.warn(
             f"opsmith: with torch {torch.__version__}, the capability `{capability.name}` "
             f"({capability.purpose}) is off, since its self-test failed: {decision.why}. "
@@ -120,7 +120,7 @@ def examine(capability: Capability, *, self_test: bool = True) -> Decision:
 
 
 def _run_self_test(private: ModuleType) -> Decision:
-    """Run a self-test in a thread, which no mode, transform or context of the caller reaches."""
+    """Run a self-test in a thread, without the caller's modes, transforms and contexts."""
     failures: list[Exception] = []
     steady_device_guard()
 

@@ -264,7 +264,7 @@ def implicit_replication() -> AbstractContextManager[None]:
 
 
 def observe_shards(see: Callable[[Any, Any, Any, Callable[[], Any]], Any]) -> AbstractContextManager[Any]:
-    """Raise: without observing DTensor, nothing is proved about shards.
+    """Raise, since operations on shards cannot be observed by public names.
 
     Raises:
         NotImplementedError: Always, which ends the trial.
@@ -305,7 +305,7 @@ def unwrap_dead(value: Any) -> Any:
 def observe_operators(
     see: Callable[[Any, dict[str, Any]], None], given: Callable[[Any, Sequence[Any]], None] | None = None
 ) -> AbstractContextManager[Any]:
-    """Return an empty context, which reports nothing."""
+    """Return an empty context, in which nothing is observed."""
     return nullcontext()
 
 

@@ -256,7 +256,7 @@ class {self.specification.short_name}(_op_Function):
 """
 
     def _check(self, name: str, device: str) -> str:
-        """Source of the check of one gradient, which is fitted to its input where it does not match."""
+        """Source of the check of one gradient, which is fitted to its input if it does not match."""
         predicate = _DEVICE_PREDICATES.get(device, f"device == _op_device_{name}")
         # The shape of a saved tensor need not be saved.
         shape = f"{name}.shape" if name in self.tensors else f"_op_shape_{name}"

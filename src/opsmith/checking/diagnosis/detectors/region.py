@@ -55,7 +55,7 @@ def inside(evidence: Evidence) -> str:
 
 
 MOST_WORDS = 2
-"""Largest number of descriptions in a message, where they are equally good."""
+"""Largest number of equally good descriptions in a message."""
 
 Mask = Callable[[Pair], Tensor]
 """Mask of the elements of a pair."""

@@ -68,7 +68,7 @@ class GradientRequest:
 
 
 def _once(request: GradientRequest) -> Gradients:
-    """The gradients that `torch.autograd.grad` gives."""
+    """The gradients of `torch.autograd.grad`."""
     call = request.call()
     return copies(call.backward(call.grads(request.subject)))
 
@@ -93,7 +93,7 @@ def _ways(request: GradientRequest) -> Findings:
             given = give(request)
         except Exception as error:
             refuse_own(error)
-            if way == KEEPING:  # whether there is a second order at all is another property's matter
+            if way == KEEPING:  # `second_order` reports a missing second order
                 yield Note(f"a backward with `create_graph=True` was left out: {first_line(error)}")
                 continue
             message = (
@@ -157,7 +157,7 @@ def _creating(request: GradientRequest) -> Gradients:
 
 
 def _through_copies(request: GradientRequest) -> Gradients:
-    """Arguments that autograd has computed, as in the middle of a model."""
+    """Pass arguments that autograd has computed, as in the middle of a model."""
     call = request.call(leaf=False)
     return copies(call.backward(call.grads(request.subject)))
 
@@ -186,7 +186,7 @@ def _seen_by_hooks(request: GradientRequest) -> Gradients:
 
 
 def _changed_by_hooks(request: GradientRequest) -> Gradients:
-    """Hooks on the results that double grad_output."""
+    """Double grad_output by hooks on the results."""
     call = request.call()
     results, grads = _results(request, call)
     for result in {id(each): each for each in results}.values():  # a class may return one tensor twice
@@ -211,7 +211,7 @@ WAYS: dict[str, Way] = {
     "where each result is used twice": ("unknown", _used_twice, _of_doubled),
     "where hooks on the results double grad_output": ("unknown", _changed_by_hooks, _of_doubled),
 }
-"""For each way its cause, the gradients that it gives, and the right ones."""
+"""The cause, the tested gradients and the right ones of each method, by its description."""
 
 
 BACKWARD_AGAIN = Property(

@@ -38,7 +38,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
     for device in subject.devices:
         runs = []
         for repeat in range(subject.effort.repeats):
-            if repeat % 2:  # what takes turns must not be in step with the runs
+            if repeat % 2:  # an extra call, so that state that alternates is not in step with the runs
                 subject.call(sample, sample.at(device=device))
             runs.append(_run(subject, sample, argnums, device))
         dirtied, filled = [], []
@@ -139,7 +139,7 @@ def _reads_unwritten(
 ) -> str | None:
     """Evidence that earlier contents of memory come out; None where there is none.
 
-    A run that differs from run to run anyway is none: filling the memory must make it hold still, or nan.
+    Runs that differ anyway are not evidence: filling the memory must make them equal, or nan.
     """
     one, full = plain[0], filled[0]
     if one is None or full is None or one.shape != full.shape:

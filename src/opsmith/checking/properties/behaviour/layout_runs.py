@@ -18,7 +18,7 @@ from opsmith.checking.numerics.compare import (
     exact_difference,
     metadata_difference,
 )
-from opsmith.checking.numerics.rounding import LIBRARY, unit_roundoff
+from opsmith.checking.numerics.rounding_bounds import LIBRARY, unit_roundoff
 from opsmith.checking.numerics.truth import MeasuredFunction, Truth
 from opsmith.checking.properties.numeric.differentiable import rule_location
 from opsmith.checking.report import Failure

@@ -28,11 +28,11 @@ from opsmith.core.formula import Formula
 
 NAME = "memory"
 CALLS = 3
-"""Calls to make: memory that stays from one alone is a constant."""
+"""Number of calls; memory that stays after one of them alone is a constant."""
 
 
 def run(subject: Subject) -> Findings:
-    """Drop each sample's graph and see what is freed, without and with a search for circles of references."""
+    """Drop each sample's graph, and check that memory is freed, without and with the cycle collector."""
     yield from each_sample(NAME, subject, _sample)
 
 
@@ -48,7 +48,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
 
 
 def _leaks(subject: Subject, sample: Sample, argnums: Sequence[int], device: torch.device) -> Findings:
-    """Look for memory that several calls leave behind when all of their tensors are dropped."""
+    """Check for memory that stays after several calls when all of their tensors are dropped."""
     with without_garbage_collection():
         calls = [each for _ in range(CALLS) for each in _watched(subject, sample, argnums, device)]
         left = not_freed(calls)
@@ -68,7 +68,7 @@ def _leaks(subject: Subject, sample: Sample, argnums: Sequence[int], device: tor
 def _watched(
     subject: Subject, sample: Sample, argnums: Sequence[int], device: torch.device
 ) -> list[WatchedMemory]:
-    """Make a call and its backward, and drop both: what lay in memory is watched alone.
+    """Make a call and its backward, drop both, and return the watched memory.
 
     A saved tensor that is not an argument, result or gradient has an empty label: it may be a constant.
     """
@@ -153,7 +153,7 @@ def _circular(subject: Subject, sample: Sample, argnums: Sequence[int], device: 
 
 
 def _on_context(subject: Subject, sample: Sample, argnums: tuple[int, ...], device: torch.device) -> Findings:
-    """Arguments and results that a context keeps after the backward, when what is saved is let go of."""
+    """Report arguments and results that a context keeps after the backward has freed the saved tensors."""
     call = live_call(subject, sample, sample.at(device=device), argnums, leaf=False)
     if not call.open:
         return

@@ -23,7 +23,7 @@ NAME = "randomness"
 
 
 def run(subject: Subject) -> Findings:
-    """Watch what the reference draws from, and whether a call moves any global random state."""
+    """Compare the declaration with the random operations of the reference and the global random states."""
     drew = False
 
     def check_sample(subject: Subject, sample: Sample) -> Findings:
@@ -31,7 +31,7 @@ def run(subject: Subject) -> Findings:
         draws = [name for name, own_generator in drawing_operations(subject, sample) if not own_generator]
         moved = _states_moved(subject, sample)
         drew = drew or bool(draws) or "torch" in moved
-        # An operator that sets the random state changes it, too: `effects` reports that, which is worse.
+        # An operator that sets the random state changes it too, which `effects` reports.
         if not subject.specification.random and (draws or "torch" in moved) and not seeds(subject, sample):
             applied = subject.kind.applied
             yield _of_a_class(subject, sample) if applied else _undeclared(subject, sample, draws)
@@ -71,7 +71,7 @@ def _states_moved(subject: Subject, sample: Sample) -> list[str]:
 
 
 def _states() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """Every global random state there is: how to read and how to set it."""
+    """Functions that read and set each global random state, by name."""
     states: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         "torch": (_torch_state, _set_torch_state),
         "Python's `random`": (random.getstate, random.setstate),

@@ -127,7 +127,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 
 def _same(subject: Subject, again: Any, what: str) -> Findings:
-    """Hold what a copy gives to what the operator gives."""
+    """Compare the results of a copy with those of the operator."""
     other = replace(subject, operator=again) if subject.apply is None else replace(subject, apply=again)
     for sample in subject.samples[:1]:
         with torch.no_grad():
@@ -145,7 +145,7 @@ def _same(subject: Subject, again: Any, what: str) -> Findings:
 
 
 def _results(subject: Subject, sample: Sample) -> Findings:
-    """Copy and store results: what comes back must be what was stored."""
+    """Copy and store results, and compare them with the originals."""
     if sample.position:
         return
     with torch.no_grad():
@@ -176,7 +176,7 @@ def _results(subject: Subject, sample: Sample) -> Findings:
 
 
 def _lacks(copied: Callable[[Any], Any], dtype: torch.dtype) -> bool:
-    """True if torch itself cannot copy a tensor of a dtype in this way."""
+    """True if torch itself cannot copy a tensor of a dtype by this function."""
     with Overlooking(), without_warnings():
         copied(torch.zeros(2, dtype=dtype))
         return False

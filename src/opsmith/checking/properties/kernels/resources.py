@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 NAME = "resources"
 SHOWN = 4
-"""Most instances to list in a message."""
+"""Largest number of instances in a message."""
 
 
 def run(subject: Subject) -> Findings:
-    """Compile every instance that the samples need, and hold each to its limits."""
+    """Compile every instance that the samples need, and compare each with its limits."""
     if not any(
         kernel.device == "cuda" and isinstance(kernel.function, BuiltKernel)
         for kernel in subject.specification.kernels
@@ -30,7 +30,7 @@ def run(subject: Subject) -> Findings:
         yield Skipped("it has no kernel in CUDA C++")
         return
     from opsmith.kernels.common.gpu_resources import ARCHITECTURES
-    from opsmith.kernels.cuda.ahead import cuda_kernels, cuda_usage  # which few need
+    from opsmith.kernels.cuda.ahead import cuda_kernels, cuda_usage  # few operators need it
 
     operator = subject.operator
     kernels = [] if operator is None else cuda_kernels(operator)

@@ -1,4 +1,4 @@
-"""Sanitized kernels in C++: they keep to their memory, and to what C++ defines."""
+"""Kernels in C++ under sanitizers: no access outside of their memory, no undefined behaviour."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from opsmith.kernels.cpp.kernel import CppKernel
 NAME = "sanitized"
 
 MOST_ELEMENTS = 20_000
-"""Samples of more are run in the layout that they have alone."""
+"""Largest number of elements of a sample that is run in other layouts."""
 BITS = ("a negated view", "a conjugate view")
-"""Layouts that a kernel never sees: torch undoes them before."""
+"""Layouts that torch resolves before it calls a kernel."""
 
 
 def run(subject: Subject) -> Findings:
@@ -93,7 +93,7 @@ def _job(subject: Subject, kernel: Kernel, built: CppKernel) -> SanitizerJob:
 
 
 def _trials(subject: Subject, kernel: Kernel, sample: Sample, at: int) -> Iterator[SanitizedCall]:
-    """The calls that a sample makes: as it is, in every dtype, and then every layout of every tensor."""
+    """The calls of a sample: in every dtype, then in every layout of every tensor."""
     seen: set[Any] = set()
     for dtype in (None, *ALWAYS_CHECKED, *LOW_PRECISION):
         if dtype is not None and not sample.takes(dtype):
@@ -123,7 +123,7 @@ def _layouts(flat: Sequence[Any]) -> Iterator[tuple[int, Layout]]:
 def _trial(
     subject: Subject, kernel: Kernel, sample: Sample, flat: list[Any], trial: SanitizedCall
 ) -> Iterator[SanitizedCall]:
-    """The call with the forms of its results; nothing where the kernel or the reference does not take it."""
+    """The call with the result layouts; nothing if the kernel or the reference does not take it."""
     if isinstance(kernel.consider(sample.flattening.pack(flat)), Rejected):
         return
     try:

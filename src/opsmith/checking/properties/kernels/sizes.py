@@ -38,7 +38,7 @@ def kernels_in_cpp(specification: Specification) -> tuple[CppSource, ...]:
 
 
 MOST_ELEMENTS = 20_000
-"""No derived sample has more elements than this."""
+"""Largest number of elements of a derived sample."""
 
 
 def kernel_sizes(subject: Subject) -> tuple[Sample, ...]:
@@ -69,7 +69,7 @@ def authored(subject: Subject) -> Subject:
 
 
 def forms(subject: Subject) -> list[Sample]:
-    """Of the author's samples with elements one for each form of dimensions, as many as the effort goes to.
+    """The author's samples with elements, one for each choice of ranks, as many as the effort allows.
 
     Args:
         subject: The subject of the check.
@@ -83,7 +83,7 @@ def forms(subject: Subject) -> list[Sample]:
 
 
 def _changes(subject: Subject, sample: Sample) -> Iterator[Variation]:
-    """All sizes that may vary larger than tiles are, together or each alone; then each alone at one."""
+    """Make all variable sizes larger than tiles, together or each alone; then set each alone to one."""
     sizes = sizes_of(subject, sample)
     names = [symbol.name for symbol in sizes.symbols if may_vary(subject, sizes, symbol)]
     generator = subject.generator()
@@ -168,7 +168,7 @@ def taken_though_refused(property: str, subject: Subject) -> Findings:
         elif "limit" not in failure.evidence and taking[0]:
             words = "in a call that the reference refuses, or after one"
             yield replace(failure, cause=CAUSE, message=f"{failure.message}, {words}")
-        else:  # it takes long, or ends by a fault that is reported where the kernel is checked
+        else:  # it exceeds the time limit, or dies of a fault that another property reports
             yield Note(f"not all sizes that the reference refuses were tried: {failure.message}")
 
 
@@ -241,9 +241,9 @@ def _repeated(sample: Sample, changed: Sample) -> Sample:
 
 
 def _size_changes(subject: Subject, sample: Sample) -> Iterator[tuple[str | None, Variation]]:
-    """One more or one less of each size: of one tensor alone, then of all that share it.
+    """Change each size by one: of one tensor alone, then of all that share it.
 
-    Whole numbers may point into a tensor: it does not become smaller then.
+    With integer tensors, which may be indices, no size becomes smaller.
     """
     tensors = {argnum: value for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)}
     point = any(not (value.is_floating_point() or value.is_complex()) for value in tensors.values())
@@ -274,7 +274,7 @@ def _called(
     before = taking[0]
     try:
         with torch.no_grad():
-            for _ in range(2):  # the first shows what the reference gives, the second proves `sizes`
+            for _ in range(2):  # the first validates the sizes in C++ by the reference
                 subject.call(sample, sample.at(dtype))
             announce(partial(str, refused.sample))
             taking[0] = 1

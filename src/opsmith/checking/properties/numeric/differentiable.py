@@ -186,7 +186,7 @@ def each_subset(name: str, subject: Subject, look: Look) -> Findings:
                 continue
             reasons = [finding.reason for finding in found if isinstance(finding, Skipped)]
             refused.update(dict.fromkeys(reasons))
-            ran = ran or not (reasons or right)  # a subset beside `right` is compared with itself alone
+            ran = ran or not (reasons or right)  # a comparison with `right` alone does not count
             yield from (finding for finding in found if not isinstance(finding, Skipped))
             if any(isinstance(finding, Failure) for finding in found):
                 return  # the other subsets of this sample would report the same

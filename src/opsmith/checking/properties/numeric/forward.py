@@ -35,7 +35,7 @@ def compare_results(
     where: str,
     replay: Callable[[int], str | None],
 ) -> Findings:
-    """Hold results to the truth.
+    """Compare results with the truth.
 
     Args:
         property: Name of the property.
@@ -160,7 +160,7 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
 def _lost_precision(subject: Subject) -> Findings:
     """Results in a lower precision than all inputs: half of the digits of float64, silently.
 
-    A reference says which dtype is meant, and so does a class that was declared to compute in float32.
+    A reference defines the dtype, as does a class that is declared to compute in float32.
     """
     adopted = subject.specification.adopted
     if subject.kind.has_reference or (adopted is not None and "float32" in adopted.kinds):
@@ -196,12 +196,12 @@ def _lacks_dtype(error: Exception) -> bool:
 def _compare(
     case: Case, results: Sequence[Tensor | None], positions: Sequence[int], what: str, where: str
 ) -> Findings:
-    """Hold results to the truth, with a script that shows where they are wrong."""
+    """Compare results with the truth, and add a replay to each failure."""
     yield from compare_results(NAME, case, results, positions, what, where, partial(_replay, case))
 
 
 def _replay(case: Case, position: int) -> str | None:
-    """The call against the reference, which a hidden result does not show in."""
+    """Compare the visible results of the call with the reference."""
     visible = case.subject.visible_positions(case.sample)
     if position not in visible:
         return None
@@ -210,7 +210,7 @@ def _replay(case: Case, position: int) -> str | None:
 
 
 def _idle(subject: Subject, ran: set[Kernel]) -> Findings:
-    """A kernel that could run here and takes no sample is a claim that nothing has looked at."""
+    """Report a kernel that could run here and takes no sample."""
     for kernel in subject.specification.kernels:
         if kernel in ran or missing_device(kernel.device) is not None:
             continue

@@ -25,7 +25,7 @@ NAME = "linearity"
 
 
 def run(subject: Subject) -> Findings:
-    """Hold the gradient of every input to a u + b v, and to small and large ones."""
+    """Compare the gradient of every input for a u + b v, and for small and large grad_outputs."""
     if subject.specification.gradients.surrogate:
         yield Skipped("the gradients are surrogates; the property `surrogate` holds them to linearity")
     elif not subject.linear:
@@ -71,7 +71,7 @@ def _linear(subject: Subject, sample: Sample, argnum: int, first: Grads) -> Fail
         refuse_own(error)
         return NOT_COMPARED  # `gradient` reports it
     if u is None or v is None or not u.numel() or not bool((u.isfinite() & v.isfinite()).all()):
-        return NOT_COMPARED  # so it does of what is missing or no number
+        return NOT_COMPARED  # `gradient` reports missing and nan gradients too
     label = sample.labels[argnum]
     where = rule_location(subject, sample.names[argnum])
     evidence: dict[str, Any] = {"sample": f"{sample} in float64"}
@@ -109,11 +109,11 @@ FLOAT16_SCALES = (2.0**-2, 2.0**2)
 """Bounds for a backward that computes in float16, which ends at 65504 and loses digits below 6e-5."""
 
 SUMMED = 2.0**-6
-"""What a sum may be off: a backward that computes in bfloat16 rounds by 2**-9. What is not additive, such as
-a size or a largest element, misses by much more."""
+"""Allowed relative error of a sum: a backward that computes in bfloat16 rounds by 2**-9. A function that is
+not additive, such as a norm or a maximum, is off by much more."""
 
 SCALED = torch.finfo(torch.float64).eps ** 0.25
-"""What a multiple may be off: a nearly singular backward loses no more than three quarters of its digits."""
+"""Allowed relative error of a multiple: a nearly singular backward may lose three quarters of its digits."""
 
 WHY = "torch adds up gradients before and after an operator, and takes each backward to be linear"
 
@@ -137,7 +137,7 @@ class KnownBackward:
 def departure(
     backward: Backward, first: KnownBackward, second: KnownBackward
 ) -> tuple[str, Difference] | None:
-    """For what a backward is not linear, in words, and by how much; None where it is.
+    """Describe how a backward is not linear, with the difference; None if it is linear.
 
     Args:
         backward: Gives the gradient by one input; None stands for zeros.

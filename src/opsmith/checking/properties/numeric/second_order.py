@@ -173,8 +173,8 @@ SECOND_ORDER = Property(
 
 SHARE = 64
 DIRECTIONS = 3
-"""Fraction of the elements of `Effort.elements` that are moved one at a time, and number of random directions
-for the others: a backward costs more than a call, and a wrong second order is rarely wrong in one element."""
+"""Divisor of the number of elements that are moved one at a time, and number of random directions for the
+others: a backward costs more than a call, and a wrong second order is rarely wrong in one element only."""
 
 
 @dataclass(frozen=True)

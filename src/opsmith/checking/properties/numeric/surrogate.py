@@ -32,7 +32,7 @@ NAME = "surrogate"
 
 
 def run(subject: Subject) -> Findings:
-    """Hold the surrogate gradients of every sample to what their author promises by calling them that."""
+    """Check form, linearity and stand-in of the surrogate gradients on every sample."""
     if not subject.specification.gradients.surrogate:
         yield Skipped("the operator has no surrogate gradients")
         return
@@ -105,7 +105,7 @@ def _form(subject: Subject, sample: Sample, argnum: int, gradient: Any, probe: G
 
 
 def _linear(subject: Subject, sample: Sample, argnum: int, gradient: Any, probe: GradOutputs) -> Findings:
-    """Hold the backward to linearity in grad_output: sums of losses and accumulated gradients need it."""
+    """Check linearity in grad_output, which sums of losses and accumulated gradients need."""
     first = probe.at(torch.float64, CPU)
     second = [None if grad is None else grad.flip(tuple(range(grad.dim()))) + 0.5 for grad in first]
     u, v = gradient(first), gradient(second)

@@ -1,4 +1,4 @@
-"""`batching=` is true: one call for a batch gives what a call for each example gives."""
+"""Declared `batching=`: one call for a batch gives the same results as a call for each example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled code gives what the operator gives: static and dynamic, forward and backward, in one graph."""
+"""Compiled code: same results and gradients as the operator, with static and dynamic sizes, in one graph."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(subject: Subject) -> Findings:
             yield from trial.compare(_resizable(subject, flats) if dynamic else flats)
             ran = ran or trial.ran
             if trial.failed:
-                return  # what is known to be wrong needs no second message
+                return  # other backends would report the same
     if not ran:
         yield Skipped("nothing of it could be compiled")
 
@@ -75,7 +75,7 @@ def _resizable(subject: Subject, flats: Flats) -> Flats:
 
 
 class Compilation:
-    """A way to compile, with its status.
+    """A backend and mode of `torch.compile`, with the status of the run.
 
     Args:
         subject: The subject of the check.
@@ -92,7 +92,7 @@ class Compilation:
         return f"torch.compile(..., {sizes}, backend={self.backend!r})"
 
     def compare(self, flats: Flats) -> Findings:
-        """Compile all samples together; where that fails, each alone, to find the one that fails."""
+        """Compile all samples together; if that fails, each alone, to find the one that fails."""
         try:
             eager, grads = self._eager(flats)
         except Exception as error:
@@ -126,7 +126,7 @@ class Compilation:
         return torch.compile(step, backend=self.backend, dynamic=self.dynamic, fullgraph=fullgraph)
 
     def _again(self, flats: Flats, eager: Sequence[StepValues], grads: Grads, error: Exception) -> Findings:
-        """Compile in pieces what breaks the graph; report anything else as a refusal or a failure."""
+        """Compile in pieces after a graph break; report any other error as a refusal or a failure."""
         if _breaks(error):
             yield Note(f"it breaks the graph: {reason_of(error)}")
             try:
@@ -181,7 +181,7 @@ class Compilation:
                 )
 
     def _resized(self, step: Any, flats: Flats) -> Findings:
-        """The same code on other sizes: it must give what a call gives, and need not be compiled anew."""
+        """Run the compiled code on other sizes: results must be right, without a recompilation."""
         others: Flats = []
         for sample, flat in flats:
             other = other_sizes(self.subject, sample)
@@ -192,7 +192,7 @@ class Compilation:
             eager, grads = self._eager(others)
         except Exception as error:
             refuse_own(error)
-            return  # `forward` and `gradient` look at these inputs, too
+            return  # `forward` and `gradient` report it
         try:
             with without_warnings(), torch.compiler.set_stance("fail_on_recompile"):
                 found = run_step(self.subject, step, others, grads)
@@ -225,9 +225,9 @@ def _breaks(error: BaseException) -> bool:
 
 
 def _why_anew(error: BaseException) -> str | None:
-    """The guard that did not hold; None where that is not about sizes."""
+    """The guard that failed; None if it is not about sizes."""
     text = str(error)
-    if has_message(error, CHANCE_GUARD):  # sizes that were equal, or a layout, by chance
+    if has_message(error, CHANCE_GUARD):  # on sizes or a layout that were equal by chance
         return None
     return next(
         (line.strip(" -") for line in text.splitlines() if line.strip().startswith("- ")), reason_of(error)

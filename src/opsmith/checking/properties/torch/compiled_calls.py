@@ -53,9 +53,9 @@ class StepValues:
 
 
 def step_of(subject: Subject) -> Callable[[Any], Any]:
-    """A function that makes several calls: it takes their arguments, and returns what each returns.
+    """A function that makes several calls: it takes their arguments, and returns the results of each.
 
-    Its code is new each time: torch compiles one code a few times only, for whatever it is called with.
+    Its code object is new each time, since torch limits the number of times that it compiles one.
     """
     adopted = subject.specification.adopted
     if subject.kind.applied and adopted is not None:
@@ -84,18 +84,13 @@ def call_of(subject: Subject, sample: Sample, flat: Sequence[Any]) -> tuple[tupl
     return tuple(args), dict(kwargs)
 
 
-def argnums_of(subject: Subject, sample: Sample) -> tuple[int, ...]:
-    """The arguments that a sample is differentiated by."""
-    return differentiated(subject, sample).argnums
-
-
 def run_step(
     subject: Subject,
     step: Callable[[Any], Any],
     flats: Sequence[tuple[Sample, Sequence[Any]]],
     grads: Grads | None = None,
 ) -> list[StepValues]:
-    """Run a step, and a backward through all that it gives.
+    """Run a step, and a backward through all its results.
 
     Args:
         subject: The subject of the check.
@@ -109,7 +104,7 @@ def run_step(
     argnums = [
         sum(lengths[:at]) + argnum
         for at, (sample, _) in enumerate(flats)
-        for argnum in argnums_of(subject, sample)
+        for argnum in differentiated(subject, sample).argnums
     ]
 
     def call(given: list[Any]) -> Any:
@@ -123,7 +118,7 @@ def run_step(
     results = [tuple(tensors_inside(each)) for each in returned]
     recorded = [tuple(map(has_gradient, each)) for each in results]
     wanted = [
-        [flat[argnum] for argnum in argnums_of(subject, s)]
+        [flat[argnum] for argnum in differentiated(subject, s).argnums]
         for (s, _), flat in zip(flats, leaves, strict=True)
     ]
     gradients = _backward(results, wanted, grads) if grads is not None else [()] * len(results)
@@ -183,7 +178,7 @@ def tensors_inside(value: Any) -> Iterator[Tensor]:
 
 
 def names_of(subject: Subject, sample: Sample, flat: Sequence[Any]) -> list[str]:
-    """The names of the results that are tensors, in the order in which a step gives them."""
+    """The names of the results that are tensors, in the order of a step."""
     with torch.no_grad():
         values = subject.call(sample, flat)
     pairs = zip(subject.results(sample), values, strict=True)
@@ -211,7 +206,7 @@ def _resized(sample: Sample, other: Sample) -> bool:
             return False
         for before, after in zip(one.shape, two.shape, strict=True):
             if before != after and min(before, after) < 2:
-                return False  # 0 and 1 are always compiled for themselves
+                return False  # torch specializes on sizes 0 and 1
             changed = changed or before != after
     return changed
 
@@ -257,7 +252,7 @@ def faults(
             yield name, f"`{name}`", ResultFault("graph", actual, wanted)
     if draws or not found.gradients or found.recorded != eager.recorded:
         return
-    argnums = argnums_of(subject, sample)
+    argnums = differentiated(subject, sample).argnums
     one = partial(gradients_of, call, argnums, len(flat))
     surrogate = subject.specification.gradients.surrogate
     instead = None if plain is None or surrogate else partial(gradients_of, plain, argnums, len(flat))
@@ -298,17 +293,17 @@ def refused(subject: Subject, error: BaseException) -> str | None:
             return reason_of(each)
         if type(each).__name__ in ("InternalTorchDynamoError", "InvalidCxxCompiler", "NotImplementedError"):
             return f"{type(each).__name__}: {reason_of(each)}"
-    if _of_symbol(error):  # a whole number that is given may be any, where sizes may
+    if _of_symbol(error):  # with symbolic sizes, integer arguments are symbols too
         return f"it does not take a symbol for a whole number: {reason_of(error)}"
     if subject.lacks("fake"):
         return f"there is no fake kernel: {reason_of(error)}"
-    if subject.torch_operator is None:  # torch promises to compile few of the classes that people write
+    if subject.torch_operator is None:  # torch supports compiling few Function classes
         return f"{type(error).__name__}: {reason_of(error)}"
     return None
 
 
 def _of_symbol(error: BaseException) -> bool:
-    """True if it is about a symbol. A schema names that type too, in an error about anything."""
+    """True if the error is about a symbolic integer; lines with a schema, which may name it, are ignored."""
     return any("SymInt" in line and "::" not in line for line in str(error).splitlines())
 
 
@@ -329,9 +324,8 @@ def reason_of(error: BaseException) -> str:
 def load_compiler() -> float:
     """Load the parts of torch that the properties need, and return the seconds that it took.
 
-    Fake tensors, modes and `torch.func.vjp` load torch's compiler, a backward of given gradients what it
-    computes sizes with, and forward mode its rules: a second or two for the first operator of a process that
-    are no property's, and nothing for those that follow.
+    Fake tensors, modes and `torch.func.vjp` load torch's compiler, a backward its symbolic sizes, and forward
+    mode its rules. This takes a second or two once in a process, and counts for no property.
 
     Example:
         >>> _ = load_compiler()
@@ -343,7 +337,7 @@ def load_compiler() -> float:
         torch.compiler.disable(_nothing)
         forward_ad.make_dual(torch.zeros(1), torch.ones(1))
     if len(sys.modules) > before:
-        gc.collect()  # else the first property would have to look through all that was loaded
+        gc.collect()  # otherwise the first property pays for collecting it
     return time.perf_counter() - start
 
 

@@ -104,7 +104,7 @@ def _static(subject: Subject, flats: Flats, ran: list[str]) -> Findings:
             program = torch.export.export(Calls(subject, flats), _inputs(subject, flats), strict=False)
     except Exception as error:
         refuse_own(error)
-        if len(flats) > 1:  # which of them it is
+        if len(flats) > 1:  # to find the one that fails
             for one in flats:
                 yield from _static(subject, [one], ran)
             return
@@ -150,7 +150,7 @@ def _dynamic(subject: Subject, flats: Flats, ran: list[str]) -> Findings:
 
 
 def _node(subject: Subject, program: Any, calls: int) -> Findings:
-    """The operator itself must be in the program, for others to give it another implementation."""
+    """Check that the program contains the operator itself, so that it can get another implementation."""
     if subject.torch_operator is None or subject.specification.inline:
         return
     name = str(subject.torch_operator)
@@ -163,7 +163,7 @@ def _node(subject: Subject, program: Any, calls: int) -> Findings:
 
 
 def _compared(subject: Subject, program: Any, flats: Flats) -> Findings:
-    """Hold what a program gives to what the operator gives."""
+    """Compare the results of a program with those of the operator."""
     eager = run_step(subject, step_of(subject), flats)
     module = program.module()
     inputs = _inputs(subject, flats)

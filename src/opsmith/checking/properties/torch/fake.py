@@ -51,7 +51,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
         found = [*compare_fake(NAME, subject, sample, flat, results, case)]
         yield from found
         if any(isinstance(finding, Failure) for finding in found):
-            return  # what is known to be wrong needs no second message
+            return  # other cases would report the same
     if sample.position < subject.effort.transform_samples:
         flat = sample.at()
         try:
@@ -65,7 +65,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
 def _cases(subject: Subject, sample: Sample) -> Iterator[tuple[str, str, list[Any]]]:
     """Yield cases: a short name, the whole case in words, and the arguments.
 
-    A form depends on dtypes much as in every other sample: all of them are tried in the first one alone.
+    All dtypes are tried on the first sample alone, since other samples depend on them likewise.
     """
     every = subject.effort.exhaustive or not sample.position
     for device in subject.devices:
@@ -116,7 +116,7 @@ def compare_fake(
     """Run the operator on fake tensors; hold shape, dtype, stride and device to those of the real results.
 
     Args:
-        property: Name of the property that asks.
+        property: Name of the calling property.
         subject: The subject of the check.
         sample: The sample.
         flat: Its arguments.
@@ -124,7 +124,7 @@ def compare_fake(
         case: Sample, dtype and device, in words.
     """
     location = fake_location(subject)
-    on_meta = not capabilities.on("fake_tensors")  # there, devices are unknown
+    on_meta = not capabilities.on("fake_tensors")  # devices are unknown there
     mode = capabilities.fake_mode()
     faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
     try:
@@ -207,11 +207,11 @@ def compare_symbolic(
 ) -> Findings:
     """Run the operator on fake tensors whose sizes are symbols; hold sizes of results to the real ones.
 
-    An operator that fixes a size, or does not run on symbols, is right, and compiled anew for each size: a
-    note says so.
+    An operator that fixes a size, or does not run on symbols, is right, but compiled anew for each size,
+    which a note reports.
 
     Args:
-        property: Name of the property that asks.
+        property: Name of the calling property.
         subject: The subject of the check.
         sample: The sample.
         flat: Its arguments.
@@ -264,7 +264,7 @@ def compare_symbolic(
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """A region in which torch does not log what it then raises."""
+    """A region in which torch does not log errors that it also raises."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -281,7 +281,7 @@ def fake_location(subject: Subject) -> str:
 
 
 def _no_fake(subject: Subject, error: Exception) -> str | None:
-    """The reason why it does not run on fake tensors, where it need not; else None."""
+    """The reason why it need not run on fake tensors; None if it must."""
     if isinstance(error, errors.MissingFakeError):
         return f"the fake kernel was left out, since there is none: {error.hint}"
     if isinstance(error, errors.TransformError):

@@ -40,7 +40,7 @@ SAID = {
     r"Argument (\w+) is not defined as mutable but was mutated": "mutates-input",
     r"Argument (\w+) is not defined to alias output but was aliasing": "aliases-input",
 }
-"""Errors of test_schema, and the cause that each stands for."""
+"""Cause for each error of test_schema."""
 
 
 def run(subject: Subject) -> Findings:

@@ -28,8 +28,8 @@ def result_metadata(node: Any) -> list[tuple[tuple[int, ...], torch.dtype, torch
 def saved_tensors(node: Any) -> dict[str, Any]:
     """Values that a node saved, by name; items of a list are numbered, those of a Function are `0`, `1`, ...
 
-    A value is None where nothing was saved, and no tensor where a hook has packed it: it is not unpacked,
-    since that may bring it back from elsewhere, or compute it again.
+    A value is None if nothing was saved, and the packed object if a hook has packed it: unpacking may load or
+    recompute it.
 
     Raises:
         RuntimeError: If it was freed.
@@ -44,7 +44,7 @@ def saved_tensors(node: Any) -> dict[str, Any]:
             number = str(position) if not label else f"{label}[{position}]"
             found[number if several else label] = None if each is None else each.data
         if not several and found[label] is None and each is not None:
-            # A freed tensor looks like None here; reading the attribute raises where it was freed.
+            # A freed tensor is None here; reading the attribute raises an error if it was freed.
             getattr(node, name.replace("_raw", "", 1))
     return found
 
@@ -67,7 +67,7 @@ def overwritten(node: Any) -> bool:
 
 
 def view_base(tensor: Tensor) -> Tensor | None:
-    """The tensor that this one is a view of; None for one that is none."""
+    """The base of a view; None for a tensor that is not a view."""
     return tensor._base
 
 
@@ -75,8 +75,8 @@ def after_modules(hook: Callable[..., None]) -> Callable[[], None]:
     """Call a function after every call of a module, with module, arguments, keywords and output.
 
     Returns:
-        A function that ends this, and removes the keyword flag of the hook, which torch leaves behind. With
-        that left behind, torch 2.11 to 2.13 warn of global hooks whenever a module is compiled.
+        A function that ends this. It also removes the keyword flag of the hook, which torch leaves
+        behind, and with which torch 2.11 to 2.13 warn of global hooks whenever a module is compiled.
     """
     handle = _modules.register_module_forward_hook(hook, with_kwargs=True, always_call=True)
 

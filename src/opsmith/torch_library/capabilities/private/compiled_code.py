@@ -9,7 +9,7 @@ from typing import Any
 def mark_compiled_code(name: str, token: str) -> None:
     """Add a token for an operator's sources to the keys of all caches of compiled code.
 
-    Without it a new process gets the code that an earlier one compiled from an older formula.
+    Without it a new process would reuse code compiled from an older formula.
     """
     config = _config()
     qualified = f"torch.ops.{name.replace('::', '.')}"
