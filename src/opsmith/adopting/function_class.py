@@ -44,7 +44,7 @@ from opsmith.torch_library.adopted.gradients import gradient_formula, tangent_fo
 
 
 class AdoptedOperator(Operator[..., Any]):
-    """The handle of an adopted Function class: called as `apply` is, it returns what `apply` returns."""
+    """Handle of an adopted Function class, with the arguments and results of `apply`."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator."""

@@ -89,7 +89,7 @@ class OperationCount:
 
 
 def count_operations(run: Callable[[], Any]) -> tuple[Any, int, str]:
-    """Return the value of a function, its number of floating-point operations, and how they were counted.
+    """Return the value of a function, its number of floating-point operations, and the method of counting.
 
     Example:
         >>> x = torch.ones(4, 3)
@@ -156,7 +156,7 @@ FINE = f"under {RESOLUTION >> 20} MiB"
 
 
 def saved_bytes(run: Callable[[], Sequence[Tensor]], arguments: Sequence[Tensor]) -> tuple[int, int]:
-    """Return the bytes that a forward keeps for its backward: all, and those beside the arguments.
+    """Return the bytes that a forward keeps for its backward: in total, and without the arguments.
 
     Args:
         run: The forward; returns its results.
@@ -174,7 +174,7 @@ def saved_bytes(run: Callable[[], Sequence[Tensor]], arguments: Sequence[Tensor]
 
 
 def peak_bytes(run: Callable[[], Any], device: torch.device) -> tuple[int | None, str]:
-    """Return the peak of bytes that a call holds, and the method of the measurement or why there is none.
+    """Return the peak of bytes that a call holds, and the method of measurement or the reason for none.
 
     Args:
         run: Makes the call, and returns its value; it has run before.

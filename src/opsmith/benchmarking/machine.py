@@ -52,7 +52,7 @@ def processors() -> int:
 
 
 def load() -> float | None:
-    """Return the load average of the last minute; None where the system has none."""
+    """Return the load average of the last minute; None if the system has none."""
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):

@@ -249,7 +249,7 @@ def _prepared(
 
 
 def _graph_room(arguments: ContenderArguments, answer: ReferenceAnswer) -> int:
-    """Return how many graphs can be prepared, if each keeps all arguments and results twice."""
+    """Return the number of graphs to prepare, if each keeps all arguments and results twice."""
     graph = 2 * bytes_of([*arguments.tensors, *answer.results])
     return max(1, GRAPH_ROOM // max(graph, 1 << 12))
 
@@ -266,14 +266,14 @@ def _memory(
     each: Candidate,
     arguments: ContenderArguments,
     answer: ReferenceAnswer,
-    kept: tuple[int, int] | None,
+    saved_sizes: tuple[int, int] | None,
     device: torch.device,
 ) -> MemoryUse:
     direction = "both" if answer.grad_outputs else "forward"
     timed = _timed_call(each, arguments, answer, direction)
     with _mode(direction), without_warnings():
         most, remark = peak_bytes(timed.call, device)
-    saved, beyond = kept if kept is not None else (None, None)
+    saved, beyond = saved_sizes if saved_sizes is not None else (None, None)
     return MemoryUse(each.about.name, saved, beyond, most, remark)
 
 
@@ -282,12 +282,12 @@ def _work(
     arguments: ContenderArguments,
     answer: ReferenceAnswer,
     directions: Sequence[str],
-    kept: tuple[int, int] | None,
+    saved_sizes: tuple[int, int] | None,
     flops: int | None,
 ) -> Iterator[Work]:
     """Yield the work of each direction."""
     forward = bytes_of([*arguments.tensors, *answer.results])
-    backward = bytes_of([*answer.grad_outputs, *answer.gradients]) + (kept[0] if kept else 0)
+    backward = bytes_of([*answer.grad_outputs, *answer.gradients]) + (saved_sizes[0] if saved_sizes else 0)
     moved = {"forward": forward, "backward": backward, "both": forward + backward}
     operations = dict(_operations(request, arguments, answer, flops))
     for direction in directions:
@@ -321,7 +321,7 @@ def _given_flops(request: Request, arguments: ContenderArguments) -> int | None:
 def _operations(
     request: Request, arguments: ContenderArguments, answer: ReferenceAnswer, given: int | None
 ) -> Iterator[tuple[str, tuple[int | None, str]]]:
-    """Yield the floating-point operations by direction, and how they were counted."""
+    """Yield the floating-point operations by direction, and the method of counting."""
     specification = request.operator.specification
     reference = without_hidden_results(specification.reference, specification.schema)
     forward: int | None

@@ -25,6 +25,7 @@ from opsmith.checking.effort import EFFORTS as CHECKED
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.subject_kinds import subject_of
 from opsmith.core.call_arguments import shown
+from opsmith.core.formula import listed
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of
 
@@ -164,8 +165,8 @@ def _of_function(
         raise no_such_size(
             operator.name,
             "`sizes` does not fit the parameters of `samples`",
-            f"a size for each of {_listed([name for name in parameters if name != 'make'])}",
-            f"sizes for {_listed(list(points[0]))}",
+            f"a size for each of {listed([name for name in parameters if name != 'make'])}",
+            f"sizes for {listed(list(points[0]))}",
             'write `samples=lambda make, n: [(make(n),)]` and `sizes={"n": [256, 512]}`',
         )
     schema, found = operator.specification.schema, []
@@ -189,7 +190,7 @@ def _own(operator: Operator[..., Any], seed: int) -> Sequence[Sample]:
 def _given(
     operator: Operator[..., Any], own: Sequence[Sample], points: Sequence[Mapping[str, int]], seed: int
 ) -> tuple[list[SizedCall], list[str]]:
-    """Resize the first sample that accepts the sizes, to each of them."""
+    """Resize a sample to each of the sizes: the first sample that accepts them."""
     specification = operator.specification
     generator = torch.Generator().manual_seed(seed)
     found = []
@@ -225,8 +226,8 @@ def _resized(
         raise no_such_size(
             operator,
             f"there is no size `{unknown[0]}`",
-            f"one of {_listed(known)}" if known else "letters of `shapes=`, which it is not declared with",
-            _listed(list(point)),
+            f"one of {listed(known)}" if known else "letters of `shapes=`, which it is not declared with",
+            listed(list(point)),
             "name letters of `shapes=` or arguments that are numbers, or give "
             '`samples=lambda make, n: [(make(n),)]` with `sizes={"n": [256, 512]}`',
         )
@@ -324,7 +325,3 @@ def _kind(tensor: Tensor) -> str:
 def arguments_on(sample: Sample, dtype: torch.dtype, device: torch.device) -> list[Any]:
     """Copy the flat arguments of a sample to a device, floating tensors in this dtype."""
     return [replica(value, dtype if is_inexact(value) else None, device) for value in sample.flat]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

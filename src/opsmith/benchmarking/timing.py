@@ -37,7 +37,7 @@ class Clock(Protocol):
         ...
 
     def interruptions(self) -> int:
-        """Return how often the system preempted the calling thread."""
+        """Return the number of times that the system preempted the calling thread."""
         ...
 
     def settle(self) -> None:
@@ -61,7 +61,7 @@ class ProcessorClock:
         return time.perf_counter() - start
 
     def interruptions(self) -> int:
-        """Return the number of involuntary context switches; 0 where the system does not count them."""
+        """Return the number of involuntary context switches; 0 if the system does not count them."""
         thread = getattr(resource, "RUSAGE_THREAD", None)  # on Linux
         return 0 if thread is None else resource.getrusage(thread).ru_nivcsw
 

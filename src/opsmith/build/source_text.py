@@ -198,5 +198,5 @@ def include_parts(text: str, folder: str | None) -> dict[str, str]:
 
 
 def has_includes(text: str) -> bool:
-    """Return whether a text includes a header between quotes."""
+    """Return True if a text includes a header between quotes."""
     return _INCLUDE.search(text) is not None

@@ -82,12 +82,12 @@ def adopt(
     """
     out = sys.stdout
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
-        shown = Output(out)
+        printer = Output(out)
         with waiting(f"importing {escape(target)}"):
             parsed = Target.of(target)
             module = parsed.module()
             classes = classes_of(module, parsed.name, inside=not parsed.is_file)
-        console = shown.console()
+        console = printer.console()
         findings = []
         for name, function_class in classes.items():
             with waiting(f"looking at {escape(name)}"):
@@ -96,10 +96,10 @@ def adopt(
             if not as_json:
                 _show(console, found, verbose=verbose)
         if as_json:
-            shown.write(json.dumps(_to_dict(findings), indent=2, allow_nan=False) + "\n")
+            printer.write(json.dumps(_to_dict(findings), indent=2, allow_nan=False) + "\n")
         else:
             _close(console, findings)
-        shown.close()
+        printer.close()
     raise typer.Exit(0 if all(found.verdict == "works" for found in findings) else FAILED)
 
 

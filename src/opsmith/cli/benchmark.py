@@ -132,7 +132,7 @@ def benchmark(
     """
     out, status = sys.stdout, 0
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
-        shown = Output(out)
+        printer = Output(out)
         options: dict[str, Any] = {
             "sizes": _sizes(size),
             "dtypes": [_dtype(name) for name in dtype or ["float32"]],
@@ -179,15 +179,15 @@ def benchmark(
                 verdicts.append(verdict)
                 status = max(status, FAILED if verdict.slower else 0 if verdict.comparable else UNUSABLE)
             if not as_json:
-                _show(shown, made, verdict, first=len(done) == 1)
+                _show(printer, made, verdict, first=len(done) == 1)
             if plot is not None:
                 _plot(made, plot, several=len(found) > 1)
         written = json.dumps(_to_dict(done, verdicts, unmeasured), indent=2, allow_nan=False) + "\n"
         if as_json:
-            shown.write(written)
+            printer.write(written)
         if output is not None:
             write_file(output, written, "benchmark")
-        shown.close()
+        printer.close()
     raise typer.Exit(status)
 
 
@@ -264,12 +264,12 @@ def _measured(each: Operator[..., Any], options: dict[str, Any]) -> Any:
         return measure(each, **options, progress=progress)
 
 
-def _show(shown: Output, made: Any, verdict: Any, *, first: bool) -> None:
+def _show(printer: Output, made: Any, verdict: Any, *, first: bool) -> None:
     from opsmith.benchmarking.text import rendered
 
     if not first:
-        shown.write("\n")
-    shown.show(rendered(made, verdict))
+        printer.write("\n")
+    printer.show(rendered(made, verdict))
 
 
 def _plot(made: Any, plot: Path, *, several: bool) -> None:

@@ -72,7 +72,7 @@ def cache(
     Exit status: 0; 2 if other users can write into the directory.
     """
     with guarded():
-        shown = Output(sys.stdout)
+        printer = Output(sys.stdout)
         disk = cache_on_disk()
         entries = [_row(path) for path in disk.entries()]
         if clear:
@@ -84,10 +84,10 @@ def cache(
                 "cleared": clear,
                 "entries": [asdict(each) for each in entries],
             }
-            shown.write(json.dumps(answer, indent=2) + "\n")
+            printer.write(json.dumps(answer, indent=2) + "\n")
         else:
-            _show(shown.console(), entries, disk.directory, cleared=clear)
-        shown.close()
+            _show(printer.console(), entries, disk.directory, cleared=clear)
+        printer.close()
 
 
 def _row(path: Path) -> CacheRow:

@@ -88,7 +88,7 @@ def compile(
     """
     out = sys.stdout
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
-        shown = Output(out)
+        printer = Output(out)
         kernels = _kernels(targets)
         by_nvrtc = any(isinstance(kernel, CudaKernel) for _, kernel in kernels)
         chosen = _architectures(architectures, by_nvrtc=by_nvrtc)
@@ -108,10 +108,10 @@ def compile(
                     complain(error)
         if as_json:
             answer = _to_dict(used, refused, chosen, by_nvrtc=by_nvrtc)
-            shown.write(json.dumps(answer, indent=2, allow_nan=False) + "\n")
+            printer.write(json.dumps(answer, indent=2, allow_nan=False) + "\n")
         else:
-            _show(shown.console(), used, refused)
-        shown.close()
+            _show(printer.console(), used, refused)
+        printer.close()
     raise typer.Exit(FAILED if refused or any(each.faults for each in used) else 0)
 
 

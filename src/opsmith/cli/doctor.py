@@ -48,7 +48,7 @@ def doctor(
     Exit status: 0 opsmith works here, though packages of some features may be missing; 1 it does not.
     """
     with guarded():
-        shown = Output(sys.stdout)
+        printer = Output(sys.stdout)
         with waiting("looking at this machine"):
             entries, capabilities = inventory(), capability_statuses()
         works = all(entry.found for entry in entries if entry.required)
@@ -61,10 +61,10 @@ def doctor(
                 "entries": [entry.to_dict() for entry in entries],
                 "capabilities": [each.to_dict() for each in capabilities],
             }
-            shown.write(json.dumps(answer, indent=2) + "\n")
+            printer.write(json.dumps(answer, indent=2) + "\n")
         else:
-            _show(shown.console(), entries, capabilities, works=works)
-        shown.close()
+            _show(printer.console(), entries, capabilities, works=works)
+        printer.close()
     raise typer.Exit(0 if works else FAILED)
 
 
@@ -94,9 +94,9 @@ def _table(entries: list[InventoryItem]) -> Table:
         rows.add_column(heading, overflow="fold")
     for entry in entries:
         style = "bold red" if entry.required else "yellow"
-        here = Text(entry.found, style="green") if entry.found else Text("missing", style=style)
+        status = Text(entry.found, style="green") if entry.found else Text("missing", style=style)
         rows.add_row(
-            Text(entry.name), here, Text(entry.serves, style="dim"), Text("" if entry.found else entry.hint)
+            Text(entry.name), status, Text(entry.serves, style="dim"), Text("" if entry.found else entry.hint)
         )
     return rows
 
@@ -108,10 +108,10 @@ def _capabilities(listed: list[CapabilityStatus]) -> Table:
         rows.add_column(heading, overflow="fold")
     for each in listed:
         style = "bold red" if each.fatal else "yellow"
-        here = Text("on", style="green") if each.on else Text(f"off: {each.why}", style=style)
+        status = Text("on", style="green") if each.on else Text(f"off: {each.why}", style=style)
         instead = "" if each.on else each.capability.instead or "nothing: opsmith cannot do without it"
         rows.add_row(
-            Text(each.capability.name), here, Text(each.capability.purpose, style="dim"), Text(instead)
+            Text(each.capability.name), status, Text(each.capability.purpose, style="dim"), Text(instead)
         )
     return rows
 

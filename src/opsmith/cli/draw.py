@@ -93,7 +93,7 @@ def draw(
     out = sys.stdout
     guard = guarded(traceback=traceback, failures=FAILURES)
     with guard, redirect_stdout(sys.stderr):  # stdout is for the result alone
-        shown = Output(out)
+        printer = Output(out)
         from opsmith.drawing.picture import draw_file, output_file
 
         file = output_file(output, depth)
@@ -114,8 +114,8 @@ def draw(
             )
         for each in caught:
             typer.echo(f"opsmith: {each.message}", err=True)
-        shown.write(_report(graph, output, note, as_json=as_json) + "\n")
-        shown.close()
+        printer.write(_report(graph, output, note, as_json=as_json) + "\n")
+        printer.close()
 
 
 def _report(graph: Graph, path: Path, note: str, *, as_json: bool) -> str:

@@ -94,7 +94,7 @@ def export(
     out = sys.stdout
     guard = guarded(traceback=traceback, failures=FAILURES)
     with guard, redirect_stdout(sys.stderr):  # stdout is for the result alone
-        shown = Output(out)
+        printer = Output(out)
         with waiting(f"importing {escape(target)}"):
             model, args, kwargs = _subject(target)
         from opsmith.exporting import export_onnx  # slow to import
@@ -112,8 +112,8 @@ def export(
                 library=library,
             )
         answer = {"schema": SCHEMA, **made.to_dict()}
-        shown.write((json.dumps(answer, indent=2, allow_nan=False) if as_json else str(made)) + "\n")
-        shown.close()
+        printer.write((json.dumps(answer, indent=2, allow_nan=False) if as_json else str(made)) + "\n")
+        printer.close()
 
 
 def _subject(text: str) -> tuple[Any, Any, dict[str, Any]]:

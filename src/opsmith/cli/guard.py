@@ -92,7 +92,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def fatal_ends_reported() -> Iterator[None]:
-    """Report on stderr how the region ends the process: by a fatal signal, or by `os._exit`.
+    """Report on stderr the end of the process in the region: a fatal signal, or `os._exit`.
 
     Python's fault handler prints the lines at which a fatal signal arrived.
     """
@@ -133,7 +133,7 @@ _OS_EXIT = (
 
 
 def _stderr_descriptor() -> int | None:
-    """Return the file descriptor of stderr; None where it has none, as in a test."""
+    """Return the file descriptor of stderr; None if it has none, as in a test."""
     try:
         return sys.stderr.fileno()
     except (AttributeError, OSError, ValueError):

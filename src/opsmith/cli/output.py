@@ -180,7 +180,7 @@ def _unwritable_reason(file: Path) -> str | None:
 
 
 Advance = Callable[[str, int, int], None]
-"""Takes the current activity, the number of those that are done, and their total."""
+"""Function of the current activity, the number of finished activities, and their total."""
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def page(
     """
     out = sys.stdout
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
-        shown = Output(out)
+        printer = Output(out)
         effort = effort_of(quick=quick, thorough=thorough)
         if benchmark and benchmarked is not None:
             raise errors.UsageError(
@@ -115,8 +115,8 @@ def page(
                 progress=progress,
                 **given,
             )
-        shown.write(f"{files[0]}\n")
-        shown.close()
+        printer.write(f"{files[0]}\n")
+        printer.close()
 
 
 def _relevant(file: Path, found: Mapping[str, T], names: list[str], kind: str) -> Mapping[str, T]:

@@ -67,8 +67,8 @@ _UNREADABLE = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 
 def kinds_of(graph: Graph) -> list[Kind]:
     """The kinds of the nodes in a graph, in the order of `WORDS`."""
-    there = {node.kind for node in graph.nodes}
-    return [kind for kind in WORDS if kind in there]
+    present = {node.kind for node in graph.nodes}
+    return [kind for kind in WORDS if kind in present]
 
 
 def tooltip(node: Node) -> str:

@@ -105,7 +105,7 @@ _EFFORTS: tuple[tuple[float, dict[str, str]], ...] = (
 
 
 def _inside(graph: Graph, group: str | None, attributes: bool, indent: str) -> Iterator[str]:
-    """The nodes and subgroups of a group, or of none."""
+    """The nodes and subgroups in a group; for None, those outside of all groups."""
     for node in graph.nodes:
         if node.group == group:
             yield f"{indent}{_quoted(node.id)} [{_node(node, attributes)}];"

@@ -213,7 +213,7 @@ class Graph:
         return [self.by_id[edge.source] for edge in self.edges if edge.target == node]
 
     def ancestry(self, group: str | None) -> list[str]:
-        """A group and its ancestors, the innermost first; none for None."""
+        """A group and its ancestors, the innermost first; empty for None."""
         found = []
         while group is not None:
             found.append(group)

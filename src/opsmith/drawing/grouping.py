@@ -77,7 +77,7 @@ MAX_NODES = 150
 
 
 def folded(graph: Graph, closed: Collection[str]) -> Graph:
-    """The graph with each of these groups as one node, which has the saved tensors of all its nodes."""
+    """The graph with each of these groups folded to one node, which has the saved tensors of its nodes."""
     representative: dict[str, str] = {}
     for node in graph.nodes:
         outermost = [each for each in graph.ancestry(node.group) if each in closed]

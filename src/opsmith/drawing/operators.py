@@ -215,7 +215,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
                 self._answer(name, "none" if value is None else repr(value))
 
     def _fitted(self, grad: Tensor, shape: torch.Size, end: str, group: str) -> tuple[Tensor, str]:
-        """Add the sum that opsmith computes where a gradient has the broadcast shape of its input."""
+        """Add the sum that opsmith computes if a gradient has the broadcast shape of its input."""
         fitted = grad.new_empty(shape)
         why = (("why", "the formula leaves out the sum over what was broadcast"),)
         label = "summed to the input"

@@ -242,7 +242,7 @@ def _label(function: Any, name: str) -> str:
 
 
 def _version(tensor: Tensor) -> int | None:
-    """The version counter of a tensor; None where torch has none."""
+    """The version counter of a tensor; None if torch has none."""
     return None if tensor.is_inference() else capabilities.version(tensor)
 
 
@@ -309,7 +309,7 @@ def _user_path(name: str) -> str:
 
 
 def _claim_unseen(recording: Recording, module: torch.nn.Module, given: Any, output: Any) -> None:
-    """Record a module as one call where it computed something unseen, in TorchScript or C++."""
+    """Record a module as one call if it computed something unseen, in TorchScript or C++."""
     passed = list(nested_tensors(given))
     known = {id(each) for each in passed}
     unseen = [

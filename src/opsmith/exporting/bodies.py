@@ -83,7 +83,7 @@ class Bodies:
         return function_from(proto.graph, given, call.formal(), made, proto.opset_import)
 
     def _named(self, call: OperatorCall, function: Any) -> str:
-        """The name of a body: that of an equal one, or a new one."""
+        """The name of a body: the name of an equal body, or a new one."""
         key = (call.specification.name, *call.node_type, function.SerializeToString())
         if key not in self._known:
             domain, plain = call.node_type

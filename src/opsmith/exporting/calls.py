@@ -44,7 +44,7 @@ class OperatorCall:
     Args:
         specification: The specification of the operator.
         node: The node of torch's graph.
-        named: The node that `symbolic` of its class made for it; None where there is no `symbolic`.
+        named: The node that `symbolic` of its class made for it; None if there is no `symbolic`.
     """
 
     specification: Specification

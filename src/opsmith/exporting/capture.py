@@ -100,7 +100,7 @@ def exported(model: torch.nn.Module, inputs: Sequence[Any], dims: Any) -> Any:
 
 
 def _exported_or_none(model: torch.nn.Module, inputs: Sequence[Tensor], axes: Axes) -> Any:
-    """The program of a model that may fix its dynamic axes; None where it cannot be traced at all."""
+    """The program of a model that may fix its dynamic axes; None if it cannot be traced at all."""
     try:
         return exported(model, inputs, axes.dims(torch.export.Dim.AUTO))
     except Exception:  # the caller reports its own error
@@ -326,7 +326,7 @@ class _Specialisations(logging.Handler):
 
 
 def specialising_line(trace: Callable[[], Any], size: int) -> str | None:
-    """`file:line` that fixes the size of a dynamic axis; None where torch's log does not name the size.
+    """`file:line` that fixes the size of a dynamic axis; None if torch's log does not name the size.
 
     torch logs each decision about a size while the line that causes it runs, so the line is read from the
     stack at that moment; the line that torch records may be one of its own.
@@ -348,6 +348,6 @@ def specialising_line(trace: Callable[[], Any], size: int) -> str | None:
 
 
 def where_called(node: Any) -> str | None:
-    """`file:line` of the call that became a node of torch's graph; None where torch has not recorded it."""
+    """`file:line` of the call that became a node of torch's graph; None if torch has not recorded it."""
     line = user_line_of_traceback(node.meta.get("stack_trace"))
     return None if line is None else f"{line[0]}:{line[1]}"

@@ -62,7 +62,7 @@ def plan_library(
     Args:
         calls: The calls behind the nodes of each type.
         names: The node types in the graph of the file.
-        within: The node types in the body of each; None where nodes have no bodies.
+        within: The node types in the body of each; None if nodes have no bodies.
 
     Raises:
         ExportError: If nothing can be packaged, or a node without a body cannot.

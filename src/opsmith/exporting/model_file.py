@@ -27,7 +27,7 @@ PREFIX = "model."
 
 
 def name_values(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
-    """Name the inputs and outputs of a model, and its tensors as in the state dict of what was exported.
+    """Name the inputs and outputs of a model, and its tensors as in the state dict of the exported model.
 
     Returns:
         The earlier name of each value that was renamed.
@@ -61,7 +61,7 @@ def _values(graph: Any) -> list[Any]:
 
 
 def name_axes(model: Any, axes: Axes) -> None:
-    """Name the dynamic axes in all shapes, also where a size is computed from them."""
+    """Name the dynamic axes in all shapes, also in sizes that are computed from them."""
     names: dict[str, str] = {}
     for value, of in zip(model.graph.inputs, axes.of, strict=True):
         for axis, name in of.items():

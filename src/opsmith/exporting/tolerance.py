@@ -69,7 +69,7 @@ def in_coarser(dtype: torch.dtype, coarsest: torch.dtype | None, nodes: int) -> 
 
 
 def difference(got: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest value; inf where shapes, dtypes or nans differ.
+    """The largest difference, relative to the largest value; inf if shapes, dtypes or nans differ.
 
     Example:
         >>> difference(torch.tensor([1.0, 4.5]), torch.tensor([1.0, 4.0]))
@@ -95,7 +95,7 @@ def difference(got: Tensor, expected: Tensor) -> float:
 
 
 def in_float64(model: torch.nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
-    """The results of a model in float64; None where it does not run in float64."""
+    """The results of a model in float64; None if it does not run in float64."""
     inputs_in_float64 = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
     try:
         with torch.no_grad():

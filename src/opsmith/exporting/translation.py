@@ -287,7 +287,7 @@ def attribute(specification: Specification, leaf: Argument, value: Any) -> Any:
 
 
 def bits(leaf: Argument, value: Any) -> Any:
-    """An attribute with the exact bits of floats that single precision changes; None where it changes none.
+    """An attribute with the exact bits of floats that single precision changes; None if it changes none.
 
     Each float is the integer with the same 64 bits.
     """

@@ -225,7 +225,7 @@ def first_difference(
     *,
     library: Path | None = None,
 ) -> NodeDifference | None:
-    """The first node whose output differs; None where none does, or the comparison is impossible.
+    """The first node whose output differs; None if no output does, or the comparison is impossible.
 
     Args:
         translated: The result of torch's exporter, with the bodies of our nodes.

@@ -44,7 +44,7 @@ class OperatorModule(nn.Module, Generic[R]):
     Lazy: ClassVar[type[nn.Module] | None] = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make a lazy module where a size is None."""
+        """Make a lazy module if a size is None."""
         twin: Any = vars(cls).get("Lazy")  # a base class may have another constructor
         if twin is not None:
             given = {**dict(zip(cls.plan.sizes, args, strict=False)), **kwargs}

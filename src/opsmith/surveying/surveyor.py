@@ -286,7 +286,7 @@ TITLES = {"second_order": "second order", "forward_mode": "forward mode"}
 
 
 def _faults(report: Report) -> list[str]:
-    """Describe the failures, those of one cause at one location once."""
+    """Describe the failures, merged by property, cause and location."""
     failures = [failure for failure in report.failures if failure.follows is None]
     if any(failure.property not in GROUPS["integration"] for failure in failures):
         failures = [failure for failure in failures if failure.property not in GROUPS["integration"]]

@@ -187,7 +187,7 @@ def has_backward(function_class: type) -> bool:
 
 
 def fresh_inputs(values: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
-    """Return tensors to differentiate by, and values made of them that may be written into."""
+    """Return leaf tensors, and argument values made from them that may be modified in place."""
     inputs: list[Tensor] = []
     given: list[Any] = []
     for value in values:

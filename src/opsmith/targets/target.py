@@ -19,6 +19,7 @@ import torch
 
 from opsmith import errors
 from opsmith.adopting.library_operator import is_operator
+from opsmith.core.formula import listed
 from opsmith.core.operator import Operator
 from opsmith.declaration import declared_operators
 from opsmith.targets.definitions import classes_in, custom_ops_in, registered_as
@@ -236,7 +237,7 @@ class Target:
         classes = self._others(module)
         functions = all(map(is_function_class, classes.values()))
         what = "Functions" if functions else "Functions and custom ops"
-        also = f", but the {what} {_listed(list(classes))}" if classes else ", Function or custom op"
+        also = f", but the {what} {listed(list(classes))}" if classes else ", Function or custom op"
         return errors.OperatorNotFoundError(
             f"`{self.source}` declares no operator{also}",
             hint="adopt one, `opsmith.adopt(...)`: `opsmith adopt` writes the line for each"
@@ -250,7 +251,7 @@ class Target:
         available = list(dict.fromkeys(operator.name for operator in known.values())) + list(others)
         return errors.OperatorNotFoundError(
             f"`{self.source}` has no operator `{self.name}`",
-            expected=f"one of {_listed(available)}" if available else "an operator; it has none",
+            expected=f"one of {listed(available)}" if available else "an operator; it has none",
             hint="name the operator, or the variable that holds it",
         )
 
@@ -278,7 +279,3 @@ def _attribute(module: ModuleType, name: str) -> Any:
     for part in name.split("."):
         value = getattr(value, part, None)
     return value
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

@@ -234,8 +234,8 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
       sample.append(inner);
       legend.append(element("li", "", sample, element("span", words)));
     }
-    parts.push(element("h3", "What is what"), legend);
-    parts.push(element("p", "Drag to move, turn the wheel or pinch to zoom; click a node for what leads to it and what it leads to, + and − to unfold and fold. With the keyboard: Tab to the graph, then arrow keys, Enter, Escape."));
+    parts.push(element("h3", "Legend"), legend);
+    parts.push(element("p", "Drag to move, turn the wheel or pinch to zoom; click a node to see its inputs and its users, + and − to unfold and fold. With the keyboard: Tab to the graph, then arrow keys, Enter, Escape."));
     aside.replaceChildren(...parts);
   }
   function describe(id) {

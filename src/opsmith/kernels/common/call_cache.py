@@ -54,7 +54,7 @@ def call_signature(values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def is_symbolic(signature: Any) -> bool:
-    """Return whether a signature contains a symbol of a compiler, whose value differs between runs."""
+    """Return True if a signature contains a symbol of a compiler, whose value differs between runs."""
     return any(isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool) for each in _leaves(signature))
 
 

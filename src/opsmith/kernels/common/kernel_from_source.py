@@ -86,4 +86,4 @@ class KernelFromSource(BuiltKernel, Generic[S]):
 
     @abstractmethod
     def _forget(self) -> None:
-        """Drop what was built from the source, and everything cached for calls."""
+        """Drop the built kernel, and all caches of calls."""

@@ -74,7 +74,7 @@ class Parameter:
         return ""
 
     def _view(self) -> str:
-        dtype = "T" if self.dtype is None else plain(self.dtype)
+        dtype = "T" if self.dtype is None else dtype_name(self.dtype)
         dim = "" if self.dim is None else f", {self.dim}"
         return f"{_VIEWS[self.layout]}<{'' if self.written else 'const '}{dtype}{dim}>"
 
@@ -178,7 +178,7 @@ def check_written(kernel: KernelFromSource[Any], name: str, result: ResultLayout
             errors.KernelSignatureError,
             f"the {kernel.language} kernel does not write the result that the reference gives",
             argument=name,
-            expected=f"{plain(result.dtype)} of {len(result.shape)} dimensions",
+            expected=f"{dtype_name(result.dtype)} of {len(result.shape)} dimensions",
             got=str(view),
             hint="change the view, or leave the dtype out of `dtypes=`",
         )
@@ -208,11 +208,11 @@ def choose_candidate(
 def _mismatch(
     names: Sequence[str], values: Sequence[Any], parameters: Sequence[Parameter]
 ) -> tuple[int, str, str] | None:
-    """Return the first value that a candidate does not take: argument index, value, and what is taken."""
+    """Return the first mismatch of a candidate: argument index, found value, accepted value."""
     for index, (name, value, parameter) in enumerate(zip(names, values, parameters, strict=False)):
         for tensor in tensors_in([value]):
             if tensor.dtype != parameter.dtype:
-                return index, f"`{name}` is {plain(tensor.dtype)}", plain(parameter.dtype)
+                return index, f"`{name}` is {dtype_name(tensor.dtype)}", dtype_name(parameter.dtype)
             if parameter.dim is not None and tensor.dim() != parameter.dim:
                 return index, f"`{name}` has {tensor.dim()} dimensions", str(parameter.dim)
     return None
@@ -223,8 +223,8 @@ def dtype_refusal(names: Sequence[str], values: Sequence[Any], dtypes: Sequence[
     found = {name: tensor.dtype for name, tensor in _named_tensors(names, values)}
     if not dtypes or not found or any(dtype in dtypes for dtype in found.values()):
         return None
-    what = " and ".join(f"`{name}` is {plain(dtype)}" for name, dtype in found.items())
-    return f"{what}, and it takes {' or '.join(map(plain, dtypes))}"
+    what = " and ".join(f"`{name}` is {dtype_name(dtype)}" for name, dtype in found.items())
+    return f"{what}, and it takes {' or '.join(map(dtype_name, dtypes))}"
 
 
 def device_refusal(values: Sequence[Any]) -> str | None:
@@ -233,11 +233,11 @@ def device_refusal(values: Sequence[Any]) -> str | None:
     return None if len(devices) == 1 else f"its tensors are on {', '.join(sorted(devices)) or 'no device'}"
 
 
-def plain(dtype: torch.dtype | None) -> str:
+def dtype_name(dtype: torch.dtype | None) -> str:
     """Return a dtype's name without its module.
 
     Example:
-        >>> plain(torch.float32)
+        >>> dtype_name(torch.float32)
         'float32'
     """
     return str(dtype).removeprefix("torch.")

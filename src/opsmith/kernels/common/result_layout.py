@@ -36,7 +36,7 @@ def memory_format(layout: str, dim: int) -> torch.memory_format:
 
 
 def has_layout(tensor: Tensor, layout: str) -> bool:
-    """Return whether a tensor has one of `LAYOUTS`."""
+    """Return True if a tensor has one of `LAYOUTS`."""
     return layout == "any" or tensor.is_contiguous(memory_format=memory_format(layout, tensor.dim()))
 
 
@@ -61,7 +61,7 @@ class ResultLayout:
         return torch.empty(self.shape, dtype=self.dtype, device=device, memory_format=format)
 
     def restore(self, written: Tensor) -> Tensor:
-        """Return what a kernel wrote in these strides: the tensor itself, or a copy."""
+        """Return a written result in these strides: the tensor itself, or a copy."""
         return written if written.stride() == self.stride else self.allocate(written.device).copy_(written)
 
 
@@ -107,7 +107,7 @@ def result_layouts(specification: Specification, values: Sequence[Any]) -> tuple
 
 
 def _is_about_meta(error: Exception) -> bool:
-    """Return whether torch reports that tensors on `meta` have no data.
+    """Return True if torch reports that tensors on `meta` have no data.
 
     Fake tensors report that differently. If they raise the same message, it is the reference's own.
     """

@@ -172,7 +172,7 @@ def _bind_letters(dims: Dims, argument: int) -> list[str]:
 
 
 def _check_sizes(dims: Dims, argument: int) -> list[str]:
-    """Check sizes that are numbers or expressions, where their letters are known."""
+    """Check sizes that are numbers or expressions, if their letters are known."""
     lines = []
     for number, size in enumerate(dims.sizes):
         if not size.isidentifier():

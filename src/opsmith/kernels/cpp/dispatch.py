@@ -184,7 +184,7 @@ class DispatchedKernel:
         return count
 
     def copies(self, argument: int) -> int:
-        """Return how often an argument was copied for its layout; results come after the last argument."""
+        """Return the number of copies of an argument for its layout; results come after the last argument."""
         count: int = _runtime().opsmith_copies(self._record, argument)
         return count
 

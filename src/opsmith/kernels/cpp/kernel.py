@@ -134,7 +134,7 @@ class CppKernel(KernelFromSource[CppSource]):
 
     @property
     def copied(self) -> dict[str, int]:
-        """Number of copies for their layout, of each argument and of `result`, where there were any."""
+        """Number of copies for their layout, of each argument and of `result`, without zeros."""
         if self._loaded is None:
             return {}
         names = [*self.operator.specification.schema.names, "result"]
@@ -224,7 +224,7 @@ class CppKernel(KernelFromSource[CppSource]):
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the operator; by the reference where the kernel does not take the call."""
+        """Compute the operator; by the reference if the kernel does not take the call."""
         result = self._load().dispatched.overload(*args, **kwargs)
         several = isinstance(result, tuple | list) or self.operator.specification.schema.single
         return result if several else (result,)

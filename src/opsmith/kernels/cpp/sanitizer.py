@@ -81,9 +81,9 @@ def preloaded(toolchain: Toolchain) -> tuple[Path, ...]:
     Raises:
         ToolchainError: If the compiler lacks a library of its sanitizers.
     """
-    here = HEADER.parent
-    found = [_library(toolchain, name, here) for name in LIBRARIES]
-    tried = toolchain.run(["-ftrivial-auto-var-init=zero", "-fsyntax-only", "-x", "c++", HEADER.name], here)
+    folder = HEADER.parent
+    found = [_library(toolchain, name, folder) for name in LIBRARIES]
+    tried = toolchain.run(["-ftrivial-auto-var-init=zero", "-fsyntax-only", "-x", "c++", HEADER.name], folder)
     missing = [name for name, path in zip(LIBRARIES, found, strict=True) if path is None]
     if missing or tried.status:
         program = " ".join(toolchain.command)
@@ -98,9 +98,9 @@ def preloaded(toolchain: Toolchain) -> tuple[Path, ...]:
     return tuple(path for path in (found[0], found[2]) if path is not None)
 
 
-def _library(toolchain: Toolchain, name: str, here: Path) -> Path | None:
-    """Return the path of a library, also where a linker script stands in its place, as on Fedora."""
-    path = Path(toolchain.run([f"-print-file-name={name}"], here).printed.strip())
+def _library(toolchain: Toolchain, name: str, folder: Path) -> Path | None:
+    """Return the path of a library, also if a linker script stands in for it, as on Fedora."""
+    path = Path(toolchain.run([f"-print-file-name={name}"], folder).printed.strip())
     if not path.is_absolute() or not path.exists():
         return None
     head = path.read_bytes()[:1000]

@@ -11,7 +11,7 @@ from opsmith import errors
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of
 from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage, occupancy
-from opsmith.kernels.common.parameters import plain
+from opsmith.kernels.common.parameters import dtype_name
 from opsmith.kernels.cpp.codegen import CPP_TYPES
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.kernel import CudaChoice, CudaKernel
@@ -95,7 +95,7 @@ def _without_sample(
     """Return the instances for dtypes that no sample reaches; their blocks are unknown."""
     constants = kernel.rules.fixed_constants()
     if constants is None:
-        named = ", ".join(plain(dtype) for dtype in dtypes if dtype is not None)
+        named = ", ".join(dtype_name(dtype) for dtype in dtypes if dtype is not None)
         raise kernel.error(
             errors.MissingSamplesError,
             f"no sample says what its CUDA kernel is compiled for{f' in {named}' if named else ''}: its "

@@ -189,7 +189,7 @@ class CudaKernel(KernelFromSource[CudaSource]):
         return plan_calls(self, values, choice.instance, choice.parameters, self.rules)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the operator; by the reference where the kernel does not take the call."""
+        """Compute the operator; by the reference if the kernel does not take the call."""
         specification = self.operator.specification
         values = specification.schema.call_values(args, kwargs)
         device = tensors_in(values)[0].device
@@ -279,6 +279,6 @@ class CudaKernel(KernelFromSource[CudaSource]):
 
 
 def _with_defaults(specification: Specification, values: Sequence[Any]) -> list[Any]:
-    """Return the value of every argument, where torch left out defaults at the end."""
+    """Return the value of every argument: torch leaves out defaults at the end."""
     rest = specification.schema.arguments[len(values) :]
     return [*values, *(argument.default for argument in rest)]

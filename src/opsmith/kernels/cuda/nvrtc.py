@@ -89,7 +89,7 @@ def no_nvrtc(tried: str) -> errors.ToolchainError:
 
 
 def _folders(*names: str) -> Iterator[Path]:
-    """Yield the folders of these names of NVIDIA's Python packages, torch and CUDA toolkits."""
+    """Yield the folders with these names in NVIDIA's Python packages, torch and CUDA toolkits."""
     for root in dict.fromkeys(map(Path, filter(None, sys.path))):
         nvidia = root / "nvidia"
         if nvidia.is_dir():

@@ -70,7 +70,7 @@ class CudaParameter(Parameter):
         return _FORMATS[self.type.removesuffix("[]")][self.item]
 
     def holds(self, dtype: torch.dtype, dim: int) -> bool:
-        """Return whether it takes tensors of this dtype and number of dimensions."""
+        """Return True if it takes tensors of this dtype and number of dimensions."""
         return Parameter.holds(self, dtype, dim) and dim <= self.max_dim
 
     def number(self, item: str) -> str:

@@ -32,7 +32,7 @@ class CudaPlan:
         instance: Instance of the kernel.
         copied: Indices of the arguments that are copied into another layout, with their parameters.
         results: Layout of each result, and the name of the layout in which the kernel writes it.
-        geometry: Launch; None where all results are empty.
+        geometry: Launch; None if all results are empty.
         packed: Parameters of the launch, without addresses.
         passed: Indices of the arguments that are passed to the kernel.
     """

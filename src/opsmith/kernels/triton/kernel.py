@@ -17,7 +17,7 @@ from opsmith.core.kernels import VisibleKernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
 from opsmith.kernels.common.kernel_from_source import KernelFromSource
-from opsmith.kernels.common.parameters import device_refusal, plain
+from opsmith.kernels.common.parameters import device_refusal, dtype_name
 from opsmith.kernels.common.result_layout import ResultLayout, result_layouts
 from opsmith.kernels.cuda.launch import MOST_GRID
 from opsmith.kernels.triton.binding import Binding, bind, names_of_call
@@ -127,8 +127,8 @@ class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
         for name, value in zip(self.operator.specification.schema.names, values, strict=False):
             for tensor in tensors_in([value]):
                 if not self._takes(tensor.dtype):
-                    taken = " or ".join(sorted(map(plain, self.dtypes)))
-                    return f"`{name}` is {plain(tensor.dtype)}, and it takes {taken}"
+                    taken = " or ".join(sorted(map(dtype_name, self.dtypes)))
+                    return f"`{name}` is {dtype_name(tensor.dtype)}, and it takes {taken}"
             wanted = self.binding.tensors.get(name)
             if wanted is None:
                 continue
