@@ -107,8 +107,8 @@ def check(
         except UncheckableError as error:
             raise error.reason from None
     if not limit_s and _damaging(found):
-        found |= {name: Outcome(name, "skipped", DAMAGED) for name in USUAL if name in wanted}
-        derived, deaths, smooth = Variations((), ()), NONE, subject
+        found |= {name: Outcome(name, "skipped", PROCESS_DAMAGED) for name in USUAL if name in wanted}
+        derived, deaths, smooth = Variations((), ()), NO_FAILURES, subject
     else:
         safe = subject.by_reference() if limit_s else subject
         with few_threads(level):
@@ -150,7 +150,7 @@ def check(
     return Report(subject.name, outcomes, seed, environment(), level.name, **about, loading=loading)
 
 
-NONE: tuple[Failure, ...] = ()
+NO_FAILURES: tuple[Failure, ...] = ()
 
 SEEDS = range(-(2**32), 2**32)
 """Seeds that torch takes, with room for the separate streams of a seed."""
@@ -168,7 +168,9 @@ def _refuse_seed(seed: Any) -> None:
         )
 
 
-DAMAGED = "not run: a kernel would damage this process (see `sanitized`); with `isolate` it runs all the same"
+PROCESS_DAMAGED = (
+    "not run: a kernel would damage this process (see `sanitized`); with `isolate` it runs all the same"
+)
 
 
 def _damaging(found: Mapping[str, Outcome]) -> bool:
@@ -234,13 +236,13 @@ def _fallen(operator: Any, samples: GivenSamples, seed: int, level: Effort, limi
 
 def _unrun(operator: Any, first: Outcome, seed: int, level: Effort) -> Report:
     """The report on an operator that cannot run at all, as one property found."""
-    others = (Outcome(name, "skipped", FALLEN) for name in USUAL if name != first.property)
+    others = (Outcome(name, "skipped", NOT_RUN) for name in USUAL if name != first.property)
     name = operator.name if isinstance(operator, Operator) else getattr(operator, "__qualname__", operator)
     found = {each.property: each for each in (first, *others)}
     return Report(str(name), tuple(found[name] for name in USUAL), seed, environment(), level.name)
 
 
-FALLEN = "it could not be run at all: see `forward`"
+NOT_RUN = "it could not be run at all: see `forward`"
 
 
 def selected(

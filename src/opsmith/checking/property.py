@@ -101,7 +101,7 @@ def raised(
         subject: The subject of the check.
         error: The exception.
         when: Action in which it was raised, for the message.
-        input: Argument that was being looked at.
+        input: The tested argument.
     """
     found = raised_at(property, subject.specification.where, error, when, input)
     # The check gives a class a temporary name, which users do not know.
@@ -118,7 +118,7 @@ def raised_at(
         location: `file:line` of the operator.
         error: The exception.
         when: Action in which it was raised, for the message.
-        input: Argument that was being looked at.
+        input: The tested argument.
     """
     if isinstance(error, WrongCountError | WrongFormError):
         return Failure(property, error.result, "shape", str(error), error.where, {"sample": when})

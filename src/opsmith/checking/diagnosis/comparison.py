@@ -191,3 +191,8 @@ class Detection:
     reason: str
     evidence: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     weak: bool = False
+
+
+def zeros_for(grad: Tensor | None) -> Tensor | None:
+    """Return zeros like a grad_output; None for none."""
+    return None if grad is None else torch.zeros_like(grad)

@@ -15,7 +15,7 @@ from torch import Tensor
 from opsmith.checking.samples.generate_like import generate_like
 from opsmith.checking.samples.sample import is_inexact, replica
 
-GENTLE = 0.3
+MAX_SCALING = 0.3
 """Largest relative change of a tensor that is scaled as a whole."""
 
 
@@ -46,12 +46,12 @@ def draw_fresh(flat: Sequence[Any], generator: torch.Generator, method: str = "m
 def _scaled(value: Any, generator: torch.Generator) -> Any:
     if not is_inexact(value):
         return replica(value)
-    return _put(value, _apart(value.detach()) * (1 + GENTLE * float(_uniform((), generator))))
+    return _put(value, _apart(value.detach()) * (1 + MAX_SCALING * float(_uniform((), generator))))
 
 
 def _drawn(value: Any, generator: torch.Generator, method: str) -> Any:
     if isinstance(value, float) and value:
-        return value * (1 + 0.1 * GENTLE * float(_uniform((), generator)))
+        return value * (1 + 0.1 * MAX_SCALING * float(_uniform((), generator)))
     if not isinstance(value, Tensor) or not value.numel():
         return replica(value)
     apart = _apart(value.detach())
@@ -96,7 +96,7 @@ def _between(values: Tensor, generator: torch.Generator) -> Tensor:
     if len(distinct) < 3 and count > 2:
         return mixed  # a mask, or one number for all
     if count < 3:
-        return mixed * (1 + GENTLE * _uniform((count,), generator).to(values.dtype))
+        return mixed * (1 + MAX_SCALING * _uniform((count,), generator).to(values.dtype))
     repeated = distinct[times > 1]
     unchanged = torch.isin(mixed, repeated) | (mixed == 0) | ~mixed.isfinite()
     ordered = values[~torch.isin(values, repeated) & (values != 0) & values.isfinite()].sort().values

@@ -37,7 +37,7 @@ MOVED = 0.5
 """Exponent of the perturbation: half of the digits. A smaller one may not change how a number near one is
 rounded."""
 
-AGAIN = 4.0
+MAX_RATIO = 4.0
 """Largest ratio of the error in another dtype to one of the few measured errors."""
 
 ROUGH = 0.5
@@ -73,7 +73,7 @@ def is_only_rounding(
     fine = torch.finfo(torch.float64).eps
     others = partial(_errors, right, argnum, subset, probe, got.device, difference.index)
     if dtype != torch.float64:
-        return any(worst <= AGAIN * eps / fine * abs(other) for other in others())
+        return any(worst <= MAX_RATIO * eps / fine * abs(other) for other in others())
     if not bool(error.abs().max() <= fine**KEPT * bound.truth.abs().max()):
         return False
     return any(abs(other - complex(error[difference.index])) > ROUGH * worst for other in others())

@@ -32,7 +32,7 @@ TEMPORARY = ("checked", "surveyed")
 MOST_GIVEN = 256
 """Samples with more numbers than this are not written out."""
 
-HELD = "torch.testing.assert_close(got, expected)"
+ASSERTION = "torch.testing.assert_close(got, expected)"
 
 
 @dataclass(frozen=True)
@@ -384,9 +384,9 @@ def _against_truth(
     found = replay(subject, sample, flat, got, more) if expected is None else None
     if found is None and target.reference is not None:
         right = [*seed, *lines("expected", target.reference_call(sample), 1)]
-        found = replay(subject, sample, flat, [*got, *right, HELD], more, fresh=True)
+        found = replay(subject, sample, flat, [*got, *right, ASSERTION], more, fresh=True)
     if found is None and expected is not None:
-        found = replay(subject, sample, flat, [*got, HELD], {**more, "expected": expected})
+        found = replay(subject, sample, flat, [*got, ASSERTION], {**more, "expected": expected})
     return found or check_again(subject, property)
 
 
@@ -442,4 +442,4 @@ def layout_replay(
     lines += ["", f"def run({', '.join(given)}):", *(f"    {line}" for line in body), ""]
     for name, values in (("got", laid), ("expected", undone)):
         lines += [*seed, f"{name} = run({', '.join(values.get(each, each) for each in given)})"]
-    return replay(subject, sample, flat, [*lines, HELD], more, property=property, fresh=True)
+    return replay(subject, sample, flat, [*lines, ASSERTION], more, property=property, fresh=True)

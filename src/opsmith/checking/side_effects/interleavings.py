@@ -19,7 +19,7 @@ from opsmith.checking.side_effects.hidden_state import HiddenState
 from opsmith.checking.subject import Subject
 from opsmith.torch_library import capabilities
 
-MINE, OTHER = "this call", "a call of other numbers of the same shapes"
+THIS_CALL, OTHER_CALL = "this call", "a call of other numbers of the same shapes"
 INTERRUPTIONS = 6
 """Largest number of operations that are interrupted, one at a time."""
 
@@ -74,7 +74,7 @@ class InterleavedCalls:
     Args:
         subject: The checked operator.
         hidden_state: Hidden state of the operator; cleared before each interleaving.
-        calls: Recipe of each call: `MINE`, and others that may disturb it.
+        calls: Recipe of each call: `THIS_CALL`, and others that may disturb it.
         right: Answer of each call alone.
         arguments: Arguments of the calls, referenced so that no other tensor gets their addresses.
     """
@@ -94,7 +94,7 @@ class InterleavedCalls:
                 self.right[call] = call_values(self.subject, made.sample, flat, made.argnums)
             except Exception as error:
                 refuse_own(error)
-                if call == MINE:
+                if call == THIS_CALL:
                     raise
                 del self.calls[call]
             else:
@@ -103,7 +103,7 @@ class InterleavedCalls:
     @property
     def tested(self) -> CallRecipe:
         """The tested call."""
-        return self.calls[MINE]
+        return self.calls[THIS_CALL]
 
     def graph(self, call: str, flat: list[Any] | None = None, *, leaf: bool = True) -> LiveCall:
         """Make a call, and keep its graph."""
@@ -127,7 +127,7 @@ def one_after_another(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make each call after each other call, and after itself."""
     for first in stage.calls:
         for second in stage.calls:
-            if MINE not in (first, second):
+            if THIS_CALL not in (first, second):
                 continue
             stage.hidden_state.forget()
             with Overlooking():
@@ -140,26 +140,26 @@ def two_graphs(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Keep two graphs at once, and run their backwards in both orders."""
     for other in stage.calls:
         for early in (True, False):
-            if other == MINE:
+            if other == THIS_CALL:
                 continue
             stage.hidden_state.forget()
-            pairs = [(MINE, stage.graph(MINE)), (other, stage.graph(other))]
+            pairs = [(THIS_CALL, stage.graph(THIS_CALL)), (other, stage.graph(other))]
             for call, graph in pairs if early else reversed(pairs):
-                beside = other if call == MINE else MINE
+                beside = other if call == THIS_CALL else THIS_CALL
                 when = f"when {beside} comes between its forward and its backward"
                 yield stage.record(call, when, partial(graph.answered, stage.subject))
 
 
 def in_rewritten_tensors(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Write other numbers into the same tensors, as an optimizer does; then reuse freed memory."""
-    if OTHER not in stage.calls or any(
+    if OTHER_CALL not in stage.calls or any(
         isinstance(each, Tensor) and 0 in each.stride() for each in stage.tested.make()
     ):
         return
     stage.hidden_state.forget()
-    first = stage.graph(MINE)
+    first = stage.graph(THIS_CALL)
     first.answered(stage.subject)
-    leaves = stage.calls[OTHER].make()
+    leaves = stage.calls[OTHER_CALL].make()
     with torch.no_grad():
         for at, leaf in enumerate(first.leaves):
             if isinstance(leaf, Tensor):
@@ -171,9 +171,9 @@ def in_rewritten_tensors(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]
             results = stage.subject.call(first.sample, given)
         return LiveCall(first.sample, first.argnums, leaves, given, results).answered(stage.subject)
 
-    yield stage.record(OTHER, "in the same tensors, after other numbers were in them", again)
+    yield stage.record(OTHER_CALL, "in the same tensors, after other numbers were in them", again)
     stage.hidden_state.forget()
-    for call in (MINE, OTHER) * 2:
+    for call in (THIS_CALL, OTHER_CALL) * 2:
         yield stage.record(call, "in memory that another call has freed", partial(stage.answer, call))
 
 
@@ -184,11 +184,11 @@ def _copy(value: Any) -> Any:
 def after_freed_graph(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Keep the results of a call after its graph is freed."""
     stage.hidden_state.forget()
-    results = stage.graph(MINE).results
+    results = stage.graph(THIS_CALL).results
     with Overlooking():
-        stage.answer(OTHER if OTHER in stage.calls else MINE)
-    answer = CallValues(copies(results), stage.right[MINE].gradients)
-    yield InterleavedAnswer(MINE, "when its graph is gone and another call has been made", answer)
+        stage.answer(OTHER_CALL if OTHER_CALL in stage.calls else THIS_CALL)
+    answer = CallValues(copies(results), stage.right[THIS_CALL].gradients)
+    yield InterleavedAnswer(THIS_CALL, "when its graph is gone and another call has been made", answer)
 
 
 def interrupted(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -197,7 +197,7 @@ def interrupted(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
         stage.hidden_state.forget()
         if not _stops(stage, last):
             return
-        for call in (OTHER, MINE):
+        for call in (OTHER_CALL, THIS_CALL):
             if call in stage.calls:
                 when = "after a call in which an operation of torch failed"
                 yield stage.record(call, when, partial(stage.answer, call))
@@ -213,7 +213,7 @@ def _stops(stage: InterleavedCalls, last: int) -> bool:
         if seen == last:
             raise InterruptedOperationError(str(operator))
 
-    graph = stage.graph(MINE, leaf=False)
+    graph = stage.graph(THIS_CALL, leaf=False)
     grads = graph.grads(stage.subject)
     with Overlooking():  # the operator may raise another exception instead
         with capabilities.observe_operators(see), torch.enable_grad():
@@ -225,7 +225,7 @@ def _stops(stage: InterleavedCalls, last: int) -> bool:
 
 def in_modes(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make the call without gradients, and with gradients after a call without."""
-    right = stage.right[MINE]
+    right = stage.right[THIS_CALL]
     modes: list[tuple[str, Mode]] = [
         ("`torch.no_grad()`", torch.no_grad),
         ("`torch.inference_mode()`", torch.inference_mode),
@@ -238,23 +238,23 @@ def in_modes(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
             return CallValues(tuple(_plain(each) for each in results), right.gradients)
 
         stage.hidden_state.forget()
-        yield stage.record(MINE, f"under {name}", inside, modes=True, alone=True, mode=mode)
-        for call in (MINE, OTHER):
+        yield stage.record(THIS_CALL, f"under {name}", inside, modes=True, alone=True, mode=mode)
+        for call in (THIS_CALL, OTHER_CALL):
             if call in stage.calls:
                 stage.hidden_state.forget()
                 with Overlooking():
                     inside()
-                when = f"after {MINE} was made under {name}"
+                when = f"after {THIS_CALL} was made under {name}"
                 yield stage.record(call, when, partial(stage.answer, call))
-        yield stage.record(MINE, f"under {name}, after the same with gradients", inside, modes=True)
+        yield stage.record(THIS_CALL, f"under {name}, after the same with gradients", inside, modes=True)
 
     def single() -> CallValues:
         with torch.autograd.set_multithreading_enabled(False):
-            return stage.answer(MINE)
+            return stage.answer(THIS_CALL)
 
     stage.hidden_state.forget()
     when = "under `torch.autograd.set_multithreading_enabled(False)`"
-    yield stage.record(MINE, when, single, modes=True, alone=True)
+    yield stage.record(THIS_CALL, when, single, modes=True, alone=True)
 
 
 def _plain(tensor: Tensor | None) -> Tensor | None:
@@ -263,7 +263,7 @@ def _plain(tensor: Tensor | None) -> Tensor | None:
 
 def in_threads(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make calls in four threads at once, each with tensors of its own, forwards first, then backwards."""
-    calls = [call for call in (MINE, OTHER) if call in stage.calls] * 2
+    calls = [call for call in (THIS_CALL, OTHER_CALL) if call in stage.calls] * 2
     calls = (calls * 2)[:4]
     jobs = [
         (partial(_made, stage, call), partial(_begun, stage), partial(_grads, stage), _back) for call in calls

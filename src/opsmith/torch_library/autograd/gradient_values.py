@@ -100,7 +100,7 @@ class _Subject:
     formula: Formula
     expected: TensorMetadata
 
-    def shape_error(self, value: Tensor, also: str, look: str) -> errors.GradientShapeError:
+    def shape_error(self, value: Tensor, also: str, advice: str) -> errors.GradientShapeError:
         """The error for a shape that does not fit."""
         return errors.GradientShapeError(
             f"the {self.what} of `{self.label}` has the wrong shape",
@@ -109,7 +109,7 @@ class _Subject:
             expected=f"{list(self.expected.shape)}, {also}",
             got=str(list(value.shape)),
             where=self.formula.where,
-            hint=_shape_hint(value, self.expected, look),
+            hint=_shape_hint(value, self.expected, advice),
         )
 
 
@@ -166,12 +166,12 @@ def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
     return all(size in (1, given) for size, given in zip(shape, trailing, strict=True))
 
 
-def _shape_hint(value: Tensor, expected: TensorMetadata, look: str) -> str:
+def _shape_hint(value: Tensor, expected: TensorMetadata, advice: str) -> str:
     if list(value.shape) == list(reversed(expected.shape)):
         return "transpose it: `.mT`"
     if value.numel() == torch.Size(expected.shape).numel():
         return "reshape it, or look whether two dimensions are swapped"
-    return f"look at which dimensions {look}"
+    return f"look at which dimensions {advice}"
 
 
 @dataclass(frozen=True)

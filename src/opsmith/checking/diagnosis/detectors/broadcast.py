@@ -15,7 +15,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair
+from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair, zeros_for
 from opsmith.checking.diagnosis.observation import Observation
 from opsmith.checking.numerics.compare import all_close, in_double, share_of_largest
 
@@ -106,7 +106,9 @@ def _put_together(observation: Observation, name: str, right: Tensor) -> Broadca
         alone = torch.zeros_like(grad).flatten()
         alone[at] = grad.flatten()[at]
         only = alone.reshape(grad.shape)
-        given = {each: only if each == name else _nothing(other) for each, other in observation.grads.items()}
+        given = {
+            each: only if each == name else zeros_for(other) for each, other in observation.grads.items()
+        }
         share = in_double(observation.expected_for(list(given.values())))
         if int(share.count_nonzero()) > 1:
             return None  # not broadcast: it depends on several elements
@@ -133,10 +135,6 @@ def _confirmed_terms(values: Tensor, dims: tuple[int, ...], right: Tensor) -> Br
         if all_close(total.reshape(right.shape), right, bound)
         else None
     )
-
-
-def _nothing(grad: Tensor | None) -> Tensor | None:
-    return None if grad is None else torch.zeros_like(grad)
 
 
 MOST_SLICES = 64

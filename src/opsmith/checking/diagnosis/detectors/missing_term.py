@@ -15,7 +15,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair
+from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair, zeros_for
 from opsmith.checking.diagnosis.conditions import RELATIONS
 from opsmith.checking.diagnosis.detectors.region import index_rules
 from opsmith.checking.diagnosis.detectors.scale import factor_of, shown_factor
@@ -95,12 +95,8 @@ def _of_results(evidence: Evidence) -> Iterator[tuple[str, Term]]:
 
 def _for_result(pair: Pair, name: str) -> Tensor | None:
     return pair.with_grads(
-        {each: _zeros(grad) for each, grad in pair.observation.grads.items() if each != name}
+        {each: zeros_for(grad) for each, grad in pair.observation.grads.items() if each != name}
     )
-
-
-def _zeros(grad: Tensor | None) -> Tensor | None:
-    return None if grad is None else torch.zeros_like(grad)
 
 
 def _of_elements(evidence: Evidence) -> Iterator[tuple[str, Term]]:
@@ -176,7 +172,7 @@ def _for_mask(pair: Pair, name: str, label: str, test: Callable[[Tensor], Tensor
 def _masked(pair: Pair, name: str, selected: Tensor) -> Tensor | None:
     return pair.with_grads(
         {
-            each: grad * selected.to(grad.device) if each == name and grad is not None else _zeros(grad)
+            each: grad * selected.to(grad.device) if each == name and grad is not None else zeros_for(grad)
             for each, grad in pair.observation.grads.items()
         }
     )

@@ -16,7 +16,7 @@ from opsmith.checking.numerics.compare import all_close, largest_magnitude, shar
 
 CLOSE = 1e-6
 FEW = 3
-LOOKS = 0.9
+RESEMBLES = 0.9
 """Correlation from which a tensor is described as proportional to the right one."""
 
 
@@ -37,7 +37,7 @@ def unknown(evidence: Evidence) -> Detection:
     which = "everywhere" if count == total else f"in {count} of {total} elements"
     looks = _correlation(pair)
     words = f"; it is roughly proportional to the right one (correlation {looks:.3f})"
-    like = words if looks > LOOKS else ""
+    like = words if looks > RESEMBLES else ""
     return Detection(
         UNKNOWN, f"it is wrong {which}, by up to {size:.2g} of the largest right element{like}", measured
     )

@@ -34,7 +34,7 @@ def run(subject: Subject) -> Findings:
             request = GradientRequest(subject, sample, argnums, device)
             if request.call().open:
                 ran = True
-                yield from _ways(request)
+                yield from _compared(request)
 
     failed = False
     for finding in each_sample(NAME, subject, check_sample):
@@ -84,21 +84,21 @@ def _of_doubled(request: GradientRequest) -> Gradients:
     return copies(call.backward([2 * each for each in call.grads(request.subject)]))
 
 
-def _ways(request: GradientRequest) -> Findings:
+def _compared(request: GradientRequest) -> Findings:
     expected: dict[Callable[[GradientRequest], Gradients], Gradients] = {}
-    for way, (cause, give, right) in WAYS.items():
+    for method, (cause, compute, right) in METHODS.items():
         if right not in expected:
             expected[right] = right(request)
         try:
-            given = give(request)
+            given = compute(request)
         except Exception as error:
             refuse_own(error)
-            if way == KEEPING:  # `second_order` reports a missing second order
+            if method == CREATE_GRAPH:  # `second_order` reports a missing second order
                 yield Note(f"a backward with `create_graph=True` was left out: {first_line(error)}")
                 continue
             message = (
-                f"{way}: it raises {type(error).__name__}: {first_line(error)}; by `torch.autograd.grad` it "
-                "goes well"
+                f"{method}: it raises {type(error).__name__}: {first_line(error)}; by `torch.autograd.grad` "
+                "it goes well"
             )
             yield Failure(NAME, None, "raises", message, _where(request, 0), {"sample": str(request.sample)})
             return
@@ -106,10 +106,10 @@ def _ways(request: GradientRequest) -> Findings:
             if differ_beyond_rounding(one, other):
                 label = request.sample.labels[request.argnums[at]]
                 message = (
-                    f"the gradient of `{label}` differs from that of `torch.autograd.grad`, {way}: "
+                    f"the gradient of `{label}` differs from that of `torch.autograd.grad`, {method}: "
                     f"{describe_difference(one, other)}"
                 )
-                evidence = {"sample": str(request.sample), "way": way}
+                evidence = {"sample": str(request.sample), "way": method}
                 yield Failure(NAME, label, cause, message, _where(request, at), evidence)
                 return
 
@@ -199,13 +199,13 @@ def _doubled(grad: Tensor) -> Tensor:
     return 2 * grad
 
 
-KEEPING = "of a backward with `create_graph=True`"
+CREATE_GRAPH = "of a backward with `create_graph=True`"
 
-Way = tuple[str, Callable[[GradientRequest], Gradients], Callable[[GradientRequest], Gradients]]
-WAYS: dict[str, Way] = {
+Method = tuple[str, Callable[[GradientRequest], Gradients], Callable[[GradientRequest], Gradients]]
+METHODS: dict[str, Method] = {
     "by `.backward()`": ("side-effect", _backward, _once),
     "by two `.backward()`s into the same `.grad`": ("side-effect", _backward_twice, _twice),
-    KEEPING: ("stale-state", _creating, _once),
+    CREATE_GRAPH: ("stale-state", _creating, _once),
     "where the arguments are no leaves": ("unknown", _through_copies, _once),
     "as a hook on the argument sees it": ("side-effect", _seen_by_hooks, _once),
     "where each result is used twice": ("unknown", _used_twice, _of_doubled),

@@ -33,7 +33,7 @@ from opsmith.core.kernels import Kernel
 PERTURBATION = 2.0**-30
 """Relative perturbation of inputs: more than rounding."""
 
-AGAIN = 2
+REPEATS = 2
 """Repeated runs of the contiguous call, before anything is compared with it."""
 
 
@@ -220,7 +220,7 @@ class ContiguousRun:
     def _steady(self, position: int) -> bool:
         """True if repeated runs agree; otherwise the layout is not the reason."""
         expected = self.right.outputs[position]
-        for _ in range(AGAIN):
+        for _ in range(REPEATS):
             run = self.runner.run(replicas(self.flat), replicas(self.grads))
             other = run.outputs[position] if run.error is None else None
             if other is None or expected is None or other.shape != expected.shape:

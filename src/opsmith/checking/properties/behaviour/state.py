@@ -22,8 +22,8 @@ from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.side_effects.hidden_state import HiddenState
 from opsmith.checking.side_effects.interleavings import (
     INTERLEAVINGS,
-    MINE,
-    OTHER,
+    OTHER_CALL,
+    THIS_CALL,
     CallRecipe,
     InterleavedAnswer,
     InterleavedCalls,
@@ -57,7 +57,7 @@ def _sample(subject: Subject, sample: Sample, every: Sequence[Sample]) -> Findin
                 yield unsteady
                 continue
             stage = InterleavedCalls(
-                subject, memory, {MINE: made, **dict(_others(subject, made, every, device))}
+                subject, memory, {THIS_CALL: made, **dict(_others(subject, made, every, device))}
             )
             stage.prepare()
             yield from _compared(stage, INTERLEAVINGS if sample is subject.samples[0] else INTERLEAVINGS[:2])
@@ -97,7 +97,7 @@ def _others(
         except Exception as error:
             refuse_own(error)
             continue  # it does not take such numbers
-        yield OTHER, made
+        yield OTHER_CALL, made
         break
     if not subject.effort.neighbours:
         return
@@ -218,7 +218,7 @@ def by_mode(property: str, stage: InterleavedCalls, interleaved: InterleavedAnsw
     """
     assert isinstance(interleaved.given, CallValues)
     subject, sample = stage.subject, stage.tested.sample
-    right = stage.right[MINE].results[position]
+    right = stage.right[THIS_CALL].results[position]
     given = interleaved.given.results[position]
     name = subject.results(sample)[position].name
     evidence = {"sample": str(sample), "mode": interleaved.when.removeprefix("under ").strip("`")}
@@ -256,7 +256,7 @@ def _requiring(stage: InterleavedCalls, argnums: tuple[int, ...], position: int)
     def run() -> CallValues:
         return CallValues(copies(live_call(stage.subject, made.sample, made.make(), argnums).results))
 
-    interleaved = stage.record(MINE, "", run)
+    interleaved = stage.record(THIS_CALL, "", run)
     return None if isinstance(interleaved.given, BaseException) else interleaved.given.results[position]
 
 

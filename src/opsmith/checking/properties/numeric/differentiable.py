@@ -150,10 +150,10 @@ def results_with_gradient(subject: Subject, sample: Sample, results: Sequence[Te
     ]
 
 
-Look = Callable[[Subject, Sample, tuple[int, ...], tuple[int, ...]], Findings]
+SubsetCheck = Callable[[Subject, Sample, tuple[int, ...], tuple[int, ...]], Findings]
 
 
-def each_subset(name: str, subject: Subject, look: Look) -> Findings:
+def each_subset(name: str, subject: Subject, check_subset: SubsetCheck) -> Findings:
     """Run a function on every sample, by all inputs together and by each alone.
 
     A refused derivative (a formula declared as not implemented, an operation without forward mode, a backward
@@ -162,8 +162,8 @@ def each_subset(name: str, subject: Subject, look: Look) -> Findings:
     Args:
         name: Name of the property.
         subject: The subject of the check.
-        look: Takes the subject, a sample, the inputs to differentiate by, and those found right together.
-            It yields `Skipped` with the reason if it compares nothing, which is not a pass.
+        check_subset: Takes the subject, a sample, the inputs to differentiate by, and those found right
+            together. It yields `Skipped` with the reason if it compares nothing, which is not a pass.
     """
     if subject.specification.gradients.surrogate:
         yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
@@ -178,7 +178,7 @@ def each_subset(name: str, subject: Subject, look: Look) -> Findings:
         right: tuple[int, ...] = ()
         for subset in reversed([*inputs.subsets()]):
             try:
-                found = [*look(subject, sample, subset, right)]
+                found = [*check_subset(subject, sample, subset, right)]
             except Exception as error:
                 if not refuses(error):
                     raise

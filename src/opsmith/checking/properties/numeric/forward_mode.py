@@ -42,10 +42,12 @@ NAME = "forward_mode"
 
 def run(subject: Subject) -> Findings:
     """Take the tangents of every sample, by all inputs together and by each alone."""
-    yield from each_subset(NAME, subject, _look)
+    yield from each_subset(NAME, subject, _check_subset)
 
 
-def _look(subject: Subject, sample: Sample, argnums: tuple[int, ...], right: tuple[int, ...]) -> Findings:
+def _check_subset(
+    subject: Subject, sample: Sample, argnums: tuple[int, ...], right: tuple[int, ...]
+) -> Findings:
     for device in subject.devices_with(torch.float64):
         tangents = Tangents(subject, sample, argnums, device)
         if not any(weight is not None for weight in tangents.weights[0]):

@@ -34,10 +34,12 @@ def run(subject: Subject) -> Findings:
             "its backward is marked with `once_differentiable`: torch refuses to differentiate it again"
         )
         return
-    yield from each_subset(NAME, subject, _look)
+    yield from each_subset(NAME, subject, _check_subset)
 
 
-def _look(subject: Subject, sample: Sample, argnums: tuple[int, ...], right: tuple[int, ...]) -> Findings:
+def _check_subset(
+    subject: Subject, sample: Sample, argnums: tuple[int, ...], right: tuple[int, ...]
+) -> Findings:
     for device in subject.devices_with(torch.float64):
         gradients = SecondOrderGradients(subject, sample, argnums, device)
         try:

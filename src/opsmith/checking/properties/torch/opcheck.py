@@ -36,7 +36,7 @@ TRACED = ("test_aot_dispatch_dynamic",)
 ON_FAKES = ("test_faketensor", *TRACED)
 """Tests that need a fake kernel."""
 
-SAID = {
+CAUSES_OF_ERRORS = {
     r"Argument (\w+) is not defined as mutable but was mutated": "mutates-input",
     r"Argument (\w+) is not defined to alias output but was aliasing": "aliases-input",
 }
@@ -99,7 +99,7 @@ def _cause(test: str, error: BaseException) -> tuple[str, str | None]:
     """The cause that an error of opcheck names, and the argument."""
     if test == "test_faketensor":
         return "fake-mismatch", None
-    for words, cause in SAID.items():
+    for words, cause in CAUSES_OF_ERRORS.items():
         found = re.search(words, str(error))
         if found:
             return cause, found[1]
