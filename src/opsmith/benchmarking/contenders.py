@@ -243,7 +243,7 @@ def reference_answer(
         backward: Compare gradients, too.
         exact: A run in float64 is more accurate than one in the dtype itself.
     """
-    seed_all(seed)
+    torch.manual_seed(seed)  # a random operator draws the same numbers for each contender
     with torch.set_grad_enabled(backward):
         returned = results_of(arguments.call(reference, leaves=backward)())
     generator = torch.Generator().manual_seed(seed)
@@ -263,16 +263,11 @@ def reference_answer(
     return ReferenceAnswer(results, gradients, bounds, grad_outputs)
 
 
-def seed_all(seed: int) -> None:
-    """Seed torch, so that a random operator draws the same numbers for each contender."""
-    torch.manual_seed(seed)
-
-
 def run_contender(
     function: Function, arguments: ContenderArguments, answer: ReferenceAnswer, seed: int
 ) -> tuple[list[Tensor], tuple[Tensor | None, ...]]:
     """Return the results of a contender, and its gradients if these are compared."""
-    seed_all(seed)
+    torch.manual_seed(seed)
     with torch.no_grad():
         results = results_of(arguments.call(function)())
     if not answer.grad_outputs:
@@ -281,7 +276,7 @@ def run_contender(
         got.shape != expected.shape for got, expected in zip(results, answer.results, strict=True)
     ):
         return results, ()  # `fault` reports it; the grad_outputs have the right shapes
-    seed_all(seed)
+    torch.manual_seed(seed)
     gradients = gradients_of(arguments.call(function, leaves=True), arguments.sought, answer.grad_outputs)
     return results, tuple(gradients)
 
@@ -296,7 +291,7 @@ def _float64_answer(
         for value, leaf in zip(flat, arguments.leaves, strict=True)
     )
     again = ContenderArguments(arguments.sample, tuple(flat), leaves)
-    seed_all(seed)
+    torch.manual_seed(seed)
     try:
         with torch.set_grad_enabled(bool(grad_outputs)):
             results = results_of(again.call(reference, leaves=bool(grad_outputs))())
