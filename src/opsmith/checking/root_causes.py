@@ -65,8 +65,8 @@ def wrong_gradient(failure: Failure, every: Sequence[Failure]) -> Iterator[Failu
     if PROPERTIES[failure.property].about_gradients:
         for name, known in PROPERTIES.items():
             if known.explains_gradients and name != failure.property:
-                mine = (each for each in every if each.property == name)
-                yield from (each for each in mine if _inputs(each) & _inputs(failure))
+                own = (each for each in every if each.property == name)
+                yield from (each for each in own if _inputs(each) & _inputs(failure))
 
 
 def _inputs(failure: Failure) -> set[str]:

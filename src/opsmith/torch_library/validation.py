@@ -162,8 +162,8 @@ def _check_not_aliased(
     if not specification.schema.always_tensors:
         flattening = ResultFlattening.of(specification.schema, results)
         pairs = zip(flattening.flatten(results), flattening.labels, strict=True)
-        there = [(result, label) for result, label in pairs if result is not None]
-        results, names = tuple(result for result, _ in there), [label for _, label in there]
+        present = [(result, label) for result, label in pairs if result is not None]
+        results, names = tuple(result for result, _ in present), [label for _, label in present]
     for position, result in enumerate(results):
         for tensor in inputs:
             if result is tensor or capabilities.shares_memory(result, tensor):

@@ -94,8 +94,8 @@ class Pair:
     @cached_property
     def paths(self) -> GradientPaths | None:
         """Paths through the reference, if they are known."""
-        give = self.observation.paths
-        return None if give is None else give()
+        make = self.observation.paths
+        return None if make is None else make()
 
     def with_grads(self, changed: Mapping[str, Tensor | None]) -> Tensor | None:
         """Compute the right gradient with some grad_outputs changed; None where it cannot be computed."""
@@ -162,8 +162,8 @@ class Evidence:
     @cached_property
     def other_sizes(self) -> tuple[Pair, ...]:
         """Pairs at other sizes."""
-        give = self.observation.at_other_sizes
-        drawn = [draw(seed) for seed, draw in enumerate((give() if give else ())[:SIZES], start=1)]
+        make = self.observation.at_other_sizes
+        drawn = [draw(seed) for seed, draw in enumerate((make() if make else ())[:SIZES], start=1)]
         return tuple(Pair(each) for each in drawn if each is not None)
 
     @property

@@ -256,7 +256,7 @@ def _optional(subject: Subject, sample: Sample, generator: torch.Generator) -> I
 
 def _shape_here(subject: Subject, sizes: Sizes, other: Sample, name: str) -> list[int] | None:
     """Return the shape of another sample's argument at the sizes of this one; None where one is unknown."""
-    theirs = sizes_of(subject, other)
+    sizes_there = sizes_of(subject, other)
     argnum = other.names.index(name)
     here = {
         (sizes.sample.labels[location.argnum], location.index, location.number): symbol.size
@@ -265,7 +265,7 @@ def _shape_here(subject: Subject, sizes: Sizes, other: Sample, name: str) -> lis
     }
     shape: list[int] = []
     for index in range(other.flat[argnum].dim()):
-        symbol = next((each for each in theirs.symbols if _stands(each, argnum, index)), None)
+        symbol = next((each for each in sizes_there.symbols if _stands(each, argnum, index)), None)
         known = [
             here[label]
             for location in (symbol.locations if symbol else ())

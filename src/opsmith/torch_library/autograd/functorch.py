@@ -112,8 +112,10 @@ def _wrapped(transform: capabilities.Transform, result: Any) -> Any:
 
 def _wrap_batched(transform: capabilities.Transform, results: Flat, dims: Sequence[int | None]) -> Flat:
     """Wrap results for a `vmap` level; None stays None."""
-    there = [(result, dim) for result, dim in zip(results, dims, strict=True) if result is not None]
-    wrapped = iter(transform.wrap_batched(tuple(each for each, _ in there), tuple(dim for _, dim in there)))
+    present = [(result, dim) for result, dim in zip(results, dims, strict=True) if result is not None]
+    wrapped = iter(
+        transform.wrap_batched(tuple(each for each, _ in present), tuple(dim for _, dim in present))
+    )
     return tuple(None if result is None else next(wrapped) for result in results)
 
 

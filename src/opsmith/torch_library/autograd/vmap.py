@@ -73,11 +73,11 @@ class BatchedPrimitive:
 
     def example(self, flat: Sequence[Any]) -> Flat:
         """Compute the batch, as one example of the next outer level."""
-        there: list[bool] = []
+        present: list[bool] = []
 
         def one(flat: Sequence[Any]) -> tuple[Tensor, ...]:
             results = self.inner.example(flat)
-            there[:] = [result is not None for result in results]
+            present[:] = [result is not None for result in results]
             return tuple(tensors_in(list(results)))
 
         found, dims = self._over_examples(one, (self.dims,))(tuple(flat))
@@ -86,7 +86,7 @@ class BatchedPrimitive:
             (result.expand(self.size, *result.shape).clone(), 0) if dim is None else (result, dim)
             for result, dim in zip(found, dims, strict=True)
         )
-        pairs = [next(results) if is_there else (None, None) for is_there in there]
+        pairs = [next(results) if is_there else (None, None) for is_there in present]
         self.result_dims = tuple(dim for _, dim in pairs)
         return tuple(result for result, _ in pairs)
 

@@ -36,7 +36,7 @@ def generate_call(
     schema = specification.schema
     tensors = [argument for argument in schema.arguments if argument.kind.is_tensor]
     optional = [each.name for each in tensors if each.kind.optional]
-    taken = any(name.startswith("_op_") for name in (*schema.names, specification.short_name))
+    reserved = any(name.startswith("_op_") for name in (*schema.names, specification.short_name))
     # Non-differentiable results are detached on the slow path only.
     unfit = (
         len(schema.results) > 1
@@ -45,7 +45,7 @@ def generate_call(
         or specification.random
         or specification.adopted is not None
     )
-    if taken or unfit or len(tensors) == len(optional) or len(optional) > MAX_OPTIONAL_TENSORS:
+    if reserved or unfit or len(tensors) == len(optional) or len(optional) > MAX_OPTIONAL_TENSORS:
         return None
     if any(each.kind.sequence for each in tensors):
         return None
@@ -142,7 +142,7 @@ def _by_given(text: str, optional: Sequence[str]) -> str:
     choice = text.format(len(cases) - 1)
     for number, given in reversed(list(enumerate(cases[:-1]))):
         missing = " and ".join(
-            f"{name} is {'not ' * there}None" for name, there in zip(optional, given, strict=True)
+            f"{name} is {'not ' * present}None" for name, present in zip(optional, given, strict=True)
         )
         choice = f"{text.format(number)} if {missing} else {choice}"
     return f"({choice})"
@@ -152,9 +152,9 @@ def _guard_source(tensors: Sequence[Argument], optional: Sequence[str]) -> str:
     """Source of the call of a guard with the tensors that are given."""
     choice = ""
     for given in itertools.product((False, True), repeat=len(optional)):
-        there = dict(zip(optional, given, strict=True))
-        guarded = ", ".join(each.name for each in tensors if there.get(each.name, True))
-        missing = " and ".join(f"{name} is {'not ' * is_there}None" for name, is_there in there.items())
+        present = dict(zip(optional, given, strict=True))
+        guarded = ", ".join(each.name for each in tensors if present.get(each.name, True))
+        missing = " and ".join(f"{name} is {'not ' * is_there}None" for name, is_there in present.items())
         choice += f"_op_guard({guarded})" + (f" if {missing} else " if not all(given) else "")
     return choice
 

@@ -76,7 +76,7 @@ def by_index(evidence: Evidence, mask: Mask) -> str | None:
     total = union.numel()
     if not evidence.fresh and chances(total, int(union.sum())) < PLAIN:
         return None
-    there = [(pair, mask(pair)) for pair in evidence.other_sizes if pair.same_shape]
+    at_other_sizes = [(pair, mask(pair)) for pair in evidence.other_sizes if pair.same_shape]
     fitting: list[str] = []
     fallback = None
     for rule in element_rules(union):
@@ -84,7 +84,7 @@ def by_index(evidence: Evidence, mask: Mask) -> str | None:
             fallback = rule.words
         if rule.words.startswith("at") and fitting:
             continue  # a rule is better than a list
-        if all(_predicts(rule.mask(pair.expected.shape), found, pair) for pair, found in there):
+        if all(_predicts(rule.mask(pair.expected.shape), found, pair) for pair, found in at_other_sizes):
             fitting.append(rule.words)
     if fitting:
         return " or ".join(fitting[:MOST_WORDS]) if len(fitting[0]) + len(fitting[-1]) < 80 else fitting[0]

@@ -178,8 +178,8 @@ def named_factors(evidence: Evidence, factors: Sequence[complex], close: float) 
         close: Relative precision of the factors.
     """
 
-    there = [(pair.observation, factor_of(pair)) for pair in evidence.other_sizes]
-    known = [(each, factor) for each, factor in there if factor is not None]
+    at_other_sizes = [(pair.observation, factor_of(pair)) for pair in evidence.other_sizes]
+    known = [(each, factor) for each, factor in at_other_sizes if factor is not None]
     cases = [*zip((pair.observation for pair in evidence.pairs), factors, strict=True), *known]
     if any(abs(factor.imag) > close * abs(factor) for _, factor in cases):
         return []

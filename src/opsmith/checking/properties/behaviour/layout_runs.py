@@ -151,11 +151,11 @@ class ContiguousRun:
         self, position: int, got: Tensor | None, expected: Tensor | None
     ) -> tuple[str, Difference | None] | None:
         """Compare outputs if one is None: a missing gradient equals zeros, a missing result only None."""
-        there = got if got is not None else expected
-        if there is None:
+        present = got if got is not None else expected
+        if present is None:
             return None
         is_gradient = position >= len(self.right.outputs) - len(self.runner.argnums)
-        if is_gradient and not there.any():
+        if is_gradient and not present.any():
             return None
         return ("there is none (None)" if got is None else "there is one, and should be none (None)"), None
 

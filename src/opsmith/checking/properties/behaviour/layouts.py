@@ -294,14 +294,14 @@ def _cases(subject: Subject, sample: Sample) -> Iterator[LayoutCase | Note]:
             grads = [
                 random_grad_output(r, generator) if o else None for r, o in zip(results, open_, strict=True)
             ]
-            looked = LayoutCase(LayoutRunner(subject, sample, argnums, dtype), device, flat, grads, not draws)
-            error = looked.twin.right.error
+            case = LayoutCase(LayoutRunner(subject, sample, argnums, dtype), device, flat, grads, not draws)
+            error = case.twin.right.error
             if error is not None:
                 yield Note(
                     f"{dtype_name(dtype)} was left out on {device.type}: it raises: {first_line(error)}"
                 )
             else:
-                yield looked
+                yield case
 
 
 def _raises(call: Callable[[], Any]) -> bool:

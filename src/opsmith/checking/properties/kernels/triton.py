@@ -123,8 +123,8 @@ def run(subject: Subject) -> Findings:
         yield Skipped(missing)
         return
     on_cpu = tuple(Kernel("cpu", each.function) for each in kernels)
-    there = replace(subject, specification=replace(subject.specification, kernels=on_cpu))
-    more = replace(subject, samples=(*subject.samples, *kernel_sizes(there)))
+    with_kernels = replace(subject, specification=replace(subject.specification, kernels=on_cpu))
+    more = replace(subject, samples=(*subject.samples, *kernel_sizes(with_kernels)))
     laid = _of_different_forms(subject)
     for kernel in kernels:
         assert isinstance(kernel.function, TritonKernel)
@@ -174,14 +174,14 @@ def _cases(
     subject: Subject, sample: Sample, measure: MeasuredFunction, interpreted: Interpreted, arguments: Any
 ) -> Iterator[Case]:
     """The sample in each dtype that the kernel takes, on the CPU."""
-    taken = interpreted.kernel.dtypes
+    dtypes_taken = interpreted.kernel.dtypes
     dtypes = (
-        tuple(dtype for dtype in (*ALWAYS_CHECKED, *LOW_PRECISION) if dtype in taken)
+        tuple(dtype for dtype in (*ALWAYS_CHECKED, *LOW_PRECISION) if dtype in dtypes_taken)
         if sample.inexact
         else ALWAYS_CHECKED
     )
     if not dtypes:
-        interpreted.unfit[f"it takes {', '.join(sorted(map(dtype_name, taken)))}"] = None
+        interpreted.unfit[f"it takes {', '.join(sorted(map(dtype_name, dtypes_taken)))}"] = None
         return
     alone = replace(subject, specification=replace(subject.specification, kernels=()))
     for case in cases(alone, sample, measure, dtypes, arguments):

@@ -254,33 +254,33 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     """Compare a gradient with autograd's through the reference if that is trusted, else with differences."""
     argnum = attempt.argnum
     like = right.sample.at(attempt.dtype, attempt.device)[argnum]
-    mine = torch.zeros_like(like) if attempt.got is None else attempt.got
+    got = torch.zeros_like(like) if attempt.got is None else attempt.got
     if not believed and attempt.dtype == torch.float64:
         numerical = right.numerical(argnum, attempt.probe)
-        return replace(attempt, difference=numerical.judge(mine.cpu()), expected=numerical.known)
+        return replace(attempt, difference=numerical.judge(got.cpu()), expected=numerical.known)
     if case is None:
         return attempt
     position = right.argnums.index(argnum)
     expected = case.truth.right[position]
     assert expected is not None
-    difference = case.truth.judge(position, mine)
+    difference = case.truth.judge(position, got)
     if difference is not None:  # at a kink, any value between the one-sided derivatives is right
-        between = _between(right.numerical(argnum, attempt.probe), mine.cpu(), expected.cpu())
-        either = torch.where(between.to(mine.device), expected.to(mine), mine)
+        between = _between(right.numerical(argnum, attempt.probe), got.cpu(), expected.cpu())
+        either = torch.where(between.to(got.device), expected.to(got), got)
         difference = case.truth.judge(position, either)
     bound = case.truth.bounds[position]
     if difference is not None and believed and bound is not None:
-        given = (attempt.subset, attempt.probe, mine, bound, difference)
+        given = (attempt.subset, attempt.probe, got, bound, difference)
         difference = None if is_only_rounding(right, argnum, *given) else difference
     return replace(attempt, difference=difference, expected=expected)
 
 
-def _between(numerical: NumericalGradient, mine: Tensor, expected: Tensor) -> Tensor:
+def _between(numerical: NumericalGradient, got: Tensor, expected: Tensor) -> Tensor:
     """Mark the elements at a kink that lie between the one-sided derivatives, and so are right."""
-    kinks = numerical.kinks & mine.isfinite()
+    kinks = numerical.kinks & got.isfinite()
     if not bool(kinks.any()):
         return kinks
-    return kinks & ~numerical.wrong(torch.where(kinks, mine.to(expected.dtype), expected))
+    return kinks & ~numerical.wrong(torch.where(kinks, got.to(expected.dtype), expected))
 
 
 GRADIENT = Property(

@@ -87,8 +87,8 @@ def _verdicts(
     verdicts: dict[int, str] = {}
     for by in gradients.by:
         right = gradients.only(by).numerically(weights).judge(found) is None
-        mine = found[by]
-        missing = mine is None or not mine.any()
+        derivative = found[by]
+        missing = derivative is None or not derivative.any()
         verdicts[by] = RIGHT if right else MISSING if missing else WRONG
     return verdicts
 
@@ -137,22 +137,24 @@ def _against_all(gradients: SecondOrderGradients, together: SecondOrderGradients
     """The derivatives of one gradient alone, beside those of it where every input requires one."""
     (argnum,) = gradients.argnums
     weights = together.weights()
-    kept = [weight if at == argnum else None for at, weight in zip(together.argnums, weights, strict=True)]
-    expected = together.differentiated(kept)
+    weight_alone = [
+        weight if at == argnum else None for at, weight in zip(together.argnums, weights, strict=True)
+    ]
+    expected = together.differentiated(weight_alone)
     got = gradients.differentiated([weights[together.argnums.index(argnum)]])
     for by in gradients.by:
-        mine, right = got[by], expected[by]
+        alone, right = got[by], expected[by]
         like = gradients.values[by]
-        mine, right = (torch.zeros_like(like) if each is None else each for each in (mine, right))
-        both = mine.isnan() & right.isnan()  # as where a sample has nan
-        mine, right = mine.masked_fill(both, 0), right.masked_fill(both, 0)
-        if agree_to_share(mine, right, torch.finfo(torch.float64).eps ** 0.5):
+        alone, right = (torch.zeros_like(like) if each is None else each for each in (alone, right))
+        both = alone.isnan() & right.isnan()  # as where a sample has nan
+        alone, right = alone.masked_fill(both, 0), right.masked_fill(both, 0)
+        if agree_to_share(alone, right, torch.finfo(torch.float64).eps ** 0.5):
             continue
         subject, sample = gradients.subject, gradients.sample
         label = sample.labels[argnum]
         message = (
             f"the second order by `{label}` is another one where `{label}` alone requires a gradient than "
-            f"where every input does: they differ by {float((mine - right).abs().max()):.3g}, by "
+            f"where every input does: they differ by {float((alone - right).abs().max()):.3g}, by "
             f"`{gradients.label(by)}`"
         )
         evidence = {"sample": case_name(sample, torch.float64, gradients.device)}

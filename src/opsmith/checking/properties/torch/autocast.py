@@ -75,8 +75,8 @@ class Casting:
         An adopted class behaves as the class does, which promises nothing.
         """
         specification = self.subject.specification
-        taken = specification.adopted is not None or specification.library_operator is not None
-        return not (taken or self.subject.kind.in_library)
+        adopted = specification.adopted is not None or specification.library_operator is not None
+        return not (adopted or self.subject.kind.in_library)
 
     def cast(self, flat: Sequence[Any]) -> list[Any]:
         """The arguments as the operator's rule for autocast casts them."""

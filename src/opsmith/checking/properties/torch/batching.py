@@ -62,8 +62,8 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
         visible = subject.visible_positions(sample)
         over = dict.fromkeys(columns, 0)
         mapped = [each for each in map_over(partial(subject.call, sample), batch, over) if each is not None]
-        there = [position for position in visible if expected[position] is not None]
-        yield from _compare(subject, sample, argnums, mapped, [expected[p] for p in there], there)
+        present = [position for position in visible if expected[position] is not None]
+        yield from _compare(subject, sample, argnums, mapped, [expected[p] for p in present], present)
 
 
 def _batched(specification: Specification, sample: Sample) -> Iterator[tuple[int, ...]]:

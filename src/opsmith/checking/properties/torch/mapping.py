@@ -91,19 +91,19 @@ def map_over(
         randomness: As of `vmap`.
     """
     tensors = [argnum for argnum, value in enumerate(batch) if isinstance(value, Tensor)]
-    there: list[bool] = []
+    present: list[bool] = []
 
     def call(*given: Tensor) -> tuple[Tensor, ...]:
         flat = list(batch)
         for argnum, value in zip(tensors, given, strict=True):
             flat[argnum] = value
         results = list(function(flat))
-        there[:] = [result is not None for result in results]
+        present[:] = [result is not None for result in results]
         return tuple(tensors_in(results))
 
     over = torch.func.vmap(call, tuple(dims.get(argnum) for argnum in tensors), out_dim, randomness)
     found = iter(over(*(batch[argnum] for argnum in tensors)))
-    return [next(found).movedim(out_dim, 0) if is_there else None for is_there in there]
+    return [next(found).movedim(out_dim, 0) if is_there else None for is_there in present]
 
 
 def rule_words(subject: Subject) -> str:
@@ -218,10 +218,10 @@ class ExampleLoop:
         return [self._joined(position, column) for position, column in enumerate(zip(*each, strict=True))]
 
     def _joined(self, position: int, column: Sequence[Tensor | None]) -> Tensor | None:
-        there = [each for each in column if each is not None]
-        if not there:
+        present = [each for each in column if each is not None]
+        if not present:
             return None
-        stacked = torch.stack(there)
+        stacked = torch.stack(present)
         return stacked.sum(0) if position in self.summed else stacked
 
     def fault(self, position: int, got: Tensor | None) -> ResultFault | None:
