@@ -118,18 +118,18 @@ class Schema:
     @cached_property
     def shapes(self) -> dict[str, str]:
         """Tensor argument for each name of a shape in formulas, such as `x_shape`."""
-        taken = {*self.names, *self.result_position}
+        names_taken = {*self.names, *self.result_position}
         return {
             f"{each.name}_shape": each.name
             for each in self.arguments
-            if each.kind.is_tensor and not each.kind.sequence and f"{each.name}_shape" not in taken
+            if each.kind.is_tensor and not each.kind.sequence and f"{each.name}_shape" not in names_taken
         }
 
     @cached_property
     def tangents(self) -> dict[str, str]:
         """Tensor argument for each name of a tangent in formulas, such as `tangent_x`."""
-        taken = {*self.names, *self.result_position}
-        return {f"tangent_{name}": name for name in self.tensor_names if f"tangent_{name}" not in taken}
+        names_taken = {*self.names, *self.result_position}
+        return {f"tangent_{name}": name for name in self.tensor_names if f"tangent_{name}" not in names_taken}
 
     @cached_property
     def aliases(self) -> dict[str, str]:

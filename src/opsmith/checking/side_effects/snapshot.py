@@ -45,9 +45,9 @@ def changes_since(before: list[ValueSnapshot]) -> Iterator[tuple[str, str]]:
     for each in before:
         value = each.reached.current()
         now = _snapshot(value)
-        what = _change(each.contents, now, each.reached.value, value)
-        if what is not None:
-            yield each.reached.path, what
+        change = _change(each.contents, now, each.reached.value, value)
+        if change is not None:
+            yield each.reached.path, change
 
 
 def _change(was: Any, now: Any, old: Any, new: Any) -> str | None:
