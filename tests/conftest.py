@@ -53,16 +53,30 @@ def pytest_configure(config: pytest.Config) -> None:
 EXPORTS = re.compile(r"exporting/|test_export_command|test_tour_exported")
 
 
+def shares_a_fixture(item: pytest.Item) -> bool:
+    """Whether a test uses a fixture that its module computes once, which two processes would compute twice."""
+    fixtures = getattr(item, "_fixtureinfo", None)
+    return fixtures is not None and any(
+        each[-1].scope == "module" for each in fixtures.name2fixturedefs.values() if each
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep what needs a warm-up in one process: the first compile takes 15 seconds, the first export 5."""
+    """Keep in one process what needs a warm-up, and what shares a module's fixture.
+
+    The first compile takes 15 seconds, the first export 5.
+    """
     for item in items:
         path = item.path.relative_to(HERE).as_posix()
-        if path.startswith("docs/"):  # a page's blocks stay together
-            continue
+        if path.startswith("docs/") or item.get_closest_marker("xdist_group"):
+            continue  # a page's blocks stay together
         if item.get_closest_marker("compile"):
-            item.add_marker(pytest.mark.xdist_group("compile"), append=False)
+            item.add_marker(pytest.mark.xdist_group("compile"))
         elif EXPORTS.search(path):
-            item.add_marker(pytest.mark.xdist_group("exports"), append=False)
+            item.add_marker(pytest.mark.xdist_group("exports"))
+        elif shares_a_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(path))
 
 
 def pytest_collection_finish() -> None:

@@ -191,7 +191,7 @@ OTHERWISE = {
         "kernels/triton/test_triton_compiled.py::test_sizes_stay_open",
         "kernels/triton/test_triton_compiled.py::test_the_copies_around_a_kernel_are_in_the_graph",
         "kernels/triton/test_triton_compiled.py::test_the_kernel_is_in_the_graph_and_not_a_call_of_the_operator",
-        "checking/properties/test_compile.py::test_without_a_fake_kernel_it_is_skipped_with_the_mend",
+        "checking/properties/test_compile.py::test_without_a_fake_kernel_it_is_skipped_with_the_hint",
         "transforms/test_in_force.py::test_fused_into_one_kernel_with_what_stands_around_it",
         "transforms/test_in_force.py::test_inline_is_as_the_author_says",
     ),

@@ -20,7 +20,7 @@ from adopted_corpus import (
 from corpus import ENTRIES, Entry, structure, tensors
 from faults_of_torch import fault
 
-pytestmark = [pytest.mark.compile, pytest.mark.xdist_group("corpus")]
+pytestmark = pytest.mark.compile
 
 
 @pytest.fixture(autouse=True)

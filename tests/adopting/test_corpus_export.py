@@ -10,7 +10,7 @@ from adopted_corpus import adopted, assert_refused, by_opsmith, chosen, run
 from corpus import Entry, structure, tensors
 from torch import Tensor
 
-pytestmark = [pytest.mark.compile, pytest.mark.xdist_group("corpus")]
+pytestmark = pytest.mark.compile
 
 
 class Calling(torch.nn.Module):

@@ -393,7 +393,6 @@ def test_floating_point_operations_are_counted() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("adopted_registered")
 @pytest.mark.parametrize("make", [on_the_cpu, custom_with_everything])
 def test_compiled(make: Callable[[], Foreign]) -> None:
     """One graph: its own kernel stays whole, and its gradient is its own, or derived."""

@@ -322,7 +322,6 @@ def test_arguments_by_keyword_reach_everyone(measure: Measure) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("benchmark")
 def test_the_compiled_reference_is_timed_and_its_compiling_is_told_apart(measure: Measure) -> None:
     found = measure(gate, compiled=True, sizes={"B M": 9}, memory=True)
     assert ("compiled", "both") in timed(found.cases[-1])
@@ -335,7 +334,6 @@ def test_the_compiled_reference_is_timed_and_its_compiling_is_told_apart(measure
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("benchmark")
 def test_every_size_is_compiled_anew_beyond_the_forms_that_torch_keeps() -> None:
     traced: list[bool] = []
 
@@ -352,7 +350,6 @@ def test_every_size_is_compiled_anew_beyond_the_forms_that_torch_keeps() -> None
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("benchmark")
 def test_a_reference_that_computes_something_else_where_it_is_compiled_is_told(measure: Measure) -> None:
     @opsmith.operator("session::uncompiled")
     def uncompiled(x: Tensor) -> Tensor:

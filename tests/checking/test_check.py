@@ -38,7 +38,7 @@ def by_property(report: opsmith.Report) -> dict[str, Any]:
     return {outcome.property: outcome for outcome in report.outcomes}
 
 
-def test_no_samples_is_an_error_with_its_mend() -> None:
+def test_no_samples_is_an_error_with_its_hint() -> None:
     with pytest.raises(errors.MissingSamplesError) as raised:
         opsmith.check(cube)
     assert str(raised.value).splitlines()[0] == "session::cube: there are no samples to check it on"

@@ -94,7 +94,6 @@ def test_a_right_operator_passes(name: str) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("opcheck")
 @pytest.mark.parametrize(
     ("name", "test", "cause", "says"),
     marked(
@@ -124,7 +123,6 @@ def test_opcheck_rejects_a_wrong_operator(name: str, test: str, cause: str, says
 
 @pytest.mark.slow
 @pytest.mark.compile
-@pytest.mark.xdist_group("opcheck")
 @pytest.mark.parametrize("name", marked(RIGHT))
 def test_opcheck_accepts_a_right_operator(name: str) -> None:
     report = opsmith.check(RIGHT[name], only=["integration"])

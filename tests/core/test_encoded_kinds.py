@@ -106,7 +106,6 @@ def test_derivatives_and_transforms(operator: Operator) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("kinds")
 def test_compiled(name: str) -> None:
     operator = opsmith.operator(name)(scaled).gradients(x=of_x)
 

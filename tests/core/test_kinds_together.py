@@ -122,7 +122,6 @@ def test_autocast(operator: Any) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("kinds")
 def test_compiled(name: str) -> None:
     operator = declared(name, "formulas")
     compiled = torch.compile(call(operator), backend="aot_eager", fullgraph=True)

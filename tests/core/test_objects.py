@@ -180,7 +180,6 @@ def test_what_cannot_be_watched_is_held_to_a_limit() -> None:
 
 @pytest.mark.compile
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch 2.11, where a graph breaks
-@pytest.mark.xdist_group("kinds")
 def test_compiled(operator: Operator) -> None:
     """Code that was compiled for one object is not used for another."""
     compiled = torch.compile(
@@ -213,7 +212,6 @@ class Level(enum.IntEnum):
 
 @pytest.mark.compile
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch 2.11, where a graph breaks
-@pytest.mark.xdist_group("kinds")
 def test_compiled_with_values_of_classes_derived_from_plain_ones(operator: Operator) -> None:
     """Each arrives as itself: neither as the number that it is, nor as an equal one that came before."""
     compiled = torch.compile(lambda x, extra: operator(x, abs, extra), backend="aot_eager", fullgraph=TRACED)

@@ -183,7 +183,6 @@ def test_the_check_rejects_a_kernel_with_other_results(presence: bool, name: str
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("kinds")
 def test_compiled(name: str) -> None:
     operator = declared(name, "mixed", "formulas")
 
@@ -304,7 +303,6 @@ def test_a_whole_batch_of_lists(name: str) -> None:
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.compile
-@pytest.mark.xdist_group("kinds")
 def test_exported(strict: bool, name: str) -> None:
     operator = declared(name, "mixed", "formulas")
 

@@ -117,7 +117,6 @@ def test_calls_are_held_to_them_by_every_road() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("compile")
 def test_they_hold_for_sizes_not_known_when_compiled() -> None:
     compiled = torch.compile(scaled, backend="aot_eager", dynamic=True, fullgraph=True)
     for rows, columns in ((2, 3), (4, 5)):

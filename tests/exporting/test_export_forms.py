@@ -137,6 +137,28 @@ def test_all_forms_were_compared(forms: Made) -> None:
     onnx.checker.check_model(forms.model, full_check=True)
 
 
+class InlinedForms(torch.nn.Module):
+    """A form of each kind of input and result."""
+
+    def forward(self, x: Tensor, w: Tensor, b: Tensor) -> dict[str, Any]:
+        return {
+            name: FORMS[name](x, w, b)
+            for name in ("optional_tensors", "list_among_results", "operators_within")
+        }
+
+
+def test_some_forms_inlined(export: Exported) -> None:
+    made = export(InlinedForms().eval(), (X, W, B), body="inline", dynamic={"x": {0: "n"}}, verify=False)
+    assert not made.ours()
+    assert not made.model.functions
+    assert {each.domain for each in made.model.opset_import} == {""}
+    x = torch.randn(7, 6)
+    want = dict(named_tensors(InlinedForms().eval()(x, W, B), "", item_name))
+    got = made.named(made.in_runtime(x, W, B))
+    assert all(off([got[name]], want[name]) <= 1e-6 for name in want)
+
+
+@pytest.mark.slow
 def test_inlined_forms(in_place: Made, forms: Made) -> None:
     assert not in_place.ours()
     assert not in_place.model.functions

@@ -208,7 +208,6 @@ def test_an_ensemble(x: Tensor) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("modules")
 def test_compiled(x: Tensor) -> None:
     model = network()
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True)

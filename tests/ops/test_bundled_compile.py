@@ -15,7 +15,6 @@ def network(image: Tensor, kernels: Tensor, weight: Tensor, bias: Tensor) -> Ten
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("bundled")
 def test_one_graph_and_gradients() -> None:
     def arguments() -> list[Tensor]:
         torch.manual_seed(0)

@@ -29,7 +29,7 @@ OPERATORS: Any = (involution, involution_input_gradient, involution_weight_gradi
 TOLERANCE = {torch.float32: 4e-6, torch.float64: 2e-14, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 """Of the largest element, a few units in the last place: 16 bits are rounded once, after sums in float32."""
 
-FEW, MANY = 40, 1000
+FEW, MANY = int(os.environ.get("OPSMITH_TEST_CASES", "10")), 1000
 """How many random cases there are of a dtype, in every run of the suite and in the slow one."""
 
 
@@ -292,6 +292,7 @@ def test_on_processors_that_can_less_in_memory_full_of_nan(without: str, tmp_pat
     subprocess.run(["g++", "-shared", "-fPIC", tmp_path / "poison.cpp", "-o", library, "-ldl"], check=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment["CXX"] = f"g++ {without}"
+    environment["OPSMITH_TEST_CASES"] = "40"
     environment["LD_PRELOAD"] = str(library)
     subprocess.run([sys.executable, "-c", POISONED], env=environment, check=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", Path(__file__).name]

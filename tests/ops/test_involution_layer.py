@@ -97,7 +97,6 @@ def test_true_counts_nothing(argument: str) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("involution_layer")
 @pytest.mark.parametrize(
     ("dynamic", "backend"),
     [
@@ -120,7 +119,6 @@ def test_compiled_gradients_are_right_where_the_stride_does_not_divide_a_side(
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("involution_layer")
 def test_it_compiles_whole_and_is_exported() -> None:
     torch.manual_seed(0)
     layer = Involution2d(16, 3, 2)

@@ -100,9 +100,9 @@ def test_without_the_option_nothing_of_opsmith_or_torch_is_imported(tmp_path: Pa
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """One run of everything at once, and what the operators' file wrote meanwhile."""
-    done = run(
-        folder, "--opsmith", "plugged.ops", "--opsmith-effort=quick", "-ra", "-v", "--junitxml", "junit.xml"
-    )
+    # What compiles takes seconds, and is no other item than the rest.
+    options = ("--opsmith-effort=quick", "-k", "not compile and not export and not opcheck")
+    done = run(folder, "--opsmith", "plugged.ops", *options, "-ra", "-v", "--junitxml", "junit.xml")
     return done, (folder / "log").read_text().split()
 
 

@@ -260,7 +260,6 @@ def test_serve_autocast_while_tracing(library: Any) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("compile")
 def test_mark_compiled_code() -> None:
     from torch._inductor import config
 
@@ -475,7 +474,6 @@ def test_reduce_to_dim() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("compile")
 def test_exporting() -> None:
     def scaled(x: Tensor) -> Tensor:
         _note(capabilities.exporting())

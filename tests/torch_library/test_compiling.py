@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 import opsmith
 
-pytestmark = [pytest.mark.compile, pytest.mark.xdist_group("compile")]
+pytestmark = pytest.mark.compile
 
 Operator = opsmith.Operator[..., Any]
 
@@ -79,8 +79,15 @@ def test_dynamic(variant: Operator, reference: Any) -> None:
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("way", ["formula", "stand-in"])
+@pytest.mark.parametrize(
+    ("way", "backend"),
+    [
+        ("formula", "aot_eager"),
+        ("stand-in", "inductor"),
+        pytest.param("formula", "inductor", marks=pytest.mark.slow),
+        pytest.param("stand-in", "aot_eager", marks=pytest.mark.slow),
+    ],
+)
 def test_the_author_s_gradient_is_in_force(backend: str, way: str, name: str) -> None:
     """A factor of 3, wrong on purpose: the gradient of the reference would not have it."""
 
@@ -287,7 +294,7 @@ def test_autocast_inside(name: str) -> None:
     assert_close(grad(weighed[0], (x, weight)), grad(weighed[1], (x, weight)))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_new_formula_is_used_after_compiling(backend: str, name: str) -> None:
     def cell(reference_factor: float, formula_factor: float) -> Operator:
         def scaled(x: Tensor) -> Tensor:

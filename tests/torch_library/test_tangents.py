@@ -62,7 +62,6 @@ def test_formula_is_in_force(operator: Callable[..., Tensor], name: str) -> None
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("compile")
 def test_forward_mode_under_compile() -> None:
     compiled = torch.compile(lambda a, b: mul(a, b), backend="eager", fullgraph=True)
     torch.testing.assert_close(_dual(compiled), FACTOR * _dual(torch.mul))

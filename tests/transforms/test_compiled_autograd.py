@@ -11,7 +11,7 @@ from context_cases import loss_of, values_and_gradients
 from transform_cases import SUBJECTS
 from transform_subjects import Subject
 
-pytestmark = [pytest.mark.compile, pytest.mark.xdist_group("compiled-autograd")]
+pytestmark = pytest.mark.compile
 
 # What test_compiled_matrix.py compiles in every way is not compiled here again.
 COMPILED_THERE = ("formulas", "no-formula", "kernel-no-formula", "hidden", "list-and-two-results")

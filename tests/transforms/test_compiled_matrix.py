@@ -12,7 +12,7 @@ from matrices import diagonal
 from transform_cases import SUBJECTS
 from transform_subjects import Subject
 
-pytestmark = [pytest.mark.compile, pytest.mark.xdist_group("compiled-matrix")]
+pytestmark = pytest.mark.compile
 
 CHOSEN = {
     subject.name: subject

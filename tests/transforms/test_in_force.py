@@ -61,7 +61,6 @@ def test_eager(case: str) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("compile")
 @pytest.mark.parametrize("case", ["grad", "vmap-grad", "grad-vmap", "jvp"])
 def test_compiled(case: str) -> None:
     compiled = torch.compile(lambda: CASES[case](marked), backend="aot_eager", fullgraph=True)
@@ -69,7 +68,6 @@ def test_compiled(case: str) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("compile")
 def test_fused_into_one_kernel_with_what_stands_around_it() -> None:
     leaves = [tensor.clone().requires_grad_() for tensor in (x, w)]
     compiled = torch.compile(lambda a, b: torch.relu(marked(a * 0.5, b) * 2 + 1), fullgraph=True)
@@ -83,7 +81,6 @@ def test_fused_into_one_kernel_with_what_stands_around_it() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("compile")
 @pytest.mark.parametrize(("inline", "kept"), [(True, False), (False, True), (None, False)])
 def test_inline_is_as_the_author_says(inline: bool | None, kept: bool) -> None:
     def choice(a: Tensor) -> Tensor:

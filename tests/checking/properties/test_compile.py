@@ -14,7 +14,7 @@ from torch.autograd import Function
 import opsmith
 from opsmith.checking import Outcome
 
-pytestmark = [pytest.mark.compile, pytest.mark.xdist_group("opcheck")]
+pytestmark = pytest.mark.compile
 
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
 names = itertools.count()
@@ -146,7 +146,7 @@ def test_what_raises_by_itself_is_left_to_others() -> None:
     assert "raises without `torch.compile`" in found.notes[0]
 
 
-def test_without_a_fake_kernel_it_is_skipped_with_the_mend() -> None:
+def test_without_a_fake_kernel_it_is_skipped_with_the_hint() -> None:
     def sine(x: Tensor) -> Tensor:
         return torch.from_numpy(x.detach().numpy() * 2)
 

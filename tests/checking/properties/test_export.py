@@ -14,7 +14,7 @@ import opsmith
 from opsmith.checking import Outcome
 from opsmith.checking.properties.torch import export as module
 
-pytestmark = [pytest.mark.compile, pytest.mark.xdist_group("opcheck")]
+pytestmark = pytest.mark.compile
 
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
 names = itertools.count()

@@ -90,7 +90,7 @@ def _variance(x: Tensor) -> Tensor:
     return x.square().mean(-1) - x.mean(-1).square()
 
 
-def test_a_missing_fake_kernel_is_noted_with_its_mend() -> None:
+def test_a_missing_fake_kernel_is_noted_with_its_hint() -> None:
     operator = declare(numpy_square, opaque=True).gradients(x=opsmith.non_differentiable)
     found = outcome(operator, "fake", (X,))
     assert found.status == "passed"
@@ -100,7 +100,7 @@ def test_a_missing_fake_kernel_is_noted_with_its_mend() -> None:
 # What gradient leaves out.
 
 
-def test_an_opaque_operator_without_gradients_is_skipped_with_its_mend() -> None:
+def test_an_opaque_operator_without_gradients_is_skipped_with_its_hint() -> None:
     operator = declare(numpy_square, opaque=True)
     report = opsmith.check(operator, samples=[(X,)], only=["forward", "gradient"])
     found = next(outcome for outcome in report.outcomes if outcome.property == "gradient")
@@ -264,7 +264,6 @@ def test_rounding_that_differs_from_run_to_run_is_noted() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("opcheck")
 def test_opcheck_leaves_out_what_a_generator_makes_unlike() -> None:
     def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
         return x * torch.empty_like(x).uniform_(generator=generator)
@@ -276,7 +275,6 @@ def test_opcheck_leaves_out_what_a_generator_makes_unlike() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("opcheck")
 def test_opcheck_without_a_fake_kernel_is_noted() -> None:
     operator = declare(numpy_square, opaque=True).gradients(x=opsmith.non_differentiable)
     found = outcome(operator, "opcheck", (X,))

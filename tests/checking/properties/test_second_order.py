@@ -222,7 +222,7 @@ class KeepsSigmoid(Function):
         return grad * (s + x * s * (1 - s))
 
 
-def test_what_a_forward_computed_and_saved_is_named_with_its_mend() -> None:
+def test_what_a_forward_computed_and_saved_is_named_with_its_hint() -> None:
     (failure,) = opsmith.check(KeepsSigmoid, samples=[(torch.randn(3),)], only=["second_order"]).failures
     assert failure.cause == "second-order"
     assert "kept, on `ctx` or by `save_for_backward`, and that is no result of it" in failure.message

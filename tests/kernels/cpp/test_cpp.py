@@ -95,7 +95,6 @@ def test_check_passes(operator: Any) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("cpp_kernels")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_code_calls_it(dynamic: bool) -> None:
     compiled = torch.compile(lambda x: scaled(x + 1, 2.0) - 1, fullgraph=True, dynamic=dynamic)

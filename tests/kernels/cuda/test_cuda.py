@@ -169,7 +169,6 @@ def test_gradients_are_the_reference_s() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.xdist_group("cpp_kernels")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_code_calls_it(dynamic: bool) -> None:
     compiled = torch.compile(lambda x: pooled(x + 1, 2) - 1, fullgraph=True, dynamic=dynamic)
