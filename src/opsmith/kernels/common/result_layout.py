@@ -84,7 +84,7 @@ def result_layouts(specification: Specification, values: Sequence[Any]) -> tuple
     if on_data is not None:
         return on_data
     try:
-        return _run(specification, values, _meta)
+        return _run(specification, values, on_meta)
     except errors.OpsmithError:
         raise
     except Exception as error:
@@ -162,5 +162,6 @@ def _implementation(specification: Specification) -> Callable[..., Any]:
     return specification.fake or specification.computed_by
 
 
-def _meta(tensor: Tensor) -> Tensor:
+def on_meta(tensor: Tensor) -> Tensor:
+    """Return a tensor without data, of the same shape, strides and dtype."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

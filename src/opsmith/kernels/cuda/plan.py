@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.schema import Schema
 from opsmith.kernels.common.kernel_from_source import KernelFromSource
 from opsmith.kernels.common.parameters import check_written
-from opsmith.kernels.common.result_layout import ResultLayout, has_layout, memory_format, result_layouts
+from opsmith.kernels.common.result_layout import (
+    ResultLayout,
+    has_layout,
+    memory_format,
+    on_meta,
+    result_layouts,
+)
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.launch import Geometry, LaunchRules
 from opsmith.kernels.cuda.parameters import (
@@ -89,13 +94,13 @@ def plan_calls(
 def without_data(schema: Schema, values: Sequence[Any]) -> list[Any]:
     """Return argument values as a reference gets them, with `meta` tensors in place of tensors."""
 
-    def on_meta(value: Any) -> Any:
+    def emptied(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        return [on_meta(item) for item in value] if isinstance(value, list | tuple) else value
+            return on_meta(value)
+        return [emptied(item) for item in value] if isinstance(value, list | tuple) else value
 
     return [
-        on_meta(argument.kind.restore(value))
+        emptied(argument.kind.restore(value))
         for argument, value in zip(schema.arguments, values, strict=True)
     ]
 
