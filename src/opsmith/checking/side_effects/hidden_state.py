@@ -51,7 +51,7 @@ class HiddenState:
     def away(self) -> Iterator[None]:
         """Remove the state within the context; restore it afterwards."""
         before = [(each, each.current(), _copied(each.current())) for each in self.values]
-        self.forget()
+        self.clear()
         try:
             yield
         finally:
@@ -60,7 +60,7 @@ class HiddenState:
                 if each.current() is not value and each.put is not None:
                     each.put(value)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Clear the state."""
         for each in self.values:
             value = each.current()

@@ -89,7 +89,7 @@ class InterleavedCalls:
         """Run each call alone; remove one that raises."""
         for call, made in list(self.calls.items()):
             flat = made.make()
-            self.hidden_state.forget()
+            self.hidden_state.clear()
             try:
                 self.right[call] = call_values(self.subject, made.sample, flat, made.argnums)
             except Exception as error:
@@ -129,7 +129,7 @@ def one_after_another(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
         for second in stage.calls:
             if THIS_CALL not in (first, second):
                 continue
-            stage.hidden_state.forget()
+            stage.hidden_state.clear()
             with Overlooking():
                 stage.answer(first)
             when = "again" if first == second else f"after {first}"
@@ -142,7 +142,7 @@ def two_graphs(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
         for early in (True, False):
             if other == THIS_CALL:
                 continue
-            stage.hidden_state.forget()
+            stage.hidden_state.clear()
             pairs = [(THIS_CALL, stage.graph(THIS_CALL)), (other, stage.graph(other))]
             for call, graph in pairs if early else reversed(pairs):
                 beside = other if call == THIS_CALL else THIS_CALL
@@ -156,7 +156,7 @@ def in_rewritten_tensors(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]
         isinstance(each, Tensor) and 0 in each.stride() for each in stage.tested.make()
     ):
         return
-    stage.hidden_state.forget()
+    stage.hidden_state.clear()
     first = stage.graph(THIS_CALL)
     first.answered(stage.subject)
     leaves = stage.calls[OTHER_CALL].make()
@@ -172,7 +172,7 @@ def in_rewritten_tensors(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]
         return LiveCall(first.sample, first.argnums, leaves, given, results).answered(stage.subject)
 
     yield stage.record(OTHER_CALL, "in the same tensors, after other numbers were in them", again)
-    stage.hidden_state.forget()
+    stage.hidden_state.clear()
     for call in (THIS_CALL, OTHER_CALL) * 2:
         yield stage.record(call, "in memory that another call has freed", partial(stage.answer, call))
 
@@ -183,7 +183,7 @@ def _copy(value: Any) -> Any:
 
 def after_freed_graph(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Keep the results of a call after its graph is freed."""
-    stage.hidden_state.forget()
+    stage.hidden_state.clear()
     results = stage.graph(THIS_CALL).results
     with Overlooking():
         stage.answer(OTHER_CALL if OTHER_CALL in stage.calls else THIS_CALL)
@@ -194,7 +194,7 @@ def after_freed_graph(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
 def interrupted(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make a call after one in which an operation of torch failed: the first, the second, and so on."""
     for last in range(1, INTERRUPTIONS + 1):
-        stage.hidden_state.forget()
+        stage.hidden_state.clear()
         if not _stops(stage, last):
             return
         for call in (OTHER_CALL, THIS_CALL):
@@ -237,11 +237,11 @@ def in_modes(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
                 results = copies(stage.subject.call(stage.tested.sample, stage.tested.make()))
             return CallValues(tuple(_plain(each) for each in results), right.gradients)
 
-        stage.hidden_state.forget()
+        stage.hidden_state.clear()
         yield stage.record(THIS_CALL, f"under {name}", inside, modes=True, alone=True, mode=mode)
         for call in (THIS_CALL, OTHER_CALL):
             if call in stage.calls:
-                stage.hidden_state.forget()
+                stage.hidden_state.clear()
                 with Overlooking():
                     inside()
                 when = f"after {THIS_CALL} was made under {name}"
@@ -252,7 +252,7 @@ def in_modes(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
         with torch.autograd.set_multithreading_enabled(False):
             return stage.answer(THIS_CALL)
 
-    stage.hidden_state.forget()
+    stage.hidden_state.clear()
     when = "under `torch.autograd.set_multithreading_enabled(False)`"
     yield stage.record(THIS_CALL, when, single, modes=True, alone=True)
 
@@ -269,7 +269,7 @@ def in_threads(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
         (partial(_made, stage, call), partial(_begun, stage), partial(_grads, stage), _back) for call in calls
     ]
     for in_step in (True, False):
-        stage.hidden_state.forget()
+        stage.hidden_state.clear()
         answers = at_once(jobs, in_step=in_step)
         for call, given in zip(calls, answers, strict=True):
             if isinstance(given, BaseException):

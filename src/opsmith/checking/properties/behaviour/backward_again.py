@@ -98,7 +98,7 @@ def _compared(request: GradientRequest) -> Findings:
                 continue
             message = (
                 f"{method}: it raises {type(error).__name__}: {first_line(error)}; by `torch.autograd.grad` "
-                "it goes well"
+                "it succeeds"
             )
             yield Failure(NAME, None, "raises", message, _where(request, 0), {"sample": str(request.sample)})
             return

@@ -67,7 +67,7 @@ def _unsteady(subject: Subject, made: CallRecipe, memory: HiddenState) -> Failur
     """The failure if two runs of the same call differ, though hidden state was reset."""
     runs = []
     for _ in range(2):
-        memory.forget()
+        memory.clear()
         runs.append(_tensors(_call(subject, made)))
     for one, other in zip(*runs, strict=True):
         if differ_beyond_rounding(one, other):
@@ -243,14 +243,14 @@ def by_mode(property: str, stage: InterleavedCalls, interleaved: InterleavedAnsw
     difference = describe_difference(right, given)
     off = f"{difference}. {BESIDE_GRADIENTS}; inputs that require none make no difference"
     if _reference_stays(stage, interleaved, position):
-        message = f"{changed}, and the reference's is not: {off}. What computes it asks for the mode"
+        message = f"{changed}, and the reference's is not: {off}. Its implementation depends on the mode"
         return Failure(property, name, "kernel-mismatch", message, where, evidence)
     return Failure(property, name, "unknown", f"{changed}: {off}, so that the mode decides", where, evidence)
 
 
 def _requiring(stage: InterleavedCalls, argnums: tuple[int, ...], position: int) -> Tensor | None:
     """The result where these inputs alone require a gradient, with gradients enabled; None if it raises."""
-    stage.hidden_state.forget()
+    stage.hidden_state.clear()
     made = stage.tested
 
     def run() -> CallValues:

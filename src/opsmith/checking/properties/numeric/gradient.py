@@ -86,7 +86,7 @@ def run(subject: Subject) -> Findings:
             continue
         seen.failed = True
         message = (
-            f"no sample differentiates `{name}`, so nothing has looked at its gradient formula: expected a "
+            f"no sample differentiates `{name}`, so its gradient formula is not checked: expected a "
             f"floating tensor in at least one sample, got {given}"
         )
         yield Failure(NAME, name, "not-exercised", message, rule_location(subject, name))
@@ -102,7 +102,7 @@ def run(subject: Subject) -> Findings:
         yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
 
 
-WITHOUT_ELEMENTS = "no sample has a floating tensor with elements: its gradient was looked at nowhere"
+WITHOUT_ELEMENTS = "no sample has a floating tensor with elements: its gradient is not checked"
 
 UNDECIDED = (
     "finite differences decide no element of a gradient in any sample, and nothing else does: give "

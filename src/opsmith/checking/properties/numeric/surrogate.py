@@ -48,7 +48,7 @@ def run(subject: Subject) -> Findings:
         elif name not in seen:
             failed = True
             message = (
-                f"no sample differentiates `{name}`, so nothing has looked at its surrogate gradient: "
+                f"no sample differentiates `{name}`, so its surrogate gradient is not checked: "
                 f"expected a floating tensor in at least one sample, got {given}"
             )
             yield Failure(NAME, name, "not-exercised", message, rule_location(subject, name))
