@@ -54,7 +54,7 @@ EXPORTS = re.compile(r"exporting/|test_export_command|test_tour_exported")
 
 
 def shares_a_fixture(item: pytest.Item) -> bool:
-    """Whether a test uses a fixture that its module computes once, which two processes would compute twice."""
+    """Whether a test uses a fixture that its module computes once, and two processes would compute twice."""
     fixtures = getattr(item, "_fixtureinfo", None)
     return fixtures is not None and any(
         each[-1].scope == "module" for each in fixtures.name2fixturedefs.values() if each

@@ -39,7 +39,9 @@ def multiply_adds(network: nn.Module, images: Tensor) -> float:
     return (counter.get_total_flops() / 2 + others) / 1e9
 
 
-@pytest.mark.parametrize("depth", REPORTED)
+@pytest.mark.parametrize(
+    "depth", [pytest.param(each, marks=pytest.mark.slow if each > 50 else ()) for each in REPORTED]
+)
 def test_it_is_as_large_as_the_paper_says(depth: int) -> None:
     parameters, operations = REPORTED[depth]
     with torch.device("meta"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from gated_variants import VARIANTS
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -75,6 +76,16 @@ def test_make_fx_of_gradients(variant: Operator, reference: Any, inputs: tuple[T
     assert_close(graph(*values), gradients(reference)(*values))
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(
+            name, marks=() if name in ("formulas", "hidden-in-one", "derived-kernel") else pytest.mark.slow
+        )
+        for name in VARIANTS
+    ],
+    indirect=True,
+)
 def test_opcheck(variant: Operator, inputs: tuple[Tensor, Tensor]) -> None:
     passed = dict.fromkeys(
         ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"),

@@ -88,7 +88,7 @@ def test_gradients_are_the_reference_s() -> None:
 
 @pytest.mark.parametrize("operator", [scaled, row_sums, channel_sums], ids=lambda each: each.__name__)
 def test_check_passes(operator: Any) -> None:
-    report = opsmith.check(operator, skip=["compile", "export", "opcheck"])
+    report = opsmith.check(operator, skip=["compile", "export", "opcheck"], effort="quick")
     assert report.passed, str(report)
     forward = next(each for each in report.outcomes if each.property == "forward")
     assert forward.status == "passed"
