@@ -85,7 +85,7 @@ NO_DOMAIN = "`symbolic` of Linear names a node `MYLINEAR` and no domain"
 SAID = {"scale": 2.0, "steps": [1, 2], "mode": "q", "flag": 1}
 
 
-@pytest.mark.parametrize("body", ["function", "inline", "node"])
+@pytest.mark.parametrize("body", ["function", pytest.param("inline", marks=pytest.mark.slow), "node"])
 def test_the_node_is_the_one_that_it_names(export: Exported, body: str) -> None:
     with pytest.warns(UserWarning, match=NO_DOMAIN) as warned:
         made = export(MODEL, EXAMPLE, body=body, dynamic={"x": {0: "batch"}}, input_names=["x"])

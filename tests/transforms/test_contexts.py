@@ -12,7 +12,7 @@ from transform_subjects import Subject
 
 # Anomaly detection warns that it is slow, for aten operators too.
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning")
-@pytest.mark.parametrize(("subject", "context"), diagonal(SUBJECTS, CONTEXTS, every=4))
+@pytest.mark.parametrize(("subject", "context"), diagonal(SUBJECTS, CONTEXTS, every=8))
 def test_context(subject: Subject, context: str) -> None:
     inputs = subject.inputs()
     expected = values_and_gradients(subject.plain, inputs)
@@ -21,7 +21,7 @@ def test_context(subject: Subject, context: str) -> None:
         torch.testing.assert_close(CONTEXTS[context](subject.operator, inputs), expected)
 
 
-@pytest.mark.parametrize(("subject", "derivative"), diagonal(SUBJECTS, DERIVATIVES, every=4))
+@pytest.mark.parametrize(("subject", "derivative"), diagonal(SUBJECTS, DERIVATIVES, every=8))
 def test_derivative(subject: Subject, derivative: str) -> None:
     inputs = subject.inputs()
     found, expected = (DERIVATIVES[derivative](f, inputs) for f in (subject.operator, subject.plain))
