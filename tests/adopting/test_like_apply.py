@@ -359,10 +359,13 @@ def test_samples_by_keyword_and_as_a_list() -> None:
 
 REFUSED = {
     "(x: Tensro, a: float, b: float) -> Tensor": (opsmith.errors.UsageError, "name 'Tensro' is not defined"),
-    "(x: Tensor, a: float, b: float) -> int": (opsmith.errors.UnsupportedTypeError, "says a type of result"),
+    "(x: Tensor, a: float, b: float) -> int": (
+        opsmith.errors.UnsupportedTypeError,
+        "declares a type of result",
+    ),
     "(x: Tensor, a: float, b: float) -> list[Tensor]": (
         opsmith.errors.UnsupportedTypeError,
-        "says a type of result",
+        "declares a type of result",
     ),
     "(x: Tensor, a: Tensor | float, b: float) -> Tensor": (
         opsmith.errors.UnsupportedTypeError,

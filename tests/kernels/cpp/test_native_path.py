@@ -339,4 +339,4 @@ def test_a_call_without_a_tensor_is_the_reference_s() -> None:
     )
     assert total([torch.ones(1)]).tolist() == [7]
     assert total([]).tolist() == [0, 0]
-    assert "there is no tensor among the arguments" in total.explain([]).rejected[0]
+    assert "the arguments contain no tensor" in total.explain([]).rejected[0]
