@@ -312,7 +312,7 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "a backward that writes later": (
         later_write,
         errors.SavedTensorModifiedError,
-        ["`WritesLater.backward` wrote into an incoming gradient, as its first run did not", "grad.clone()"],
+        ["`WritesLater.backward` wrote into a grad_output, as its first run did not", "grad.clone()"],
     ),
     "NumPy under vmap": (
         lambda: torch.vmap(adopted(ByNumpy))(torch.ones(2, 3)),

@@ -31,7 +31,7 @@ VERDICTS = {
     ),
     "ClipGrad": (
         "needs a declaration",
-        ["twice the incoming gradient does not give twice", 'kind="nonlinear"'],
+        ["twice the grad_output does not give twice", 'kind="nonlinear"'],
     ),
     "Embed": ("works", []),
     "Conv": ("works", []),

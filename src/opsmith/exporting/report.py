@@ -89,7 +89,7 @@ class Export:
             lines.append(f"  library: {self.library} computes {native}")
         lines += [f"  by its body: {name}: {reason}" for name, reason in self.left_to_bodies.items()]
         for each in self.comparisons:
-            sizes = ", ".join(f"{name} {size}" for name, size in each.sizes.items()) or "as given"
+            sizes = ", ".join(f"{name} {size}" for name, size in each.sizes.items()) or "the given sizes"
             by = ", by the library" * each.library
             lines.append(
                 f"  {each.output} at {sizes}{by}: off by {each.difference:.1e}, allowed {each.allowed:.1e}"

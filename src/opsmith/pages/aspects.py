@@ -138,7 +138,7 @@ def _tangents(specification: Specification) -> Iterator[Aspect]:
     if adopted is not None and adopted.jvp is not None:
         yield Aspect(title, "handwritten", f"the jvp of `{adopted.name}`", where(adopted.jvp), checked_by)
     elif any(isinstance(rule, Formula) for rule in specification.gradients.rules.values()):
-        how = "the gradient formulas, differentiated by the incoming gradient"
+        how = "the gradient formulas, differentiated by grad_output"
         yield Aspect(title, "derived", how, "", checked_by)
     elif specification.opaque:
         yield Aspect(title, "missing", "the operator is opaque: write `op.tangents(...)`", "", checked_by)

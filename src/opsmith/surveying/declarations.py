@@ -290,7 +290,7 @@ def _deliberate_gradient(declaration: Declaration, failures: list[Failure]) -> s
         if is_nonlinear(function_class, declaration.guess, declaration.seed):
             declaration.kinds.append("nonlinear")
             return (
-                "twice the incoming gradient does not give twice the gradient, as when one clips gradients: "
+                "twice the grad_output does not give twice the gradient, as when one clips gradients: "
                 'if that is meant, declare `kind="nonlinear"`; otherwise its backward is wrong'
             )
         if is_piecewise_constant(function_class, declaration.guess, index, declaration.seed):

@@ -63,7 +63,7 @@ def run_backward(
     if before != after and facts.grads_written is False:
         facts.grads_written = True
         raise errors.SavedTensorModifiedError(
-            f"`{adopted.name}.backward` wrote into an incoming gradient, as its first run did not",
+            f"`{adopted.name}.backward` wrote into a grad_output, as its first run did not",
             operator=adopted.operator,
             where=adopted.backward_where,
             hint="let it work on a copy: `grad = grad.clone()`",
