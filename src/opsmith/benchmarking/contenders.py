@@ -14,7 +14,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.benchmarking.result import Contender
 from opsmith.checking.numerics.compare import exact_difference, metadata_difference
-from opsmith.checking.numerics.rounding_bounds import RoundingBound, rounding_bound
+from opsmith.checking.numerics.tolerance import RoundingBound, rounding_bound
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.core.call_arguments import shown, tensors_in

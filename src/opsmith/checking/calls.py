@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.numerics.autodiff import dense, has_gradient, record
-from opsmith.checking.samples.layouts import random_grad_output
+from opsmith.checking.samples.memory_layouts import random_grad_output
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.subject import Subject
 

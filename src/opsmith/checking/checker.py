@@ -22,8 +22,7 @@ from opsmith.checking.properties.torch.compiled_calls import load_compiler
 from opsmith.checking.property import raised
 from opsmith.checking.report import Failure, Outcome, Report
 from opsmith.checking.root_causes import name_roots
-from opsmith.checking.run_property import few_threads, run
-from opsmith.checking.samples.selection import remarks, sample_subset
+from opsmith.checking.run_property import few_threads, remarks, run, sample_subset
 from opsmith.checking.samples.symmetric import among_symmetric, remark
 from opsmith.checking.samples.variations import Variations, failure_of, variations
 from opsmith.checking.side_effects.global_settings import without_warnings

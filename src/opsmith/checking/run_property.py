@@ -1,14 +1,15 @@
-"""Run one property, in a child process where asked, and merge its findings into an outcome."""
+"""Run one property on its samples, in a child process where asked, and merge its findings into an outcome."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opsmith.checking.causes import CAUSES, UNKNOWN, first_of
 from opsmith.checking.effort import Effort
@@ -150,3 +151,55 @@ def _seen(failure: Failure, group: Sequence[Failure]) -> Failure:
         return failure
     evidence = {**failure.evidence, "seen": f"in {len(group)} runs; one is shown"}
     return replace(failure, evidence=evidence, dtypes=all_dtypes(group))
+
+
+def sample_subset(subject: Subject) -> Subject:
+    """Return the subject with a subset of its samples, if the effort limits them.
+
+    First come samples in which other arguments are tensors, or have other numbers of dimensions, or no
+    elements; then the others in turn.
+
+    Example:
+        >>> import opsmith.ops
+        >>> from opsmith.checking.effort import EFFORTS
+        >>> from opsmith.checking.subject_kinds import subject_of
+        >>> len(sample_subset(subject_of(opsmith.ops.linear, None, 0, EFFORTS["quick"])).samples)
+        4
+    """
+    enough = subject.effort.subset
+    if len(subject.samples) <= enough:
+        return subject
+    kinds: dict[tuple[Any, ...], Sample] = {}
+    for sample in subject.samples:
+        kinds.setdefault(_kind(sample), sample)
+    first = [*kinds.values()]
+    chosen = _positions(
+        [*first, *(each for each in subject.samples if each.position not in _positions(first))][:enough]
+    )
+    return replace(subject, samples=tuple(each for each in subject.samples if each.position in chosen))
+
+
+def remarks(subject: Subject, ran: Iterable[str]) -> tuple[str, ...]:
+    """Return the remark for a report.
+
+    Args:
+        subject: The checked operator.
+        ran: Names of the properties that ran on the subset.
+    """
+    few = len(sample_subset(subject).samples)
+    names = ", ".join(f"`{name}`" for name in ran)
+    if few == len(subject.samples) or not names:
+        return ()
+    return (f"{names} looked at {few} of the {len(subject.samples)} samples: the effort is `quick`",)
+
+
+def _positions(samples: Sequence[Sample]) -> set[int]:
+    return {sample.position for sample in samples}
+
+
+def _kind(sample: Sample) -> tuple[Any, ...]:
+    """Return what distinguishes samples: their tensors, ranks and dtypes, and those that are empty."""
+    return tuple(
+        (value.dim(), value.dtype, bool(value.numel())) if isinstance(value, Tensor) else type(value)
+        for value in sample.flat
+    )

@@ -10,8 +10,7 @@ from torch import Tensor
 
 import opsmith.ops
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.numerics.rounding_bounds import fan_in
-from opsmith.checking.numerics.truth import MeasuredFunction, Truth
+from opsmith.checking.numerics.tolerance import MeasuredFunction, Truth, fan_in
 from opsmith.checking.properties.numeric.values import ORDINARY_VALUES, SpecialCall
 from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.subject_kinds import subject_of

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from opsmith.checking.numerics.autodiff import has_gradient, vjp
 from opsmith.checking.numerics.compare import Difference
-from opsmith.checking.numerics.rounding_bounds import RoundingBound
+from opsmith.checking.numerics.tolerance import RoundingBound
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient
 from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
 from opsmith.checking.samples.grad_outputs import GradOutputs

@@ -4,7 +4,7 @@ Two elements agree where they are the same (nan is the same as nan), or where th
 distance that is no larger than the bound of that element (`is_close`). The bound is a value, of one of three
 kinds:
 
-- the rounding of a dtype, from the conditioning of a function: `rounding_bounds.RoundingBound`;
+- the rounding of a dtype, from the conditioning of a function: `tolerance.RoundingBound`;
 - the measured noise of finite differences: `finite_differences.NumericalGradient`, or the tolerance of
   gradcheck;
 - a share of the largest element (`share_of_largest`): for two runs of one computation, and for hypotheses.

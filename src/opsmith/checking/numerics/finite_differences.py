@@ -14,8 +14,8 @@ from opsmith.checking.numerics.autodiff import Results
 from opsmith.checking.numerics.compare import Difference
 from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.noise import Noise, SecondEstimate, noise_of
-from opsmith.checking.numerics.rounding_bounds import LIBRARY, allowed_roundings
 from opsmith.checking.numerics.slope import Slope, slope
+from opsmith.checking.numerics.tolerance import LIBRARY, allowed_roundings
 
 GOAL = 1e-6
 """Relative error at which differences are good enough, where the noise allows it. It is not smaller, since

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.output.literals import MOST_ELEMENTS, drawn, imports, writable, written
-from opsmith.checking.samples.layouts import Layout
+from opsmith.checking.samples.memory_layouts import Layout
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in

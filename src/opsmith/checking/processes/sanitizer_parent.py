@@ -25,7 +25,7 @@ from opsmith.build.source_text import includes_of
 from opsmith.build.symbols import Line
 from opsmith.build.toolchain import find_toolchain
 from opsmith.checking.exceptions import UncheckableError
-from opsmith.checking.samples.layouts import Layout
+from opsmith.checking.samples.memory_layouts import Layout
 from opsmith.kernels.common.result_layout import ResultLayout
 from opsmith.kernels.cpp.crash_trace import lines_in
 from opsmith.kernels.cpp.sanitizer import SanitizerReport, preloaded, reports

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.numerics.truth import MeasuredFunction, Truth
+from opsmith.checking.numerics.tolerance import MeasuredFunction, Truth
 from opsmith.checking.property import Note, first_line
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject

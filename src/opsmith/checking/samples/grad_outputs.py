@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.properties.numeric.differentiable import results_with_gradient
-from opsmith.checking.samples.layouts import PLAIN, random_grad_output
+from opsmith.checking.samples.memory_layouts import PLAIN, random_grad_output
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.subject import Subject
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.samples.dimensions import Sizes, Symbol, broadcast_shapes, is_batch_like, sizes_of
 from opsmith.checking.samples.generate_like import LARGER, SMALLER, generate_like, scale_factors
+from opsmith.checking.samples.linked_sizes import Sizes, Symbol, broadcast_shapes, is_batch_like, sizes_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.schema import REQUIRED, Argument

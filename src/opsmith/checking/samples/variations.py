@@ -22,7 +22,7 @@ from opsmith.checking.property import first_line, innermost
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import all_finite
 from opsmith.checking.samples.cases import refuse_unfit_results
-from opsmith.checking.samples.dimensions import Symbol, is_batch_like, sizes_of
+from opsmith.checking.samples.linked_sizes import Symbol, is_batch_like, sizes_of
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.samples.variation_kinds import KINDS, Variation
 from opsmith.checking.subject import Subject

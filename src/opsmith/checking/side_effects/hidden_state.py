@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.side_effects.reachable import reachable_values
+from opsmith.checking.side_effects.reachable_state import reachable_values
 from opsmith.checking.subject import Subject
 from opsmith.core.reachable import CONTAINERS, Reached
 

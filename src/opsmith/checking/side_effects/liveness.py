@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
-from opsmith.checking.side_effects.reachable import reachable_values, tensors_within
+from opsmith.checking.side_effects.reachable_state import reachable_values, tensors_within
 from opsmith.checking.subject import Subject
 
 

@@ -21,7 +21,7 @@ from opsmith.checking.side_effects.aliasing import shared_memory
 from opsmith.checking.side_effects.canaries import GuardedTensor, guarded
 from opsmith.checking.side_effects.global_settings import other_settings
 from opsmith.checking.side_effects.liveness import attribute_tensors, record_saved_tensors
-from opsmith.checking.side_effects.snapshot import changes_since, short_repr, take_snapshot
+from opsmith.checking.side_effects.reachable_state import changes_since, short_repr, take_snapshot
 from opsmith.checking.subject import Subject
 
 NAME = "effects"

@@ -18,12 +18,11 @@ from opsmith.checking.numerics.compare import (
     exact_difference,
     metadata_difference,
 )
-from opsmith.checking.numerics.rounding_bounds import LIBRARY, unit_roundoff
-from opsmith.checking.numerics.truth import MeasuredFunction, Truth
+from opsmith.checking.numerics.tolerance import LIBRARY, MeasuredFunction, Truth, unit_roundoff
 from opsmith.checking.properties.numeric.differentiable import rule_location
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import replicas
-from opsmith.checking.samples.layouts import Layout
+from opsmith.checking.samples.memory_layouts import Layout
 from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.side_effects.global_settings import without_warnings

@@ -26,7 +26,7 @@ from opsmith.checking.properties.behaviour.layout_runs import (
 from opsmith.checking.properties.numeric.differentiable import differentiated, results_with_gradient
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, case_name, dtype_name
-from opsmith.checking.samples.layouts import CHUNK, layouts_for, plain, random_grad_output
+from opsmith.checking.samples.memory_layouts import CHUNK, layouts_for, plain, random_grad_output
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.core.kernels import choose

@@ -30,10 +30,11 @@ def run(subject: Subject) -> Findings:
         yield Skipped("it has no kernel in CUDA C++")
         return
     from opsmith.kernels.common.gpu_resources import ARCHITECTURES
-    from opsmith.kernels.cuda.ahead import cuda_kernels, cuda_usage  # few operators need it
+    from opsmith.kernels.cuda.kernel import CudaKernel
+    from opsmith.kernels.gpu_usage import cuda_usage, gpu_kernels  # few operators need it
 
     operator = subject.operator
-    kernels = [] if operator is None else cuda_kernels(operator)
+    kernels = [] if operator is None else gpu_kernels(operator, CudaKernel)
     if operator is None or not kernels:
         yield Skipped("it has no kernel in CUDA C++")
         return
@@ -45,7 +46,7 @@ def run(subject: Subject) -> Findings:
 
     for kernel in kernels:
         try:
-            beyond = [each for each in cuda_usage(operator, kernel, architectures, calls) if each.faults]
+            beyond = [each for each in cuda_usage(kernel, architectures, calls) if each.faults]
             if beyond:
                 yield _failure(beyond)
         except errors.ToolchainError as error:

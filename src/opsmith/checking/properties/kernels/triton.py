@@ -12,13 +12,13 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.compare import SavedBits
-from opsmith.checking.numerics.truth import MeasuredFunction
+from opsmith.checking.numerics.tolerance import MeasuredFunction
 from opsmith.checking.properties.kernels.sizes import kernel_sizes
 from opsmith.checking.properties.numeric.forward import compare_results
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name
-from opsmith.checking.samples.layouts import Layout, layouts_for, plain
+from opsmith.checking.samples.memory_layouts import Layout, layouts_for, plain
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import CPU, Subject
 from opsmith.core.kernels import Kernel

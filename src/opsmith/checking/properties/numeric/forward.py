@@ -14,7 +14,7 @@ from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.compare import metadata_difference
-from opsmith.checking.numerics.truth import MeasuredFunction
+from opsmith.checking.numerics.tolerance import MeasuredFunction
 from opsmith.checking.output.replay import result_replay
 from opsmith.checking.properties.kernels.sizes import kernel_sizes, taken_though_refused
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised

@@ -31,7 +31,7 @@ from opsmith.checking.properties.numeric.second_order import DIRECTIONS, SHARE, 
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
-from opsmith.checking.samples.layouts import random_grad_output
+from opsmith.checking.samples.memory_layouts import random_grad_output
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject

@@ -14,7 +14,7 @@ from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.cancellation import is_only_rounding
 from opsmith.checking.numerics.finite_differences import NumericalGradient
-from opsmith.checking.numerics.truth import MeasuredFunction
+from opsmith.checking.numerics.tolerance import MeasuredFunction
 from opsmith.checking.properties.numeric.differentiable import (
     Differentiated,
     adopted_takes,

@@ -13,7 +13,7 @@ from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.numerics.autodiff import vjp, vjp_or_zeros
 from opsmith.checking.numerics.compare import metadata_difference
-from opsmith.checking.numerics.truth import MeasuredFunction
+from opsmith.checking.numerics.tolerance import MeasuredFunction
 from opsmith.checking.properties.numeric.differentiable import (
     adopted_takes,
     differentiated,

@@ -22,7 +22,7 @@ from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import same_bits
 from opsmith.checking.numerics.finite_differences import numerical_gradient
-from opsmith.checking.numerics.rounding_bounds import LIBRARY
+from opsmith.checking.numerics.tolerance import LIBRARY
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
 from opsmith.checking.report import Failure

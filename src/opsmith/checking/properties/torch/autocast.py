@@ -18,8 +18,12 @@ from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import dense, vjp
 from opsmith.checking.numerics.compare import Difference, exact_difference, metadata_difference
-from opsmith.checking.numerics.rounding_bounds import RoundingBound, unit_roundoff
-from opsmith.checking.numerics.truth import MeasuredFunction, in_double_on_cpu
+from opsmith.checking.numerics.tolerance import (
+    MeasuredFunction,
+    RoundingBound,
+    in_double_on_cpu,
+    unit_roundoff,
+)
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.properties.torch.batched_gradients import gradients_of
 from opsmith.checking.property import (

@@ -29,7 +29,7 @@ from opsmith.checking.property import (
 )
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import batched, own_dtype, replicas, working_dtype
-from opsmith.checking.samples.layouts import random_grad_output
+from opsmith.checking.samples.memory_layouts import random_grad_output
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject

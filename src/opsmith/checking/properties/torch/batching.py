@@ -22,7 +22,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import drawn
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
-from opsmith.core.batching import ELEMENTWISE, leads
+from opsmith.core.shapes import ELEMENTWISE, leads
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.vmap import batched_call

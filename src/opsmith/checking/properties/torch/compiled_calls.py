@@ -23,7 +23,7 @@ from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.properties.torch.batched_gradients import gradients_of
 from opsmith.checking.properties.torch.mapping import ExampleLoop, OneByOne, ResultFault
 from opsmith.checking.samples.batches import own_dtype
-from opsmith.checking.samples.layouts import random_grad_output
+from opsmith.checking.samples.memory_layouts import random_grad_output
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject

@@ -18,7 +18,7 @@ from opsmith.checking.numerics.compare import (
     metadata_difference,
     share_of_largest,
 )
-from opsmith.checking.numerics.truth import MeasuredFunction, Truth
+from opsmith.checking.numerics.tolerance import MeasuredFunction, Truth
 from opsmith.checking.property import first_line
 from opsmith.checking.samples.batches import batched
 from opsmith.checking.samples.sample import Sample, is_inexact
