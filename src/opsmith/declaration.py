@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar, get_args, overload
 
 from opsmith import errors
-from opsmith.core.batching import check_batching
 from opsmith.core.location import where
 from opsmith.core.operator import Operator, Registration
 from opsmith.core.results import ResultNames
 from opsmith.core.schema import schema_of
-from opsmith.core.shapes import read_shapes
+from opsmith.core.shapes import check_batching, read_shapes
 from opsmith.core.specification import Autocast, Specification
 
 P = ParamSpec("P")

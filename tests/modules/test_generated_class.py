@@ -25,7 +25,7 @@ from torch.testing import assert_close
 import opsmith
 from opsmith import errors
 from opsmith.modules import OperatorModule
-from opsmith.modules.module_arguments import read_dimension
+from opsmith.modules.declaration import read_dimension
 
 
 class Outer:

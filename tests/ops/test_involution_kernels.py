@@ -168,11 +168,14 @@ def with_whole_rows(**others: Any) -> Any:
 
 
 # float16 is rounded as bfloat16 is, by the same code; building its kernels takes ten seconds.
-@pytest.mark.parametrize(
+each_dtype = pytest.mark.parametrize(
     "dtype",
     [pytest.param(each, marks=pytest.mark.slow if each == torch.float16 else ()) for each in TOLERANCE],
     ids=str,
 )
+
+
+@each_dtype
 @sweep(FEW)
 @given(case=cases())
 @with_whole_rows()
@@ -200,7 +203,7 @@ def test_many_random_cases(case: Case, dtype: torch.dtype) -> None:
     hold(case, dtype)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@each_dtype
 def test_a_kernel_takes_the_call_and_not_the_reference(dtype: torch.dtype) -> None:
     case = Case(1, 2, 3, (5, 4), (3, 3), image_lies="channels last")
     for operator, arguments in calls(case, *tensors(case, dtype)):

@@ -18,8 +18,9 @@ import opsmith
 import opsmith.tour
 from opsmith import errors
 from opsmith.cli.app import app
+from opsmith.core.output_file import replacing
 from opsmith.tour import STAGES, StageResult, TourContext, TourStage, operators, run_tour
-from opsmith.tour.stage import replacing, single_thread, write_json
+from opsmith.tour.stage import single_thread, write_json
 
 
 def context(out: Path) -> TourContext:

@@ -21,11 +21,10 @@ from opsmith.cli.options import AsJson, Traceback
 from opsmith.cli.output import Output
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage
-from opsmith.kernels.cuda.ahead import cuda_kernels, cuda_usage
 from opsmith.kernels.cuda.compiler import known_architectures
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.nvrtc import find_nvrtc
-from opsmith.kernels.triton.ahead import triton_kernels, triton_usage
+from opsmith.kernels.gpu_usage import cuda_usage, gpu_kernels, triton_usage
 from opsmith.kernels.triton.kernel import TritonKernel
 from opsmith.targets import Target
 
@@ -98,7 +97,7 @@ def compile(
             with waiting(f"compiling {escape(operator.name)}"):
                 try:
                     if isinstance(kernel, CudaKernel):
-                        used += cuda_usage(operator, kernel, chosen)
+                        used += cuda_usage(kernel, chosen)
                     else:
                         used += triton_usage(kernel, chosen)
                 except errors.ToolchainError:
@@ -139,7 +138,8 @@ def _kernels(targets: list[str]) -> list[tuple[Operator[..., Any], CudaKernel | 
         with waiting(f"importing {escape(target)}"):
             operators = Target.of(target).operators()
         for operator in operators:
-            found |= dict.fromkeys([*cuda_kernels(operator), *triton_kernels(operator)], operator)
+            for language in (CudaKernel, TritonKernel):
+                found |= dict.fromkeys(gpu_kernels(operator, language), operator)
     if not found:
         raise errors.OperatorNotFoundError(
             f"no operator of {', '.join(f'`{target}`' for target in targets)} has a CUDA kernel",

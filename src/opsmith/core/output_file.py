@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +46,32 @@ def replace_file(file: Path, data: bytes) -> None:
     Raises:
         UsageError: With the reason of the system.
     """
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        try:
+        with replacing(file) as draft:
             draft.write_bytes(data)
-            draft.replace(file)
-        finally:
-            draft.unlink(missing_ok=True)
     except OSError as error:
         raise unwritable(file, error.strerror or str(error)) from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that replaces `path` at the end; after an exception `path` is unchanged.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with replacing(folder / "greeting") as draft:
+        ...     _ = draft.write_text("hello")
+        >>> [path.name for path in folder.iterdir()]
+        ['greeting']
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def unwritable(

@@ -14,8 +14,7 @@ from opsmith.core.location import CallSite
 from opsmith.core.operator import Operator
 from opsmith.core.schema import REQUIRED, Argument
 from opsmith.modules.declaration import read_plan
-from opsmith.modules.operator_module import OperatorModule, lazy_twin
-from opsmith.modules.plan import ModulePlan
+from opsmith.modules.operator_module import ModulePlan, OperatorModule, lazy_twin
 
 R = TypeVar("R")
 

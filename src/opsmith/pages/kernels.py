@@ -12,9 +12,8 @@ from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage
 from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.cuda.ahead import cuda_usage
 from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.triton.ahead import triton_usage
+from opsmith.kernels.gpu_usage import cuda_usage, triton_usage
 from opsmith.kernels.triton.kernel import TritonKernel
 
 LANGUAGES: tuple[tuple[type, str], ...] = (
@@ -84,7 +83,7 @@ def kernels_of(operator: Operator[..., Any], architectures: Sequence[str] = ARCH
         function = kernel.function
         try:
             if isinstance(function, CudaKernel):
-                used += cuda_usage(operator, function, architectures)
+                used += cuda_usage(function, architectures)
             elif isinstance(function, TritonKernel):
                 used += triton_usage(function, architectures)
         except errors.OpsmithError as error:

@@ -11,17 +11,10 @@ import torch
 import opsmith
 from opsmith import ops
 from opsmith.checking.output.json import read_reports
+from opsmith.core.output_file import replacing
 from opsmith.tour.digits import DigitNetwork, split_digits
 from opsmith.tour.operators import swish
-from opsmith.tour.stage import (
-    StageResult,
-    TourContext,
-    progress,
-    read_weights,
-    replacing,
-    single_thread,
-    write_json,
-)
+from opsmith.tour.stage import StageResult, TourContext, progress, read_weights, single_thread, write_json
 
 # matplotlib is imported by the functions that draw: the command `opsmith tour --help` does without it.
 if TYPE_CHECKING:

@@ -19,9 +19,10 @@ from rich.table import Table
 
 import opsmith
 from opsmith import errors
+from opsmith.core.output_file import replacing
 from opsmith.extras import install
 from opsmith.tour import digits, linear_fit, onnx_export, operators, pictures
-from opsmith.tour.stage import StageResult, TourContext, TourStage, replacing, write_json
+from opsmith.tour.stage import StageResult, TourContext, TourStage, write_json
 
 STAGES = (
     TourStage("checks", "check every operator that the tour uses, quickly", operators.run),

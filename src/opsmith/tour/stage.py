@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,8 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from opsmith.core.output_file import replacing
 
 
 @dataclass(frozen=True)
@@ -68,27 +69,6 @@ class TourStage:
     title: str
     run: Callable[[TourContext], StageResult]
     needs: tuple[str, ...] = ()
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces `path` at the end; after an exception `path` is unchanged.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> with replacing(folder / "greeting") as path:
-        ...     _ = path.write_text("hello")
-        >>> [path.name for path in folder.iterdir()]
-        ['greeting']
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> Path:

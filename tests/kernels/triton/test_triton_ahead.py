@@ -23,14 +23,15 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 from triton_operators import OPERATORS, picked, pixel_sums, product, softmax, times, tuned  # noqa: E402
 
 from opsmith.core.samples import samples_of  # noqa: E402
-from opsmith.kernels.triton import compiler  # noqa: E402
-from opsmith.kernels.triton.ahead import (  # noqa: E402
+from opsmith.kernels.gpu_usage import (  # noqa: E402
+    gpu_kernels,
     kind_of,
     specialization_of,
     specializations,
-    triton_kernels,
     triton_usage,
 )
+from opsmith.kernels.triton import compiler  # noqa: E402
+from opsmith.kernels.triton.kernel import TritonKernel  # noqa: E402
 from opsmith.kernels.triton.source import POINTED  # noqa: E402
 
 ARCHITECTURES = ("sm_80", "sm_90")
@@ -56,7 +57,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_every_kernel_compiles_for_every_architecture(name: str, architectures: tuple[str, ...]) -> None:
-    [kernel] = triton_kernels(OPERATORS[name])
+    [kernel] = gpu_kernels(OPERATORS[name], TritonKernel)
     used = list(
         triton_usage(kernel) if architectures == ARCHITECTURES else triton_usage(kernel, architectures)
     )

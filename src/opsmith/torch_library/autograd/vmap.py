@@ -12,9 +12,8 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction, StructureMismatchError, leaves
 from opsmith.core.backward_plan import BackwardPlan
-from opsmith.core.batching import ELEMENTWISE, leads
 from opsmith.core.call_arguments import shown, tensors_in
-from opsmith.core.shapes import LEADING
+from opsmith.core.shapes import ELEMENTWISE, LEADING, leads
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata

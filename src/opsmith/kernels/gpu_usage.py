@@ -1,0 +1,235 @@
+"""Resources of GPU kernels, which are compiled ahead of time for an operator's samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.operator import Operator
+from opsmith.core.samples import Make, samples_of
+from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage, occupancy
+from opsmith.kernels.common.parameters import dtype_name
+from opsmith.kernels.cpp.codegen import CPP_TYPES
+from opsmith.kernels.cuda.compiler import Instance
+from opsmith.kernels.cuda.kernel import CudaChoice, CudaKernel, without_data
+from opsmith.kernels.cuda.launch import Geometry
+from opsmith.kernels.triton.compiler import Specialization, compile_specialization
+from opsmith.kernels.triton.kernel import TritonKernel
+from opsmith.kernels.triton.source import LAUNCH_OPTIONS
+
+K = TypeVar("K", bound=CudaKernel | TritonKernel)
+SampleValues = Callable[[torch.dtype], Iterable[list[Any]]]
+"""Argument values of each sample, with floating-point tensors in a dtype."""
+
+
+def gpu_kernels(operator: Operator[..., Any], language: type[K]) -> list[K]:
+    """Return the kernels of an operator in one language, in the order in which they are tried."""
+    kernels = dict.fromkeys(each.function for each in operator.specification.kernels)
+    return [each for each in kernels if isinstance(each, language)]
+
+
+def sample_values(operator: Operator[..., Any], dtype: torch.dtype) -> Iterator[list[Any]]:
+    """Yield the argument values of each sample of an operator, with floating-point tensors in a dtype."""
+    specification = operator.specification
+    if specification.samples is not None:
+        schema = specification.schema
+        for call in samples_of(specification.samples, Make(dtype), schema, specification.name):
+            yield schema.call_values(call.args, call.kwargs)
+
+
+def cuda_usage(
+    kernel: CudaKernel,
+    architectures: Sequence[str] = ARCHITECTURES,
+    calls: SampleValues | None = None,
+) -> Iterator[KernelUsage]:
+    """Compile every instance of a kernel that samples need, and yield the resources that it uses.
+
+    Args:
+        kernel: The kernel.
+        architectures: Architectures to compile for.
+        calls: Returns argument values in a dtype; by default those of the operator's samples.
+
+    Raises:
+        CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
+        MissingSamplesError: If the kernel's constants depend on sizes, and there is no sample.
+        KernelSignatureError, LaunchError, SampleError: See `CudaKernel` and `samples_of`.
+    """
+    calls = calls or partial(sample_values, kernel.operator)
+    for architecture in architectures:
+        for instance, geometry in _instances(kernel, architecture, calls).items():
+            yield _cuda_usage(kernel, instance, geometry, architecture)
+
+
+def _cuda_usage(
+    kernel: CudaKernel, instance: Instance, geometry: Geometry | None, architecture: str
+) -> KernelUsage:
+    used = kernel.compile(instance, architecture).resources
+    dynamic = 0 if geometry is None else geometry.shared
+    threads = None if geometry is None else geometry.threads
+    shared = used.shared + dynamic
+    estimate = None if threads is None else occupancy(architecture, threads, used.registers, shared)
+    limits = kernel.limits
+    faults = []
+    if limits.spills is not None and used.spills > limits.spills:
+        faults.append(f"it spills {used.spills} bytes, and max_spills is {limits.spills}")
+    if limits.registers is not None and used.registers > limits.registers:
+        faults.append(f"it takes {used.registers} registers, and max_registers is {limits.registers}")
+    if estimate == 0:
+        faults.append(
+            f"no block of {threads} threads, {used.registers} registers each, and {shared} "
+            "bytes of shared memory fits on a multiprocessor"
+        )
+    return KernelUsage.of(kernel, str(instance), architecture, used, dynamic, threads, estimate, faults)
+
+
+def _instances(kernel: CudaKernel, architecture: str, calls: SampleValues) -> dict[Instance, Geometry | None]:
+    """Return the instances that samples need, each with its largest launch."""
+    found: dict[Instance, Geometry | None] = {}
+    for dtype in kernel.dtypes or CPP_TYPES:
+        for values in calls(dtype):
+            choice = kernel.choose(values, architecture)
+            if isinstance(choice, CudaChoice):
+                geometry = kernel.plan(choice, values).geometry
+                found[choice.instance] = _larger(found.get(choice.instance), geometry)
+    left = [dtype for dtype in kernel.dtypes or (None,) if not any(each.dtype is dtype for each in found)]
+    if left and (kernel.dtypes or not found):
+        found |= dict.fromkeys(_without_sample(kernel, left, architecture))
+    return found
+
+
+def _without_sample(
+    kernel: CudaKernel, dtypes: Sequence[torch.dtype | None], architecture: str
+) -> list[Instance]:
+    """Return the instances for dtypes that no sample reaches; their blocks are unknown."""
+    constants = kernel.rules.fixed_constants()
+    if constants is None:
+        named = ", ".join(dtype_name(dtype) for dtype in dtypes if dtype is not None)
+        raise kernel.error(
+            errors.MissingSamplesError,
+            f"no sample says what its CUDA kernel is compiled for{f' in {named}' if named else ''}: its "
+            "constants depend on sizes",
+            hint="write `@op.samples` over a function of `make` that yields arguments which the kernel takes",
+        )
+    instances = [Instance(dtype, constants) for dtype in dtypes]
+    for instance in instances:
+        kernel.check(instance, architecture)
+    return instances
+
+
+def _larger(first: Geometry | None, second: Geometry | None) -> Geometry | None:
+    """Return the launch whose blocks have more threads, and then more shared memory."""
+    both = [each for each in (first, second) if each is not None]
+    return max(both, key=lambda each: (each.threads, each.shared), default=None)
+
+
+DIVISOR = 16
+"""Triton specializes kernels for numbers that are divisible by this, and then vectorizes loads."""
+
+
+def triton_usage(kernel: TritonKernel, architectures: Sequence[str] = ARCHITECTURES) -> Iterator[KernelUsage]:
+    """Compile a Triton kernel for each specialization of the operator's samples. No GPU is needed.
+
+    Floating-point tensors have each dtype that the kernel takes. Every configuration of `triton.autotune` is
+    compiled. Addresses are assumed to be divisible by 16, as torch allocates.
+
+    Args:
+        kernel: The kernel.
+        architectures: As `sm_80`, `sm_90`.
+
+    Returns:
+        Resources that each uses.
+
+    Raises:
+        MissingSamplesError: If the operator has no samples.
+        ToolchainError: If Triton is not installed.
+        UsageError: If Triton does not compile for an architecture.
+        CompileError: If Triton refuses the kernel.
+    """
+    wanted = specializations(kernel)
+    for architecture in architectures:
+        for each in wanted:
+            yield _triton_usage(kernel, each, architecture)
+
+
+def _triton_usage(kernel: TritonKernel, wanted: Specialization, architecture: str) -> KernelUsage:
+    cubin = compile_specialization(kernel.source, kernel.operator.name, wanted, architecture)
+    used = cubin.resources
+    # The assembler's static shared memory includes what every block of the architecture reserves.
+    estimate = occupancy(architecture, cubin.threads, used.registers, cubin.shared)
+    return KernelUsage.of(kernel, str(wanted), architecture, used, cubin.shared, cubin.threads, estimate)
+
+
+def specializations(kernel: TritonKernel) -> list[Specialization]:
+    """Return the specializations of the operator's samples, in every dtype that the kernel takes.
+
+    Raises:
+        MissingSamplesError: If the operator has no samples.
+    """
+    specification = kernel.operator.specification
+    if specification.samples is None:
+        raise kernel.error(
+            errors.MissingSamplesError,
+            "there are no samples to compile its kernel for",
+            hint=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
+            "of arguments",
+        )
+    found: dict[str, Specialization] = {}
+    floating = sorted((dtype for dtype in kernel.dtypes if dtype.is_floating_point), key=str)
+    for dtype in floating or [torch.float32]:
+        for values in sample_values(kernel.operator, dtype):
+            found |= _specializations(kernel, without_data(specification.schema, values))
+    return list(found.values())
+
+
+def _specializations(kernel: TritonKernel, values: Sequence[Any]) -> dict[str, Specialization]:
+    """Return the specializations for the values of a call, one for each configuration, by their text."""
+    found: dict[str, Specialization] = {}
+    if kernel.value_refusal(values) is None:
+        prepared = kernel.prepare(values)
+        for config in kernel.source.configs or (None,):
+            arguments = dict(prepared.arguments)
+            if config is not None:
+                arguments |= config.all_kwargs()
+            for name, heuristic in kernel.source.heuristics.items():
+                arguments[name] = heuristic(arguments)
+            each = specialization_of(kernel, arguments)
+            found[repr(each)] = each
+    return found
+
+
+def specialization_of(kernel: TritonKernel, arguments: Mapping[str, Any]) -> Specialization:
+    """Return the specialization for values of the parameters, as Triton chooses it at a launch."""
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    divisible: list[str] = []
+    jit = kernel.source.compiled_by()
+    defaults = {each.name: each.default for each in jit.params if each.has_default}
+    for parameter, described in zip(kernel.source.parameters, jit.params, strict=True):
+        name = parameter.name
+        value = arguments[name] if name in arguments else defaults[name]
+        fixed = described.do_not_specialize
+        if parameter.constant or value is None or (_is_whole(value) and value == 1 and not fixed):
+            signature[name], constants[name] = "constexpr", value
+            continue
+        signature[name] = described.annotation_type or kind_of(value)
+        if isinstance(value, Tensor) or (_is_whole(value) and value % DIVISOR == 0 and not fixed):
+            divisible.append(name)
+    options = {name: value for name, value in arguments.items() if name in LAUNCH_OPTIONS}
+    return Specialization(signature, constants, tuple(divisible), options)
+
+
+def kind_of(value: Any) -> str:
+    """Return Triton's name for the type of an argument: `*fp32`, `i32`, `i64`, `fp32`, `u1`."""
+    from triton.runtime.jit import mangle_type
+
+    on_cpu = torch.empty(1, dtype=value.dtype) if isinstance(value, Tensor) else value
+    return str(mangle_type(on_cpu))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
