@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypedDict, TypeVar
 
 import torch
 
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.location import where
+
+if TYPE_CHECKING:
+    from opsmith.core.operator import Operator
 
 LaunchValue = int | str | Callable[..., Any] | Sequence[int | str]
 """A number, an expression over sizes, a function of arguments and results, or up to three numbers."""
@@ -77,31 +81,61 @@ TRITON_LAUNCH_OPTIONS = ("grid", "constants", "layouts")
 """Options of the launch of a kernel in Triton."""
 
 
-class BuiltKernel(ABC):
+class KernelSource(Protocol):
+    """Source of a kernel, as its author wrote it."""
+
+    @property
+    def where(self) -> str:
+        """`file:line` of the function."""
+
+    @property
+    def text(self) -> str:
+        """Text of the source."""
+
+    @property
+    def entry(self) -> str:
+        """Name of the function."""
+
+
+S = TypeVar("S", bound=KernelSource)
+E = TypeVar("E", bound=errors.OpsmithError)
+
+
+class BuiltKernel(ABC, Generic[S]):
     """A kernel that is built from source when it is first needed, and decides which calls it takes.
 
+    Args:
+        operator: The operator that the kernel computes.
+        read: Reads the source: now, and again at each `reload`.
+        strict: True if a missing compiler, or a call that the kernel does not take, is an error. Otherwise
+            the reference runs.
+
     Attributes:
+        operator: The operator that the kernel computes.
+        source: The source, as it was last read.
+        language: Name of the language, for messages.
         pure: True if it is known to write into no argument, and to return new tensors.
-        strict: True if a call on its device that it does not take is an error.
+        traced: Computes the results in operations that torch.compile traces; None if it cannot see the
+            kernel.
     """
 
+    language: ClassVar[str]
     pure = False
-    strict = False
+    traced: Callable[..., Any] | None = None
+
+    def __init__(self, operator: Operator[..., Any], read: Callable[[], S], *, strict: bool) -> None:
+        self.operator = operator
+        self.source = read()
+        self.strict = strict
+        self.__name__ = operator.specification.short_name
+        self._read = read
+        self._lock = threading.RLock()
+        self._forget()
 
     @property
-    @abstractmethod
     def where(self) -> str:
         """`file:line` of its source."""
-
-    @property
-    @abstractmethod
-    def text(self) -> str:
-        """Its source."""
-
-    @property
-    @abstractmethod
-    def entry(self) -> str:
-        """Name of the function in it."""
+        return self.source.where
 
     @property
     @abstractmethod
@@ -141,17 +175,20 @@ class BuiltKernel(ABC):
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments that it copies in a call with these values, each with the reason."""
 
-    @abstractmethod
+    def error(self, kind: type[E], problem: str, **details: str) -> E:
+        """Return an error about the kernel, with its operator and location."""
+        return kind(problem, operator=self.operator.name, where=self.where, **details)
+
     def reload(self) -> None:
-        """Read the source again, and build it again if it has changed."""
-
-
-class VisibleKernel(BuiltKernel):
-    """A kernel that torch.compile can trace: Triton's compiler is a part of torch's."""
+        """Read the source again. If it has changed, it is compiled at the next call."""
+        source = self._read()
+        with self._lock:
+            self._forget()
+            self.source = source
 
     @abstractmethod
-    def traced(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the results of the reference, in operations that torch can trace."""
+    def _forget(self) -> None:
+        """Drop the built kernel, and all caches of calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +219,7 @@ class Kernel:
         new, old = self.function, other.function
         if isinstance(new, BuiltKernel) and isinstance(old, BuiltKernel):
             disjoint = new.dtypes and old.dtypes and not set(new.dtypes) & set(old.dtypes)
-            return self.device == other.device and new.entry == old.entry and not disjoint
+            return self.device == other.device and new.source.entry == old.source.entry and not disjoint
         alike = isinstance(new, BuiltKernel) == isinstance(old, BuiltKernel)
         return alike and (self.device, self.dtypes) == (other.device, other.dtypes)
 

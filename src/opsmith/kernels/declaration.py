@@ -35,7 +35,7 @@ def build_kernel(
     entry: str | None,
     strict: bool,
     options: Mapping[str, Any] | None = None,
-) -> BuiltKernel:
+) -> BuiltKernel[Any]:
     """Make a kernel from a source; it is compiled when it is first needed.
 
     Args:
@@ -131,7 +131,7 @@ class _Declaration:
 
 def _cpp_kernel(
     declaration: _Declaration, cpp: str | None, cpp_file: str | PathLike[str] | None
-) -> BuiltKernel:
+) -> BuiltKernel[Any]:
     operator, entry, declared = declaration.operator, declaration.entry, declaration.declared
     if declaration.options:
         raise errors.UsageError(
@@ -155,7 +155,7 @@ def _cpp_kernel(
 
 def _cuda_kernel(
     declaration: _Declaration, cuda: str | None, cuda_file: str | PathLike[str] | None
-) -> BuiltKernel:
+) -> BuiltKernel[Any]:
     from opsmith.kernels.cuda.kernel import CudaKernel, ResourceLimits
     from opsmith.kernels.cuda.launch import launch_rules
     from opsmith.kernels.cuda.source import cuda_source
@@ -179,7 +179,7 @@ def _cuda_kernel(
     return CudaKernel(operator, read, dtypes, rules, limits, strict=declaration.strict)
 
 
-def _triton_kernel(declaration: _Declaration, triton: Any) -> BuiltKernel:
+def _triton_kernel(declaration: _Declaration, triton: Any) -> BuiltKernel[Any]:
     from opsmith.kernels.triton.kernel import DTYPES, TritonKernel
     from opsmith.kernels.triton.source import POINTED, triton_source
 

@@ -98,7 +98,7 @@ def kernel_entries(kernels: Sequence[Kernel]) -> tuple[KernelEntry, ...]:
         function = kernel.function
         language = next((word for kind, word in LANGUAGES if isinstance(function, kind)), "Python")
         if isinstance(function, BuiltKernel):
-            entry, dtypes = function.entry, function.dtypes or kernel.dtypes or ()
+            entry, dtypes = function.source.entry, function.dtypes or kernel.dtypes or ()
         else:
             entry = str(getattr(function, "__name__", type(function).__qualname__))
             dtypes = kernel.dtypes or ()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from opsmith.core.backward_plan import takes_kernel
-from opsmith.core.kernels import VisibleKernel, choose
+from opsmith.core.kernels import BuiltKernel, choose
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.validation import run_validated
@@ -57,9 +57,10 @@ def inline_reference(
 def traced_results(specification: Specification, values: list[Any]) -> tuple[Any, ...] | None:
     """Results of the kernel that takes a call, in operations that torch traces; None if there is none."""
     accepted, _ = choose(specification.kernels, values)
-    if accepted is None or not isinstance(accepted.kernel.function, VisibleKernel):
+    kernel = accepted and accepted.kernel.function
+    if not isinstance(kernel, BuiltKernel) or kernel.traced is None:
         return None
-    return run_validated(specification, accepted.kernel.function.traced, values)
+    return run_validated(specification, kernel.traced, values)
 
 
 def is_inlined(specification: Specification, values: list[Any]) -> bool:

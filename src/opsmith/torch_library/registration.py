@@ -294,7 +294,7 @@ class DispatcherRegistration:
         self.proven = True
         return results
 
-    def _serve_without_python(self, kernel: Kernel, built: BuiltKernel) -> None:
+    def _serve_without_python(self, kernel: Kernel, built: BuiltKernel[Any]) -> None:
         """Register a kernel for its device without Python, if it is the first of that device."""
         specification = self.specification
         first = next(each for each in specification.kernels if each.device == kernel.device)

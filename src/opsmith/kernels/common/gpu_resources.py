@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from opsmith.kernels.common.kernel_from_source import KernelFromSource
+from opsmith.core.kernels import BuiltKernel
 
 ARCHITECTURES = ("sm_80", "sm_90")
 """Default architectures of reports."""
@@ -108,7 +108,7 @@ class KernelUsage:
     @classmethod
     def of(
         cls,
-        kernel: KernelFromSource[Any],
+        kernel: BuiltKernel[Any],
         instance: str,
         architecture: str,
         resources: Resources,
@@ -121,7 +121,7 @@ class KernelUsage:
         return cls(
             kernel.operator.name,
             kernel.where,
-            kernel.entry,
+            kernel.source.entry,
             instance,
             architecture,
             **asdict(resources),

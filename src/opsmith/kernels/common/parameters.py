@@ -11,8 +11,8 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Argument
-from opsmith.kernels.common.kernel_from_source import KernelFromSource
 from opsmith.kernels.common.result_layout import LAYOUTS, ResultLayout
 
 PARAMETER_TYPES = ("Tensor", "int", "float", "bool", "str", "Tensor[]", "int[]", "float[]", "bool[]")
@@ -79,7 +79,7 @@ class Parameter:
         return f"{_VIEWS[self.layout]}<{'' if self.written else 'const '}{dtype}{dim}>"
 
 
-def cpp_arguments(kernel: KernelFromSource[Any]) -> tuple[Parameter, ...]:
+def cpp_arguments(kernel: BuiltKernel[Any]) -> tuple[Parameter, ...]:
     """Return the parameter of a C++ kernel for each argument of its operator.
 
     Raises:
@@ -99,7 +99,7 @@ def cpp_arguments(kernel: KernelFromSource[Any]) -> tuple[Parameter, ...]:
 
 
 def unsupported_argument(
-    kernel: KernelFromSource[Any], argument: Argument, expected: str
+    kernel: BuiltKernel[Any], argument: Argument, expected: str
 ) -> errors.KernelSignatureError:
     """Return the error for an argument that no kernel in a language takes."""
     return kernel.error(
@@ -112,7 +112,7 @@ def unsupported_argument(
     )
 
 
-def check_results(kernel: KernelFromSource[Any]) -> None:
+def check_results(kernel: BuiltKernel[Any]) -> None:
     """Refuse results that no kernel from source returns.
 
     Raises:
@@ -131,7 +131,7 @@ def check_results(kernel: KernelFromSource[Any]) -> None:
 
 
 def check_parameters(
-    kernel: KernelFromSource[Any],
+    kernel: BuiltKernel[Any],
     candidates: Sequence[Sequence[Parameter]],
     wanted: Sequence[Parameter],
     names: Sequence[str],
@@ -161,7 +161,7 @@ def check_parameters(
             )
 
 
-def check_written(kernel: KernelFromSource[Any], name: str, result: ResultLayout, view: Parameter) -> None:
+def check_written(kernel: BuiltKernel[Any], name: str, result: ResultLayout, view: Parameter) -> None:
     """Check the view of a result against the result of the reference.
 
     Args:
@@ -249,5 +249,5 @@ def _named_tensors(names: Sequence[str], values: Sequence[Any]) -> Iterator[tupl
             yield name, tensor
 
 
-def _in_python(kernel: KernelFromSource[Any]) -> str:
+def _in_python(kernel: BuiltKernel[Any]) -> str:
     return f"give the kernel in Python: `@op.kernel({'cpu' if kernel.language == 'C++' else 'cuda'!r})`"

@@ -11,8 +11,8 @@ import torch
 from opsmith import errors
 from opsmith.core.argument_types import NUMBERED
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
-from opsmith.kernels.common.kernel_from_source import KernelFromSource
 from opsmith.kernels.common.parameters import (
     Parameter,
     check_parameters,
@@ -88,7 +88,7 @@ class _LoadedKernel:
     dispatched: DispatchedKernel
 
 
-class CppKernel(KernelFromSource[CppSource]):
+class CppKernel(BuiltKernel[CppSource]):
     """Function that computes an operator by a kernel in C++.
 
     Args:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
-from opsmith.kernels.common.kernel_from_source import KernelFromSource
 from opsmith.kernels.common.parameters import check_written, device_refusal, dtype_refusal
 from opsmith.kernels.common.result_layout import (
     ResultLayout,
@@ -63,7 +63,7 @@ class CudaPlan:
 
 
 def plan_calls(
-    kernel: KernelFromSource[Any],
+    kernel: BuiltKernel[Any],
     values: Sequence[Any],
     instance: Instance,
     parameters: Sequence[CudaParameter],
@@ -162,7 +162,7 @@ class _LoadedFunction:
     shared: int
 
 
-class CudaKernel(KernelFromSource[CudaSource]):
+class CudaKernel(BuiltKernel[CudaSource]):
     """Function that computes an operator by a kernel in CUDA C++.
 
     Args:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from opsmith.core.argument_types import NUMBERED
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Argument, Schema
-from opsmith.kernels.common.kernel_from_source import KernelFromSource
 from opsmith.kernels.common.parameters import (
     PARAMETER_TYPES,
     Parameter,
@@ -117,9 +117,7 @@ def _decode(table: Sequence[int]) -> Iterator[CudaParameter]:
         )
 
 
-def check_cuda_parameters(
-    kernel: KernelFromSource[Any], candidates: Sequence[Sequence[CudaParameter]]
-) -> None:
+def check_cuda_parameters(kernel: BuiltKernel[Any], candidates: Sequence[Sequence[CudaParameter]]) -> None:
     """Check the parameters of each candidate against the operator's arguments and results.
 
     Raises:
@@ -141,7 +139,7 @@ def passed_arguments(schema: Schema) -> tuple[str, ...]:
     )
 
 
-def _wanted(kernel: KernelFromSource[Any], argument: Argument) -> CudaParameter:
+def _wanted(kernel: BuiltKernel[Any], argument: Argument) -> CudaParameter:
     kind = argument.kind
     type = kind.base.annotation
     if type not in _BYTES or kind.encoded or (kind.sequence and (kind.item_optional or kind.optional)):

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Schema
-from opsmith.kernels.common.kernel_from_source import KernelFromSource
 from opsmith.kernels.common.parameters import check_results
 from opsmith.kernels.common.result_layout import CHANNELS_LAST, has_layout, memory_format
 from opsmith.kernels.triton.source import LAUNCH_OPTIONS, TritonParameter, TritonSource
@@ -116,7 +116,7 @@ class Binding:
 
 
 def bind(
-    kernel: KernelFromSource[TritonSource], constants: Mapping[str, Any], layouts: Mapping[str, str]
+    kernel: BuiltKernel[TritonSource], constants: Mapping[str, Any], layouts: Mapping[str, str]
 ) -> Binding:
     """Bind the parameters of a kernel.
 
@@ -238,7 +238,7 @@ def _tensors(
 
 
 def names_of_call(
-    kernel: KernelFromSource[TritonSource], function: Callable[..., Any], known: Mapping[str, Any], what: str
+    kernel: BuiltKernel[TritonSource], function: Callable[..., Any], known: Mapping[str, Any], what: str
 ) -> tuple[str, ...]:
     """Return the parameters of a grid or constant, which name values of a call.
 

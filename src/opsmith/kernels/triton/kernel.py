@@ -13,10 +13,9 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.call_arguments import shown, tensors_in
-from opsmith.core.kernels import VisibleKernel
+from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
-from opsmith.kernels.common.kernel_from_source import KernelFromSource
 from opsmith.kernels.common.parameters import device_refusal, dtype_name
 from opsmith.kernels.common.result_layout import ResultLayout, result_layouts
 from opsmith.kernels.cuda.launch import MOST_GRID
@@ -48,7 +47,7 @@ class PreparedLaunch:
     results: list[Tensor]
 
 
-class TritonKernel(KernelFromSource[TritonSource], VisibleKernel):
+class TritonKernel(BuiltKernel[TritonSource]):
     """Function that computes an operator by a kernel in Triton.
 
     Args:
