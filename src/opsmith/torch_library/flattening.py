@@ -2,31 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
-from opsmith.core.results import Result
 from opsmith.core.schema import Schema
 
+Flat = tuple[Any, ...]
+"""Values, one for each position; None for a missing tensor."""
 
-@dataclass(frozen=True)
+
 class Flattening:
-    """Layout of the argument values of one call in a flat tuple.
+    """Layout of named values in a flat tuple, in which a list of tensors has a position for each item.
+
+    Everything is made at once: a compiled backward cannot pass the lock of a cached property.
+
+    Args:
+        lists: Names of the values, in order, each with True if it is a list.
+        lengths: For each value the length of its list; None where it is a single value.
+
+    Attributes:
+        lengths: As given.
+        spans: Slice of each value, by name.
+        names: Name of the value at each position.
+        labels: Label of each position: `x`, or `xs[0]`, `xs[1]`, ...
+    """
+
+    def __init__(self, lists: Mapping[str, bool], lengths: Sequence[int | None]) -> None:
+        self._lists, self.lengths = lists, tuple(lengths)
+        self.spans: dict[str, slice] = {}
+        labels: list[str] = []
+        for name, length in zip(lists, lengths, strict=True):
+            start = len(labels)
+            labels += [name] if length is None else [f"{name}[{item}]" for item in range(length)]
+            self.spans[name] = slice(start, len(labels))
+        self.labels = tuple(labels)
+        self.names = tuple(name for name, span in self.spans.items() for _ in labels[span])
+
+    def is_list(self, name: str) -> bool:
+        """Return True if this value is a list of tensors."""
+        return self._lists[name]
+
+    def flatten(self, values: Iterable[Any]) -> Flat:
+        """Flatten values, with lists of tensors spread out."""
+        flat: list[Any] = []
+        for value, length in zip(values, self.lengths, strict=True):
+            if length is None:
+                flat.append(value)
+            else:
+                flat.extend(value)
+        return tuple(flat)
+
+    def pack(self, flat: Sequence[Any]) -> list[Any]:
+        """Restore the values; inverse of `flatten`."""
+        return [self.item(name, flat) for name in self.spans]
+
+    def item(self, name: str, flat: Sequence[Any]) -> Any:
+        """One value, or the items at its positions in another flat tuple."""
+        part = flat[self.spans[name]]
+        return list(part) if self._lists[name] else part[0]
+
+    def positions(self, names: Iterable[str]) -> list[int]:
+        """Flat positions of some values."""
+        spans = [self.spans[name] for name in names]
+        return [position for span in spans for position in range(span.start, span.stop)]
+
+    def needed(self, needs: Sequence[bool]) -> frozenset[str]:
+        """Names of the values that need a gradient at one position at least."""
+        return frozenset(name for name, need in zip(self.names, needs, strict=True) if need)
+
+
+class ArgumentFlattening(Flattening):
+    """Layout of the argument values of one call.
 
     Args:
         schema: The operator's signature.
         lengths: For each argument the length of its list of tensors; None where it is a single value.
     """
 
-    schema: Schema
-    lengths: tuple[int | None, ...]
+    def __init__(self, schema: Schema, lengths: Sequence[int | None]) -> None:
+        pairs = zip(schema.names, lengths, strict=True)
+        super().__init__({name: length is not None for name, length in pairs}, lengths)
+        self.schema = schema
 
     @classmethod
-    def of(cls, schema: Schema, values: Sequence[Any]) -> Flattening:
+    def of(cls, schema: Schema, values: Sequence[Any]) -> ArgumentFlattening:
         """The flattening of these values."""
         lengths = tuple(
             len(value) if argument.kind.is_tensor and argument.kind.sequence and value is not None else None
@@ -34,114 +96,27 @@ class Flattening:
         )
         return cls(schema, lengths)
 
-    @cached_property
-    def spans(self) -> dict[str, slice]:
-        """Slice of each argument in the flat tuple."""
-        spans: dict[str, slice] = {}
-        start = 0
-        for name, length in zip(self.schema.names, self.lengths, strict=True):
-            stop = start + (1 if length is None else length)
-            spans[name] = slice(start, stop)
-            start = stop
-        return spans
 
-    def is_list(self, name: str) -> bool:
-        """Return True if this argument is a list of tensors."""
-        return self.lengths[self.schema.names.index(name)] is not None
-
-    def flatten(self, values: Iterable[Any]) -> list[Any]:
-        """Flatten argument values, with lists of tensors spread out."""
-        flat: list[Any] = []
-        for value, length in zip(values, self.lengths, strict=True):
-            if length is None:
-                flat.append(value)
-            else:
-                flat.extend(value)
-        return flat
-
-    def pack(self, flat: Sequence[Any]) -> list[Any]:
-        """Restore the argument values; inverse of `flatten`."""
-        return [self.item(name, flat) for name in self.schema.names]
-
-    def item(self, name: str, flat: Sequence[Any]) -> Any:
-        """One argument's value, from the flat form."""
-        part = flat[self.spans[name]]
-        return list(part) if self.is_list(name) else part[0]
-
-    def labels(self, name: str) -> list[str]:
-        """Label of each flat position of an argument: `x`, or `xs[0]`, `xs[1]`, ..."""
-        if not self.is_list(name):
-            return [name]
-        span = self.spans[name]
-        return [f"{name}[{i}]" for i in range(span.stop - span.start)]
-
-    def needed(self, needs: Sequence[bool]) -> frozenset[str]:
-        """Arguments with at least one tensor that needs a gradient."""
-        return frozenset(name for name, span in self.spans.items() if any(needs[span]))
-
-
-Flat = tuple[Any, ...]
-"""Tensors, one for each position; None for a missing result."""
-
-
-class ResultFlattening:
-    """Layout of the results of one call in a flat tuple.
-
-    Everything is made at once: a compiled backward cannot pass the lock of a cached property.
+class ResultFlattening(Flattening):
+    """Layout of the results of one call, hidden ones among them.
 
     Args:
         schema: The operator's signature.
         lengths: For each result the length of its list; None where it is a single tensor.
 
     Attributes:
-        lengths: As given.
-        spans: Slice of each result, by name.
         described: The declared result of each position.
-        labels: Label of each position: `y`, or `ys[0]`, `ys[1]`, ...
     """
 
     def __init__(self, schema: Schema, lengths: Sequence[int | None]) -> None:
-        self.lengths = tuple(lengths)
-        self.spans: dict[str, slice] = {}
-        described: list[Result] = []
-        labels: list[str] = []
-        for result, length in zip(schema.results, lengths, strict=True):
-            count = 1 if length is None else length
-            self.spans[result.name] = slice(len(described), len(described) + count)
-            described += [result] * count
-            labels += (
-                [result.name] if length is None else [f"{result.name}[{item}]" for item in range(length)]
-            )
-        self.described, self.labels = tuple(described), tuple(labels)
-        self._lists = {result.name: result.sequence for result in schema.results}
+        super().__init__({result.name: result.sequence for result in schema.results}, lengths)
+        by_name = {result.name: result for result in schema.results}
+        self.described = tuple(by_name[name] for name in self.names)
 
     @classmethod
     def of(cls, schema: Schema, results: Sequence[Any]) -> ResultFlattening:
-        """The flattening of these results, hidden ones among them."""
+        """The flattening of these results."""
         return cls(schema, lengths_of(results))
-
-    def is_list(self, name: str) -> bool:
-        """Return True if this result is a list of tensors."""
-        return self._lists[name]
-
-    def flatten(self, results: Sequence[Any]) -> Flat:
-        """Flatten results, with lists spread out."""
-        flat: list[Any] = []
-        for result, length in zip(results, self.lengths, strict=True):
-            if length is None:
-                flat.append(result)
-            else:
-                flat.extend(result)
-        return tuple(flat)
-
-    def pack(self, flat: Sequence[Any]) -> tuple[Any, ...]:
-        """Restore the results; inverse of `flatten`."""
-        return tuple(self.item(name, flat) for name in self.spans)
-
-    def item(self, name: str, flat: Sequence[Any]) -> Any:
-        """One result, or the items at its positions in another flat tuple."""
-        part = flat[self.spans[name]]
-        return list(part) if self._lists[name] else part[0]
 
 
 def lengths_of(results: Sequence[Any]) -> tuple[int | None, ...]:

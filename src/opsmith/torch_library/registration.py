@@ -21,11 +21,10 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities
 from opsmith.torch_library.adopted.node import AdoptedNode, adopted_call
 from opsmith.torch_library.autograd.node import OperatorNode, OperatorPrimitive
-from opsmith.torch_library.autograd.vjp import differentiable_arguments
 from opsmith.torch_library.compilation import CompiledCode, inline_reference
 from opsmith.torch_library.distributed import DTensorRule, mesh_of, validated_placements
 from opsmith.torch_library.fast_path.generated_call import NOT_TAKEN, FastCalls
-from opsmith.torch_library.flattening import Flattening, ResultFlattening, detached
+from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening, detached
 from opsmith.torch_library.flops import register_flops, unregister_flops
 from opsmith.torch_library.validation import (
     fake_by_shapes,
@@ -368,17 +367,16 @@ class DispatcherRegistration:
             self.proven = True
             roles = zip(results, specification.schema.results, strict=True)
             return tuple(result if role.differentiable else detached(result) for result, role in roles)
-        flattening = Flattening.of(specification.schema, values)
+        flattening = ArgumentFlattening.of(specification.schema, values)
+        differentiable = specification.gradients.differentiable
         flat = [
-            value if open_ or not isinstance(value, Tensor) else value.detach()
-            for value, open_ in zip(
-                flattening.flatten(values), differentiable_arguments(specification, flattening), strict=True
-            )
+            value if not isinstance(value, Tensor) or differentiable(name) else value.detach()
+            for name, value in zip(flattening.names, flattening.flatten(values), strict=True)
         ]
         call = OperatorPrimitive(self, flattening)
         results = self._call_under_transforms(call, flat)
         self.proven = True
-        return call.results.pack(results)
+        return tuple(call.results.pack(results))
 
     def plan(self, needed: frozenset[str]) -> BackwardPlan:
         """The backward for these inputs, made once."""

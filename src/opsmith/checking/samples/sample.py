@@ -13,7 +13,7 @@ from torch import Tensor
 from opsmith.checking.processes.fork import announce
 from opsmith.core.call_arguments import CallArguments
 from opsmith.core.schema import Schema
-from opsmith.torch_library.flattening import Flattening
+from opsmith.torch_library.flattening import ArgumentFlattening
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Sample:
     """
 
     position: int
-    flattening: Flattening
+    flattening: ArgumentFlattening
     flat: tuple[Any, ...]
     origin: str = ""
 
@@ -36,20 +36,18 @@ class Sample:
     def of(cls, position: int, call: CallArguments, schema: Schema) -> Sample:
         """Make the sample of a call that fits the signature."""
         values = schema.call_values(call.args, call.kwargs)
-        flattening = Flattening.of(schema, values)
-        return cls(position, flattening, tuple(flattening.flatten(values)))
+        flattening = ArgumentFlattening.of(schema, values)
+        return cls(position, flattening, flattening.flatten(values))
 
-    @cached_property
+    @property
     def labels(self) -> tuple[str, ...]:
         """Name of each flat argument in messages: `x`, or `xs[0]`, `xs[1]`, ..."""
-        names = self.flattening.schema.names
-        return tuple(label for name in names for label in self.flattening.labels(name))
+        return self.flattening.labels
 
-    @cached_property
+    @property
     def names(self) -> tuple[str, ...]:
         """Name of the argument that each flat argument belongs to."""
-        names = self.flattening.schema.names
-        return tuple(name for name in names for _ in self.flattening.labels(name))
+        return self.flattening.names
 
     @cached_property
     def inexact(self) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from opsmith.torch_library.adopted.fallback import (
 from opsmith.torch_library.adopted.forward import run_forward, version_of
 from opsmith.torch_library.autograd.gradient_values import TensorMetadata
 from opsmith.torch_library.autograd.pullback import vjp_by_recompute
-from opsmith.torch_library.flattening import Flattening
+from opsmith.torch_library.flattening import ArgumentFlattening
 
 
 def run_backward(
@@ -190,13 +190,13 @@ def by_reference(
     """Gradients derived from the reference."""
     reference = adopted.reference
     assert reference is not None
-    flattening = Flattening.of(adopted.schema, values)
+    flattening = ArgumentFlattening.of(adopted.schema, values)
     flat = flattening.flatten(values)
     argnums = [
         argnum
         for name in adopted.schema.names
         if name in needs
-        for argnum in range(flattening.spans[name].start, flattening.spans[name].stop)
+        for argnum in flattening.positions([name])
         if isinstance(flat[argnum], Tensor)
     ]
     answers = dict(

@@ -39,7 +39,7 @@ from opsmith.torch_library.autograd.node import (
     all_names,
 )
 from opsmith.torch_library.autograd.random_state import RandomState
-from opsmith.torch_library.flattening import Flattening, SavedValues, save_values
+from opsmith.torch_library.flattening import ArgumentFlattening, SavedValues, save_values
 from opsmith.torch_library.validation import unsupported_kind
 
 
@@ -190,12 +190,11 @@ def _gradients(
             answers = _if_reproducible(adopted, answers, first, [*saved, *grads])
     else:
         answers = run_or_fall_back(adopted, "backward", [*saved, *grads], own, recompute)
-    labels = [label for name in schema.names for label in flattening.labels(name)]
     return [
         None
         if expected is None or answer is None or answer is zero
         else fit(answer, expected, label=label, operator=specification.name, formula=formula, mixed=True)
-        for answer, expected, label in zip(answers, state.metadata.inputs, labels, strict=True)
+        for answer, expected, label in zip(answers, state.metadata.inputs, flattening.labels, strict=True)
     ]
 
 
@@ -244,7 +243,7 @@ def _flat(primitive: Primitive, answers: Mapping[str, Any]) -> list[Any]:
     """The gradient of each flat argument, from those by name."""
     flat: list[Any] = []
     for name in primitive.specification.schema.names:
-        count, answer = len(primitive.flattening.labels(name)), answers.get(name)
+        count, answer = len(primitive.flattening.positions([name])), answers.get(name)
         flat.extend(answer if isinstance(answer, list | tuple) else [answer] * count)
     return flat
 
@@ -309,7 +308,7 @@ def adopted_call(
         if not torch.is_grad_enabled() or not requires_gradient(values):
             with torch.no_grad():
                 return adopted.structured(run_forward(adopted, values).results)
-        flattening = Flattening.of(schema, values)
+        flattening = ArgumentFlattening.of(schema, values)
         primitive = OperatorPrimitive(registered, flattening)
         return adopted.structured(registered.node.apply(primitive, False, *flattening.flatten(values)))
 

@@ -22,7 +22,7 @@ from opsmith.torch_library.autograd.gradient_values import (
 )
 from opsmith.torch_library.autograd.pullback import pull_back
 from opsmith.torch_library.autograd.vjp import call_formula
-from opsmith.torch_library.flattening import Flattening
+from opsmith.torch_library.flattening import ArgumentFlattening
 
 if TYPE_CHECKING:
     from opsmith.torch_library.autograd.node import Primitive
@@ -71,8 +71,7 @@ def jvp(
             found[name] = TensorMetadata.of(every[name]).zeros()
     derived = moving - set(rules)
     if derived:
-        spans = [primitive.results.spans[name] for name in derived]
-        indices = sorted(index for span in spans for index in range(span.start, span.stop))
+        indices = sorted(primitive.results.positions(derived))
         answers = jvp_from_vjp(primitive, every, tangents, indices)
         found.update({name: primitive.results.item(name, answers) for name in derived})
     flat: list[Tensor | None] = []
@@ -83,14 +82,10 @@ def jvp(
 
 
 def _of_differentiable(
-    specification: Specification, flattening: Flattening, tangents: Sequence[Tensor | None]
+    specification: Specification, flattening: ArgumentFlattening, tangents: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """The tangents, without those of inputs declared non-differentiable."""
-    flows = [
-        specification.gradients.differentiable(name)
-        for name in specification.schema.names
-        for _ in flattening.labels(name)
-    ]
+    flows = map(specification.gradients.differentiable, flattening.names)
     return [tangent if flow else None for tangent, flow in zip(tangents, flows, strict=True)]
 
 
@@ -98,7 +93,7 @@ class _TangentArguments:
     """Arguments of tangent formulas, by name."""
 
     def __init__(
-        self, flattening: Flattening, every: Mapping[str, Any], tangents: Sequence[Tensor | None]
+        self, flattening: ArgumentFlattening, every: Mapping[str, Any], tangents: Sequence[Tensor | None]
     ) -> None:
         self.flattening, self.every = flattening, every
         flat = flattening.flatten([every[name] for name in flattening.schema.names])

@@ -17,7 +17,13 @@ from opsmith.torch_library.autograd.forward_mode import jvp
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, constant_results
 from opsmith.torch_library.autograd.random_state import RandomState, generators_in
 from opsmith.torch_library.autograd.vjp import Vjp
-from opsmith.torch_library.flattening import Flat, Flattening, ResultFlattening, lengths_of, save_values
+from opsmith.torch_library.flattening import (
+    ArgumentFlattening,
+    Flat,
+    ResultFlattening,
+    lengths_of,
+    save_values,
+)
 from opsmith.torch_library.validation import run_validated
 
 VjpFunction = Callable[[Mapping[str, Any], Sequence[Tensor | None]], list[Tensor | None]]
@@ -33,7 +39,7 @@ class Primitive(Protocol):
         ...
 
     @property
-    def flattening(self) -> Flattening:
+    def flattening(self) -> ArgumentFlattening:
         """Flat form of its arguments."""
         ...
 
@@ -95,7 +101,7 @@ class OperatorPrimitive:
     """
 
     registered: RegisteredOperator
-    flattening: Flattening
+    flattening: ArgumentFlattening
     results: ResultFlattening = field(init=False)
 
     def __post_init__(self) -> None:
@@ -298,9 +304,10 @@ def recorded_operator(node: Any) -> RecordedOperator | None:
     if primitive is None or not isinstance(specification, Specification):
         return None
     flattening = primitive.flattening
-    labels = [label for name in specification.schema.names for label in flattening.labels(name)]
-    leading = len(node.needs_input_grad) - len(labels)
-    return RecordedOperator(specification, _saved_names(node), _needed_labels(node, labels, leading))
+    leading = len(node.needs_input_grad) - len(flattening.labels)
+    return RecordedOperator(
+        specification, _saved_names(node), _needed_labels(node, flattening.labels, leading)
+    )
 
 
 def _needed_labels(node: Any, labels: Any, leading: int) -> tuple[str, ...]:

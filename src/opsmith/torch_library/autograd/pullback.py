@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.random_state import RandomState
-from opsmith.torch_library.flattening import Flattening
+from opsmith.torch_library.flattening import ArgumentFlattening
 
 Pullback = Callable[[Sequence[Tensor | None]], list[Tensor]]
 """Function of a gradient, or None, for each result; returns one for each input."""
@@ -106,7 +106,7 @@ def _with_zeros(found: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> lis
 
 def vjp_by_recompute(
     function: Callable[..., Any],
-    flattening: Flattening,
+    flattening: ArgumentFlattening,
     flat: Sequence[Any],
     wanted: Sequence[int],
     grads: Sequence[Tensor | None],

@@ -14,7 +14,7 @@ from opsmith import errors
 from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient, Zero
+from opsmith.core.formula import Formula, NotImplementedGradient, Zero
 from opsmith.core.gradients import NEEDED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
@@ -23,7 +23,7 @@ from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorM
 from opsmith.torch_library.autograd.pullback import vjp_by_recompute
 from opsmith.torch_library.autograd.random_state import RandomState, generators_in
 from opsmith.torch_library.distributed import replicating
-from opsmith.torch_library.flattening import Flattening, ResultFlattening
+from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening
 
 
 @dataclass(frozen=True, eq=False)  # torch 2.11 hashes it during its construction
@@ -41,7 +41,7 @@ class Vjp:
 
     specification: Specification
     plan: BackwardPlan
-    flattening: Flattening
+    flattening: ArgumentFlattening
     results: ResultFlattening
     metadata: CallMetadata
     state: RandomState | None
@@ -91,11 +91,10 @@ class Vjp:
     def _fill(
         self, gradients: list[Tensor | None], name: str, value: Callable[[TensorMetadata, int], Tensor]
     ) -> None:
-        span = self.flattening.spans[name]
-        for index in range(span.start, span.stop):
+        for item, index in enumerate(self.flattening.positions([name])):
             expected = self.metadata.inputs[index]
             if expected is not None:
-                gradients[index] = value(expected, index - span.start)
+                gradients[index] = value(expected, item)
 
     def _run(
         self,
@@ -119,14 +118,14 @@ class Vjp:
         answers = self._joint_answers(formula, answer) if formula.joint else {formula.answers_for[0]: answer}
         for name in inputs:
             items = self._items(formula, name, answers[name])
-            labels = self.flattening.labels(name)
+            labels = self.flattening.labels[self.flattening.spans[name]]
 
             def fitted(
                 expected: TensorMetadata,
                 index: int,
                 name: str = name,
                 items: Sequence[Any] = items,
-                labels: list[str] = labels,
+                labels: Sequence[str] = labels,
             ) -> Tensor:
                 gradient = fit(
                     items[index],
@@ -169,10 +168,8 @@ class Vjp:
 
     def _indices_of(self, positions: Iterable[int]) -> list[int]:
         """Flat positions of some results."""
-        spans = [
-            self.results.spans[self.specification.schema.results[position].name] for position in positions
-        ]
-        return [index for span in spans for index in range(span.start, span.stop)]
+        results = self.specification.schema.results
+        return self.results.positions(results[position].name for position in positions)
 
     def _used_grads(self, formula: Formula) -> list[int]:
         """Flat positions of the results whose gradients a formula uses."""
@@ -200,7 +197,7 @@ class Vjp:
     def _items(self, formula: Formula, name: str, answer: Any) -> Sequence[Any]:
         if not self.flattening.is_list(name):
             return [answer]
-        count = len(self.flattening.labels(name))
+        count = len(self.flattening.positions([name]))
         if isinstance(answer, list | tuple) and len(answer) == count:
             return answer
         raise errors.GradientCountError(
@@ -283,20 +280,7 @@ class Vjp:
             )
 
     def _input_indices(self, names: Sequence[str]) -> list[int]:
-        spans = [self.flattening.spans[name] for name in names]
-        return [
-            p for span in spans for p in range(span.start, span.stop) if self.metadata.inputs[p] is not None
-        ]
-
-
-def differentiable_arguments(specification: Specification, flattening: Flattening) -> list[bool]:
-    """List for each flat argument whether gradients flow to it."""
-    rules = specification.gradients.rules
-    return [
-        not isinstance(rules.get(name), NonDifferentiable)
-        for name in specification.schema.names
-        for _ in flattening.labels(name)
-    ]
+        return [p for p in self.flattening.positions(names) if self.metadata.inputs[p] is not None]
 
 
 def call_formula(

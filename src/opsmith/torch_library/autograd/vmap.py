@@ -19,7 +19,7 @@ from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata
 from opsmith.torch_library.autograd.node import Primitive, VjpFunction
 from opsmith.torch_library.autograd.random_state import RandomState, generators_in
-from opsmith.torch_library.flattening import Flat, Flattening, ResultFlattening
+from opsmith.torch_library.flattening import ArgumentFlattening, Flat, ResultFlattening
 
 Dim = int | None
 
@@ -48,7 +48,7 @@ class BatchedPrimitive:
         return self.inner.specification
 
     @property
-    def flattening(self) -> Flattening:
+    def flattening(self) -> ArgumentFlattening:
         """Flattening of its arguments."""
         return self.inner.flattening
 
@@ -193,7 +193,7 @@ class BatchedCall:
 
 def batched_call(
     specification: Specification,
-    flattening: Flattening,
+    flattening: ArgumentFlattening,
     flat: Sequence[Any],
     dims: Dims,
     size: int,
@@ -214,8 +214,7 @@ def batched_call(
         return None
     if specification.batching == ELEMENTWISE:
         return _elementwise(specification, flat, dims, size)
-    names = [name for name in specification.schema.names for _ in flattening.labels(name)]
-    return _leading(specification, names, flat, dims, size)
+    return _leading(specification, flattening.names, flat, dims, size)
 
 
 def _elementwise(

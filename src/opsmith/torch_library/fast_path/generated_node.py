@@ -19,7 +19,7 @@ from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorM
 from opsmith.torch_library.autograd.node import RecordedOperator
 from opsmith.torch_library.autograd.vjp import Vjp, note_formula, written_into
 from opsmith.torch_library.fast_path.purity import CONTRACT_NAMES, ContractSource, never_writes
-from opsmith.torch_library.flattening import Flattening, ResultFlattening
+from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening
 
 
 @dataclass(frozen=True)
@@ -321,11 +321,9 @@ def _full_backward(
     """The backward of `OperatorNode`, for a generated node: with all checks, and with a graph."""
     schema = specification.schema
     with_shape = set(schema.shapes.values())
-    flattening = Flattening(schema, (None,) * len(schema.arguments))
+    flattening = ArgumentFlattening(schema, (None,) * len(schema.arguments))
     result_flattening = ResultFlattening(schema, (None,))
     plan = backward_plan(specification, frozenset(node_source.formulas))
-    # Fill the cached property now: a compiled backward cannot pass its lock.
-    flattening.needed((False,) * len(schema.arguments))
     differentiable = specification.gradients.differentiable
     constants = [
         name for name in node_source.tensors if name in schema.tensor_names and not differentiable(name)
